@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 
 from support import oracles
 
+pytest_plugins = ["support.runner"]
+
 # A background job of a shell ignores Ctrl-C, and so would every command that a test starts to interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

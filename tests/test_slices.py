@@ -16,39 +16,33 @@ def work(name: str, steps: int, taken: list[str]) -> Generator[None, None, str]:
     return name
 
 
-def test_long_work_is_done_one_after_the_other_and_short_work_at_once() -> None:
-    async def scenario() -> None:
-        turns, taken = Turns(), list[str]()
-        long = [asyncio.ensure_future(turns.take(work(name, 4, taken))) for name in "abc"]
-        await asyncio.sleep(0)
-        assert await turns.take(work("short", 0, taken)) == "short"
-        assert await asyncio.gather(*long) == ["a", "b", "c"]
-        # Of each the first step, which tells whether it is long.
-        assert "".join(taken) == "abcaaabbbccc"
-
-    asyncio.run(scenario())
+async def test_long_work_is_done_one_after_the_other_and_short_work_at_once() -> None:
+    turns, taken = Turns(), list[str]()
+    long = [asyncio.ensure_future(turns.take(work(name, 4, taken))) for name in "abc"]
+    await asyncio.sleep(0)
+    assert await turns.take(work("short", 0, taken)) == "short"
+    assert await asyncio.gather(*long) == ["a", "b", "c"]
+    # Of each the first step, which tells whether it is long.
+    assert "".join(taken) == "abcaaabbbccc"
 
 
-def test_work_that_is_cancelled_or_fails_gives_its_turn_to_the_next() -> None:
+async def test_work_that_is_cancelled_or_fails_gives_its_turn_to_the_next() -> None:
     def failing() -> Generator[None, None, None]:
         yield
         raise ValueError
 
-    async def scenario() -> None:
-        turns, taken = Turns(), list[str]()
-        running = asyncio.ensure_future(turns.take(work("a", 1000, taken)))
-        waiting = asyncio.ensure_future(turns.take(work("b", 1000, taken)))
-        fails = asyncio.ensure_future(turns.take(failing()))
-        last = asyncio.ensure_future(turns.take(work("d", 3, taken)))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        running.cancel()
-        with pytest.raises(ValueError):
-            await fails
-        assert await last == "d"
-        assert len(taken) < 10
-
-    asyncio.run(scenario())
+    turns, taken = Turns(), list[str]()
+    running = asyncio.ensure_future(turns.take(work("a", 1000, taken)))
+    waiting = asyncio.ensure_future(turns.take(work("b", 1000, taken)))
+    fails = asyncio.ensure_future(turns.take(failing()))
+    last = asyncio.ensure_future(turns.take(work("d", 3, taken)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    running.cancel()
+    with pytest.raises(ValueError):
+        await fails
+    assert await last == "d"
+    assert len(taken) < 10
 
 
 def test_a_slice_is_over_after_so_many_pieces() -> None:
@@ -72,86 +66,71 @@ def test_a_slice_is_over_when_its_pieces_take_long() -> None:
     assert slices.is_over()
 
 
-def test_others_have_a_turn_after_each_slice() -> None:
-    async def scenario() -> None:
-        seen: list[object] = []
-        asyncio.get_running_loop().call_soon(seen.append, "other")
-        async for piece in slices([1, 2, 3, 4, 5], 2):
-            seen.append(list(piece))
-        assert seen == [[1, 2], "other", [3, 4], [5]]
-        asyncio.get_running_loop().call_soon(seen.append, "later")
-        assert [item async for item in each(range(4), 4)] == [0, 1, 2, 3]
-        assert seen[-1] == [5]  # Nobody waits after the last piece.
-
-    asyncio.run(scenario())
+async def test_others_have_a_turn_after_each_slice() -> None:
+    seen: list[object] = []
+    asyncio.get_running_loop().call_soon(seen.append, "other")
+    async for piece in slices([1, 2, 3, 4, 5], 2):
+        seen.append(list(piece))
+    assert seen == [[1, 2], "other", [3, 4], [5]]
+    asyncio.get_running_loop().call_soon(seen.append, "later")
+    assert [item async for item in each(range(4), 4)] == [0, 1, 2, 3]
+    assert seen[-1] == [5]  # Nobody waits after the last piece.
 
 
-def test_results_come_in_order_whoever_is_ready_first() -> None:
-    async def scenario() -> None:
-        second = asyncio.Event()
+async def test_results_come_in_order_whoever_is_ready_first() -> None:
+    second = asyncio.Event()
 
-        async def work(piece: Sequence[int]) -> int:
-            if piece[0] == 1:
-                await second.wait()
-            else:
-                second.set()
-            return sum(piece)
+    async def work(piece: Sequence[int]) -> int:
+        if piece[0] == 1:
+            await second.wait()
+        else:
+            second.set()
+        return sum(piece)
 
-        assert await for_slices([1, 2, 3], work, 2) == [3, 3]
-        assert await for_slices([], work, 2) == []
-
-    asyncio.run(scenario())
+    assert await for_slices([1, 2, 3], work, 2) == [3, 3]
+    assert await for_slices([], work, 2) == []
 
 
-def test_the_first_failure_is_raised_when_all_are_through() -> None:
-    async def scenario() -> None:
-        done = []
+async def test_the_first_failure_is_raised_when_all_are_through() -> None:
+    done = []
 
-        async def work(piece: Sequence[int]) -> None:
-            if piece[0] == 3:
-                await asyncio.sleep(0)
-                done.append(piece)
-            else:
-                raise ValueError(piece[0])
-
-        with pytest.raises(ValueError, match="1"):
-            await for_slices([1, 2, 3, 4, 5, 6], work, 2)
-        assert done == [[3, 4]]
-
-    asyncio.run(scenario())
-
-
-def test_work_ends_when_its_caller_is_cancelled() -> None:
-    async def scenario() -> None:
-        ended = []
-
-        async def work(piece: Sequence[int]) -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.append(piece[0])
-
-        for turns in (1, 2, 5):
-            task = asyncio.create_task(for_slices([1, 2, 3, 4, 5], work, 2))
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+    async def work(piece: Sequence[int]) -> None:
+        if piece[0] == 3:
             await asyncio.sleep(0)
-            assert len(asyncio.all_tasks()) == 1
+            done.append(piece)
+        else:
+            raise ValueError(piece[0])
 
-    asyncio.run(scenario())
+    with pytest.raises(ValueError, match="1"):
+        await for_slices([1, 2, 3, 4, 5, 6], work, 2)
+    assert done == [[3, 4]]
 
 
-def test_a_loop_that_ends_early_leaves_nothing_to_be_closed() -> None:
-    async def scenario() -> None:
-        forgotten: list[object] = []
-        sys.set_asyncgen_hooks(finalizer=forgotten.append)
-        async for _ in slices(range(9), 2):
-            break
-        async for _ in each(range(9), 2):
-            break
-        assert forgotten == []
+async def test_work_ends_when_its_caller_is_cancelled() -> None:
+    ended = []
 
-    asyncio.run(scenario())
+    async def work(piece: Sequence[int]) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(piece[0])
+
+    for turns in (1, 2, 5):
+        task = asyncio.create_task(for_slices([1, 2, 3, 4, 5], work, 2))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_loop_that_ends_early_leaves_nothing_to_be_closed() -> None:
+    forgotten: list[object] = []
+    sys.set_asyncgen_hooks(finalizer=forgotten.append)
+    async for _ in slices(range(9), 2):
+        break
+    async for _ in each(range(9), 2):
+        break
+    assert forgotten == []

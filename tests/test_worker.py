@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +30,22 @@ def only_sys_path_tells_where_jobs_are(monkeypatch: pytest.MonkeyPatch) -> None:
 in_thread = asyncio.to_thread
 
 
-def play(scenario: Callable[[Worker], Awaitable[None]], **options: Any) -> None:
+@asynccontextmanager
+async def working(**options: Any) -> AsyncIterator[Worker]:
     reaped: list[subprocess.Popen[bytes]] = []
-
-    async def main() -> None:
-        a_worker = Worker(in_thread, reaped.append, **options)
-        try:
-            async with asyncio.timeout(10):
-                await scenario(a_worker)
-        finally:
-            a_worker.close()
-            await asyncio.sleep(0.01)
-
-    asyncio.run(main())
+    a_worker = Worker(in_thread, reaped.append, **options)
+    try:
+        async with asyncio.timeout(10):
+            yield a_worker
+    finally:
+        a_worker.close()
+        await asyncio.sleep(0.01)
     for process in reaped:
-        process.wait(20)
+        await in_thread(process.wait, 20)
 
 
-def test_what_a_job_returns_and_raises_comes_back() -> None:
-    async def scenario(a_worker: Worker) -> None:
+async def test_what_a_job_returns_and_raises_comes_back() -> None:
+    async with working() as a_worker:
         assert a_worker.pid is None
         assert await a_worker.run(count, 1000) == 1000
         assert await a_worker.run(pid) == a_worker.pid != os.getpid()
@@ -56,8 +54,6 @@ def test_what_a_job_returns_and_raises_comes_back() -> None:
             await a_worker.run(fail, KafkaError(ErrorCode.INVALID_RECORD, "why"))
         assert (refused.value.code, refused.value.message) == (ErrorCode.INVALID_RECORD, "why")
         assert await asyncio.gather(*(a_worker.run(echo, number) for number in range(200))) == list(range(200))
-
-    play(scenario)
 
 
 def test_it_works_in_uvloop() -> None:
@@ -71,8 +67,8 @@ def test_it_works_in_uvloop() -> None:
         runner.run(main())
 
 
-def test_a_process_that_dies_fails_its_jobs_and_another_follows() -> None:
-    async def scenario(a_worker: Worker) -> None:
+async def test_a_process_that_dies_fails_its_jobs_and_another_follows() -> None:
+    async with working() as a_worker:
         first = await a_worker.run(pid)
         long = asyncio.create_task(a_worker.run(count, 10**12))
         with pytest.raises(WorkerFailed):
@@ -81,13 +77,10 @@ def test_a_process_that_dies_fails_its_jobs_and_another_follows() -> None:
             await long
         assert await a_worker.run(pid) != first
 
-    play(scenario)
 
-
-def test_a_process_that_is_stopped_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_is_stopped_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_WORD_EVERY_S", 0.05)
-
-    async def scenario(a_worker: Worker) -> None:
+    async with working(max_silent_s=40) as a_worker:
         first = await a_worker.run(pid)
         os.kill(first, signal.SIGSTOP)
         # Clients that give up and come again, so that there is always somebody who waits.
@@ -99,13 +92,10 @@ def test_a_process_that_is_stopped_counts_as_dead(monkeypatch: pytest.MonkeyPatc
             await a_worker.run(pid)
         assert await a_worker.run(pid) != first
 
-    play(scenario, max_silent_s=40)
 
-
-def test_a_process_that_works_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_process_that_works_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(worker, "_WORD_EVERY_S", 0.1)
-
-    async def scenario(a_worker: Worker) -> None:
+    async with working(max_silent_s=60) as a_worker:
         job = asyncio.create_task(a_worker.run(mark_steps, str(tmp_path / "marks")))
         await until(lambda: a_worker._process is not None and a_worker._process._silent_s > 2)
         process = a_worker._process
@@ -113,13 +103,10 @@ def test_a_process_that_works_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert not job.done()
         job.cancel()
 
-    play(scenario, max_silent_s=60)
 
-
-def test_who_asks_and_hangs_up_again_and_again_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_asks_and_hangs_up_again_and_again_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "MAX_JOBS", 4)
-
-    async def scenario(a_worker: Worker) -> None:
+    async with working() as a_worker:
         first = await a_worker.run(pid)
         os.kill(first, signal.SIGSTOP)
         for _ in range(100):
@@ -134,13 +121,10 @@ def test_who_asks_and_hangs_up_again_and_again_fills_no_memory(monkeypatch: pyte
         # Their places are free as soon as the process has heard of it.
         assert await a_worker.run(pid) == first
 
-    play(scenario)
 
-
-def test_who_is_cancelled_ends_in_the_process_too(tmp_path: Path) -> None:
+async def test_who_is_cancelled_ends_in_the_process_too(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
-
-    async def scenario(a_worker: Worker) -> None:
+    async with working() as a_worker:
         job = asyncio.create_task(a_worker.run(mark_steps, str(marks)))
         await until(lambda: marks.exists() and marks.stat().st_size > 0)
         job.cancel()
@@ -152,24 +136,19 @@ def test_who_is_cancelled_ends_in_the_process_too(tmp_path: Path) -> None:
         await a_worker.run(count, 10_000)
         assert marks.stat().st_size == size
 
-    play(scenario)
 
-
-def test_a_short_job_does_not_wait_for_a_long_one() -> None:
-    async def scenario(a_worker: Worker) -> None:
+async def test_a_short_job_does_not_wait_for_a_long_one() -> None:
+    async with working() as a_worker:
         long = [asyncio.create_task(a_worker.run(count, 10**12)) for _ in range(5)]
         assert await a_worker.run(count, 100) == 100
         assert not any(job.done() for job in long)
         for job in long:
             job.cancel()
 
-    play(scenario)
 
-
-def test_more_jobs_than_the_process_may_have_wait_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_jobs_than_the_process_may_have_wait_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "MAX_JOBS", 2)
-
-    async def scenario(a_worker: Worker) -> None:
+    async with working() as a_worker:
         ended: list[int] = []
 
         async def ask(number: int) -> None:
@@ -184,16 +163,12 @@ def test_more_jobs_than_the_process_may_have_wait_in_their_order(monkeypatch: py
             job.cancel()
         assert await a_worker.run(echo, 1) == 1
 
-    play(scenario)
 
-
-def test_an_idle_process_ends_and_comes_back() -> None:
-    async def scenario(a_worker: Worker) -> None:
+async def test_an_idle_process_ends_and_comes_back() -> None:
+    async with working(idle_s=0.01) as a_worker:
         first = await a_worker.run(pid)
         await until(lambda: a_worker.pid is None)
         assert await a_worker.run(pid) != first
-
-    play(scenario, idle_s=0.01)
 
 
 PARENT = """
@@ -211,7 +186,7 @@ asyncio.run(main())
 """
 
 
-def test_it_ends_with_its_broker_even_if_that_is_killed(tmp_path: Path) -> None:
+async def test_it_ends_with_its_broker_even_if_that_is_killed(tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT), str(TESTS)])
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path / "marks")],
@@ -224,27 +199,20 @@ def test_it_ends_with_its_broker_even_if_that_is_killed(tmp_path: Path) -> None:
     descriptor = os.pidfd_open(number)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-
-    async def gone() -> None:
-        ended = asyncio.Event()
-        asyncio.get_running_loop().add_reader(descriptor, ended.set)
-        await asyncio.wait_for(ended.wait(), 20)
-
-    asyncio.run(gone())
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(descriptor, ended.set)
+    await asyncio.wait_for(ended.wait(), 20)
     os.close(descriptor)
 
 
-def test_a_process_that_cannot_be_started_is_an_error_for_its_callers() -> None:
-    async def main() -> None:
-        async def refuse(spawn: object) -> Any:
-            raise OSError(errno.ENOMEM, "no memory")
+async def test_a_process_that_cannot_be_started_is_an_error_for_its_callers() -> None:
+    async def refuse(spawn: object) -> Any:
+        raise OSError(errno.ENOMEM, "no memory")
 
-        a_worker = Worker(refuse, lambda process: None)
-        results = await asyncio.gather(*(a_worker.run(echo, 1) for _ in range(3)), return_exceptions=True)
-        assert [type(result) for result in results] == [WorkerFailed] * 3
-        a_worker.close()
-
-    asyncio.run(main())
+    a_worker = Worker(refuse, lambda process: None)
+    results = await asyncio.gather(*(a_worker.run(echo, 1) for _ in range(3)), return_exceptions=True)
+    assert [type(result) for result in results] == [WorkerFailed] * 3
+    a_worker.close()
 
 
 # -- turns and room, without a process

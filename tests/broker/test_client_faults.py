@@ -18,7 +18,7 @@ from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.testing import Cluster
-from support.one_broker import Client, OneBroker, batch, fetch_frame, run, values
+from support.one_broker import Client, OneBroker, batch, fetch_frame, running, values
 
 NONE = ErrorCode.NONE
 
@@ -57,10 +57,9 @@ async def until_alone(cluster: OneBroker, client: Client) -> None:
 # -- clients
 
 
-def test_a_client_that_never_reads(tmp_path: Path) -> None:
+async def test_a_client_that_never_reads(tmp_path: Path) -> None:
     """It is muted: what waits for it stays bounded, however much it has asked for."""
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, fetch_max_bytes=3_000_000) as (cluster, client):
         await client.create_topic("t")
         for _ in range(8):
             assert (await client.produce("t", 0, batch(bytes(500_000)))).error_code == NONE
@@ -80,11 +79,9 @@ def test_a_client_that_never_reads(tmp_path: Path) -> None:
         for number in range(60):
             assert (await glutton.receive())[:4] == struct.pack(">i", number)
 
-    run(tmp_path, scenario, fetch_max_bytes=3_000_000)
 
-
-def test_a_client_that_sends_a_byte_at_a_time(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_client_that_sends_a_byte_at_a_time(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         slow = await cluster.connect()
         for byte in produce_frame(b"slow"):
@@ -95,11 +92,9 @@ def test_a_client_that_sends_a_byte_at_a_time(tmp_path: Path) -> None:
         assert found.count(b"slow") == 1
         assert found.count(b"fast") == len(produce_frame(b"slow"))
 
-    run(tmp_path, scenario)
 
-
-def test_clients_that_announce_much_and_send_nothing(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_clients_that_announce_much_and_send_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         for _ in range(100):
             (await cluster.connect()).send_raw(struct.pack(">ihh", 100_000_000, 0, 9) + b"hello")
@@ -110,11 +105,9 @@ def test_clients_that_announce_much_and_send_nothing(tmp_path: Path) -> None:
         assert sum(held) <= 100 * 1024 * 1024
         assert len(await read_all(client)) == 20
 
-    run(tmp_path, scenario)
 
-
-def test_thousands_of_connections_come_and_go(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_thousands_of_connections_come_and_go(tmp_path: Path) -> None:
+    async with running(tmp_path, **OWN_LISTENER_FOR_BROKERS) as (cluster, client):
         await client.create_topic("t")
         host, port = cluster.broker.endpoints["PLAINTEXT"]
         chance = random.Random(5)
@@ -141,11 +134,9 @@ def test_thousands_of_connections_come_and_go(tmp_path: Path) -> None:
         while len(purgatory):
             await client.ask(ApiKey.API_VERSIONS, 0)
 
-    run(tmp_path, scenario, **OWN_LISTENER_FOR_BROKERS)
 
-
-def test_a_client_vanishes_in_a_long_poll(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_client_vanishes_in_a_long_poll(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         purgatory = cluster.broker.parts.replica_manager.fetch_purgatory  # type: ignore[union-attr]
         gone = await cluster.connect()
@@ -158,13 +149,10 @@ def test_a_client_vanishes_in_a_long_poll(tmp_path: Path) -> None:
         assert (await client.produce("t", 0, batch(b"a"))).error_code == NONE
         assert await read_all(client) == [b"a"]
 
-    run(tmp_path, scenario)
 
-
-def test_a_client_vanishes_in_a_produce(tmp_path: Path) -> None:
+async def test_a_client_vanishes_in_a_produce(tmp_path: Path) -> None:
     """Half a request is none; a whole one counts, whether or not anybody waits for its answer."""
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, **OWN_LISTENER_FOR_BROKERS) as (cluster, client):
         await client.create_topic("t")
         for cut in (1, 5, 20, 40, 80):
             gone = await cluster.connect()
@@ -175,8 +163,6 @@ def test_a_client_vanishes_in_a_produce(tmp_path: Path) -> None:
             await gone.close()
         await until_alone(cluster, client)
         assert await read_all(client) == [b"whole"] * 5
-
-    run(tmp_path, scenario, **OWN_LISTENER_FOR_BROKERS)
 
 
 # -- brokers
@@ -217,8 +203,8 @@ class Load:
 
 
 @pytest.mark.parametrize("acknowledged", [0, 1, 200])
-def test_a_stop_under_load(tmp_path: Path, acknowledged: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_stop_under_load(tmp_path: Path, acknowledged: int) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t", segment_bytes="20000")
         load = Load()
         producers = [asyncio.ensure_future(load.produce(await cluster.connect(), n)) for n in range(4)]
@@ -232,15 +218,12 @@ def test_a_stop_under_load(tmp_path: Path, acknowledged: int) -> None:
         found = await load.check(await cluster.connect())
         assert len(found) <= load.sent
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_kill_under_load(tmp_path: Path, seed: int) -> None:
+async def test_a_kill_under_load(tmp_path: Path, seed: int) -> None:
     """What a killed process leaves: its files at one moment, of the last write to each perhaps only a part."""
     chance = random.Random(seed)
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t", segment_bytes="20000", index_interval_bytes="500")
         load = Load()
         producers = [asyncio.ensure_future(load.produce(await cluster.connect(), n)) for n in range(3)]
@@ -266,8 +249,6 @@ def test_a_kill_under_load(tmp_path: Path, seed: int) -> None:
         client = await cluster.connect()
         found = await load.check(client)
         assert (await client.produce("t", 0, batch(b"new"))).base_offset == len(found)
-
-    run(tmp_path, scenario)
 
 
 def test_connections_leave_file_descriptors_to_logs(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from klamm.protocol.update_metadata import (
 )
 from klamm.protocol.vocabulary import ResourceType
 from support.fetch_messages import fetch_request, result_of, to_fetch
-from support.one_broker import Client, OneBroker, batch, run, until, values
+from support.one_broker import Client, OneBroker, batch, running, until, values
 
 NONE = ErrorCode.NONE
 STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = ErrorCode.STALE_CONTROLLER_EPOCH, ErrorCode.STALE_BROKER_EPOCH
@@ -81,10 +81,10 @@ async def leader_epoch(client: Client, topic: str) -> int | None:
 # -- the controller
 
 
-def test_brokers_whose_listeners_differ_are_told_of_in_the_log(
+async def test_brokers_whose_listeners_differ_are_told_of_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         own, other = UpdateMetadataEndpoint(1, "h", "PLAINTEXT", 0), UpdateMetadataEndpoint(2, "h", "OTHER", 0)
 
         async def update(**live: tuple[UpdateMetadataEndpoint, ...]) -> list[str]:
@@ -105,11 +105,9 @@ def test_brokers_whose_listeners_differ_are_told_of_in_the_log(
         assert await update(_0=(own,), _1=(own, other)) == []
         assert await update(_1=(own,), _2=(own, other)) == []
 
-    run(tmp_path, scenario)
 
-
-def test_a_former_controller_is_refused(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_former_controller_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         snapshot = cluster.broker.parts.metadata_cache.snapshot
         former = Controller(cluster, client)
@@ -120,11 +118,9 @@ def test_a_former_controller_is_refused(tmp_path: Path) -> None:
         assert await leader_epoch(client, "t") == 0
         assert cluster.broker.parts.metadata_cache.snapshot is snapshot
 
-    run(tmp_path, scenario)
 
-
-def test_a_newer_controller_ends_the_time_of_others(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_newer_controller_ends_the_time_of_others(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         former, newer = Controller(cluster, client), Controller(cluster, client)
         newer.epoch += 1
@@ -133,11 +129,9 @@ def test_a_newer_controller_ends_the_time_of_others(tmp_path: Path) -> None:
         assert await newer.lead("t", 5) == (NONE, [NONE])
         assert await leader_epoch(client, "t") == 5
 
-    run(tmp_path, scenario)
 
-
-def test_what_was_meant_for_the_broker_before_its_restart_is_refused(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_what_was_meant_for_the_broker_before_its_restart_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         before = cluster.broker_epoch
         await cluster.restart_broker()
@@ -154,12 +148,10 @@ def test_what_was_meant_for_the_broker_before_its_restart_is_refused(tmp_path: P
             late.broker_epoch = right
             assert await late.update("t", 5) == NONE
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("version", range(6))
-def test_every_version_of_leader_and_isr(tmp_path: Path, version: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_every_version_of_leader_and_isr(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         await client.produce("t", 0, batch(b"a"))
         controller = Controller(cluster, client)
@@ -172,13 +164,11 @@ def test_every_version_of_leader_and_isr(tmp_path: Path, version: int) -> None:
         assert await controller.lead("t", 4, version, leader=7, replicas=(0, 7)) == (NONE, [NONE])
         assert values((await client.fetch("t", 0, 0)).records) == [b"a"]
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("version", range(4))
 @pytest.mark.parametrize("delete", [False, True])
-def test_every_version_of_stop_replica(tmp_path: Path, version: int, delete: bool) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_every_version_of_stop_replica(tmp_path: Path, version: int, delete: bool) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         controller = Controller(cluster, client)
         await controller.lead("t", 3)
@@ -188,12 +178,10 @@ def test_every_version_of_stop_replica(tmp_path: Path, version: int, delete: boo
         assert (tmp_path / "data" / "t-0").exists() != delete
         assert await controller.stop_replica("absent", 4, version, delete=delete) == (NONE, [NONE])
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("version", range(8))
-def test_every_version_of_update_metadata(tmp_path: Path, version: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_every_version_of_update_metadata(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as (cluster, client):
         controller, cache = Controller(cluster, client), cluster.broker.parts.metadata_cache
         assert await controller.update("t", 5, version) == NONE
         assert (cache.snapshot.topics["t"][0].leader, cache.snapshot.topics["t"][0].leader_epoch) == (0, 5)
@@ -201,8 +189,6 @@ def test_every_version_of_update_metadata(tmp_path: Path, version: int) -> None:
         assert endpoint is not None and (endpoint.host, endpoint.port) == ("h", 1)
         assert await controller.update("t", 5, version, leader=LEADER_DURING_DELETE) == NONE
         assert "t" not in cache.snapshot.topics
-
-    run(tmp_path, scenario)
 
 
 # -- what brokers ask of the controller
@@ -216,8 +202,8 @@ def alter_isr(leader_epoch: int, isr: list[int], version: int, topic: str = "t")
     return [request.TopicData(name=topic, partitions=[partition])]
 
 
-def test_alter_isr_is_checked(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_alter_isr_is_checked(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         for broker_id, broker_epoch in ((0, cluster.broker_epoch - 1), (0, cluster.broker_epoch + 1), (9, 1)):
             answer = await client.ask(ApiKey.ALTER_ISR, broker_id=broker_id, broker_epoch=broker_epoch, topics=[])
@@ -231,12 +217,10 @@ def test_alter_isr_is_checked(tmp_path: Path) -> None:
             answer = await client.ask(ApiKey.ALTER_ISR, broker_id=0, broker_epoch=cluster.broker_epoch, topics=topics)
             assert (answer.error_code, answer.topics[0].partitions[0].error_code) == (NONE, code)
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("version", range(4))
-def test_controlled_shutdown_is_checked(tmp_path: Path, version: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_controlled_shutdown_is_checked(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         absent = await client.ask(ApiKey.CONTROLLED_SHUTDOWN, version, broker_id=9)
         assert (absent.error_code, absent.remaining_partitions) == (ErrorCode.BROKER_NOT_AVAILABLE, [])
@@ -247,8 +231,6 @@ def test_controlled_shutdown_is_checked(tmp_path: Path, version: int) -> None:
         # A partition without another replica keeps nobody from stopping.
         alone = await client.ask(ApiKey.CONTROLLED_SHUTDOWN, version, broker_id=0)
         assert (alone.error_code, alone.remaining_partitions) == (NONE, [])
-
-    run(tmp_path, scenario)
 
 
 @contextlib.asynccontextmanager
@@ -265,17 +247,14 @@ async def another_broker(cluster: OneBroker) -> AsyncIterator[Client]:
         await broker.stop()
 
 
-def test_only_the_controller_answers_for_the_cluster(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
-        async with another_broker(cluster) as other:
-            leaving = await other.ask(ApiKey.CONTROLLED_SHUTDOWN, broker_id=0, broker_epoch=cluster.broker_epoch)
-            # As in Kafka, and not NOT_CONTROLLER.
-            assert leaving.error_code == STALE_CONTROLLER_EPOCH
-            changing = await other.ask(ApiKey.ALTER_ISR, broker_id=0, broker_epoch=cluster.broker_epoch, topics=[])
-            assert changing.error_code == ErrorCode.NOT_CONTROLLER
-            assert (await other.create_topic("t")).error_code == ErrorCode.NOT_CONTROLLER
-
-    run(tmp_path, scenario)
+async def test_only_the_controller_answers_for_the_cluster(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, _), another_broker(cluster) as other:
+        leaving = await other.ask(ApiKey.CONTROLLED_SHUTDOWN, broker_id=0, broker_epoch=cluster.broker_epoch)
+        # As in Kafka, and not NOT_CONTROLLER.
+        assert leaving.error_code == STALE_CONTROLLER_EPOCH
+        changing = await other.ask(ApiKey.ALTER_ISR, broker_id=0, broker_epoch=cluster.broker_epoch, topics=[])
+        assert changing.error_code == ErrorCode.NOT_CONTROLLER
+        assert (await other.create_topic("t")).error_code == ErrorCode.NOT_CONTROLLER
 
 
 # -- followers
@@ -295,8 +274,8 @@ async def with_follower(cluster: OneBroker, client: Client) -> None:
     assert (await client.produce("t", 0, batch(b"a", b"b", b"c"), acks=1)).error_code == NONE
 
 
-def test_a_follower_reads_to_the_end_and_acknowledges_by_asking_on(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_follower_reads_to_the_end_and_acknowledges_by_asking_on(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await with_follower(cluster, client)
         waiting = asyncio.ensure_future((await cluster.connect()).produce("t", 0, batch(b"d"), acks=-1))
         log = cluster.broker.parts.replica_manager.partition("t", 0).log
@@ -310,11 +289,9 @@ def test_a_follower_reads_to_the_end_and_acknowledges_by_asking_on(tmp_path: Pat
         assert (await fetch_as(client, 1, 4)).high_watermark == 4
         assert (await waiting).error_code == NONE
 
-    run(tmp_path, scenario)
 
-
-def test_a_follower_waits_for_the_end_of_the_log(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_follower_waits_for_the_end_of_the_log(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await with_follower(cluster, client)
         waiting = asyncio.ensure_future(fetch_as(await cluster.connect(), 1, 3, max_wait_ms=60_000))
         purgatory = cluster.broker.parts.replica_manager.follower_fetch_purgatory
@@ -322,22 +299,18 @@ def test_a_follower_waits_for_the_end_of_the_log(tmp_path: Path) -> None:
         assert (await client.produce("t", 0, batch(b"d"), acks=1)).error_code == NONE
         assert values((await waiting).records) == [b"d"]
 
-    run(tmp_path, scenario)
 
-
-def test_a_stranger_is_no_follower(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_stranger_is_no_follower(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await with_follower(cluster, client)
         stranger = await fetch_as(client, 7, 3)
         assert (stranger.error_code, stranger.records or b"") == (ErrorCode.NOT_LEADER_OR_FOLLOWER, b"")
         assert (await fetch_as(client, 1, 9)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
         assert (await client.fetch("t", 0, 0)).high_watermark == 0
 
-    run(tmp_path, scenario)
 
-
-def test_a_follower_whose_log_differs_acknowledges_nothing(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_follower_whose_log_differs_acknowledges_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await with_follower(cluster, client)
         # Epoch 0 had no records here, so what the follower has of it must go.
         result = await fetch_as(client, 1, 2, last_epoch=0)
@@ -345,8 +318,6 @@ def test_a_follower_whose_log_differs_acknowledges_nothing(tmp_path: Path) -> No
         assert result.diverging_epoch == EpochEndOffset(epoch=0, end_offset=0)
         assert (await client.fetch("t", 0, 0)).high_watermark == 0
         assert values((await fetch_as(client, 1, 0)).records) == [b"a", b"b", b"c"]
-
-    run(tmp_path, scenario)
 
 
 async def end_of_log(client: Client, replica_id: int) -> int:
@@ -368,14 +339,12 @@ async def end_of_epoch(client: Client, epoch: int, replica_id: int) -> tuple[int
     return one.error_code, one.leader_epoch, one.end_offset
 
 
-def test_a_follower_sees_the_end_of_the_log_and_consumers_what_is_replicated(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_follower_sees_the_end_of_the_log_and_consumers_what_is_replicated(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await with_follower(cluster, client)
         assert [await end_of_log(client, replica_id) for replica_id in (1, -1)] == [3, 0]
         assert await end_of_epoch(client, 1, 1) == (NONE, 1, 3)
         assert await end_of_epoch(client, 0, 1) == (NONE, 0, 0)
-
-    run(tmp_path, scenario)
 
 
 class BrokersOnly:
@@ -387,13 +356,12 @@ class BrokersOnly:
         return not self.denied or operation is Operation.CLUSTER_ACTION
 
 
-def test_brokers_need_no_rights_on_topics(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_brokers_need_no_rights_on_topics(tmp_path: Path) -> None:
+
+    authorizer = BrokersOnly()
+    async with running(tmp_path, authorizer=authorizer) as (cluster, client):
         await with_follower(cluster, client)
         authorizer.denied = "t"
         assert values((await fetch_as(client, 1, 0)).records) == [b"a", b"b", b"c"]
         assert await end_of_epoch(client, 1, 1) == (NONE, 1, 3)
         assert (await client.fetch("t", 0, 0)).error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
-
-    authorizer = BrokersOnly()
-    run(tmp_path, scenario, authorizer=authorizer)

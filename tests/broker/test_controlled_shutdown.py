@@ -26,7 +26,7 @@ from klamm.protocol.update_metadata import (
 )
 from klamm.znodes.store import LiveBroker
 from klamm.zookeeper.client import State
-from support.one_broker import Client, OneBroker, batch, run, values
+from support.one_broker import Client, batch, running, values
 from support.scripted_broker import Asked, ScriptedBroker
 
 RESPONSE = messages.response_class(ApiKey.CONTROLLED_SHUTDOWN)
@@ -97,106 +97,77 @@ def answers(*these: Any) -> Callable[[Asked], Any]:
     return lambda _: left.pop(0) if len(left) > 1 else left[0]
 
 
-def test_the_controller_is_asked_until_nothing_is_led() -> None:
-    async def main() -> None:
-        async with ScriptedBroker(answers(answer(remaining=("shared",)), answer())) as controller:
-            assert await hand_over(Store({1: controller}, 1), retries=100)
-            assert len(controller.asked) == 2
-            for _, header, body in controller.asked:
-                assert (header.api_key, header.api_version) == (ApiKey.CONTROLLED_SHUTDOWN, 3)
-                assert (header.client_id, body.broker_id, body.broker_epoch) == ("3", LEAVING, BROKER_EPOCH)
-
-    asyncio.run(main())
+async def test_the_controller_is_asked_until_nothing_is_led() -> None:
+    async with ScriptedBroker(answers(answer(remaining=("shared",)), answer())) as controller:
+        assert await hand_over(Store({1: controller}, 1), retries=100)
+        assert len(controller.asked) == 2
+        for _, header, body in controller.asked:
+            assert (header.api_key, header.api_version) == (ApiKey.CONTROLLED_SHUTDOWN, 3)
+            assert (header.client_id, body.broker_id, body.broker_epoch) == ("3", LEAVING, BROKER_EPOCH)
 
 
-def test_what_nobody_can_take_over_is_not_waited_for() -> None:
-    async def main() -> None:
-        async with ScriptedBroker(answers(answer(remaining=("lonely",)))) as controller:
-            assert not await hand_over(Store({1: controller}, 1), retries=100)
-            assert len(controller.asked) == 1
-
-    asyncio.run(main())
+async def test_what_nobody_can_take_over_is_not_waited_for() -> None:
+    async with ScriptedBroker(answers(answer(remaining=("lonely",)))) as controller:
+        assert not await hand_over(Store({1: controller}, 1), retries=100)
+        assert len(controller.asked) == 1
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NONE, ErrorCode.BROKER_NOT_AVAILABLE])
-def test_attempts_end(code: ErrorCode) -> None:
-    async def main() -> None:
-        async with ScriptedBroker(answers(answer(code, ("shared",)))) as controller:
-            assert not await hand_over(Store({1: controller}, 1), retries=2, backoff=200)
-            assert 1 <= len(controller.asked) <= 2
-
-    asyncio.run(main())
+async def test_attempts_end(code: ErrorCode) -> None:
+    async with ScriptedBroker(answers(answer(code, ("shared",)))) as controller:
+        assert not await hand_over(Store({1: controller}, 1), retries=2, backoff=200)
+        assert 1 <= len(controller.asked) <= 2
 
 
-def test_the_last_broker_asks_nobody() -> None:
-    async def main() -> None:
-        async with ScriptedBroker(answers(answer())) as controller:
-            assert not await hand_over(Store({LEAVING: controller}, LEAVING), live=(LEAVING,))
-            assert controller.asked == []
-
-    asyncio.run(main())
+async def test_the_last_broker_asks_nobody() -> None:
+    async with ScriptedBroker(answers(answer())) as controller:
+        assert not await hand_over(Store({LEAVING: controller}, LEAVING), live=(LEAVING,))
+        assert controller.asked == []
 
 
-def test_a_successor_of_the_controller_is_asked_instead() -> None:
+async def test_a_successor_of_the_controller_is_asked_instead() -> None:
     """That the first one has resigned costs no attempt."""
-
-    async def main() -> None:
-        former = ScriptedBroker(answers(answer(ErrorCode.STALE_CONTROLLER_EPOCH)))
-        async with former, ScriptedBroker(answers(answer())) as successor:
-            assert await hand_over(Store({1: former, 2: successor}, 1, None, 9, 2), retries=1, backoff=20_000)
-            assert (len(former.asked), len(successor.asked)) == (1, 1)
-
-    asyncio.run(main())
+    former = ScriptedBroker(answers(answer(ErrorCode.STALE_CONTROLLER_EPOCH)))
+    async with former, ScriptedBroker(answers(answer())) as successor:
+        assert await hand_over(Store({1: former, 2: successor}, 1, None, 9, 2), retries=1, backoff=20_000)
+        assert (len(former.asked), len(successor.asked)) == (1, 1)
 
 
 @pytest.mark.parametrize("controllers", [{}, {1: "silent"}, {1: "gone"}], ids=["nobody", "silent", "gone"])
-def test_a_stop_does_not_wait_for_a_controller_for_ever(controllers: dict[int, str]) -> None:
-    async def main() -> None:
-        async with ScriptedBroker() as silent:
-            pass_on = {id: silent for id in controllers}
-            if "gone" in controllers.values():
-                await silent.__aexit__()
-            assert not await hand_over(Store(pass_on, *controllers or [None]), backoff=50, socket_timeout=50)
-
-    asyncio.run(main())
+async def test_a_stop_does_not_wait_for_a_controller_for_ever(controllers: dict[int, str]) -> None:
+    async with ScriptedBroker() as silent:
+        pass_on = {id: silent for id in controllers}
+        if "gone" in controllers.values():
+            await silent.__aexit__()
+        assert not await hand_over(Store(pass_on, *controllers or [None]), backoff=50, socket_timeout=50)
 
 
 @pytest.mark.parametrize("backoff", [-1, 0])
-def test_attempts_need_no_back_off(backoff: int) -> None:
-    async def main() -> None:
-        async with ScriptedBroker(answers(answer(remaining=("shared",)), answer())) as controller:
-            assert await hand_over(Store({1: controller}, 1), backoff=backoff)
-            assert len(controller.asked) == 2
-
-    asyncio.run(main())
+async def test_attempts_need_no_back_off(backoff: int) -> None:
+    async with ScriptedBroker(answers(answer(remaining=("shared",)), answer())) as controller:
+        assert await hand_over(Store({1: controller}, 1), backoff=backoff)
+        assert len(controller.asked) == 2
 
 
-def test_a_controller_that_has_much_to_move_gets_the_time_for_it() -> None:
+async def test_a_controller_that_has_much_to_move_gets_the_time_for_it() -> None:
     """As long as controller.socket.timeout.ms, however short the back-off is."""
+    loop = asyncio.get_running_loop()
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-
-        async with ScriptedBroker(lambda asked: loop.call_later(0.05, asked.answer, answer()) and None) as controller:
-            assert await hand_over(Store({1: controller}, 1), retries=1, backoff=1)
-            assert len(controller.asked) == 1
-
-    asyncio.run(main())
+    async with ScriptedBroker(lambda asked: loop.call_later(0.05, asked.answer, answer()) and None) as controller:
+        assert await hand_over(Store({1: controller}, 1), retries=1, backoff=1)
+        assert len(controller.asked) == 1
 
 
-def test_without_zookeeper_nobody_can_take_over() -> None:
-    async def main() -> None:
-        async with ScriptedBroker(answers(answer())) as controller:
-            store = Store({1: controller}, 1)
-            store.client.state = State.CONNECTING
-            assert not await hand_over(store, backoff=20_000)
-            assert controller.asked == []
-
-    asyncio.run(main())
+async def test_without_zookeeper_nobody_can_take_over() -> None:
+    async with ScriptedBroker(answers(answer())) as controller:
+        store = Store({1: controller}, 1)
+        store.client.state = State.CONNECTING
+        assert not await hand_over(store, backoff=20_000)
+        assert controller.asked == []
 
 
-def test_leaderships_move_before_the_broker_stops(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_leaderships_move_before_the_broker_stops(tmp_path: Path) -> None:
+    async with running(tmp_path, controlled_shutdown_retry_backoff_ms=100) as (cluster, client):
         config = cluster.config(broker_id=1, log_dirs=tmp_path / "second")
         second = Broker(config, SystemEnvironment())
         try:
@@ -232,5 +203,3 @@ def test_leaderships_move_before_the_broker_stops(tmp_path: Path) -> None:
             assert (await client.produce("shared", 0, batch(b"b"))).error_code == 0
         finally:
             await second.stop()
-
-    run(tmp_path, scenario, controlled_shutdown_retry_backoff_ms=100)

@@ -45,90 +45,75 @@ class Scene:
         return int(response.error_code)
 
 
-def test_requests_go_to_the_controller_that_is_known() -> None:
-    async def main() -> None:
-        scene = Scene()
-        async with ScriptedBroker(answer) as one, ScriptedBroker(answer) as two:
-            brokers = {1: one, 2: two}
-            scene.tell(1, brokers)
-            assert await asyncio.gather(*(scene.ask(number) for number in range(4))) == [0, 1, 2, 3]
-            assert (len(one.connections), len(one.asked)) == (1, 4)
-            assert {asked.header.client_id for asked in one.asked} == {"5"}
-            scene.tell(2, brokers)
-            assert await scene.ask(9) == 9
-            assert (len(one.asked), len(two.asked)) == (4, 1)
-            scene.channel.close()
-
-    asyncio.run(main())
+async def test_requests_go_to_the_controller_that_is_known() -> None:
+    scene = Scene()
+    async with ScriptedBroker(answer) as one, ScriptedBroker(answer) as two:
+        brokers = {1: one, 2: two}
+        scene.tell(1, brokers)
+        assert await asyncio.gather(*(scene.ask(number) for number in range(4))) == [0, 1, 2, 3]
+        assert (len(one.connections), len(one.asked)) == (1, 4)
+        assert {asked.header.client_id for asked in one.asked} == {"5"}
+        scene.tell(2, brokers)
+        assert await scene.ask(9) == 9
+        assert (len(one.asked), len(two.asked)) == (4, 1)
+        scene.channel.close()
 
 
-def test_nobody_is_asked_while_no_controller_is_known() -> None:
-    async def main() -> None:
-        scene = Scene()
-        with pytest.raises(NotSent, match=r"no controller is known \(broker -1, listener PLAINTEXT\)"):
+async def test_nobody_is_asked_while_no_controller_is_known() -> None:
+    scene = Scene()
+    with pytest.raises(NotSent, match=r"no controller is known \(broker -1, listener PLAINTEXT\)"):
+        await scene.ask()
+    async with ScriptedBroker(answer) as one:
+        scene.tell(7, {1: one})
+        with pytest.raises(NotSent, match="broker 7"):
             await scene.ask()
-        async with ScriptedBroker(answer) as one:
-            scene.tell(7, {1: one})
-            with pytest.raises(NotSent, match="broker 7"):
-                await scene.ask()
-            scene.tell(1, {1: one})
-            assert await scene.ask(3) == 3
-            scene.channel.close()
-
-    asyncio.run(main())
+        scene.tell(1, {1: one})
+        assert await scene.ask(3) == 3
+        scene.channel.close()
 
 
-def test_a_lost_connection_is_made_anew_for_the_next_request() -> None:
-    async def main() -> None:
+async def test_a_lost_connection_is_made_anew_for_the_next_request() -> None:
+    scene = Scene()
+    async with ScriptedBroker(answer) as one:
+        scene.tell(1, {1: one})
+        assert await scene.ask(1) == 1
+        one.script = lambda _: one.cut()
+        with pytest.raises(Disconnected):
+            await scene.ask(2)
+        one.script = answer
+        assert await scene.ask(3) == 3
+        assert len(one.connections) == 2
+        scene.channel.close()
+
+
+async def test_a_request_fails_when_the_channel_closes_or_nobody_answers() -> None:
+    async with ScriptedBroker() as silent:
         scene = Scene()
-        async with ScriptedBroker(answer) as one:
-            scene.tell(1, {1: one})
-            assert await scene.ask(1) == 1
-            one.script = lambda _: one.cut()
-            with pytest.raises(Disconnected):
-                await scene.ask(2)
-            one.script = answer
-            assert await scene.ask(3) == 3
-            assert len(one.connections) == 2
-            scene.channel.close()
-
-    asyncio.run(main())
-
-
-def test_a_request_fails_when_the_channel_closes_or_nobody_answers() -> None:
-    async def main() -> None:
-        async with ScriptedBroker() as silent:
-            scene = Scene()
-            scene.tell(1, {1: silent})
-            asking = asyncio.ensure_future(scene.ask())
-            await until(lambda: bool(silent.asked))
-            scene.channel.close()
-            with pytest.raises(ClientError):
-                await asking
-            impatient = Scene(request_timeout_ms=50)
-            impatient.tell(1, {1: silent})
-            with pytest.raises(ClientError):
-                await impatient.ask()
-        with pytest.raises(NotSent):
+        scene.tell(1, {1: silent})
+        asking = asyncio.ensure_future(scene.ask())
+        await until(lambda: bool(silent.asked))
+        scene.channel.close()
+        with pytest.raises(ClientError):
+            await asking
+        impatient = Scene(request_timeout_ms=50)
+        impatient.tell(1, {1: silent})
+        with pytest.raises(ClientError):
             await impatient.ask()
+    with pytest.raises(NotSent):
+        await impatient.ask()
 
-    asyncio.run(main())
 
-
-def test_a_former_controller_that_hangs_is_left_when_another_is_known() -> None:
-    async def main() -> None:
-        scene = Scene()
-        async with ScriptedBroker() as one, ScriptedBroker(answer) as two:
-            brokers = {1: one, 2: two}
-            scene.tell(1, brokers)
-            asking = asyncio.create_task(scene.ask(3))
-            await until(lambda: len(one.asked) == 1)
-            scene.channel.controller_changed()
-            assert not asking.done()
-            scene.tell(2, brokers)
-            scene.channel.controller_changed()
-            with pytest.raises(Disconnected):
-                await asking
-            assert await scene.ask(4) == 4
-
-    asyncio.run(main())
+async def test_a_former_controller_that_hangs_is_left_when_another_is_known() -> None:
+    scene = Scene()
+    async with ScriptedBroker() as one, ScriptedBroker(answer) as two:
+        brokers = {1: one, 2: two}
+        scene.tell(1, brokers)
+        asking = asyncio.create_task(scene.ask(3))
+        await until(lambda: len(one.asked) == 1)
+        scene.channel.controller_changed()
+        assert not asking.done()
+        scene.tell(2, brokers)
+        scene.channel.controller_changed()
+        with pytest.raises(Disconnected):
+            await asking
+        assert await scene.ask(4) == 4

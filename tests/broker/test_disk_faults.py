@@ -19,7 +19,7 @@ from klamm.replication import replica_manager
 from klamm.storage import directory_loader, log_manager
 from klamm.znodes.store import KafkaZooKeeper
 from support.failing_disk import FailingDisk
-from support.one_broker import Client, OneBroker, batch, run, until, values
+from support.one_broker import Client, batch, running, until, values
 
 STORAGE_ERROR = ErrorCode.KAFKA_STORAGE_ERROR
 
@@ -53,10 +53,11 @@ def topic_names(*names: str) -> list[Any]:
 
 @pytest.mark.parametrize("which", ["", ".log", ".index", ".timeindex", ".snapshot", "leader-epoch"])
 @pytest.mark.parametrize("flush_messages", ["1", "1000"])
-def test_a_full_disk_refuses_appends_until_there_is_space(tmp_path: Path, which: str, flush_messages: str) -> None:
+async def test_a_full_disk_refuses_appends_until_there_is_space(
+    tmp_path: Path, which: str, flush_messages: str
+) -> None:
     disk = FailingDisk()
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, environment=disk) as (cluster, client):
         await client.create_topic("t", segment_bytes="400", index_interval_bytes="0", flush_messages=flush_messages)
         acknowledged = []
         for round in range(2):
@@ -78,14 +79,11 @@ def test_a_full_disk_refuses_appends_until_there_is_space(tmp_path: Path, which:
         assert await read_all(client, "t") == acknowledged
         assert await produce(client, "t", b"after") == ErrorCode.NONE
 
-    run(tmp_path, scenario, environment=disk)
 
-
-def test_sequences_survive_a_full_disk(tmp_path: Path) -> None:
+async def test_sequences_survive_a_full_disk(tmp_path: Path) -> None:
     """What was refused has left no trace in the producer's state: the retry is neither a duplicate nor a gap."""
     disk = FailingDisk()
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, environment=disk) as (_, client):
         await client.create_topic("t")
 
         async def send(sequence: int) -> tuple[int, int]:
@@ -102,16 +100,13 @@ def test_sequences_survive_a_full_disk(tmp_path: Path) -> None:
         assert await send(1) == (ErrorCode.NONE, 1)
         assert await read_all(client, "t") == [b"0", b"1"]
 
-    run(tmp_path, scenario, environment=disk)
 
-
-def test_a_topic_created_on_a_full_disk_works_when_there_is_space(
+async def test_a_topic_created_on_a_full_disk_works_when_there_is_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FailingDisk()
     monkeypatch.setattr(replica_manager, "REOPEN_MIN_MS", 20)
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, environment=disk) as (cluster, client):
         disk.fill(below=str(tmp_path / "data"))
         request = messages.request_class(ApiKey.CREATE_TOPICS)
         topic = request.CreatableTopic(name="t", num_partitions=2, replication_factor=1, assignments=[], configs=[])
@@ -131,16 +126,13 @@ def test_a_topic_created_on_a_full_disk_works_when_there_is_space(
         await cluster.restart_broker()
         assert await read_all(await cluster.connect(), "t") == [b"a"]
 
-    run(tmp_path, scenario, environment=disk)
 
-
-def test_a_leader_epoch_that_cannot_be_written_down_waits_for_space(
+async def test_a_leader_epoch_that_cannot_be_written_down_waits_for_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FailingDisk()
     monkeypatch.setattr(replica_manager, "REOPEN_MIN_MS", 20)
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, environment=disk) as (cluster, client):
         await client.create_topic("t")
         assert await produce(client, "t", b"a") == ErrorCode.NONE
         disk.fill(matching="leader-epoch")
@@ -155,16 +147,15 @@ def test_a_leader_epoch_that_cannot_be_written_down_waits_for_space(
             pass
         assert await read_all(client, "t") == [b"a", b"b"]
 
-    run(tmp_path, scenario, environment=disk)
 
-
-def test_a_new_topic_waits_for_space_beside_a_failed_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_topic_waits_for_space_beside_a_failed_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What never had a log may get one on the disk that works; what may have one on the other must wait for that."""
     disk = FailingDisk()
     monkeypatch.setattr(replica_manager, "REOPEN_MIN_MS", 20)
     one, two = tmp_path / "one", tmp_path / "two"
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, environment=disk, log_dirs=f"{one},{two}") as (_, client):
         await client.create_topic("t", partitions=2)
         (broken,) = [int(path.name[2:]) for path in one.glob("t-*")]
         disk.fail(errno.EIO, below=str(one))
@@ -180,14 +171,11 @@ def test_a_new_topic_waits_for_space_beside_a_failed_disk(tmp_path: Path, monkey
         assert await leaders(client, "t") == {broken: -1, 1 - broken: 0}
         assert await produce(client, "t", b"a", broken) == STORAGE_ERROR
 
-    run(tmp_path, scenario, environment=disk, log_dirs=f"{one},{two}")
 
-
-def test_a_topic_goes_to_the_directory_that_has_space(tmp_path: Path) -> None:
+async def test_a_topic_goes_to_the_directory_that_has_space(tmp_path: Path) -> None:
     disk = FailingDisk()
     one, two = tmp_path / "one", tmp_path / "two"
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, environment=disk, log_dirs=f"{one},{two}") as (cluster, client):
         disk.fill(below=str(one))
         await client.create_topic("t", partitions=2)
         assert sorted(path.name for path in two.glob("t-*")) == ["t-0", "t-1"]
@@ -197,13 +185,12 @@ def test_a_topic_goes_to_the_directory_that_has_space(tmp_path: Path) -> None:
         await cluster.restart_broker()
         assert await read_all(await cluster.connect(), "t") == [b"a"]
 
-    run(tmp_path, scenario, environment=disk, log_dirs=f"{one},{two}")
 
-
-def test_checkpoints_wait_for_space(tmp_path: Path) -> None:
+async def test_checkpoints_wait_for_space(tmp_path: Path) -> None:
     disk = FailingDisk()
 
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    intervals = {"replica.high.watermark.checkpoint.interval.ms": "20", "log.flush.offset.checkpoint.interval.ms": "20"}
+    async with running(tmp_path, environment=disk, **intervals) as (cluster, client):
         await client.create_topic("t")
         disk.fill(below=str(tmp_path / "data"), matching="checkpoint")
         assert await produce(client, "t", b"a") == ErrorCode.NONE
@@ -219,14 +206,10 @@ def test_checkpoints_wait_for_space(tmp_path: Path) -> None:
         await cluster.start_broker()
         assert await read_all(await cluster.connect(), "t") == [b"a"]
 
-    intervals = {"replica.high.watermark.checkpoint.interval.ms": "20", "log.flush.offset.checkpoint.interval.ms": "20"}
-    run(tmp_path, scenario, environment=disk, **intervals)
 
-
-def test_a_start_on_a_full_disk_says_so_or_waits_for_space(tmp_path: Path) -> None:
+async def test_a_start_on_a_full_disk_says_so_or_waits_for_space(tmp_path: Path) -> None:
     disk = FailingDisk()
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, environment=disk) as (cluster, client):
         await client.create_topic("t")
         assert await produce(client, "t", b"a") == ErrorCode.NONE
         await cluster.broker.stop()
@@ -245,17 +228,18 @@ def test_a_start_on_a_full_disk_says_so_or_waits_for_space(tmp_path: Path) -> No
             pass
         assert await read_all(client, "t") == [b"a", b"b"]
 
-    run(tmp_path, scenario, environment=disk)
-
 
 # -- no file descriptor is left
 
 
 @pytest.mark.parametrize("error_number", [errno.EMFILE, errno.ENFILE])
-def test_a_broker_that_can_open_no_file_refuses_what_needs_one_and_goes_on(tmp_path: Path, error_number: int) -> None:
+async def test_a_broker_that_can_open_no_file_refuses_what_needs_one_and_goes_on(
+    tmp_path: Path, error_number: int
+) -> None:
     disk = FailingDisk()
 
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    intervals = {"replica.high.watermark.checkpoint.interval.ms": "20", "log.flush.offset.checkpoint.interval.ms": "20"}
+    async with running(tmp_path, environment=disk, **intervals) as (cluster, client):
         await client.create_topic("t", segment_bytes="1000")
         await client.create_topic("synced", flush_messages="1")
         acknowledged = {"t": [b"first"], "synced": [b"first"]}
@@ -290,11 +274,8 @@ def test_a_broker_that_can_open_no_file_refuses_what_needs_one_and_goes_on(tmp_p
         assert (tmp_path / "data" / "replication-offset-checkpoint").exists()
         assert (await read_all(await cluster.connect(), "t"))[-1] == b"last"
 
-    intervals = {"replica.high.watermark.checkpoint.interval.ms": "20", "log.flush.offset.checkpoint.interval.ms": "20"}
-    run(tmp_path, scenario, environment=disk, **intervals)
 
-
-def test_a_directory_that_fails_while_the_broker_starts_to_serve_is_reported(
+async def test_a_directory_that_fails_while_the_broker_starts_to_serve_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The controller may have told the broker of its partitions by then, and does not ask again by itself."""
@@ -313,7 +294,7 @@ def test_a_directory_that_fails_while_the_broker_starts_to_serve_is_reported(
     async def reporting(_store: KafkaZooKeeper, broker_id: int) -> None:
         reports.append(broker_id)
 
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, log_dirs=f"{tmp_path / 'one'},{tmp_path / 'two'}") as (cluster, _):
         monkeypatch.setattr(log_manager.LogManager, "start", starting)
         monkeypatch.setattr(KafkaController, "startup", failing)
         monkeypatch.setattr(KafkaZooKeeper, "report_log_dir_failure", reporting)
@@ -321,14 +302,11 @@ def test_a_directory_that_fails_while_the_broker_starts_to_serve_is_reported(
         await asyncio.sleep(0)
         assert reports == [0]
 
-    run(tmp_path, scenario, log_dirs=f"{tmp_path / 'one'},{tmp_path / 'two'}")
 
-
-def test_a_log_is_created_where_an_attempt_without_descriptors_has_begun(tmp_path: Path) -> None:
+async def test_a_log_is_created_where_an_attempt_without_descriptors_has_begun(tmp_path: Path) -> None:
     disk = FailingDisk()
     one, two = tmp_path / "one", tmp_path / "two"
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, environment=disk, log_dirs=f"{one},{two}") as (cluster, client):
         disk.exhaust_descriptors(errno.EMFILE, below=str(one))
         await client.create_topic("u")
         assert [(path / "u-0").exists() for path in (one, two)] == [True, False]
@@ -342,15 +320,12 @@ def test_a_log_is_created_where_an_attempt_without_descriptors_has_begun(tmp_pat
         await cluster.restart_broker()
         assert await read_all(await cluster.connect(), "u") == [b"x"]
 
-    run(tmp_path, scenario, environment=disk, log_dirs=f"{one},{two}")
 
-
-def test_a_topic_id_that_cannot_be_written_without_descriptors_is_written_later(tmp_path: Path) -> None:
+async def test_a_topic_id_that_cannot_be_written_without_descriptors_is_written_later(tmp_path: Path) -> None:
     """A log has none that was made under an older protocol. The controller takes such a replica for offline, so the
     broker does, too, and says when it can be used."""
     disk = FailingDisk()
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, environment=disk) as (cluster, client):
         await client.create_topic("t")
         assert await produce(client, "t", b"a") == ErrorCode.NONE
         metadata = tmp_path / "data" / "t-0" / "partition.metadata"
@@ -365,17 +340,14 @@ def test_a_topic_id_that_cannot_be_written_without_descriptors_is_written_later(
         assert await read_all(client, "t") == [b"a", b"b"]
         assert metadata.exists()
 
-    run(tmp_path, scenario, environment=disk)
 
-
-def test_a_start_waits_for_descriptors_and_takes_no_directory_offline(
+async def test_a_start_waits_for_descriptors_and_takes_no_directory_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory_loader, "SHORTAGE_BACK_OFF_MS", 20)
     disk = FailingDisk()
     one, two = tmp_path / "one", tmp_path / "two"
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, environment=disk, log_dirs=f"{one},{two}") as (cluster, client):
         await client.create_topic("t", partitions=2)
         for partition in (0, 1):
             assert await produce(client, "t", b"a", partition) == ErrorCode.NONE
@@ -394,8 +366,6 @@ def test_a_start_waits_for_descriptors_and_takes_no_directory_offline(
         for partition in (0, 1):
             assert await read_all(client, "t", partition) == [b"a"]
 
-    run(tmp_path, scenario, environment=disk, log_dirs=f"{one},{two}")
-
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
@@ -410,8 +380,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", path], check=True)
 
 
-def test_a_disk_that_is_really_full(tmp_path: Path, small_disk: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_disk_that_is_really_full(tmp_path: Path, small_disk: Path) -> None:
+    async with running(tmp_path, log_dirs=small_disk / "data") as (cluster, client):
         await client.create_topic("t", segment_bytes="300000", index_interval_bytes="100")
         other = await cluster.connect()
         acknowledged = []
@@ -431,17 +401,14 @@ def test_a_disk_that_is_really_full(tmp_path: Path, small_disk: Path) -> None:
         await cluster.restart_broker()
         assert await read_all(await cluster.connect(), "t") == acknowledged
 
-    run(tmp_path, scenario, log_dirs=small_disk / "data")
-
 
 # -- a disk that fails
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "read"])
-def test_the_broker_stops_when_its_only_disk_fails(tmp_path: Path, operation: str) -> None:
+async def test_the_broker_stops_when_its_only_disk_fails(tmp_path: Path, operation: str) -> None:
     disk = FailingDisk()
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, environment=disk) as (cluster, client):
         await client.create_topic("t", flush_messages="1")
         assert await produce(client, "t", b"a") == ErrorCode.NONE
         disk.fail(errno.EIO, operation, below=str(tmp_path / "data"))
@@ -462,15 +429,12 @@ def test_the_broker_stops_when_its_only_disk_fails(tmp_path: Path, operation: st
         # The record whose sync failed was refused, but may be there.
         assert (await read_all(client, "t"))[:1] == [b"a"]
 
-    run(tmp_path, scenario, environment=disk)
-
 
 @pytest.mark.parametrize("operation", ["write", "sync", "read"])
-def test_one_of_two_disks_fails(tmp_path: Path, operation: str) -> None:
+async def test_one_of_two_disks_fails(tmp_path: Path, operation: str) -> None:
     disk = FailingDisk()
     one, two = tmp_path / "one", tmp_path / "two"
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, environment=disk, log_dirs=f"{one},{two}") as (cluster, client):
         await client.create_topic("t", partitions=4, flush_messages="1")
         for partition in range(4):
             assert await produce(client, "t", b"a", partition) == ErrorCode.NONE
@@ -512,14 +476,11 @@ def test_one_of_two_disks_fails(tmp_path: Path, operation: str) -> None:
         await cluster.wait_until_told()
         assert await cluster.broker.zookeeper.store.topic_names() == ["u"]
 
-    run(tmp_path, scenario, environment=disk, log_dirs=f"{one},{two}")
 
-
-def test_a_disk_that_fails_at_start(tmp_path: Path) -> None:
+async def test_a_disk_that_fails_at_start(tmp_path: Path) -> None:
     disk = FailingDisk()
     one, two = tmp_path / "one", tmp_path / "two"
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, environment=disk, log_dirs=f"{one},{two}") as (cluster, client):
         await client.create_topic("t", partitions=2)
         for partition in (0, 1):
             assert await produce(client, "t", b"a", partition) == ErrorCode.NONE
@@ -543,14 +504,13 @@ def test_a_disk_that_fails_at_start(tmp_path: Path) -> None:
         assert await read_all(client, "t", broken) == [b"a"]
         assert await read_all(client, "t", 1 - broken) == [b"a", b"b"]
 
-    run(tmp_path, scenario, environment=disk, log_dirs=f"{one},{two}")
-
 
 @pytest.mark.parametrize("operation", ["write", "rename", "sync"])
-def test_a_disk_that_fails_at_a_checkpoint(tmp_path: Path, operation: str) -> None:
+async def test_a_disk_that_fails_at_a_checkpoint(tmp_path: Path, operation: str) -> None:
     disk = FailingDisk()
 
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    intervals = {"replica.high.watermark.checkpoint.interval.ms": "20"}
+    async with running(tmp_path, environment=disk, **intervals) as (cluster, client):
         await client.create_topic("t")
         assert await produce(client, "t", b"a") == ErrorCode.NONE
         disk.fail(errno.EIO, operation, below=str(tmp_path / "data"), matching="checkpoint")
@@ -558,6 +518,3 @@ def test_a_disk_that_fails_at_a_checkpoint(tmp_path: Path, operation: str) -> No
         disk.heal()
         await cluster.restart_broker()
         assert await read_all(await cluster.connect(), "t") == [b"a"]
-
-    intervals = {"replica.high.watermark.checkpoint.interval.ms": "20"}
-    run(tmp_path, scenario, environment=disk, **intervals)

@@ -26,7 +26,7 @@ from klamm.znodes.brokers import SupportedVersions
 from klamm.znodes.cluster import FEATURE_PATH, Features, FeatureStatus, FinalizedVersions
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr
-from support.one_broker import Client, OneBroker, run, until
+from support.one_broker import Client, running, until
 
 NONE = ErrorCode.NONE
 
@@ -52,8 +52,8 @@ async def elect(
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_every_version_of_elect_leaders(tmp_path: Path, version: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_every_version_of_elect_leaders(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t", 2)
         named = [("t", 1), ("t", 7), ("u", 0), ("t", 1)]
         assert await elect(client, named, version=version) == (
@@ -73,11 +73,9 @@ def test_every_version_of_elect_leaders(tmp_path: Path, version: int) -> None:
                 {("t", 1): ErrorCode.INVALID_REQUEST},
             )
 
-    run(tmp_path, scenario)
 
-
-def test_an_unclean_election_is_answered_when_the_leader_is_known(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_an_unclean_election_is_answered_when_the_leader_is_known(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         controller, cache = cluster.broker.parts.controller, cluster.broker.parts.metadata_cache
         store = cluster.broker.zookeeper.store
@@ -94,30 +92,26 @@ def test_an_unclean_election_is_answered_when_the_leader_is_known(tmp_path: Path
         assert leader_of(cache, "v") == 0
         assert await elect(client, [("v", 0)], kind=1) == (NONE, {("v", 0): ErrorCode.ELECTION_NOT_NEEDED})
 
-    run(tmp_path, scenario)
-
 
 def leader_of(cache: MetadataCache, topic: str) -> int:
     state = cache.snapshot.partition(topic, 0)
     return NO_LEADER if state is None else state.leader
 
 
-def test_what_is_denied_elects_nothing(tmp_path: Path) -> None:
+async def test_what_is_denied_elects_nothing(tmp_path: Path) -> None:
     class DenyFromNowOn:
         is_on = False
 
         def allows(self, *_: Any) -> bool:
             return not self.is_on
 
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    authorizer = DenyFromNowOn()
+    async with running(tmp_path, authorizer=authorizer) as (_, client):
         authorizer.is_on = True
         code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         assert await elect(client, [("t", 0)]) == (code, {("t", 0): code})
         assert await elect(client, [("t", 0)], version=0) == (NONE, {("t", 0): code})
         assert await elect(client, None) == (code, {})
-
-    authorizer = DenyFromNowOn()
-    run(tmp_path, scenario, authorizer=authorizer)
 
 
 class FakeController:
@@ -139,38 +133,36 @@ def know(cache: MetadataCache, topic: str, leader: int) -> None:
     cache.update(UpdateMetadataRequest(1, 1, topics=[UpdateMetadataTopic(topic, None, [state])]))
 
 
-def test_the_answer_waits_for_the_metadata_or_for_the_time() -> None:
-    async def main() -> None:
-        cache, controller = MetadataCache(), FakeController(("t", 0), ("u", 0))
-        elections = LeaderElections(controller, cache)  # type: ignore[arg-type]  # what it uses of a controller
-        partitions = [("t", 0), ("u", 0), ("v", 0)]
-
-        async def elect(timeout_ms: float) -> dict[PartitionKey, KafkaError | None]:
-            elected = await elections.elect(partitions, ElectionType.PREFERRED)
-            return await elections.wait_until_known(elected, timeout_ms)
-
-        for topic in ("t", "u"):
-            know(cache, topic, 2)
-        asking = asyncio.ensure_future(elect(60_000))
-        for topic in ("u", "t"):
-            await asyncio.sleep(0)
-            assert not asking.done()
-            know(cache, topic, 1)
-            elections.metadata_changed(topic)
-        assert codes(await asking) == [NONE, NONE, ErrorCode.ELECTION_NOT_NEEDED]
-        know(cache, "u", 2)
-        for timeout_ms in (1, 0, -5):
-            results = await elect(timeout_ms)
-            assert codes(results) == [NONE, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.ELECTION_NOT_NEEDED]
-        assert len(elections._purgatory) == 0
-        controller.is_active = False
-        results = await elect(60_000)
-        assert codes(results) == [ErrorCode.NOT_CONTROLLER] * 3
+async def test_the_answer_waits_for_the_metadata_or_for_the_time() -> None:
 
     def codes(results: dict[PartitionKey, KafkaError | None]) -> list[ErrorCode]:
         return [NONE if error is None else error.code for error in results.values()]
 
-    asyncio.run(main())
+    cache, controller = MetadataCache(), FakeController(("t", 0), ("u", 0))
+    elections = LeaderElections(controller, cache)  # type: ignore[arg-type]  # what it uses of a controller
+    partitions = [("t", 0), ("u", 0), ("v", 0)]
+
+    async def elect(timeout_ms: float) -> dict[PartitionKey, KafkaError | None]:
+        elected = await elections.elect(partitions, ElectionType.PREFERRED)
+        return await elections.wait_until_known(elected, timeout_ms)
+
+    for topic in ("t", "u"):
+        know(cache, topic, 2)
+    asking = asyncio.ensure_future(elect(60_000))
+    for topic in ("u", "t"):
+        await asyncio.sleep(0)
+        assert not asking.done()
+        know(cache, topic, 1)
+        elections.metadata_changed(topic)
+    assert codes(await asking) == [NONE, NONE, ErrorCode.ELECTION_NOT_NEEDED]
+    know(cache, "u", 2)
+    for timeout_ms in (1, 0, -5):
+        results = await elect(timeout_ms)
+        assert codes(results) == [NONE, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.ELECTION_NOT_NEEDED]
+    assert len(elections._purgatory) == 0
+    controller.is_active = False
+    results = await elect(60_000)
+    assert codes(results) == [ErrorCode.NOT_CONTROLLER] * 3
 
 
 # -- features
@@ -200,19 +192,16 @@ async def update(client: Client, *updates: tuple[str, int, bool]) -> tuple[int, 
     return answer.error_code, {result.feature: result.error_code for result in answer.results}
 
 
-def test_features_that_no_broker_has(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_features_that_no_broker_has(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         assert await told(client) == ({}, {}, 0)
         assert await update(client, ("f", 1, False)) == (NONE, {"f": ErrorCode.INVALID_REQUEST})
         assert await update(client) == (NONE, {})
 
-    run(tmp_path, scenario)
 
-
-def test_what_is_finalized_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_finalized_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(composition, "SUPPORTED_FEATURES", {"f": SupportedVersions(1, 5)})
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         for epoch, level in enumerate((3, 5), 1):
             assert await update(client, ("f", level, False), ("", 1, False)) == (
                 NONE,
@@ -228,34 +217,27 @@ def test_what_is_finalized_is_told_at_once(tmp_path: Path, monkeypatch: pytest.M
             assert await told(client) == ({"f": (1, 5)}, {}, -1)
         assert await update(client, ("f", 1, False)) == (NONE, {"f": ErrorCode.FEATURE_UPDATE_FAILED})
 
-    run(tmp_path, scenario)
 
-
-def test_an_update_that_the_broker_does_not_hear_of_in_time_has_failed(
+async def test_an_update_that_the_broker_does_not_hear_of_in_time_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(composition, "SUPPORTED_FEATURES", {"f": SupportedVersions(1, 5)})
     monkeypatch.setattr(FinalizedFeatureCache, "_changed", lambda _self: None)
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (_, client):
         request = messages.request_class(ApiKey.UPDATE_FEATURES)
         key = request.FeatureUpdateKey(feature="f", max_version_level=1, allow_downgrade=False)
         answer = await client.ask(ApiKey.UPDATE_FEATURES, timeout_ms=20, feature_updates=[key])
         assert [result.error_code for result in answer.results] == [ErrorCode.FEATURE_UPDATE_FAILED]
 
-    run(tmp_path, scenario)
 
-
-def test_before_2_7_there_are_no_features(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_before_2_7_there_are_no_features(tmp_path: Path) -> None:
+    async with running(tmp_path, inter_broker_protocol_version="2.6") as (_, client):
         assert await told(client) == ({}, {}, -1)
         assert await update(client, ("f", 1, False)) == (ErrorCode.INVALID_REQUEST, {})
 
-    run(tmp_path, scenario, inter_broker_protocol_version="2.6")
 
-
-def test_a_broker_that_cannot_do_what_is_finalized_does_not_serve(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_broker_that_cannot_do_what_is_finalized_does_not_serve(tmp_path: Path) -> None:
+    async with running(tmp_path, may_fail=True) as (cluster, _):
         store: KafkaZooKeeper = cluster.broker.zookeeper.store
         features = Features(FeatureStatus.ENABLED, {"f": FinalizedVersions(1, 2)})
         await store.client.set(FEATURE_PATH, features.encode())
@@ -265,5 +247,3 @@ def test_a_broker_that_cannot_do_what_is_finalized_does_not_serve(tmp_path: Path
         await cluster.broker.stop()
         with pytest.raises(BrokerStartError, match="'f'"):
             await cluster.start_broker()
-
-    run(tmp_path, scenario, may_fail=True)

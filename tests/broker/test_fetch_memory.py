@@ -12,7 +12,7 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.testing import Cluster
 from support.fetch_messages import fetch_request, result_of, to_fetch
-from support.one_broker import Client, OneBroker, batch, fetch_frame, run, until, values
+from support.one_broker import batch, fetch_frame, running, until, values
 
 MB = 1024 * 1024
 VALUE = bytes(950_000)
@@ -105,8 +105,8 @@ def test_ten_clients_that_do_not_read_what_they_fetch_take_no_more_than_the_budg
             hoarder.close()
 
 
-def test_the_budget_is_whole_again_when_clients_hang_up_or_read(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_the_budget_is_whole_again_when_clients_hang_up_or_read(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         for _ in range(8):
             assert (await client.produce("t", 0, batch(bytes(500_000)))).error_code == ErrorCode.NONE
@@ -138,11 +138,9 @@ def test_the_budget_is_whole_again_when_clients_hang_up_or_read(tmp_path: Path) 
         for hoarder in hoarders:
             hoarder.close()
 
-    run(tmp_path, scenario)
 
-
-def test_responses_of_many_partitions_count_while_they_are_encoded(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_responses_of_many_partitions_count_while_they_are_encoded(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         for _ in range(2):
             assert (await client.produce("t", 0, batch(bytes(500_000)))).error_code == ErrorCode.NONE
@@ -166,5 +164,3 @@ def test_responses_of_many_partitions_count_while_they_are_encoded(tmp_path: Pat
         assert len(granted) == 20
         assert granted != [granted[0]] * 20
         assert memory.held_bytes == 0
-
-    run(tmp_path, scenario)

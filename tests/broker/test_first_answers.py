@@ -13,7 +13,7 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.update_metadata import UpdateMetadataBroker, UpdateMetadataEndpoint, UpdateMetadataRequest
 from klamm.zookeeper.client import ZooKeeperClient
-from support.one_broker import Client, OneBroker, run
+from support.one_broker import Client, OneBroker, running
 
 NO_CONTROLLER = -1
 
@@ -34,10 +34,10 @@ async def start_anew(cluster: OneBroker) -> "asyncio.Task[None]":
 
 
 @pytest.mark.parametrize("api_key", [ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER])
-def test_a_client_that_connects_the_moment_the_port_opens_is_told_of_the_controller(
+async def test_a_client_that_connects_the_moment_the_port_opens_is_told_of_the_controller(
     tmp_path: Path, api_key: ApiKey
 ) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, _):
         start = await start_anew(cluster)
         early = await connect_when_it_opens(cluster)
         metadata = {"topics": []}
@@ -48,11 +48,12 @@ def test_a_client_that_connects_the_moment_the_port_opens_is_told_of_the_control
         assert (answer.controller_id, len(answer.brokers)) == (0, 1)
         await start
 
-    run(tmp_path, scenario)
 
-
-def test_a_member_that_connects_the_moment_the_port_opens_finds_its_coordinator(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_member_that_connects_the_moment_the_port_opens_finds_its_coordinator(tmp_path: Path) -> None:
+    async with running(tmp_path, offsets_topic_num_partitions=1, offsets_topic_replication_factor=1) as (
+        cluster,
+        client,
+    ):
         while (await client.ask(ApiKey.FIND_COORDINATOR, key="g")).error_code != ErrorCode.NONE:
             pass
         start = await start_anew(cluster)
@@ -63,15 +64,12 @@ def test_a_member_that_connects_the_moment_the_port_opens_finds_its_coordinator(
             assert "cannot be created" not in answer.error_message
         await start
 
-    run(tmp_path, scenario, offsets_topic_num_partitions=1, offsets_topic_replication_factor=1)
 
-
-def test_in_a_cluster_without_a_controller_clients_are_answered_after_a_while(
+async def test_in_a_cluster_without_a_controller_clients_are_answered_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata_cache, "FIRST_UPDATE_TIMEOUT_MS", 300)
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, controlled_shutdown_enable="false") as (cluster, _):
         await cluster.broker.stop()
         zookeeper = ZooKeeperClient(SystemEnvironment(), f"127.0.0.1:{cluster.zookeeper.port}")
         await zookeeper.start(5_000)
@@ -90,11 +88,9 @@ def test_in_a_cluster_without_a_controller_clients_are_answered_after_a_while(
         assert (await asyncio.wait_for(other.ask(ApiKey.METADATA, topics=[]), 0.2)).controller_id == NO_CONTROLLER
         await zookeeper.close()
 
-    run(tmp_path, scenario, controlled_shutdown_enable="false")
 
-
-def test_the_controllers_word_gets_in_while_clients_wait_for_it(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_the_controllers_word_gets_in_while_clients_wait_for_it(tmp_path: Path) -> None:
+    async with running(tmp_path, controlled_shutdown_enable="false") as (cluster, _):
         await cluster.broker.stop()
         zookeeper = ZooKeeperClient(SystemEnvironment(), f"127.0.0.1:{cluster.zookeeper.port}")
         await zookeeper.start(5_000)
@@ -108,5 +104,3 @@ def test_the_controllers_word_gets_in_while_clients_wait_for_it(tmp_path: Path) 
         assert answer.error_code == ErrorCode.NONE
         assert (await asyncio.wait_for(asking, 0.5)).controller_id == 7
         await zookeeper.close()
-
-    run(tmp_path, scenario, controlled_shutdown_enable="false")

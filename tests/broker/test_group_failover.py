@@ -1,6 +1,8 @@
 """Groups when their partition of __consumer_offsets gets another leader: two brokers in one loop."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +12,7 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from support import group_wire as wire
 from support.group_wire import become_stable, commit, committed, find_coordinator, join_fully, sync
-from support.one_broker import Client, OneBroker, run, until
+from support.one_broker import Client, OneBroker, running, until
 
 NONE = ErrorCode.NONE
 OFFSETS = {("t", 0): 7}
@@ -30,8 +32,15 @@ class Two:
         return int(found.node_id)
 
 
-def run_two(tmp_path: Any, scenario: Any, **properties: Any) -> None:
-    async def prepared(cluster: OneBroker, client: Client) -> None:
+@asynccontextmanager
+async def running_two(tmp_path: Any, **properties: Any) -> AsyncIterator[Any]:
+    async with running(
+        tmp_path,
+        offsets_topic_num_partitions=1,
+        offsets_topic_replication_factor=2,
+        group_initial_rebalance_delay_ms=0,
+        **properties,
+    ) as (cluster, client):
         second = Broker(cluster.config(broker_id=1, log_dirs=tmp_path / "second"), SystemEnvironment())
         cluster._stack.push_async_callback(second.stop)
         await second.start()
@@ -39,18 +48,9 @@ def run_two(tmp_path: Any, scenario: Any, **properties: Any) -> None:
         host, port = second.endpoints["PLAINTEXT"]
         other = Client(*await asyncio.open_connection(host, port))
         await client.create_topic("t")
-        await scenario(Two(cluster, [cluster.broker, second], [client, other]))
+        yield Two(cluster, [cluster.broker, second], [client, other])
         assert not second.failure.done()
         await other.close()
-
-    run(
-        tmp_path,
-        prepared,
-        offsets_topic_num_partitions=1,
-        offsets_topic_replication_factor=2,
-        group_initial_rebalance_delay_ms=0,
-        **properties,
-    )
 
 
 async def hand_over(two: Two, former: int) -> None:
@@ -80,8 +80,8 @@ async def hand_over(two: Two, former: int) -> None:
     await until(lambda: snapshot.snapshot.partition(GROUP_METADATA_TOPIC_NAME, 0).leader == 1 - former)
 
 
-def test_groups_move_with_the_leader(tmp_path):
-    async def scenario(two: Two) -> None:
+async def test_groups_move_with_the_leader(tmp_path):
+    async with running_two(tmp_path) as two:
         former = await two.coordinator()
         old, new = two.clients[former], two.clients[1 - former]
         joined = await become_stable(old)
@@ -100,11 +100,9 @@ def test_groups_move_with_the_leader(tmp_path):
         assert await two.coordinator() == former
         assert await committed(old) == {("t", 0): 8}
 
-    run_two(tmp_path, scenario)
 
-
-def test_whoever_waits_when_the_leader_changes_is_sent_away(tmp_path):
-    async def scenario(two: Two) -> None:
+async def test_whoever_waits_when_the_leader_changes_is_sent_away(tmp_path):
+    async with running_two(tmp_path) as two:
         former = await two.coordinator()
         await become_stable(two.clients[former])
         host, port = two.brokers[former].endpoints["PLAINTEXT"]
@@ -115,11 +113,9 @@ def test_whoever_waits_when_the_leader_changes_is_sent_away(tmp_path):
         assert (await waiting).error_code == ErrorCode.NOT_COORDINATOR
         await waiting_client.close()
 
-    run_two(tmp_path, scenario)
 
-
-def test_the_coordinator_stops(tmp_path):
-    async def scenario(two: Two) -> None:
+async def test_the_coordinator_stops(tmp_path):
+    async with running_two(tmp_path) as two:
         # The controller shall live on.
         if await two.coordinator() == 0:
             await hand_over(two, 0)
@@ -131,11 +127,9 @@ def test_the_coordinator_stops(tmp_path):
         assert await committed(two.clients[0]) == OFFSETS
         assert await wire.heartbeat(two.clients[0], joined) == NONE
 
-    run_two(tmp_path, scenario)
 
-
-def test_a_commit_that_the_followers_do_not_get_is_not_acknowledged(tmp_path):
-    async def scenario(two: Two) -> None:
+async def test_a_commit_that_the_followers_do_not_get_is_not_acknowledged(tmp_path):
+    async with running_two(tmp_path, offsets_commit_timeout_ms=300) as two:
         former = await two.coordinator()
         assert await commit(two.clients[former], OFFSETS) == {("t", 0): NONE}
         follower = two.brokers[1 - former].parts.replica_manager
@@ -144,11 +138,9 @@ def test_a_commit_that_the_followers_do_not_get_is_not_acknowledged(tmp_path):
         assert codes == {("t", 0): ErrorCode.REQUEST_TIMED_OUT}
         assert await committed(two.clients[former]) == OFFSETS
 
-    run_two(tmp_path, scenario, offsets_commit_timeout_ms=300)
 
-
-def test_with_too_few_replicas_in_sync_nothing_is_committed(tmp_path):
-    async def scenario(two: Two) -> None:
+async def test_with_too_few_replicas_in_sync_nothing_is_committed(tmp_path):
+    async with running_two(tmp_path) as two:
         former = await two.coordinator()
         client = two.clients[former]
         assert await commit(client, OFFSETS) == {("t", 0): NONE}
@@ -161,5 +153,3 @@ def test_with_too_few_replicas_in_sync_nothing_is_committed(tmp_path):
         assert (synced.error_code, synced.assignment) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, b"")
         assert await wire.heartbeat(client, joined) == ErrorCode.REBALANCE_IN_PROGRESS
         assert await committed(client) == OFFSETS
-
-    run_two(tmp_path, scenario)

@@ -1,6 +1,8 @@
 """The requests of consumer groups over real sockets: each API in each version, and what goes wrong."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, ResourceType
 from support import group_wire as wire
 from support.group_wire import become_stable, commit, committed, fetch_offsets, find_coordinator, join, join_fully, sync
-from support.one_broker import Client, OneBroker, batch, run, until
+from support.one_broker import Client, OneBroker, batch, running, until
 
 NONE = ErrorCode.NONE
 SMALL = {
@@ -22,16 +24,14 @@ SMALL = {
 }
 
 
-def run_with_topic(tmp_path: Any, scenario: Any, **properties: Any) -> None:
+@asynccontextmanager
+async def running_with_topic(tmp_path: Any, **properties: Any) -> AsyncIterator[tuple[Any, Any]]:
     """Plays the scenario with topic "t" of two partitions and a coordinator."""
-
-    async def prepared(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, **SMALL | properties) as (cluster, client):
         await client.create_topic("t", 2)
         await find_coordinator(client)
         await until(lambda: coordinator(cluster).list_groups(())[0] is NONE)
-        await scenario(cluster, client)
-
-    run(tmp_path, prepared, **SMALL | properties)
+        yield cluster, client
 
 
 def coordinator(cluster: OneBroker) -> Any:
@@ -42,8 +42,8 @@ def coordinator(cluster: OneBroker) -> Any:
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_who_asks_first_has_the_topic_created(tmp_path, version):
-    async def scenario(cluster, client):
+async def test_who_asks_first_has_the_topic_created(tmp_path, version):
+    async with running(tmp_path, **SMALL) as (cluster, client):
         first = await client.ask(ApiKey.FIND_COORDINATOR, version, key="g", key_type=0)
         assert (first.error_code, first.node_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
         found = await find_coordinator(client, version=version)
@@ -56,8 +56,6 @@ def test_who_asks_first_has_the_topic_created(tmp_path, version):
             "segment.bytes": "104857600",
             "compression.type": "producer",
         }
-
-    run(tmp_path, scenario, **SMALL)
 
 
 async def describe_topics(client: Client, *names: str) -> Any:
@@ -74,36 +72,30 @@ async def configs(client: Client, topic: str) -> dict[str, str]:
     return {entry.name: entry.value for entry in answer.results[0].configs if entry.config_source == 1}
 
 
-def test_metadata_creates_the_topic_with_its_configs(tmp_path):
-    async def scenario(cluster, client):
+async def test_metadata_creates_the_topic_with_its_configs(tmp_path):
+    async with running(tmp_path, **SMALL) as (_, client):
         answer = await describe_topics(client, GROUP_METADATA_TOPIC_NAME)
         assert answer.topics[0].error_code == ErrorCode.LEADER_NOT_AVAILABLE
         await find_coordinator(client)
         assert (await configs(client, GROUP_METADATA_TOPIC_NAME))["cleanup.policy"] == "compact"
 
-    run(tmp_path, scenario, **SMALL)
 
-
-def test_a_topic_that_cannot_be_created_says_why(tmp_path):
-    async def scenario(cluster, client):
+async def test_a_topic_that_cannot_be_created_says_why(tmp_path):
+    async with running(tmp_path, offsets_topic_num_partitions=2) as (_, client):
         answer = await client.ask(ApiKey.FIND_COORDINATOR, key="g", key_type=0)
         assert answer.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
         assert "replication factor is 3, there are only 1 live brokers" in answer.error_message
 
-    run(tmp_path, scenario, offsets_topic_num_partitions=2)
 
-
-def test_many_ask_at_once(tmp_path):
-    async def scenario(cluster, client):
+async def test_many_ask_at_once(tmp_path):
+    async with running(tmp_path, **SMALL) as (cluster, _):
         clients = [await cluster.connect() for _ in range(20)]
         found = await asyncio.gather(*(find_coordinator(one, f"g{i}") for i, one in enumerate(clients)))
         assert [answer.error_code for answer in found] == [NONE] * 20
 
-    run(tmp_path, scenario, **SMALL)
 
-
-def test_groups_are_spread_over_all_partitions_as_kafka_spreads_them(tmp_path):
-    async def scenario(cluster, client):
+async def test_groups_are_spread_over_all_partitions_as_kafka_spreads_them(tmp_path):
+    async with running_with_topic(tmp_path, offsets_topic_num_partitions=7) as (cluster, client):
         topic = cluster.broker.parts.offsets_topic
         # String.hashCode of "g" is 103, of "group" 98629247.
         assert [topic.partition_for(group) for group in ("g", "group", "")] == [103 % 7, 98629247 % 7, 0]
@@ -113,8 +105,6 @@ def test_groups_are_spread_over_all_partitions_as_kafka_spreads_them(tmp_path):
         assert topic.partition_for("g") == 103 % 7
         await cluster.restart_broker()
         assert cluster.broker.parts.offsets_topic.partition_for("g") == 103 % 9
-
-    run_with_topic(tmp_path, scenario, offsets_topic_num_partitions=7)
 
 
 async def create_partitions(client: Client, name: str, count: int) -> int:
@@ -131,13 +121,11 @@ async def create_partitions(client: Client, name: str, count: int) -> int:
 # -- the life of a group, in every version
 
 
-def test_the_life_of_a_member_in_every_version(tmp_path):
-    async def scenario(cluster, client):
+async def test_the_life_of_a_member_in_every_version(tmp_path):
+    async with running_with_topic(tmp_path) as (cluster, client):
         for version in range(8):
             await live(client, version)
         await until(lambda: coordinator(cluster).waiting_count == 0)
-
-    run_with_topic(tmp_path, scenario)
 
 
 async def live(client: Client, version: int) -> None:
@@ -181,8 +169,8 @@ async def live(client: Client, version: int) -> None:
     ]
 
 
-def test_committing_in_every_version(tmp_path):
-    async def scenario(cluster, client):
+async def test_committing_in_every_version(tmp_path):
+    async with running_with_topic(tmp_path) as (_, client):
         await become_stable(client, "members")
         for version in range(2, 9):
             group = f"g{version}"
@@ -198,11 +186,9 @@ def test_committing_in_every_version(tmp_path):
             codes = await commit(client, {("t", 0): 1}, "members", version=version, **stranger)
             assert codes == {("t", 0): ErrorCode.UNKNOWN_MEMBER_ID}
 
-    run_with_topic(tmp_path, scenario)
 
-
-def test_commits_that_say_how_long_they_are_kept_and_those_without_a_note(tmp_path):
-    async def scenario(cluster, client):
+async def test_commits_that_say_how_long_they_are_kept_and_those_without_a_note(tmp_path):
+    async with running_with_topic(tmp_path) as (cluster, client):
         assert await commit(client, {("t", 0): 5}, version=4, retention_time_ms=60_000, metadata=None) == {
             ("t", 0): NONE
         }
@@ -213,12 +199,10 @@ def test_commits_that_say_how_long_they_are_kept_and_those_without_a_note(tmp_pa
         assert await commit(client, {("t", 0): 6}, version=4) == {("t", 0): NONE}
         assert group.offset(("t", 0)).expire_timestamp_ms is None
 
-    run_with_topic(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("retention_time_ms", [2**63 - 1, -(2**63), -5])
-def test_commits_that_are_kept_for_a_strange_time(tmp_path, retention_time_ms):
-    async def scenario(cluster, client):
+async def test_commits_that_are_kept_for_a_strange_time(tmp_path, retention_time_ms):
+    async with running_with_topic(tmp_path) as (cluster, client):
         codes = await commit(client, {("t", 0): 5}, version=4, retention_time_ms=retention_time_ms)
         assert codes == {("t", 0): NONE}
         assert await committed(client) == {("t", 0): 5}
@@ -228,11 +212,9 @@ def test_commits_that_are_kept_for_a_strange_time(tmp_path, retention_time_ms):
         )
         assert await committed(client) == ({("t", 0): 5} if retention_time_ms > 0 else {})
 
-    run_with_topic(tmp_path, scenario)
 
-
-def test_fetching_offsets_in_every_version(tmp_path):
-    async def scenario(cluster, client):
+async def test_fetching_offsets_in_every_version(tmp_path):
+    async with running_with_topic(tmp_path) as (_, client):
         await commit(client, {("t", 0): 5})
         for version in range(1, 8):
             answer = await fetch_offsets(client, {"t": [0, 1], "nothing": [3]}, version=version)
@@ -247,11 +229,9 @@ def test_fetching_offsets_in_every_version(tmp_path):
                 answer = await fetch_offsets(client, None, version=version)
                 assert [[one.committed_offset for one in topic.partitions] for topic in answer.topics] == [[5]]
 
-    run_with_topic(tmp_path, scenario)
 
-
-def test_an_error_of_the_whole_group_is_told_where_the_version_has_room_for_it(tmp_path):
-    async def scenario(cluster, client):
+async def test_an_error_of_the_whole_group_is_told_where_the_version_has_room_for_it(tmp_path):
+    async with running_with_topic(tmp_path) as (cluster, client):
         # Nobody leads that partition any more.
         coordinator(cluster).on_resignation(1, None)
         answer = await fetch_offsets(client, {"t": [0, 1]}, "g", version=1)
@@ -260,11 +240,9 @@ def test_an_error_of_the_whole_group_is_told_where_the_version_has_room_for_it(t
             answer = await fetch_offsets(client, {"t": [0, 1]}, "g", version=version)
             assert (answer.error_code, answer.topics) == (ErrorCode.NOT_COORDINATOR, [])
 
-    run_with_topic(tmp_path, scenario)
 
-
-def test_listing_by_state(tmp_path):
-    async def scenario(cluster, client):
+async def test_listing_by_state(tmp_path):
+    async with running_with_topic(tmp_path) as (_, client):
         await become_stable(client, "stable")
         await commit(client, {("t", 0): 1}, "empty")
 
@@ -277,11 +255,9 @@ def test_listing_by_state(tmp_path):
         assert await listed("Empty", "Dead") == [("empty", "Empty")]
         assert await listed("no state") == []
 
-    run_with_topic(tmp_path, scenario)
 
-
-def test_deleting_offsets(tmp_path):
-    async def scenario(cluster, client):
+async def test_deleting_offsets(tmp_path):
+    async with running_with_topic(tmp_path) as (_, client):
         await commit(client, {("t", 0): 1, ("t", 1): 2})
         answer = await wire.delete_offsets(client, {"t": [0, 5], "nothing": [0]})
         codes = {
@@ -293,11 +269,9 @@ def test_deleting_offsets(tmp_path):
         answer = await wire.delete_offsets(client, {"t": [0]}, "nobody")
         assert (answer.error_code, answer.topics) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
 
-    run_with_topic(tmp_path, scenario)
 
-
-def test_offsets_of_a_deleted_topic_are_gone(tmp_path):
-    async def scenario(cluster, client):
+async def test_offsets_of_a_deleted_topic_are_gone(tmp_path):
+    async with running_with_topic(tmp_path) as (cluster, client):
         await client.create_topic("short", 1)
         await commit(client, {("t", 0): 1, ("short", 0): 2})
         await client.ask(
@@ -310,11 +284,9 @@ def test_offsets_of_a_deleted_topic_are_gone(tmp_path):
         await cluster.restart_broker()
         assert await committed(await cluster.connect()) == {("t", 0): 1}
 
-    run_with_topic(tmp_path, scenario)
 
-
-def test_the_offsets_topic_is_deleted_and_comes_again(tmp_path):
-    async def scenario(cluster, client):
+async def test_the_offsets_topic_is_deleted_and_comes_again(tmp_path):
+    async with running_with_topic(tmp_path) as (cluster, client):
         joined = await become_stable(client)
         assert await commit(client, {("t", 0): 5}, joined=joined) == {("t", 0): NONE}
         other = await cluster.connect()
@@ -338,14 +310,12 @@ def test_the_offsets_topic_is_deleted_and_comes_again(tmp_path):
         await find_coordinator(client)
         assert await committed(client) == {("t", 0): 6}
 
-    run_with_topic(tmp_path, scenario)
-
 
 # -- members that wait
 
 
-def test_a_rebalance_of_two(tmp_path):
-    async def scenario(cluster, client):
+async def test_a_rebalance_of_two(tmp_path):
+    async with running_with_topic(tmp_path) as (cluster, client):
         other = await cluster.connect()
         first = await become_stable(client)
         waiting = asyncio.create_task(join_fully(other))
@@ -361,11 +331,9 @@ def test_a_rebalance_of_two(tmp_path):
         await sync(client, leader, {leader.member_id: b"one", second.member_id: b"two"})
         assert (await syncing).assignment == b"two"
 
-    run_with_topic(tmp_path, scenario)
 
-
-def test_later_requests_of_a_connection_wait_for_its_join(tmp_path):
-    async def scenario(cluster, client):
+async def test_later_requests_of_a_connection_wait_for_its_join(tmp_path):
+    async with running_with_topic(tmp_path) as (cluster, client):
         first = await become_stable(client)
         other = await cluster.connect()
         required = await join(other)
@@ -387,11 +355,9 @@ def test_later_requests_of_a_connection_wait_for_its_join(tmp_path):
         listed = messages.decode_response(ApiKey.LIST_GROUPS, 4, await other.receive())
         assert [group.group_state for group in listed.groups] == ["CompletingRebalance"]
 
-    run_with_topic(tmp_path, scenario)
 
-
-def test_a_member_that_goes_while_it_waits_leaves_nothing_behind(tmp_path):
-    async def scenario(cluster, client):
+async def test_a_member_that_goes_while_it_waits_leaves_nothing_behind(tmp_path):
+    async with running_with_topic(tmp_path) as (cluster, client):
         first = await become_stable(client)
         other = await cluster.connect()
         required = await join(other)
@@ -409,11 +375,9 @@ def test_a_member_that_goes_while_it_waits_leaves_nothing_behind(tmp_path):
         await until(lambda: coordinator(cluster).waiting_count == 0)
         assert not [server for server in cluster.broker.parts.listeners.values() if server.connection_count > 2]
 
-    run_with_topic(tmp_path, scenario)
 
-
-def test_what_a_leader_has_assigned_is_stored_although_it_is_gone(tmp_path):
-    async def scenario(cluster, client):
+async def test_what_a_leader_has_assigned_is_stored_although_it_is_gone(tmp_path):
+    async with running_with_topic(tmp_path) as (cluster, client):
         first = await become_stable(client)
         other = await cluster.connect()
         waiting = asyncio.create_task(join_fully(other))
@@ -438,11 +402,9 @@ def test_what_a_leader_has_assigned_is_stored_although_it_is_gone(tmp_path):
         assert (await sync(other, second, {})).assignment == b"two"
         assert await wire.state(other) == "Stable"
 
-    run_with_topic(tmp_path, scenario)
 
-
-def test_a_stop_answers_those_who_wait(tmp_path):
-    async def scenario(cluster, client):
+async def test_a_stop_answers_those_who_wait(tmp_path):
+    async with running_with_topic(tmp_path) as (cluster, client):
         await become_stable(client)
         other = await cluster.connect()
         waiting = asyncio.create_task(join_fully(other))
@@ -450,11 +412,9 @@ def test_a_stop_answers_those_who_wait(tmp_path):
         await cluster.broker.stop()
         assert (await waiting).error_code == ErrorCode.NOT_COORDINATOR
 
-    run_with_topic(tmp_path, scenario)
 
-
-def test_a_static_member_comes_again(tmp_path):
-    async def scenario(cluster, client):
+async def test_a_static_member_comes_again(tmp_path):
+    async with running_with_topic(tmp_path) as (_, client):
         joined = await join(client, instance_id="one")
         assert (joined.error_code, joined.members[0].group_instance_id) == (NONE, "one")
         assert (await sync(client, joined, {joined.member_id: b"all"})).error_code == NONE
@@ -465,14 +425,12 @@ def test_a_static_member_comes_again(tmp_path):
         assert fenced == {("t", 0): ErrorCode.FENCED_INSTANCE_ID}
         assert await commit(client, {("t", 0): 1}, joined=again, group_instance_id="one") == {("t", 0): NONE}
 
-    run_with_topic(tmp_path, scenario)
-
 
 # -- offsets that last
 
 
-def test_groups_and_offsets_outlive_the_broker(tmp_path):
-    async def scenario(cluster, client):
+async def test_groups_and_offsets_outlive_the_broker(tmp_path):
+    async with running_with_topic(tmp_path) as (cluster, client):
         joined = await become_stable(client)
         assert await commit(client, {("t", 0): 7, ("t", 1): 8}, joined=joined) == {("t", 0): NONE, ("t", 1): NONE}
         await cluster.restart_broker()
@@ -482,11 +440,9 @@ def test_groups_and_offsets_outlive_the_broker(tmp_path):
         assert await wire.heartbeat(client, joined) == NONE
         assert (await sync(client, joined, {})).assignment == b"assignment"
 
-    run_with_topic(tmp_path, scenario)
 
-
-def test_a_commit_whose_client_is_gone_still_counts(tmp_path):
-    async def scenario(cluster, client):
+async def test_a_commit_whose_client_is_gone_still_counts(tmp_path):
+    async with running_with_topic(tmp_path) as (cluster, client):
         other = await cluster.connect()
         body = wire.commit_request({("t", 0): 7})
         for buffer in messages.encode_request(ApiKey.OFFSET_COMMIT, 8, 1, "test", body):
@@ -497,11 +453,9 @@ def test_a_commit_whose_client_is_gone_still_counts(tmp_path):
         answer = await fetch_offsets(client, {"t": [0]}, stable=True)
         assert answer.topics[0].partitions[0].error_code == NONE
 
-    run_with_topic(tmp_path, scenario)
 
-
-def test_one_commit_that_is_too_large_fails_alone(tmp_path):
-    async def scenario(cluster, client):
+async def test_one_commit_that_is_too_large_fails_alone(tmp_path):
+    async with running_with_topic(tmp_path, message_max_bytes=600) as (cluster, _):
         clients = [await cluster.connect() for _ in range(6)]
         await asyncio.gather(*(commit(one, {("t", 0): 0}, "g") for one in clients))
         small = [commit(one, {("t", 0): index}, "g", metadata="x" * 40) for index, one in enumerate(clients[1:])]
@@ -510,15 +464,11 @@ def test_one_commit_that_is_too_large_fails_alone(tmp_path):
         assert first == {("t", 0): ErrorCode.INVALID_COMMIT_OFFSET_SIZE, ("t", 1): ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
         assert others == [{("t", 0): NONE}] * 5
 
-    run_with_topic(tmp_path, scenario, message_max_bytes=600)
 
-
-def test_notes_have_a_limit(tmp_path):
-    async def scenario(cluster, client):
+async def test_notes_have_a_limit(tmp_path):
+    async with running_with_topic(tmp_path, offset_metadata_max_bytes=10) as (_, client):
         assert await commit(client, {("t", 0): 1}, metadata="x" * 11) == {("t", 0): ErrorCode.OFFSET_METADATA_TOO_LARGE}
         assert await commit(client, {("t", 0): 1}, metadata="x" * 10) == {("t", 0): NONE}
-
-    run_with_topic(tmp_path, scenario, offset_metadata_max_bytes=10)
 
 
 # -- who may
@@ -534,8 +484,8 @@ class Only:
         return (operation, resource_type, name) in self.allowed
 
 
-def test_nobody_may_use_a_group_without_the_right(tmp_path):
-    async def scenario(cluster, client):
+async def test_nobody_may_use_a_group_without_the_right(tmp_path):
+    async with running(tmp_path, authorizer=Only(), **SMALL) as (_, client):
         denied = ErrorCode.GROUP_AUTHORIZATION_FAILED
         assert (await join(client)).error_code == denied
         assert (await sync(client, await join(client), {})).error_code == denied
@@ -552,18 +502,15 @@ def test_nobody_may_use_a_group_without_the_right(tmp_path):
         assert deleted.results[0].error_code == denied
         assert (await wire.delete_offsets(client, {"t": [0]})).error_code == denied
 
-    run(tmp_path, scenario, authorizer=Only(), **SMALL)
 
-
-def test_topics_are_looked_at_one_by_one(tmp_path):
+async def test_topics_are_looked_at_one_by_one(tmp_path):
     rights = [
         *((operation, ResourceType.GROUP, "g") for operation in (Operation.READ, Operation.DESCRIBE, Operation.DELETE)),
         (Operation.CREATE, ResourceType.CLUSTER, "kafka-cluster"),
         (Operation.READ, ResourceType.TOPIC, "mine"),
         (Operation.DESCRIBE, ResourceType.TOPIC, "mine"),
     ]
-
-    async def scenario(cluster, client):
+    async with running(tmp_path, authorizer=Only(*rights), **SMALL) as (_, client):
         denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         for topic in "mine", "secret":
             await client.create_topic(topic)
@@ -583,22 +530,18 @@ def test_topics_are_looked_at_one_by_one(tmp_path):
             "secret": denied,
         }
 
-    run(tmp_path, scenario, authorizer=Only(*rights), **SMALL)
 
-
-def test_what_a_client_may_do_with_a_group(tmp_path):
-    async def scenario(cluster, client):
+async def test_what_a_client_may_do_with_a_group(tmp_path):
+    async with running_with_topic(tmp_path) as (_, client):
         described = await client.ask(ApiKey.DESCRIBE_GROUPS, groups=["g"], include_authorized_operations=True)
         assert described.groups[0].authorized_operations == {Operation.READ, Operation.DESCRIBE, Operation.DELETE}
-
-    run_with_topic(tmp_path, scenario)
 
 
 # -- the topic itself
 
 
-def test_only_the_admin_client_writes_to_internal_topics(tmp_path):
-    async def scenario(cluster, client):
+async def test_only_the_admin_client_writes_to_internal_topics(tmp_path):
+    async with running_with_topic(tmp_path) as (_, client):
         assert (
             await client.produce(GROUP_METADATA_TOPIC_NAME, 0, batch(b"x"))
         ).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -608,5 +551,3 @@ def test_only_the_admin_client_writes_to_internal_topics(tmp_path):
         answer = await client.request(ApiKey.PRODUCE, 9, body, client_id="__admin_client")
         # It is allowed to; but a compacted topic needs keys.
         assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_RECORD
-
-    run_with_topic(tmp_path, scenario)

@@ -17,7 +17,7 @@ from klamm.protocol.records import Record, build_batch
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from support.group_wire import find_coordinator, join, sync
 from support.hostile_bytes import Hostile, seeds
-from support.one_broker import Client, OneBroker, run, until
+from support.one_broker import Client, OneBroker, running, until
 
 GROUPS = ("a", "b", "c", "d")
 # Only Kafka's own tools may write there; they name themselves so.
@@ -100,7 +100,7 @@ async def take_part(client: Client, hostile: Hostile, group: str) -> None:
     await client.ask(ApiKey.DESCRIBE_GROUPS, groups=[group])
 
 
-def test_groups_of_hostile_records(tmp_path: Path) -> None:
+async def test_groups_of_hostile_records(tmp_path: Path) -> None:
     async def play(cluster: OneBroker, client: Client, seed: int) -> None:
         hostile = Hostile(seed)
         body = ProduceRequest.of(None, 1, 1000, [(GROUP_METADATA_TOPIC_NAME, [(0, build_batch(stored(hostile)))])])
@@ -116,7 +116,14 @@ def test_groups_of_hostile_records(tmp_path: Path) -> None:
         for group in GROUPS:
             await asyncio.wait_for(take_part(client, hostile, group), 30)
 
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(
+        tmp_path,
+        limit_s=7200,
+        offsets_topic_num_partitions=1,
+        offsets_topic_replication_factor=1,
+        group_initial_rebalance_delay_ms=0,
+        group_min_session_timeout_ms=1,
+    ) as (cluster, client):
         await find_coordinator(client)
         for seed in seeds(8):
             try:
@@ -125,13 +132,3 @@ def test_groups_of_hostile_records(tmp_path: Path) -> None:
             except BaseException as error:
                 error.add_note(f"seed {seed}; {cluster.broker.failure}")
                 raise
-
-    run(
-        tmp_path,
-        scenario,
-        limit_s=7200,
-        offsets_topic_num_partitions=1,
-        offsets_topic_replication_factor=1,
-        group_initial_rebalance_delay_ms=0,
-        group_min_session_timeout_ms=1,
-    )

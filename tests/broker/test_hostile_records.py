@@ -13,7 +13,7 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import BatchHeader
 from klamm.protocol.records import _encode_varint, _varint
 from support.hostile_bytes import Hostile, seeds
-from support.one_broker import Client, OneBroker, run
+from support.one_broker import Client, running
 
 ListTopic = messages.request_class(ApiKey.LIST_OFFSETS).ListOffsetsTopic
 TOPICS = {
@@ -53,23 +53,20 @@ STRANGE_TIMES = [
 
 
 @pytest.mark.parametrize(("delta", "base_timestamp", "timestamp_ms"), STRANGE_TIMES)
-def test_a_timestamp_that_no_number_holds_stops_nobody(
+async def test_a_timestamp_that_no_number_holds_stops_nobody(
     tmp_path: Path, delta: bytes, base_timestamp: int, timestamp_ms: int
 ) -> None:
     body = b"\0" + delta + b"\0\1\1\0"
     data = batch_of(_varint(len(body)) + body, base_timestamp=base_timestamp, max_timestamp=2**63 - 1)
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t")
         assert (await client.produce("t", 0, data)).error_code == 0
         for asked_ms in (0, 2**63 - 1):
             expected = (0, timestamp_ms, 0) if timestamp_ms >= asked_ms else (0, -1, -1)
             assert await lookup(client, "t", asked_ms) == expected
 
-    run(tmp_path, scenario)
 
-
-def test_hostile_batches(tmp_path: Path) -> None:
+async def test_hostile_batches(tmp_path: Path) -> None:
     async def play(client: Client, seed: int) -> None:
         hostile = Hostile(seed)
         topic = hostile.chance.choice(list(TOPICS))
@@ -79,7 +76,7 @@ def test_hostile_batches(tmp_path: Path) -> None:
             await lookup(client, topic, timestamp_ms)
         await client.fetch(topic, 0, hostile.number(64), isolation_level=1)
 
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, limit_s=7200) as (cluster, client):
         for topic, configs in TOPICS.items():
             await client.create_topic(topic, **configs)
         for seed in seeds(40):
@@ -90,5 +87,3 @@ def test_hostile_batches(tmp_path: Path) -> None:
             except BaseException as error:
                 error.add_note(f"seed {seed}; {cluster.broker.failure}")
                 raise
-
-    run(tmp_path, scenario, limit_s=7200)

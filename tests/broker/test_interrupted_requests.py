@@ -14,7 +14,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataTopic,
 )
 from support.group_wire import find_coordinator
-from support.one_broker import Client, OneBroker, batch, run, until
+from support.one_broker import Client, OneBroker, batch, running, until
 
 GROUPS, PARTITIONS = 20, 500
 
@@ -77,8 +77,12 @@ async def commit(client: Client, group: str) -> None:
     assert set(answer.error_codes().values()) == {0}
 
 
-def test_an_interrupted_update_metadata_forgets_no_offsets_of_deleted_topics(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_an_interrupted_update_metadata_forgets_no_offsets_of_deleted_topics(tmp_path: Path) -> None:
+    async with running(tmp_path, offsets_topic_num_partitions=1, offsets_topic_replication_factor=1) as (
+        cluster,
+        client,
+    ):
+
         def offsets_left() -> int:
             return sum(group.offset_count for group in cluster.broker.parts.groups.groups())
 
@@ -101,16 +105,14 @@ def test_an_interrupted_update_metadata_forgets_no_offsets_of_deleted_topics(tmp
         assert (await (await cluster.connect()).request(ApiKey.UPDATE_METADATA, 7, again)).error_code == 0
         assert offsets_left() == 0
 
-    run(tmp_path, scenario, offsets_topic_num_partitions=1, offsets_topic_replication_factor=1)
-
 
 def test_only_requests_that_leave_nothing_half_done_end_with_their_clients() -> None:
     assert {key.name for key, api in APIS.items() if api.ends_with_client} == END_WITH_THEIR_CLIENTS
     assert {key.name for key, api in APIS.items() if not api.ends_with_client} == RUN_TO_THEIR_END
 
 
-def test_a_creation_of_topics_runs_to_its_end_and_nobody_waits_for_their_leaders(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_creation_of_topics_runs_to_its_end_and_nobody_waits_for_their_leaders(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, _):
         create = messages.request_class(ApiKey.CREATE_TOPICS)
         names = [f"t{number}" for number in range(30)]
         topics = [
@@ -129,11 +131,9 @@ def test_a_creation_of_topics_runs_to_its_end_and_nobody_waits_for_their_leaders
         (listener,) = cluster.broker.parts.listeners.values()
         await until(lambda: not listener._abandoned)
 
-    run(tmp_path, scenario)
 
-
-def test_a_produce_is_kept_and_its_replicas_are_waited_for_by_nobody(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_produce_is_kept_and_its_replicas_are_waited_for_by_nobody(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         await cluster.begin_leader_epoch(client, "t", 1, isr=(0, 1), replicas=(0, 1))
         gone = await cluster.connect()
@@ -145,5 +145,3 @@ def test_a_produce_is_kept_and_its_replicas_are_waited_for_by_nobody(tmp_path: P
         await gone.close()
         await until(lambda: len(replicas.produce_purgatory) == 0)
         assert replicas.partition("t", 0).log.log_end_offset == 1
-
-    run(tmp_path, scenario)

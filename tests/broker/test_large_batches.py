@@ -21,7 +21,7 @@ from klamm.protocol.record_walk import Wanted
 from klamm.protocol.records import Record, build_batch
 from klamm.storage.batch_inspection import Demands, inspect
 from klamm.storage.log_config import LogConfig
-from support.one_broker import Client, OneBroker, batch, run, until, values
+from support.one_broker import Client, OneBroker, batch, running, until, values
 
 T = TypeVar("T")
 
@@ -76,11 +76,10 @@ async def answer(client: Client) -> tuple[int, int, int]:
     return struct.unpack_from(">i", received)[0], result.error_code, result.base_offset
 
 
-def test_a_few_bytes_with_very_many_records_hold_nobody_up(tmp_path: Path) -> None:
+async def test_a_few_bytes_with_very_many_records_hold_nobody_up(tmp_path: Path) -> None:
     data = bomb(300_000)
     assert len(data) < 400
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t", cleanup_policy="compact")
         waiting = asyncio.create_task(client.produce("t", 0, data))
         other = await cluster.connect()
@@ -95,28 +94,22 @@ def test_a_few_bytes_with_very_many_records_hold_nobody_up(tmp_path: Path) -> No
         assert (await waiting).error_code == ErrorCode.INVALID_RECORD
         assert longest_s < 1
 
-    run(tmp_path, scenario)
 
-
-def test_records_that_would_be_too_many_bytes_are_refused(tmp_path: Path) -> None:
+async def test_records_that_would_be_too_many_bytes_are_refused(tmp_path: Path) -> None:
     data = build_batch([Record(b"k", bytes(20 * 1024 * 1024))], codec=CompressionType.ZSTD)
     assert len(data) < 10_000
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t", cleanup_policy="compact")
         assert (await client.produce("t", 0, data)).error_code == ErrorCode.MESSAGE_TOO_LARGE
         await client.create_topic("opaque")
         assert (await client.produce("opaque", 0, data)).error_code == 0
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("codec", CompressionType)
-def test_a_large_batch_is_compressed_anew_elsewhere(tmp_path: Path, codec: CompressionType) -> None:
+async def test_a_large_batch_is_compressed_anew_elsewhere(tmp_path: Path, codec: CompressionType) -> None:
     sent = [b"%d" % number + bytes(1000) for number in range(600)]
     name = "uncompressed" if codec is CompressionType.NONE else codec.name.lower()
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t", compression_type=name)
         source = CompressionType.LZ4 if codec is CompressionType.NONE else CompressionType.NONE
         data = batch(*sent, codec=source, producer_id=7, producer_epoch=0, base_sequence=0)
@@ -124,8 +117,6 @@ def test_a_large_batch_is_compressed_anew_elsewhere(tmp_path: Path, codec: Compr
         fetched = (await client.fetch("t", 0, 0)).records
         assert rb.parse_header(fetched).codec == codec
         assert values(fetched) == sent
-
-    run(tmp_path, scenario)
 
 
 def test_what_becomes_too_large_is_refused_before_it_comes_back() -> None:
@@ -137,11 +128,10 @@ def test_what_becomes_too_large_is_refused_before_it_comes_back() -> None:
     assert refused.value.code is ErrorCode.MESSAGE_TOO_LARGE
 
 
-def test_very_many_batches_in_one_request_hold_nobody_up(tmp_path: Path) -> None:
+async def test_very_many_batches_in_one_request_hold_nobody_up(tmp_path: Path) -> None:
     count = 2_000
     one = bytes(build_batch([Record(b"k", b"v")]))
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         other = await cluster.connect()
         body = ProduceRequest.of(None, 1, 10_000, [("t", [(0, one)] * count)])
@@ -153,89 +143,72 @@ def test_very_many_batches_in_one_request_hold_nobody_up(tmp_path: Path) -> None
         results = messages.decode_response(ApiKey.PRODUCE, 9, await client.receive()).responses[0].partition_responses
         assert [result.base_offset for result in results] == [*range(between), *range(between + 1, count + 1)]
 
-    run(tmp_path, scenario)
 
-
-def test_what_follows_on_the_connection_does_not_overtake(tmp_path: Path) -> None:
-    async def main() -> None:
-        environment = HeldWorker()
-        async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
-            client, other = await cluster.connect(), await cluster.connect()
-            await client.create_topic("t", cleanup_policy="compact")
-            of_producer = {"producer_id": 7, "producer_epoch": 0}
-            client.send_raw(frame(1, "t", large(**of_producer, base_sequence=0)))
-            small = [Record(b"k", b"v")]
-            client.send_raw(frame(2, "t", build_batch(small, **of_producer, base_sequence=LARGE)))
-            client.send_raw(frame(3, "t", build_batch(small, **of_producer, base_sequence=LARGE + 1)))
-            await environment.asked.wait()
-            assert (await other.produce("t", 0, build_batch(small))).base_offset == 0
-            environment.may_work.set()
-            assert [await answer(client) for _ in range(3)] == [(1, 0, 1), (2, 0, 1 + LARGE), (3, 0, 2 + LARGE)]
-            assert not cluster.broker.failure.done()
-
-    asyncio.run(main())
-
-
-def test_who_leads_no_more_when_it_is_looked_into_does_not_append(tmp_path: Path) -> None:
-    async def main() -> None:
-        environment = HeldWorker()
-        async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
-            client, other = await cluster.connect(), await cluster.connect()
-            await client.create_topic("t", cleanup_policy="compact")
-            client.send_raw(frame(1, "t", large()))
-            await environment.asked.wait()
-            await cluster.begin_leader_epoch(other, "t", 10, leader=1, isr=(1,), replicas=(0, 1))
-            environment.may_work.set()
-            assert await answer(client) == (1, ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
-
-    asyncio.run(main())
-
-
-def test_a_worker_that_dies_is_an_error_that_clients_retry(tmp_path: Path) -> None:
-    async def main() -> None:
-        environment = HeldWorker()
-        environment.dies = True
+async def test_what_follows_on_the_connection_does_not_overtake(tmp_path: Path) -> None:
+    environment = HeldWorker()
+    async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
+        client, other = await cluster.connect(), await cluster.connect()
+        await client.create_topic("t", cleanup_policy="compact")
+        of_producer = {"producer_id": 7, "producer_epoch": 0}
+        client.send_raw(frame(1, "t", large(**of_producer, base_sequence=0)))
+        small = [Record(b"k", b"v")]
+        client.send_raw(frame(2, "t", build_batch(small, **of_producer, base_sequence=LARGE)))
+        client.send_raw(frame(3, "t", build_batch(small, **of_producer, base_sequence=LARGE + 1)))
+        await environment.asked.wait()
+        assert (await other.produce("t", 0, build_batch(small))).base_offset == 0
         environment.may_work.set()
-        async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
-            client = await cluster.connect()
-            await client.create_topic("t", cleanup_policy="compact")
-            assert (await client.produce("t", 0, large())).error_code == ErrorCode.KAFKA_STORAGE_ERROR
-            environment.dies = False
-            assert (await client.produce("t", 0, large())).base_offset == 0
-            assert not cluster.broker.failure.done()
+        assert [await answer(client) for _ in range(3)] == [(1, 0, 1), (2, 0, 1 + LARGE), (3, 0, 2 + LARGE)]
+        assert not cluster.broker.failure.done()
 
-    asyncio.run(main())
+
+async def test_who_leads_no_more_when_it_is_looked_into_does_not_append(tmp_path: Path) -> None:
+    environment = HeldWorker()
+    async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
+        client, other = await cluster.connect(), await cluster.connect()
+        await client.create_topic("t", cleanup_policy="compact")
+        client.send_raw(frame(1, "t", large()))
+        await environment.asked.wait()
+        await cluster.begin_leader_epoch(other, "t", 10, leader=1, isr=(1,), replicas=(0, 1))
+        environment.may_work.set()
+        assert await answer(client) == (1, ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+
+
+async def test_a_worker_that_dies_is_an_error_that_clients_retry(tmp_path: Path) -> None:
+    environment = HeldWorker()
+    environment.dies = True
+    environment.may_work.set()
+    async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
+        client = await cluster.connect()
+        await client.create_topic("t", cleanup_policy="compact")
+        assert (await client.produce("t", 0, large())).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        environment.dies = False
+        assert (await client.produce("t", 0, large())).base_offset == 0
+        assert not cluster.broker.failure.done()
 
 
 @pytest.mark.parametrize("acks", [0, -1])
-def test_nothing_is_looked_into_for_who_has_hung_up(tmp_path: Path, acks: int) -> None:
-    async def main() -> None:
-        environment = HeldWorker()
-        async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
-            client, other = await cluster.connect(), await cluster.connect()
-            await other.create_topic("t", cleanup_policy="compact")
-            client.send_raw(frame(1, "t", large(), acks))
-            await environment.asked.wait()
-            await client.close()
-            await until(lambda: environment.cancelled == 1)
-            assert (await other.fetch("t", 0, 0)).high_watermark == 0
-
-    asyncio.run(main())
+async def test_nothing_is_looked_into_for_who_has_hung_up(tmp_path: Path, acks: int) -> None:
+    environment = HeldWorker()
+    async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
+        client, other = await cluster.connect(), await cluster.connect()
+        await other.create_topic("t", cleanup_policy="compact")
+        client.send_raw(frame(1, "t", large(), acks))
+        await environment.asked.wait()
+        await client.close()
+        await until(lambda: environment.cancelled == 1)
+        assert (await other.fetch("t", 0, 0)).high_watermark == 0
 
 
-def test_a_topic_that_is_configured_anew_meanwhile_has_its_way(tmp_path: Path) -> None:
-    async def main() -> None:
-        environment = HeldWorker()
-        async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
-            client = await cluster.connect()
-            await client.create_topic("t", compression_type="zstd")
-            keyless = build_batch([Record(None, b"v")] * LARGE)
-            client.send_raw(frame(1, "t", keyless))
-            await environment.asked.wait()
-            partition = cluster.broker.parts.replica_manager.partition("t", 0)
-            config = partition.log.config
-            partition.log.config = type(config)(cleanup_policy=("compact",))
-            environment.may_work.set()
-            assert await answer(client) == (1, ErrorCode.INVALID_RECORD, -1)
-
-    asyncio.run(main())
+async def test_a_topic_that_is_configured_anew_meanwhile_has_its_way(tmp_path: Path) -> None:
+    environment = HeldWorker()
+    async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
+        client = await cluster.connect()
+        await client.create_topic("t", compression_type="zstd")
+        keyless = build_batch([Record(None, b"v")] * LARGE)
+        client.send_raw(frame(1, "t", keyless))
+        await environment.asked.wait()
+        partition = cluster.broker.parts.replica_manager.partition("t", 0)
+        config = partition.log.config
+        partition.log.config = type(config)(cleanup_policy=("compact",))
+        environment.may_work.set()
+        assert await answer(client) == (1, ErrorCode.INVALID_RECORD, -1)

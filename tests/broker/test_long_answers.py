@@ -10,18 +10,17 @@ import pytest
 from klamm.broker.handlers import metadata
 from klamm.protocol import messages
 from klamm.protocol.messages import ApiKey
-from support.one_broker import Client, OneBroker, run, until
+from support.one_broker import running, until
 
 PARTITIONS = 2_000
 CLIENTS = 5
 
 
-def test_clients_that_ask_for_very_much_are_answered_one_after_the_other(
+async def test_clients_that_ask_for_very_much_are_answered_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Side by side all would be answered last, and the broker would hold what all the answers are made of."""
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         cache = cluster.broker.parts.metadata_cache
         await until(lambda: "t" in cache.snapshot.topics)
@@ -45,5 +44,3 @@ def test_clients_that_ask_for_very_much_are_answered_one_after_the_other(
         changes = sum(one != next_one for one, next_one in itertools.pairwise(described))
         assert len(described) == PARTITIONS * CLIENTS
         assert changes <= 2 * CLIENTS
-
-    run(tmp_path, scenario)

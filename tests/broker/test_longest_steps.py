@@ -23,7 +23,7 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.schema import Field, Struct, fields_of
 from klamm.simulation.small_slices import small_slices
 from support.group_wire import find_coordinator
-from support.one_broker import Client, OneBroker, batch, run
+from support.one_broker import Client, batch, running
 from support.opcodes import Steps, counted_steps
 
 ELEMENTS = 200
@@ -155,10 +155,12 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         codec.cache_clear()
 
 
-def test_no_step_grows_with_the_request(tmp_path: Path, small_steps: None) -> None:
+async def test_no_step_grows_with_the_request(tmp_path: Path, small_steps: None) -> None:
     too_long = []
 
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    properties = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
+    properties["zookeeper_session_timeout_ms"] = 60_000  # counting makes steps slow
+    async with running(tmp_path, auto_create_topics_enable=False, **properties) as (_, client):
         await client.create_topic(TOPIC)
         await find_coordinator(client, "g")
         for key, path in CASES:
@@ -167,10 +169,6 @@ def test_no_step_grows_with_the_request(tmp_path: Path, small_steps: None) -> No
                 await answered(client, frame)
             if steps.opcodes > max_opcodes(key, path):
                 too_long.append(f"{key.name} {'.'.join(path)}: {steps.opcodes} opcodes, most in {steps.function}")
-
-    properties = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
-    properties["zookeeper_session_timeout_ms"] = 60_000  # counting makes steps slow
-    run(tmp_path, scenario, auto_create_topics_enable=False, **properties)
     assert not too_long, "\n".join(too_long)
 
 

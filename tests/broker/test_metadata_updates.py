@@ -7,7 +7,7 @@ from typing import Any
 from klamm.broker.metadata_updates import TOPICS_PER_SLICE, Look, MetadataUpdates
 
 
-def test_no_turn_of_the_loop_looks_at_all_partitions() -> None:
+async def test_no_turn_of_the_loop_looks_at_all_partitions() -> None:
     in_turn = 0
     most = 0
 
@@ -49,15 +49,10 @@ def test_no_turn_of_the_loop_looks_at_all_partitions() -> None:
         lambda: store,
         lambda error: None,
     )
-
-    async def scenario() -> None:
-        nonlocal in_turn
-        updates.look_for_deleted_topics(Look.NAMES)
-        for _ in range(100):
-            in_turn = 0
-            await asyncio.sleep(0)
-        await updates.stop()
-
-    asyncio.run(scenario())
+    updates.look_for_deleted_topics(Look.NAMES)
+    for _ in range(100):
+        in_turn = 0
+        await asyncio.sleep(0)
+    await updates.stop()
     assert asked == [["t"]]
     assert most <= TOPICS_PER_SLICE

@@ -13,7 +13,7 @@ from klamm.broker import metrics_endpoint
 from klamm.broker.prometheus_text import prometheus_name, render
 from klamm.metrics import Histogram, MetricName, Metrics
 from support.group_wire import commit, committed, find_coordinator
-from support.one_broker import Client, OneBroker, run
+from support.one_broker import OneBroker, running
 
 
 class Answer:
@@ -79,8 +79,8 @@ def test_names_and_kinds() -> None:
     )
 
 
-def test_metrics_of_a_broker(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_metrics_of_a_broker(tmp_path: Path) -> None:
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
         await client.create_topic("t", 3)
         await cluster.wait_until_told()
         gc.collect()
@@ -102,11 +102,11 @@ def test_metrics_of_a_broker(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
         assert found["klamm_eventloop_longestlagms"][""] >= 0
 
-    run(tmp_path, scenario, klamm_metrics_port=0)
 
-
-def test_metrics_of_groups(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_metrics_of_groups(tmp_path: Path) -> None:
+    async with running(
+        tmp_path, klamm_metrics_port=0, offsets_topic_num_partitions=1, offsets_topic_replication_factor=1
+    ) as (cluster, client):
         await client.create_topic("t", 2)
         await find_coordinator(client)
         await committed(client)
@@ -116,14 +116,6 @@ def test_metrics_of_groups(tmp_path: Path) -> None:
         assert found[f"{prefix}groups"] == found[f"{prefix}groupsempty"] == {"": 1}
         assert found[f"{prefix}groupsstable"] == {"": 0}
         assert found[f"{prefix}offsets"] == {"": 2}
-
-    run(
-        tmp_path,
-        scenario,
-        klamm_metrics_port=0,
-        offsets_topic_num_partitions=1,
-        offsets_topic_replication_factor=1,
-    )
 
 
 GAUGES = {
@@ -140,19 +132,17 @@ GAUGES = {
 }
 
 
-def test_the_controllers_status(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, _client: Client) -> None:
+async def test_the_controllers_status(tmp_path: Path) -> None:
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, _):
         answer = await get(cluster, "/controller")
         assert "Content-Type: application/json\r\n" in answer.head
         found = json.loads(await answer.body())
         assert (found["controller_id"], found["active"], found["epoch"]) == (0, True, 1)
         assert [broker["broker_id"] for broker in found["brokers"]] == [0]
 
-    run(tmp_path, scenario, klamm_metrics_port=0)
 
-
-def test_records_that_there_are_and_those_that_follow(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_records_that_there_are_and_those_that_follow(tmp_path: Path) -> None:
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
         body = await (await get(cluster, "/controller/events")).body()
         records = [json.loads(line) for line in body.splitlines()]
         assert [record["sequence"] for record in records] == list(range(len(records)))
@@ -184,13 +174,10 @@ def test_records_that_there_are_and_those_that_follow(tmp_path: Path) -> None:
             while cluster.broker.parts.controller.state_changes._followers:  # noqa: ASYNC110  # nobody tells
                 await asyncio.sleep(0.01)
 
-    run(tmp_path, scenario, klamm_metrics_port=0)
 
-
-def test_a_quiet_stream_is_not_a_dead_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_quiet_stream_is_not_a_dead_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_endpoint, "IDLE_S", 0.01)
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
         following = await get(cluster, "/controller/events?follow")
         while (await following.line())["kind"] != "idle":
             pass
@@ -202,21 +189,17 @@ def test_a_quiet_stream_is_not_a_dead_one(tmp_path: Path, monkeypatch: pytest.Mo
         assert sequences == list(range(sequences[0], sequences[0] + len(seen)))
         following.close()
 
-    run(tmp_path, scenario, klamm_metrics_port=0)
-
 
 @pytest.mark.parametrize(("path", "status"), [("/", 404), ("/controller/", 404), ("/metrics?x=1", 200)])
-def test_other_paths(tmp_path: Path, path: str, status: int) -> None:
-    async def scenario(cluster: OneBroker, _client: Client) -> None:
+async def test_other_paths(tmp_path: Path, path: str, status: int) -> None:
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, _):
         answer = await get(cluster, path)
         assert answer.status == status
         await answer.body()
 
-    run(tmp_path, scenario, klamm_metrics_port=0)
 
-
-def test_the_registration_tells_the_port(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, _client: Client) -> None:
+async def test_the_registration_tells_the_port(tmp_path: Path) -> None:
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, _):
         (broker,) = (await cluster.broker.zookeeper.store.live_brokers()).values()
         assert broker.registration.jmx_port == cluster.broker.metrics_port
         callbacks = len(gc.callbacks)
@@ -225,12 +208,8 @@ def test_the_registration_tells_the_port(tmp_path: Path) -> None:
         with pytest.raises(OSError):
             await get(cluster, "/metrics")
 
-    run(tmp_path, scenario, klamm_metrics_port=0)
 
-
-def test_without_the_port_nothing_is_told(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, _client: Client) -> None:
+async def test_without_the_port_nothing_is_told(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, _):
         (broker,) = (await cluster.broker.zookeeper.store.live_brokers()).values()
         assert (broker.registration.jmx_port, cluster.broker.metrics_port) == (-1, None)
-
-    run(tmp_path, scenario)

@@ -28,7 +28,7 @@ from klamm.protocol.update_metadata import (
 from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.group_wire import commit, committed, find_coordinator
 from support.message_oracle import body_of, library_class
-from support.one_broker import Client, OneBroker, batch, run, values
+from support.one_broker import Client, OneBroker, batch, running, values
 
 NONE = ErrorCode.NONE
 
@@ -228,11 +228,10 @@ def every_version() -> list[tuple[ApiKey, int]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_odd_values_in_every_field(tmp_path: Path, seed: int) -> None:
+async def test_odd_values_in_every_field(tmp_path: Path, seed: int) -> None:
     odd = Odd(seed)
     requests = [(key, version) for key, version in every_version() if key not in FROM_THE_CONTROLLER]
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("safe")
         await client.create_topic("a", partitions=2)
         other = await cluster.connect()
@@ -251,14 +250,17 @@ def test_odd_values_in_every_field(tmp_path: Path, seed: int) -> None:
         assert values((await client.fetch("safe", 0, 0)).records) == [b"%d" % number for number in range(ROUNDS)]
         assert answered > 0.8 * ROUNDS * len(requests)
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("seed", range(3))
-def test_odd_values_from_members_of_groups(tmp_path: Path, seed: int) -> None:
+async def test_odd_values_from_members_of_groups(tmp_path: Path, seed: int) -> None:
     """Whatever they say: other groups work, and what they have left in the log can be read again."""
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(
+        tmp_path,
+        offsets_topic_num_partitions=2,
+        offsets_topic_replication_factor=1,
+        group_initial_rebalance_delay_ms=0,
+        group_min_session_timeout_ms=-1,
+    ) as (cluster, client):
         odd = Odd(seed)
         requests = [(key, version) for key, version in every_version() if key in OF_GROUPS]
         requests += [(key, version) for key, version in requests if key in (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP)] * 2
@@ -286,21 +288,11 @@ def test_odd_values_from_members_of_groups(tmp_path: Path, seed: int) -> None:
         await cluster.restart_broker()
         assert await committed(await cluster.connect(), "safe") == {("a", 0): GROUP_ROUNDS - 1}
 
-    run(
-        tmp_path,
-        scenario,
-        offsets_topic_num_partitions=2,
-        offsets_topic_replication_factor=1,
-        group_initial_rebalance_delay_ms=0,
-        group_min_session_timeout_ms=-1,
-    )
-
 
 @pytest.mark.parametrize("seed", range(3))
-def test_odd_values_from_a_controller(tmp_path: Path, seed: int) -> None:
+async def test_odd_values_from_a_controller(tmp_path: Path, seed: int) -> None:
     """Whatever it says: other topics are served, and it can set right what it has said."""
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         odd = Odd(seed, cluster.controller_epoch)
         requests = [(key, version) for key, version in every_version() if key in FROM_THE_CONTROLLER]
         await client.create_topic("safe")
@@ -325,8 +317,6 @@ def test_odd_values_from_a_controller(tmp_path: Path, seed: int) -> None:
         await cluster.restart_broker()
         client = await cluster.connect()
         assert len(values((await client.fetch("safe", 0, 0)).records)) == CONTROLLER_ROUNDS
-
-    run(tmp_path, scenario)
 
 
 async def set_right(cluster: OneBroker, client: Client, topic: str) -> None:
@@ -370,8 +360,8 @@ def more_partitions(name: str, count: int, replicas: list[list[int]] | None = No
     return CREATE_PARTITIONS.CreatePartitionsTopic(name=name, count=count, assignments=assignments)
 
 
-def test_the_longest_wait_ends_when_records_come(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_the_longest_wait_ends_when_records_come(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         waiting = await cluster.connect()
         fetch = asyncio.ensure_future(waiting.fetch("t", 0, 0, max_wait_ms=2**31 - 1, min_bytes=1))
@@ -380,33 +370,27 @@ def test_the_longest_wait_ends_when_records_come(tmp_path: Path) -> None:
         assert (await client.produce("t", 0, batch(b"v"))).error_code == NONE
         assert values((await fetch).records) == [b"v"]
 
-    run(tmp_path, scenario)
 
-
-def test_an_error_that_quotes_a_long_request_fits_into_the_response(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_an_error_that_quotes_a_long_request_fits_into_the_response(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t")
         topics = [more_partitions("t", 2, [list(range(10, 9_000))])]
         response = await client.ask(ApiKey.CREATE_PARTITIONS, 1, topics=topics, timeout_ms=0, validate_only=False)
         assert response.results[0].error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
         assert response.results[0].error_message.startswith("brokers [10, 11, 12")
 
-    run(tmp_path, scenario)
 
-
-def test_text_that_not_every_version_can_hold(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_text_that_not_every_version_can_hold(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         for length, is_answered in ((LONGEST, True), (LONGEST + 1, False)):
             topics = [new_topic("x" * length)]
             request = CREATE_TOPICS(topics=topics, timeout_ms=0, validate_only=True)
             answer = await send_and_receive(client, ApiKey.CREATE_TOPICS, 7, request)
             assert (answer is not None) == is_answered
 
-    run(tmp_path, scenario)
 
-
-def test_far_too_many_partitions(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_far_too_many_partitions(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t")
         for count in (100_001, 2**31 - 2):
             topics = [new_topic("new", count)]
@@ -420,13 +404,10 @@ def test_far_too_many_partitions(tmp_path: Path) -> None:
         refused = ErrorCode.INVALID_PARTITIONS
         assert [topic.error_code for topic in created.topics] == [NONE, NONE, refused, refused]
 
-    run(tmp_path, scenario)
 
-
-def test_a_topic_that_is_more_than_zookeeper_takes(tmp_path: Path) -> None:
+async def test_a_topic_that_is_more_than_zookeeper_takes(tmp_path: Path) -> None:
     """It is refused: the server would close the connection at each try, and nobody else could create a topic."""
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (_, client):
         brokers = list(range(2_000_000_000, 2_000_099_000))
         topics = [new_topic("large", replicas=[brokers])]
         created = await client.ask(ApiKey.CREATE_TOPICS, topics=topics, timeout_ms=0, validate_only=False)
@@ -437,11 +418,9 @@ def test_a_topic_that_is_more_than_zookeeper_takes(tmp_path: Path) -> None:
         assert grown.results[0].error_code == ErrorCode.INVALID_REQUEST
         assert (await client.produce("t", 0, batch(b"v"))).error_code == NONE
 
-    run(tmp_path, scenario)
 
-
-def test_many_topics_named_twice(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_many_topics_named_twice(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         names = [f"topic-number-{number}" for number in range(40_000)] * 2
         created = await client.ask(
             ApiKey.CREATE_TOPICS, topics=[new_topic(name) for name in names], timeout_ms=0, validate_only=True
@@ -456,22 +435,18 @@ def test_many_topics_named_twice(tmp_path: Path) -> None:
             assert {answer.error_code for answer in answers} == {ErrorCode.INVALID_REQUEST}
             assert [answer.name for answer in answers] == names[:40_000]
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("name", ["", "..", "t/partitions", "t/partitions/0/state", "/", "\0"])
-def test_a_name_that_is_no_topic_is_no_znode(tmp_path: Path, name: str) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_name_that_is_no_topic_is_no_znode(tmp_path: Path, name: str) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t")
         topics = [more_partitions(name, 2), more_partitions("t", 2)]
         grown = await client.ask(ApiKey.CREATE_PARTITIONS, topics=topics, timeout_ms=10_000, validate_only=False)
         assert [result.error_code for result in grown.results] == [ErrorCode.INVALID_TOPIC_EXCEPTION, NONE]
 
-    run(tmp_path, scenario)
 
-
-def test_other_clients_are_served_while_a_topic_is_made(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_other_clients_are_served_while_a_topic_is_made(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         creating = asyncio.ensure_future(client.create_topic("t", partitions=200))
         hosted = set()
         while not creating.done():
@@ -480,11 +455,9 @@ def test_other_clients_are_served_while_a_topic_is_made(tmp_path: Path) -> None:
         # Others had their turn with some of the partitions made and some not; how often depends on the machine.
         assert len(hosted) > 2
 
-    run(tmp_path, scenario)
 
-
-def test_a_resource_named_often_is_described_once(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_resource_named_often_is_described_once(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         resources = [
             DESCRIBE_CONFIGS.DescribeConfigsResource(resource_type=4, resource_name=name, configuration_keys=None)
             for name in ("0", "7") * 20_000
@@ -497,13 +470,12 @@ def test_a_resource_named_often_is_described_once(tmp_path: Path) -> None:
             ("7", ErrorCode.INVALID_REQUEST),
         ]
 
-    run(tmp_path, scenario)
 
-
-def test_a_config_that_no_response_can_hold(tmp_path: Path) -> None:
+async def test_a_config_that_no_response_can_hold(tmp_path: Path) -> None:
     """No client can set one, but a properties file can hold it."""
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(
+        tmp_path, listener_security_protocol_map="PLAINTEXT:PLAINTEXT," + "r" * LONGEST + ":PLAINTEXT"
+    ) as (_, client):
         for version in range(1, 5):
             for key, code in (("listener.security.protocol.map", ErrorCode.UNKNOWN_SERVER_ERROR), ("broker.id", NONE)):
                 resource = DESCRIBE_CONFIGS.DescribeConfigsResource(
@@ -512,11 +484,9 @@ def test_a_config_that_no_response_can_hold(tmp_path: Path) -> None:
                 response = await client.ask(ApiKey.DESCRIBE_CONFIGS, version, resources=[resource])
                 assert response.results[0].error_code == code
 
-    run(tmp_path, scenario, listener_security_protocol_map="PLAINTEXT:PLAINTEXT," + "r" * LONGEST + ":PLAINTEXT")
 
-
-def test_a_synonym_that_no_response_can_hold(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_synonym_that_no_response_can_hold(tmp_path: Path) -> None:
+    async with running(tmp_path, log_cleanup_policy="delete" + ",delete" * (LONGEST // 7)) as (_, client):
         await client.create_topic("t", cleanup_policy="compact")
         resource = DESCRIBE_CONFIGS.DescribeConfigsResource(
             resource_type=2, resource_name="t", configuration_keys=["cleanup.policy"]
@@ -528,12 +498,10 @@ def test_a_synonym_that_no_response_can_hold(tmp_path: Path) -> None:
                 )
                 assert response.results[0].error_code == code
 
-    run(tmp_path, scenario, log_cleanup_policy="delete" + ",delete" * (LONGEST // 7))
-
 
 @pytest.mark.parametrize("max_bytes", [-(2**31), -1, 0, 1])
-def test_a_fetch_of_hardly_any_bytes_gets_one_batch(tmp_path: Path, max_bytes: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_fetch_of_hardly_any_bytes_gets_one_batch(tmp_path: Path, max_bytes: int) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t", partitions=4)
         for partition in (1, 2, 3):
             await client.produce("t", partition, batch(b"%d" % partition))
@@ -541,15 +509,11 @@ def test_a_fetch_of_hardly_any_bytes_gets_one_batch(tmp_path: Path, max_bytes: i
         response = await client.request(ApiKey.FETCH, 12, fetch_request(("t", wants), max_bytes=max_bytes))
         assert [values(result.records) for result in response.responses[0].partitions] == [[], [b"1"], [], []]
 
-    run(tmp_path, scenario)
 
-
-def test_a_fetch_does_not_wait_for_more_than_it_may_get(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_fetch_does_not_wait_for_more_than_it_may_get(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t")
         await client.produce("t", 0, batch(bytes(1000)))
         want = to_fetch(0, 0, 1 << 20)
         body = fetch_request(("t", [want]), max_wait_ms=2**31 - 1, min_bytes=1 << 30, max_bytes=500)
         assert result_of(await client.request(ApiKey.FETCH, 12, body)).records
-
-    run(tmp_path, scenario)

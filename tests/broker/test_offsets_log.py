@@ -1,6 +1,8 @@
 """What coordinators append to __consumer_offsets and read from it, on a broker's real log."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,24 +21,25 @@ from klamm.protocol.records import (
 )
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from support.group_wire import find_coordinator
-from support.one_broker import Client, OneBroker, run, until
+from support.one_broker import OneBroker, running, until
 
 NONE = ErrorCode.NONE
 
 
-def run_log(tmp_path: Any, scenario: Any, **properties: Any) -> None:
+@asynccontextmanager
+async def running_log(tmp_path: Any, **properties: Any) -> AsyncIterator[tuple[Any, Any]]:
     """Plays the scenario with the log of a broker that leads the topic's only partition."""
-
-    async def prepared(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, offsets_topic_num_partitions=1, offsets_topic_replication_factor=1, **properties) as (
+        cluster,
+        client,
+    ):
         await find_coordinator(client)
         replica_manager = cluster.broker.parts.replica_manager
         failures: list[BaseException] = []
         log = OffsetsLog(cluster.broker.parts.services.config, cluster.environment, replica_manager, failures.append)
         await until(lambda: log.is_leader(0))
-        await scenario(cluster, log)
+        yield cluster, log
         assert failures == []
-
-    run(tmp_path, prepared, offsets_topic_num_partitions=1, offsets_topic_replication_factor=1, **properties)
 
 
 def hosted(cluster: OneBroker) -> Any:
@@ -54,8 +57,8 @@ async def batches(cluster: OneBroker) -> list[tuple[int, int, int]]:
     return [(header.base_offset, header.record_count, header.codec) for _, header in iterate_batches(fetched.data)]
 
 
-def test_appends_of_one_turn_are_one_batch(tmp_path):
-    async def scenario(cluster, log):
+async def test_appends_of_one_turn_are_one_batch(tmp_path):
+    async with running_log(tmp_path) as (cluster, log):
         appends = [[(b"a", b"1")], [(b"b", b"2"), (b"c", None)], [(b"d", b"4")]]
         ended: list[Appended] = await asyncio.gather(*(log.append(0, records) for records in appends))
         assert ended == [Appended(NONE, 0), Appended(NONE, 1), Appended(NONE, 3)]
@@ -70,22 +73,18 @@ def test_appends_of_one_turn_are_one_batch(tmp_path):
             (4, b"e", b"5"),
         ]
 
-    run_log(tmp_path, scenario)
 
-
-def test_what_is_too_large_for_one_batch_fails_nobody_else(tmp_path):
-    async def scenario(cluster, log):
+async def test_what_is_too_large_for_one_batch_fails_nobody_else(tmp_path):
+    async with running_log(tmp_path, message_max_bytes=500) as (cluster, log):
         appends = [[(b"small", b"1")], [(b"large", bytes(600))], [(b"small", b"2")], [(b"medium", bytes(250))]]
         ended = await asyncio.gather(*(log.append(0, records) for records in appends))
         assert [one.error_code for one in ended] == [NONE, ErrorCode.MESSAGE_TOO_LARGE, NONE, NONE]
         assert [one.base_offset for one in ended] == [0, -1, 1, 2]
         assert [count for _, count, _ in await batches(cluster)] == [1, 1, 1]
 
-    run_log(tmp_path, scenario, message_max_bytes=500)
 
-
-def test_tombstones_come_after_what_was_appended_before_and_are_split(tmp_path):
-    async def scenario(cluster, log):
+async def test_tombstones_come_after_what_was_appended_before_and_are_split(tmp_path):
+    async with running_log(tmp_path, message_max_bytes=500) as (cluster, log):
         before = log.append(0, [(b"before", b"1")])
         log.append_unacknowledged(0, [(b"%d" % number * 10, None) for number in range(20)])
         after = log.append(0, [(b"after", b"2")])
@@ -96,23 +95,18 @@ def test_tombstones_come_after_what_was_appended_before_and_are_split(tmp_path):
         assert all(value is None for _, _, value in records[1:-1])
         assert len(await batches(cluster)) > 4
 
-    run_log(tmp_path, scenario, message_max_bytes=500)
 
-
-def test_tombstones_of_one_turn_are_one_batch_and_share_none_with_commits(tmp_path):
-    async def scenario(cluster, log):
+async def test_tombstones_of_one_turn_are_one_batch_and_share_none_with_commits(tmp_path):
+    async with running_log(tmp_path) as (cluster, log):
         for number in range(10):
             log.append_unacknowledged(0, [(b"%d" % number, None)])
         assert await log.append(0, [(b"after", b"1")]) == Appended(NONE, 10)
         assert [count for _, count, _ in await batches(cluster)] == [10, 1]
 
-    run_log(tmp_path, scenario)
 
-
-def test_what_was_to_be_appended_before_another_led_is_refused(tmp_path):
+async def test_what_was_to_be_appended_before_another_led_is_refused(tmp_path):
     """It may contradict what the other has written: a tombstone would end an offset that was committed there."""
-
-    async def scenario(cluster, log):
+    async with running_log(tmp_path) as (cluster, log):
         log.append_unacknowledged(0, [(b"tombstone", None)])
         before = log.append(0, [(b"before", b"1")])
         partition = hosted(cluster)
@@ -121,20 +115,16 @@ def test_what_was_to_be_appended_before_another_led_is_refused(tmp_path):
         assert await before == Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         assert [key for _, key, _ in await all_records(log)] == [b"after"]
 
-    run_log(tmp_path, scenario)
 
-
-def test_compression(tmp_path):
-    async def scenario(cluster, log):
+async def test_compression(tmp_path):
+    async with running_log(tmp_path, offsets_topic_compression_codec=4) as (cluster, log):
         await log.append(0, [(b"key", bytes(100))])
         assert await batches(cluster) == [(0, 1, CompressionType.ZSTD)]
         assert await all_records(log) == [(0, b"key", bytes(100))]
 
-    run_log(tmp_path, scenario, offsets_topic_compression_codec=4)
 
-
-def test_a_partition_that_is_led_elsewhere(tmp_path):
-    async def scenario(cluster, log):
+async def test_a_partition_that_is_led_elsewhere(tmp_path):
+    async with running_log(tmp_path) as (_, log):
         assert not log.is_leader(1)
         assert await log.append(1, [(b"a", b"1")]) == Appended(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         log.append_unacknowledged(1, [(b"a", None)])
@@ -145,21 +135,18 @@ def test_a_partition_that_is_led_elsewhere(tmp_path):
         else:
             raise AssertionError("there is nothing to read")
 
-    run_log(tmp_path, scenario)
 
-
-def test_a_caller_that_goes_takes_nobody_with_it(tmp_path):
-    async def scenario(cluster, log):
+async def test_a_caller_that_goes_takes_nobody_with_it(tmp_path):
+    async with running_log(tmp_path) as (_, log):
         first, second = log.append(0, [(b"a", b"1")]), log.append(0, [(b"b", b"2")])
         first.cancel()
         assert await second == Appended(NONE, 1)
         assert len(await all_records(log)) == 2
 
-    run_log(tmp_path, scenario)
 
+async def test_a_fault_of_the_program_is_heard_by_those_who_wait(tmp_path, monkeypatch):
+    async with running_log(tmp_path) as (cluster, log):
 
-def test_a_fault_of_the_program_is_heard_by_those_who_wait(tmp_path, monkeypatch):
-    async def scenario(cluster, log):
         def fail(*_: Any) -> None:
             raise RuntimeError("a fault")
 
@@ -169,8 +156,6 @@ def test_a_fault_of_the_program_is_heard_by_those_who_wait(tmp_path, monkeypatch
             ended = await asyncio.wait_for(asyncio.gather(*appends, return_exceptions=True), 10)
             assert [str(one) for one in ended] == ["a fault", "a fault"]
         assert await log.append(0, [(b"a", b"1")]) == Appended(NONE, 0)
-
-    run_log(tmp_path, scenario)
 
 
 def transactional(producer_id: int, key: bytes, offset: int) -> bytearray:
@@ -196,8 +181,8 @@ def marker(producer_id: int, kind: ControlRecordType, offset: int) -> bytearray:
     )
 
 
-def test_transactions_count_when_they_commit(tmp_path):
-    async def scenario(cluster, log):
+async def test_transactions_count_when_they_commit(tmp_path):
+    async with running_log(tmp_path) as (cluster, log):
         written = (
             transactional(1, b"committed", 0),
             transactional(2, b"aborted", 1),
@@ -210,12 +195,10 @@ def test_transactions_count_when_they_commit(tmp_path):
             hosted(cluster).log.append_as_follower(batch)
         assert await all_records(log) == [(2, b"plain", b"value"), (0, b"committed", b"value")]
 
-    run_log(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("codec", [CompressionType.NONE, CompressionType.ZSTD])
 @pytest.mark.parametrize("is_transactional", [False, True])
-def test_one_batch_of_very_many_records_is_read_in_parts(tmp_path, codec, is_transactional):
+async def test_one_batch_of_very_many_records_is_read_in_parts(tmp_path, codec, is_transactional):
     count = 60_000
     batch = build_batch(
         [Record(b"%d" % number, b"value", 1000) for number in range(count)],
@@ -226,8 +209,7 @@ def test_one_batch_of_very_many_records_is_read_in_parts(tmp_path, codec, is_tra
         is_transactional=is_transactional,
         partition_leader_epoch=0,
     )
-
-    async def scenario(cluster, log):
+    async with running_log(tmp_path) as (cluster, log):
         hosted(cluster).log.append_as_follower(batch)
         hosted(cluster).log.append_as_follower(marker(1, ControlRecordType.COMMIT, count))
         reading = asyncio.create_task(all_records(log))
@@ -239,13 +221,9 @@ def test_one_batch_of_very_many_records_is_read_in_parts(tmp_path, codec, is_tra
         # In one step it would take as many as a batch of a single record.
         assert turns > 5
 
-    run_log(tmp_path, scenario)
 
-
-def test_a_long_log_is_read_in_pieces(tmp_path):
-    async def scenario(cluster, log):
+async def test_a_long_log_is_read_in_pieces(tmp_path):
+    async with running_log(tmp_path, offsets_load_buffer_size=300) as (_, log):
         for number in range(50):
             await log.append(0, [(b"%d" % number, bytes(100))])
         assert [key for _, key, _ in await all_records(log)] == [b"%d" % number for number in range(50)]
-
-    run_log(tmp_path, scenario, offsets_load_buffer_size=300)

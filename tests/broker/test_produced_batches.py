@@ -12,35 +12,30 @@ from klamm.protocol.messages import ApiKey, decode_response, encode_request
 from klamm.protocol.record_batch import crc_matches, iterate_batches
 from klamm.protocol.records import Record, build_batch
 from klamm.storage.log import Log
-from support.one_broker import Client, OneBroker, run
+from support.one_broker import running
 from support.produced_batches import HEADERS, NOT_AUTHORIZED, RECORDS, Case, changed, keyed, send_all, topic_of
 
 
-def answers_of(
+async def answers_of(
     tmp_path: Path, cases: dict[str, Case]
 ) -> dict[str, ProduceResponse.TopicProduceResponse.PartitionProduceResponse]:
-    answers: dict[str, ProduceResponse.TopicProduceResponse.PartitionProduceResponse] = {}
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         for name, case in cases.items():
             configs = {key.replace(".", "_"): value for key, value in case.configs.items()}
             await client.create_topic(topic_of(name), **configs)
         host, port = cluster.broker.endpoints["PLAINTEXT"]
-        answers.update(await send_all(f"{host}:{port}", cases, cluster.environment.now_ms()))
-
-    run(tmp_path, scenario)
-    return answers
+        return await send_all(f"{host}:{port}", cases, cluster.environment.now_ms())
 
 
-def test_what_a_header_may_say(tmp_path: Path) -> None:
-    answers = answers_of(tmp_path, HEADERS)
+async def test_what_a_header_may_say(tmp_path: Path) -> None:
+    answers = await answers_of(tmp_path, HEADERS)
     assert {name: ErrorCode(answer.error_code) for name, answer in answers.items()} == {
         name: case.answer_of_klamm for name, case in HEADERS.items()
     }
 
 
-def test_what_a_topic_asks_of_single_records(tmp_path: Path) -> None:
-    answers = answers_of(tmp_path, RECORDS)
+async def test_what_a_topic_asks_of_single_records(tmp_path: Path) -> None:
+    answers = await answers_of(tmp_path, RECORDS)
     assert {name: (ErrorCode(answer.error_code), indexes(answer)) for name, answer in answers.items()} == {
         name: (case.answer_of_klamm, list(case.refused)) for name, case in RECORDS.items()
     }
@@ -51,8 +46,8 @@ def indexes(answer: ProduceResponse.TopicProduceResponse.PartitionProduceRespons
 
 
 @pytest.mark.parametrize("version", [3, 7, 8, 9])
-def test_refused_records_say_why_in_versions_with_room_for_it(tmp_path: Path, version: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_refused_records_say_why_in_versions_with_room_for_it(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic(
             "t", cleanup_policy="compact", message_timestamp_difference_max_ms="10000", segment_bytes="1000000"
         )
@@ -73,11 +68,9 @@ def test_refused_records_say_why_in_versions_with_room_for_it(tmp_path: Path, ve
             "1 records have a timestamp that is out of range, 1 records have no key, which cleanup.policy=compact needs"
         )
 
-    run(tmp_path, scenario)
 
-
-def test_the_largest_timestamp_is_that_of_the_records_wherever_they_are_looked_at(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_the_largest_timestamp_is_that_of_the_records_wherever_they_are_looked_at(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         now_ms = cluster.environment.now_ms()
         configs = [
             ({"cleanup_policy": "compact"}, CompressionType.NONE),
@@ -95,11 +88,9 @@ def test_the_largest_timestamp_is_that_of_the_records_wherever_they_are_looked_a
             assert (header.max_timestamp, header.base_timestamp) == (now_ms + 7, now_ms)
             assert crc_matches(fetched, position, header)
 
-    run(tmp_path, scenario)
 
-
-def test_more_refused_records_than_an_answer_names(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_more_refused_records_than_an_answer_names(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t", partitions=2, cleanup_policy="compact")
         data = build_batch([Record(None, b"")] * 7_000, codec=CompressionType.ZSTD)
         body = ProduceRequest.of(None, -1, 10_000, [("t", [(0, data), (1, bytearray(data))])])
@@ -109,16 +100,13 @@ def test_more_refused_records_than_an_answer_names(tmp_path: Path) -> None:
             (ErrorCode.INVALID_RECORD, 3_000),
         ]
 
-    run(tmp_path, scenario)
 
-
-def test_the_first_records_after_an_unclean_start_wait_for_the_disk_off_the_loop_and_in_order(
+async def test_the_first_records_after_an_unclean_start_wait_for_the_disk_off_the_loop_and_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced_on_the_loop = []
     monkeypatch.setattr(Log, "_flush_now", lambda log, now_ms: synced_on_the_loop.append(log.name))
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t", partitions=2)
         for log in cluster.broker.parts.log_manager.logs.values():
             log.is_truncation_unsynced = True
@@ -129,20 +117,17 @@ def test_the_first_records_after_an_unclean_start_wait_for_the_disk_off_the_loop
         for number in range(5):
             response = decode_response(ApiKey.PRODUCE, 9, await client.receive())
             assert [answer.base_offset for answer in response.responses[0].partition_responses] == [number, number]
-
-    run(tmp_path, scenario)
     assert not synced_on_the_loop
 
 
 @pytest.mark.parametrize("transactional_id", [None, "tx"])
-def test_a_transactional_batch_refuses_its_request_and_holds_no_reader_up(
+async def test_a_transactional_batch_refuses_its_request_and_holds_no_reader_up(
     tmp_path: Path, transactional_id: str | None
 ) -> None:
     """Nobody could ever end the transaction, so the last stable offset would stay where it is."""
     plain = build_batch([Record(None, b"plain")])
     opening = build_batch([Record(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t", partitions=2)
         body = ProduceRequest.of(transactional_id, -1, 1000, [("t", [(0, plain), (1, opening)])])
         answers = (await client.request(ApiKey.PRODUCE, 9, body)).responses[0].partition_responses
@@ -153,18 +138,13 @@ def test_a_transactional_batch_refuses_its_request_and_holds_no_reader_up(
         fetched = await client.fetch("t", 1, 0, isolation_level=1)
         assert (fetched.high_watermark, fetched.last_stable_offset) == (1, 1)
 
-    run(tmp_path, scenario)
 
-
-def test_a_transactional_batch_that_nobody_waits_for_closes_the_connection(tmp_path: Path) -> None:
+async def test_a_transactional_batch_that_nobody_waits_for_closes_the_connection(tmp_path: Path) -> None:
     opening = build_batch([Record(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         asking = asyncio.create_task(client.produce("t", 0, opening, acks=0))
         with pytest.raises(asyncio.IncompleteReadError):
             await asking
         other = await cluster.connect()
         assert (await other.fetch("t", 0, 0)).high_watermark == 0
-
-    run(tmp_path, scenario)

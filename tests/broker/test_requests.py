@@ -25,13 +25,13 @@ from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import ResourceType
 from support import group_wire
 from support.fetch_messages import fetch_request, result_of, to_fetch
-from support.one_broker import Client, OneBroker, batch, run, values
+from support.one_broker import Client, batch, running, values
 
 # -- the road of the records
 
 
-def test_produced_records_come_back(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_produced_records_come_back(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         assert (await client.create_topic("t")).error_code == ErrorCode.NONE
         first = await client.produce("t", 0, batch(b"a", b"b"))
         second = await client.produce("t", 0, batch(b"c"), acks=1)
@@ -42,22 +42,18 @@ def test_produced_records_come_back(tmp_path: Path) -> None:
         assert values((await client.fetch("t", 0, 2)).records) == [b"c"]
         assert not (await client.fetch("t", 0, 3)).records
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("version", range(3, 10))
-def test_every_version_of_produce(tmp_path: Path, version: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_every_version_of_produce(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t")
         result = await client.produce("t", 0, batch(b"a"), version=version)
         assert (result.error_code, result.base_offset) == (ErrorCode.NONE, 0)
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("version", range(4, 13))
-def test_every_version_of_fetch(tmp_path: Path, version: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_every_version_of_fetch(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t")
         await client.produce("t", 0, batch(b"a"))
         for isolation_level in (0, 1):
@@ -65,30 +61,24 @@ def test_every_version_of_fetch(tmp_path: Path, version: int) -> None:
             assert values(result.records) == [b"a"]
             assert (result.aborted_transactions is None) == (isolation_level == 0)
 
-    run(tmp_path, scenario)
 
-
-def test_acks_none_is_not_answered(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_acks_none_is_not_answered(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t")
         body = ProduceRequest.of(None, 0, 1000, [("t", [(0, batch(b"a"))])])
         client.send_raw(b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, 99, "c", body))))
         assert values((await client.fetch("t", 0, 0)).records) == [b"a"]
 
-    run(tmp_path, scenario)
 
-
-def test_an_error_with_acks_none_closes_the_connection(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_an_error_with_acks_none_closes_the_connection(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         body = ProduceRequest.of(None, 0, 1000, [("absent", [(0, batch(b"a"))])])
         client.send_raw(b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, 99, "c", body))))
         assert await client.is_closed()
 
-    run(tmp_path, scenario)
 
-
-def test_a_long_poll_ends_when_records_come(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_long_poll_ends_when_records_come(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         producer = await cluster.connect()
         waiting = asyncio.ensure_future(client.fetch("t", 0, 0, max_wait_ms=60_000))
@@ -97,11 +87,9 @@ def test_a_long_poll_ends_when_records_come(tmp_path: Path) -> None:
         await producer.produce("t", 0, batch(b"a"))
         assert values((await waiting).records) == [b"a"]
 
-    run(tmp_path, scenario)
 
-
-def test_a_long_poll_waits_for_min_bytes(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_long_poll_waits_for_min_bytes(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         producer = await cluster.connect()
         one = batch(b"a")
@@ -112,20 +100,16 @@ def test_a_long_poll_waits_for_min_bytes(tmp_path: Path) -> None:
         await producer.produce("t", 0, batch(b"b"))
         assert values((await waiting).records) == [b"a", b"b"]
 
-    run(tmp_path, scenario)
 
-
-def test_a_long_poll_ends_with_its_time(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_long_poll_ends_with_its_time(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t")
         result = await client.fetch("t", 0, 0, max_wait_ms=10)
         assert (result.error_code, result.records or b"") == (ErrorCode.NONE, b"")
 
-    run(tmp_path, scenario)
 
-
-def test_a_deleted_topic_ends_a_long_poll(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_deleted_topic_ends_a_long_poll(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         admin = await cluster.connect()
         waiting = asyncio.ensure_future(client.fetch("t", 0, 0, max_wait_ms=60_000))
@@ -135,11 +119,9 @@ def test_a_deleted_topic_ends_a_long_poll(tmp_path: Path) -> None:
         assert response.responses[0].error_code == ErrorCode.NONE
         assert (await waiting).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    run(tmp_path, scenario)
 
-
-def test_clients_that_do_not_know_zstd_read_no_topic_of_that_codec(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_clients_that_do_not_know_zstd_read_no_topic_of_that_codec(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         for topic, codec in ("zstd", "zstd"), ("producer", "producer"):
             await client.create_topic(topic, compression_type=codec)
             await client.produce(topic, 0, batch(b"a", codec=CompressionType.ZSTD))
@@ -155,11 +137,9 @@ def test_clients_that_do_not_know_zstd_read_no_topic_of_that_codec(tmp_path: Pat
             ("producer", 10, ErrorCode.NONE),
         ]
 
-    run(tmp_path, scenario)
 
-
-def test_a_batch_larger_than_the_limits_can_be_fetched(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_batch_larger_than_the_limits_can_be_fetched(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t", partitions=2)
         big = bytes(100_000)
         for partition in (0, 1):
@@ -170,11 +150,9 @@ def test_a_batch_larger_than_the_limits_can_be_fetched(tmp_path: Path) -> None:
         assert values(first.records) == [big]
         assert not second.records
 
-    run(tmp_path, scenario)
 
-
-def test_fetch_sessions(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_fetch_sessions(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t", partitions=3)
 
         async def fetch(session_id: int, epoch: int, *offsets: tuple[int, int]) -> Any:
@@ -193,20 +171,16 @@ def test_fetch_sessions(tmp_path: Path) -> None:
         assert (await fetch(full.session_id, 2)).error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
         assert (await fetch(full.session_id + 1, 1)).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
-    run(tmp_path, scenario)
 
-
-def test_offsets_out_of_range(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_offsets_out_of_range(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t")
         for offset in (-1, 1, 2**60):
             assert (await client.fetch("t", 0, offset)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
-    run(tmp_path, scenario)
 
-
-def test_leader_epochs_are_checked(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_leader_epochs_are_checked(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         for epoch, code in ((0, ErrorCode.NONE), (1, ErrorCode.UNKNOWN_LEADER_EPOCH)):
             body = fetch_request(("t", [to_fetch(0, 0, 1000, epoch=epoch)]), max_wait_ms=0)
@@ -216,11 +190,9 @@ def test_leader_epochs_are_checked(tmp_path: Path) -> None:
         response = await client.request(ApiKey.FETCH, 12, fetch_request(("t", [to_fetch(0, 0, 9, epoch=0)])))
         assert result_of(response).error_code == ErrorCode.FENCED_LEADER_EPOCH
 
-    run(tmp_path, scenario)
 
-
-def test_a_reader_learns_where_its_log_differs(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_reader_learns_where_its_log_differs(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         await client.produce("t", 0, batch(b"a", b"b"))
         await cluster.begin_leader_epoch(client, "t", 1)
@@ -238,14 +210,12 @@ def test_a_reader_learns_where_its_log_differs(tmp_path: Path) -> None:
         assert differs.diverging_epoch == EpochEndOffset(epoch=0, end_offset=2)
         assert (await fetch(3, 7)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
-    run(tmp_path, scenario)
-
 
 # -- idempotence
 
 
-def test_duplicates_are_answered_and_gaps_refused(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_duplicates_are_answered_and_gaps_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         answer = await client.ask(ApiKey.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=1)
         producer = {"producer_id": answer.producer_id, "producer_epoch": answer.producer_epoch}
@@ -264,11 +234,9 @@ def test_duplicates_are_answered_and_gaps_refused(tmp_path: Path) -> None:
         assert (result.error_code, result.base_offset) == (ErrorCode.NONE, 1)
         assert values((await client.fetch("t", 0, 0)).records) == [b"a", b"b"]
 
-    run(tmp_path, scenario)
 
-
-def test_producer_ids_differ(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_producer_ids_differ(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         ids = []
         for _ in range(1005):  # more than a block
             answer = await client.ask(ApiKey.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=1)
@@ -279,17 +247,13 @@ def test_producer_ids_differ(tmp_path: Path) -> None:
         assert answer.producer_id not in ids
         assert len(set(ids)) == len(ids)
 
-    run(tmp_path, scenario)
 
-
-def test_transactions_are_refused_for_good(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_transactions_are_refused_for_good(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         denied = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         answer = await client.ask(ApiKey.INIT_PRODUCER_ID, transactional_id="tx", transaction_timeout_ms=1)
         assert answer.error_code == denied
         assert (await client.ask(ApiKey.FIND_COORDINATOR, key="tx", key_type=1)).error_code == denied
-
-    run(tmp_path, scenario)
 
 
 # -- what is not a proper produce
@@ -328,10 +292,9 @@ BAD_RECORDS = {
 
 
 @pytest.mark.parametrize("case", BAD_RECORDS)
-def test_bad_records_are_refused_and_nothing_else_suffers(tmp_path: Path, case: str) -> None:
+async def test_bad_records_are_refused_and_nothing_else_suffers(tmp_path: Path, case: str) -> None:
     records, code = BAD_RECORDS[case]
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t", partitions=2)
         body = ProduceRequest.of(None, -1, 1000, [("t", [(0, records), (1, batch(b"fine"))])])
         bad, good = (await client.request(ApiKey.PRODUCE, 9, body)).responses[0].partition_responses
@@ -340,37 +303,29 @@ def test_bad_records_are_refused_and_nothing_else_suffers(tmp_path: Path, case: 
         assert not (await client.fetch("t", 0, 0)).records
         assert (await client.produce("t", 0, batch(b"next"))).base_offset == 0
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_old_message_sets_are_refused(tmp_path: Path, version: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_old_message_sets_are_refused(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t")
         old = bytearray(8) + struct.pack(">i", 20) + b"\0\0\0\0\x01" + bytes(20)
         result = await client.produce("t", 0, old, version=version)
         assert result.error_code == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("acks", [2, -2, 100])
-def test_other_acks_are_refused(tmp_path: Path, acks: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_other_acks_are_refused(tmp_path: Path, acks: int) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t")
         result = await client.produce("t", 0, batch(b"a"), acks=acks)
         assert result.error_code == ErrorCode.INVALID_REQUIRED_ACKS
 
-    run(tmp_path, scenario)
 
-
-def test_min_insync_replicas_guards_acks_all_only(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_min_insync_replicas_guards_acks_all_only(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t", min_insync_replicas="2")
         assert (await client.produce("t", 0, batch(b"a"))).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
         assert (await client.produce("t", 0, batch(b"a"), acks=1)).error_code == ErrorCode.NONE
-
-    run(tmp_path, scenario)
 
 
 # -- frames that are no requests
@@ -409,19 +364,17 @@ BAD_FRAMES = {
 
 
 @pytest.mark.parametrize("case", BAD_FRAMES)
-def test_bad_frames_close_their_connection_only(tmp_path: Path, case: str) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_bad_frames_close_their_connection_only(tmp_path: Path, case: str) -> None:
+    async with running(tmp_path) as (cluster, client):
         other = await cluster.connect()
         await other.create_topic("t")
         client.send_raw(BAD_FRAMES[case])
         assert await client.is_closed()
         assert (await other.produce("t", 0, batch(b"a"))).error_code == ErrorCode.NONE
 
-    run(tmp_path, scenario)
 
-
-def test_a_frame_cut_by_the_end_of_the_connection_does_nothing(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_frame_cut_by_the_end_of_the_connection_does_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         half = await cluster.connect()
         body = ProduceRequest.of(None, -1, 1000, [("t", [(0, batch(bytes(5000)))])])
@@ -431,24 +384,20 @@ def test_a_frame_cut_by_the_end_of_the_connection_does_nothing(tmp_path: Path) -
         assert await half.is_closed()
         assert not (await client.fetch("t", 0, 0)).records
 
-    run(tmp_path, scenario)
 
-
-def test_api_versions_of_the_future(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_api_versions_of_the_future(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         client.send_raw(frame(header(18, 99) + b"\0whatever follows"))
         answer = await client.receive()
         assert answer == struct.pack(">ihihhh", 1, ErrorCode.UNSUPPORTED_VERSION, 1, 18, 0, 3)
         assert (await client.ask(ApiKey.METADATA, topics=None)).error_code is not None
 
-    run(tmp_path, scenario)
-
 
 # -- metadata and admin
 
 
-def test_api_versions_lists_the_registrations(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_api_versions_lists_the_registrations(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         for version in range(4):
             answer = await client.ask(
                 ApiKey.API_VERSIONS, version, client_software_name="test", client_software_version="1.0"
@@ -466,12 +415,10 @@ def test_api_versions_lists_the_registrations(tmp_path: Path) -> None:
         bad = await client.ask(ApiKey.API_VERSIONS, 3, client_software_name="-", client_software_version="1")
         assert bad.error_code == ErrorCode.INVALID_REQUEST
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("version", range(12))
-def test_every_version_of_metadata(tmp_path: Path, version: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_every_version_of_metadata(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as (cluster, client):
         created = await client.create_topic("t", partitions=2)
         topic = messages.request_class(ApiKey.METADATA).MetadataRequestTopic(name="t")
         answer = await client.ask(ApiKey.METADATA, version, topics=[topic])
@@ -486,18 +433,14 @@ def test_every_version_of_metadata(tmp_path: Path, version: int) -> None:
         if version >= 10:
             assert found.topic_id == created.topic_id
 
-    run(tmp_path, scenario)
 
-
-def test_all_topics_and_no_topics(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_all_topics_and_no_topics(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("b")
         await client.create_topic("a")
         assert [one.name for one in (await client.ask(ApiKey.METADATA, topics=None)).topics] == ["a", "b"]
         assert (await client.ask(ApiKey.METADATA, topics=[])).topics == []
         assert [one.name for one in (await client.ask(ApiKey.METADATA, 0, topics=[])).topics] == ["a", "b"]
-
-    run(tmp_path, scenario)
 
 
 async def metadata_of(client: Client, name: str, **options: Any) -> Any:
@@ -505,8 +448,8 @@ async def metadata_of(client: Client, name: str, **options: Any) -> Any:
     return (await client.ask(ApiKey.METADATA, topics=[topic], **options)).topics[0]
 
 
-def test_unknown_topics_are_created_when_allowed(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_unknown_topics_are_created_when_allowed(tmp_path: Path) -> None:
+    async with running(tmp_path, num_partitions=3) as (_, client):
         answer = await metadata_of(client, "new", allow_auto_topic_creation=False)
         assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         answer = await metadata_of(client, "new", allow_auto_topic_creation=True)
@@ -516,14 +459,10 @@ def test_unknown_topics_are_created_when_allowed(tmp_path: Path) -> None:
         assert (answer.error_code, len(answer.partitions)) == (ErrorCode.NONE, 3)
         assert (await metadata_of(client, "no/good")).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
-    run(tmp_path, scenario, num_partitions=3)
 
-
-def test_auto_creation_can_be_off(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_auto_creation_can_be_off(tmp_path: Path) -> None:
+    async with running(tmp_path, auto_create_topics_enable=False) as (_, client):
         assert (await metadata_of(client, "new")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-    run(tmp_path, scenario, auto_create_topics_enable=False)
 
 
 CREATE = messages.request_class(ApiKey.CREATE_TOPICS).CreatableTopic
@@ -564,10 +503,9 @@ BAD_TOPICS = {
 
 
 @pytest.mark.parametrize("case", BAD_TOPICS)
-def test_bad_topics_are_refused_each_for_itself(tmp_path: Path, case: str) -> None:
+async def test_bad_topics_are_refused_each_for_itself(tmp_path: Path, case: str) -> None:
     topic, code = BAD_TOPICS[case]
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("old")
         await client.create_topic("o_d")
         answer = await client.ask(
@@ -578,12 +516,10 @@ def test_bad_topics_are_refused_each_for_itself(tmp_path: Path, case: str) -> No
         assert bad.error_message
         assert good.error_code == ErrorCode.NONE
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("version", range(2, 8))
-def test_every_version_of_create_topics(tmp_path: Path, version: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_every_version_of_create_topics(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as (_, client):
         topics = [new_topic("t", 3, configs=[("retention.ms", "5")])]
         for validate_only in (True, False):
             answer = await client.ask(
@@ -596,11 +532,9 @@ def test_every_version_of_create_topics(tmp_path: Path, version: int) -> None:
                 assert {one.name: one.value for one in created.configs}["retention.ms"] == "5"
         assert len((await metadata_of(client, "t")).partitions) == 3
 
-    run(tmp_path, scenario)
 
-
-def test_create_topics_defaults_duplicates_and_no_time(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_create_topics_defaults_duplicates_and_no_time(tmp_path: Path) -> None:
+    async with running(tmp_path, num_partitions=4) as (_, client):
         answer = await client.ask(
             ApiKey.CREATE_TOPICS,
             topics=[new_topic("t", -1, -1), new_topic("twice"), new_topic("twice")],
@@ -615,12 +549,10 @@ def test_create_topics_defaults_duplicates_and_no_time(tmp_path: Path) -> None:
         answer = await client.ask(ApiKey.CREATE_TOPICS, topics=[new_topic("u")], timeout_ms=0, validate_only=False)
         assert answer.topics[0].error_code == ErrorCode.REQUEST_TIMED_OUT
 
-    run(tmp_path, scenario, num_partitions=4)
-
 
 @pytest.mark.parametrize("version", range(1, 7))
-def test_every_version_of_delete_topics(tmp_path: Path, version: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_every_version_of_delete_topics(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as (cluster, client):
         created = await client.create_topic("t")
         await client.produce("t", 0, batch(b"old"))
         if version >= 6:
@@ -638,17 +570,13 @@ def test_every_version_of_delete_topics(tmp_path: Path, version: int) -> None:
         assert (again.error_code, again.topic_id != created.topic_id) == (ErrorCode.NONE, True)
         assert (await client.fetch("t", 0, 0)).high_watermark == 0
 
-    run(tmp_path, scenario)
 
-
-def test_deletion_can_be_off(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_deletion_can_be_off(tmp_path: Path) -> None:
+    async with running(tmp_path, delete_topic_enable=False) as (_, client):
         await client.create_topic("t")
         for version, code in ((2, ErrorCode.INVALID_REQUEST), (5, ErrorCode.TOPIC_DELETION_DISABLED)):
             answer = await client.ask(ApiKey.DELETE_TOPICS, version, topic_names=["t"], timeout_ms=1000)
             assert answer.responses[0].error_code == code
-
-    run(tmp_path, scenario, delete_topic_enable=False)
 
 
 GROW = messages.request_class(ApiKey.CREATE_PARTITIONS).CreatePartitionsTopic
@@ -661,8 +589,8 @@ def grow(name: str, count: int, assignments: Any = None) -> Any:
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_partitions_are_added(tmp_path: Path, version: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_partitions_are_added(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t")
         await client.produce("t", 0, batch(b"kept"))
         topics = [grow("t", 3), grow("absent", 2)]
@@ -684,11 +612,9 @@ def test_partitions_are_added(tmp_path: Path, version: int) -> None:
             )
             assert answer.results[0].error_code == code
 
-    run(tmp_path, scenario)
 
-
-def test_describe_configs(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_describe_configs(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t", retention_ms="77")
         resource = messages.request_class(ApiKey.DESCRIBE_CONFIGS).DescribeConfigsResource
 
@@ -709,11 +635,9 @@ def test_describe_configs(tmp_path: Path) -> None:
         assert (await describe(4, "7")).error_code == ErrorCode.INVALID_REQUEST
         assert (await describe(8, "0")).error_code == ErrorCode.INVALID_REQUEST
 
-    run(tmp_path, scenario)
 
-
-def test_list_offsets(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_list_offsets(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
         await client.create_topic("t")
         for timestamp in (1000, 2000, 3000):
             await client.produce("t", 0, build_batch([Record(key=None, value=b"x", timestamp_ms=timestamp)]))
@@ -735,11 +659,9 @@ def test_list_offsets(tmp_path: Path) -> None:
         assert ((await offset(3001)).error_code, (await offset(3001)).offset) == (ErrorCode.NONE, -1)
         assert (await offset(-1, partition=5)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    run(tmp_path, scenario)
 
-
-def test_offset_for_leader_epoch(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_offset_for_leader_epoch(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         await client.produce("t", 0, batch(b"a", b"b"))
         await cluster.begin_leader_epoch(client, "t", 1)
@@ -760,11 +682,9 @@ def test_offset_for_leader_epoch(tmp_path: Path) -> None:
         assert await end(9) == (ErrorCode.NONE, -1, -1)
         assert await end(0, partition=4) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1)
 
-    run(tmp_path, scenario)
 
-
-def test_describe_cluster_and_log_dirs(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_describe_cluster_and_log_dirs(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t", partitions=2)
         await client.produce("t", 1, batch(bytes(1000)))
         answer = await client.ask(ApiKey.DESCRIBE_CLUSTER, include_cluster_authorized_operations=True)
@@ -776,8 +696,6 @@ def test_describe_cluster_and_log_dirs(tmp_path: Path) -> None:
         sizes = {one.partition_index: one.partition_size for one in directory.topics[0].partitions}
         assert sizes[0] == 0
         assert sizes[1] > 1000
-
-    run(tmp_path, scenario)
 
 
 # -- authorization
@@ -917,8 +835,10 @@ ACL_OF_A = {
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_without_an_authorizer_there_are_no_access_control_lists(tmp_path: Path, version: int) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_without_an_authorizer_there_are_no_access_control_lists(tmp_path: Path, version: int) -> None:
+
+    told = "No Authorizer is configured on the broker."
+    async with running(tmp_path) as (_, client):
         served = await client.ask(ApiKey.API_VERSIONS, client_software_name="t", client_software_version="1")
         versions = {api.api_key: (api.min_version, api.max_version) for api in served.api_keys}
         assert [versions.get(key) for key in (29, 30, 31)] == [(1, 2)] * 3
@@ -935,9 +855,6 @@ def test_without_an_authorizer_there_are_no_access_control_lists(tmp_path: Path,
         deleted = await client.ask(ApiKey.DELETE_ACLS, version, filters=[every] * 2)
         results = [(each.error_code, each.error_message, each.matching_acls) for each in deleted.filter_results]
         assert results == [(ErrorCode.SECURITY_DISABLED, told, [])] * 2
-
-    told = "No Authorizer is configured on the broker."
-    run(tmp_path, scenario)
 
 
 DENIALS = {
@@ -982,8 +899,10 @@ DENIALS = {
 }
 
 
-def test_every_api_asks_the_authorizer(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_every_api_asks_the_authorizer(tmp_path: Path) -> None:
+
+    authorizer = DenyEverything()
+    async with running(tmp_path, authorizer=authorizer) as (_, client):
         authorizer.is_on = True
         requests = every_request()
         assert set(requests) == set(APIS) == set(DENIALS)
@@ -1004,12 +923,9 @@ def test_every_api_asks_the_authorizer(tmp_path: Path) -> None:
         answer = await client.request(ApiKey.FETCH, 12, fetch_request(wants, replica_id=1))
         assert error_codes(answer) == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
 
-    authorizer = DenyEverything()
-    run(tmp_path, scenario, authorizer=authorizer)
 
-
-def test_what_is_denied_does_not_disturb_what_is_allowed(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_what_is_denied_does_not_disturb_what_is_allowed(tmp_path: Path) -> None:
+    async with running(tmp_path, authorizer=DenyTopicT()) as (_, client):
         await client.create_topic("u")
         body = ProduceRequest.of(None, -1, 1000, [("t", [(0, batch(b"a"))]), ("u", [(0, batch(b"b"))])])
         answer = await client.request(ApiKey.PRODUCE, 9, body)
@@ -1021,8 +937,6 @@ def test_what_is_denied_does_not_disturb_what_is_allowed(tmp_path: Path) -> None
         assert results["t"].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
         assert values(results["u"].records) == [b"b"]
 
-    run(tmp_path, scenario, authorizer=DenyTopicT())
-
 
 # -- throttling
 
@@ -1032,16 +946,14 @@ class ThrottleProduces:
         return 25 if api_key is ApiKey.PRODUCE and client_id == "greedy" and request_bytes > 0 else 0
 
 
-def test_the_throttle_time_reaches_the_client(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_the_throttle_time_reaches_the_client(tmp_path: Path) -> None:
+    async with running(tmp_path, quotas=ThrottleProduces()) as (_, client):
         await client.create_topic("t")
         body = ProduceRequest.of(None, -1, 1000, [("t", [(0, batch(b"a"))])])
         assert (await client.request(ApiKey.PRODUCE, 9, body, client_id="modest")).throttle_time_ms == 0
         body = ProduceRequest.of(None, -1, 1000, [("t", [(0, batch(b"a"))])])
         assert (await client.request(ApiKey.PRODUCE, 9, body, client_id="greedy")).throttle_time_ms == 25
         assert (await client.fetch("t", 0, 0)).error_code == ErrorCode.NONE
-
-    run(tmp_path, scenario, quotas=ThrottleProduces())
 
 
 @pytest.mark.parametrize("key", APIS, ids=lambda key: key.name)

@@ -1,6 +1,5 @@
 """The file that names a broker's last ZooKeeper sessions."""
 
-import asyncio
 import re
 from pathlib import Path
 
@@ -75,40 +74,34 @@ class OtherBoot(SystemEnvironment):
         return BOOT
 
 
-def test_after_a_power_failure_a_start_waits_for_the_end_of_the_former_session(tmp_path: Path) -> None:
+async def test_after_a_power_failure_a_start_waits_for_the_end_of_the_former_session(tmp_path: Path) -> None:
     """The server runs on, so that it is only the broker's machine that has lost power."""
-
-    async def scenario() -> None:
-        async with OneBroker(tmp_path, zookeeper_session_timeout_ms=4_000) as cluster:
-            former = owners(cluster)
-            await cluster.kill_broker()
-            successor = Broker(cluster.config(), OtherBoot())
-            await successor.start()
-            assert not set(owners(cluster)) & set(former)
-            assert successor.parts.controller.is_active
-            await successor.stop()
-
-    asyncio.run(scenario())
+    async with OneBroker(tmp_path, zookeeper_session_timeout_ms=4_000) as cluster:
+        former = owners(cluster)
+        await cluster.kill_broker()
+        successor = Broker(cluster.config(), OtherBoot())
+        await successor.start()
+        assert not set(owners(cluster)) & set(former)
+        assert successor.parts.controller.is_active
+        await successor.stop()
 
 
-def test_a_start_that_has_waited_in_vain_is_refused_and_the_next_one_waits_again(tmp_path: Path, monkeypatch) -> None:
+async def test_a_start_that_has_waited_in_vain_is_refused_and_the_next_one_waits_again(
+    tmp_path: Path, monkeypatch
+) -> None:
     """The former session may have been a longer one."""
-
-    async def scenario() -> None:
-        async with OneBroker(tmp_path, zookeeper_session_timeout_ms=40_000) as cluster:
-            former = owners(cluster)
-            await cluster.kill_broker()
-            monkeypatch.setattr(store, "EXPIRIES_WAITED_FOR", 0.002)
-            for _ in range(2):
-                successor = Broker(cluster.config(), OtherBoot())
-                with pytest.raises(BrokerStartError, match="broker id 0 is taken"):
-                    await successor.start()
-                await successor.stop()
-                directory = cluster.config().log_dirs[0]
-                assert read_sessions(SystemFileSystem(), directory, BOOT) == NotedSessions([former[0]], False)
-            assert owners(cluster) == former
-
-    asyncio.run(scenario())
+    async with OneBroker(tmp_path, zookeeper_session_timeout_ms=40_000) as cluster:
+        former = owners(cluster)
+        await cluster.kill_broker()
+        monkeypatch.setattr(store, "EXPIRIES_WAITED_FOR", 0.002)
+        for _ in range(2):
+            successor = Broker(cluster.config(), OtherBoot())
+            with pytest.raises(BrokerStartError, match="broker id 0 is taken"):
+                await successor.start()
+            await successor.stop()
+            directory = cluster.config().log_dirs[0]
+            assert read_sessions(SystemFileSystem(), directory, BOOT) == NotedSessions([former[0]], False)
+        assert owners(cluster) == former
 
 
 def owners(cluster: OneBroker) -> list[int]:
@@ -118,20 +111,17 @@ def owners(cluster: OneBroker) -> list[int]:
     return [cluster.zookeeper.tree.get_data(path, nobody)[1].ephemeral_owner for path in paths]
 
 
-def test_a_killed_brokers_successor_starts_at_once_and_a_strangers_does_not(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        # A session that would live for a minute.
-        async with OneBroker(tmp_path, zookeeper_session_timeout_ms=40_000) as cluster:
-            stranger = Broker(cluster.config(log_dirs=tmp_path / "other"), SystemEnvironment())
-            with pytest.raises(BrokerStartError, match="broker id 0 is taken"):
-                await stranger.start()
-            await stranger.stop()
-            epoch = cluster.controller_epoch
-            # What a kill leaves behind: the session lives and owns the broker's znode and /controller.
-            await cluster.kill_broker()
-            await cluster.start_broker()
-            assert (cluster.broker.parts.controller.is_active, cluster.controller_epoch) == (True, epoch + 1)
-            client = await cluster.connect()
-            assert (await client.create_topic("t")).error_code == 0
-
-    asyncio.run(scenario())
+async def test_a_killed_brokers_successor_starts_at_once_and_a_strangers_does_not(tmp_path: Path) -> None:
+    # A session that would live for a minute.
+    async with OneBroker(tmp_path, zookeeper_session_timeout_ms=40_000) as cluster:
+        stranger = Broker(cluster.config(log_dirs=tmp_path / "other"), SystemEnvironment())
+        with pytest.raises(BrokerStartError, match="broker id 0 is taken"):
+            await stranger.start()
+        await stranger.stop()
+        epoch = cluster.controller_epoch
+        # What a kill leaves behind: the session lives and owns the broker's znode and /controller.
+        await cluster.kill_broker()
+        await cluster.start_broker()
+        assert (cluster.broker.parts.controller.is_active, cluster.controller_epoch) == (True, epoch + 1)
+        client = await cluster.connect()
+        assert (await client.create_topic("t")).error_code == 0

@@ -17,7 +17,7 @@ import pytest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import check_crc, iterate_batches
 from klamm.protocol.records import decode_records
-from support.one_broker import Client, OneBroker, batch, run, values
+from support.one_broker import Client, OneBroker, batch, running, values
 
 NONE = ErrorCode.NONE
 
@@ -76,10 +76,9 @@ def content_of(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("where", ["file", "file/below"])
-def test_a_file_where_the_log_directory_should_be(tmp_path: Path, where: str) -> None:
+async def test_a_file_where_the_log_directory_should_be(tmp_path: Path, where: str) -> None:
     (tmp_path / "file").write_bytes(b"precious")
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         records = await fill(client, "t")
         await cluster.broker.stop()
         cluster.properties["log.dirs"] = str(tmp_path / where)
@@ -90,24 +89,19 @@ def test_a_file_where_the_log_directory_should_be(tmp_path: Path, where: str) ->
         await cluster.start_broker()
         assert await read_all(await cluster.connect(), "t") == records
 
-    run(tmp_path, scenario)
 
-
-def test_a_log_directory_that_cannot_be_written(tmp_path: Path) -> None:
+async def test_a_log_directory_that_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "read-only"
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "ro,size=1m", "none", path]
     if os.getuid() != 0 or subprocess.run(mount, check=False).returncode != 0:
         warnings.warn("NOT TESTED on a file system that is really read-only: mounting one needs root", stacklevel=1)
         pytest.skip("mounting a read-only file system needs root")
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
-        await cluster.broker.stop()
-        cluster.properties["log.dirs"] = str(path)
-        await fails_to_start(cluster, f"no log directory can be used: {path}: .*Read-only file system")
-
     try:
-        run(tmp_path, scenario)
+        async with running(tmp_path) as (cluster, _):
+            await cluster.broker.stop()
+            cluster.properties["log.dirs"] = str(path)
+            await fails_to_start(cluster, f"no log directory can be used: {path}: .*Read-only file system")
     finally:
         subprocess.run(["umount", "--lazy", path], check=True)
 
@@ -122,8 +116,8 @@ def test_a_log_directory_that_cannot_be_written(tmp_path: Path) -> None:
     ],
     ids=["another cluster", "another broker", "garbage", "another version"],
 )
-def test_a_directory_that_is_not_this_brokers(tmp_path: Path, line: str, match: str) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_directory_that_is_not_this_brokers(tmp_path: Path, line: str, match: str) -> None:
+    async with running(tmp_path) as (cluster, client):
         records = await fill(client, "t")
         await cluster.broker.stop()
         meta = tmp_path / "data" / "meta.properties"
@@ -138,16 +132,13 @@ def test_a_directory_that_is_not_this_brokers(tmp_path: Path, line: str, match: 
         await cluster.start_broker()
         assert await read_all(await cluster.connect(), "t") == records
 
-    run(tmp_path, scenario)
 
-
-def test_a_directory_that_another_process_uses(tmp_path: Path) -> None:
+async def test_a_directory_that_another_process_uses(tmp_path: Path) -> None:
     holder_program = (
         "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True);"
         " sys.stdin.read()"
     )
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         records = await fill(client, "t")
         await cluster.broker.stop()
         before = content_of(tmp_path / "data")
@@ -162,11 +153,9 @@ def test_a_directory_that_another_process_uses(tmp_path: Path) -> None:
         await cluster.start_broker()
         assert await read_all(await cluster.connect(), "t") == records
 
-    run(tmp_path, scenario)
 
-
-def test_a_port_in_use(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_port_in_use(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         records = await fill(client, "t")
         await cluster.broker.stop()
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -178,12 +167,10 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         await cluster.start_broker()
         assert await read_all(await cluster.connect("OTHER"), "t") == records
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("key", ["listeners", "klamm.metrics.port"])
-def test_a_port_in_use_leaves_no_directory_behind(key: str, tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_port_in_use_leaves_no_directory_behind(key: str, tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, _):
         await cluster.broker.stop()
         cluster.properties["log.dirs"] = f"{tmp_path}/new"
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -195,8 +182,6 @@ def test_a_port_in_use_leaves_no_directory_behind(key: str, tmp_path: Path) -> N
         cluster.properties[key] = "-1" if key == "klamm.metrics.port" else "PLAINTEXT://127.0.0.1:0"
         await cluster.start_broker()
         assert (tmp_path / "new").exists()
-
-    run(tmp_path, scenario)
 
 
 # -- garbage in the files of a stopped broker
@@ -226,13 +211,12 @@ FILES = {
 
 @pytest.mark.parametrize("clean", [True, False], ids=["after a stop", "after a kill"])
 @pytest.mark.parametrize("file", FILES)
-def test_garbage_in_a_file(tmp_path: Path, file: str, clean: bool) -> None:
+async def test_garbage_in_a_file(tmp_path: Path, file: str, clean: bool) -> None:
     """Either everything is there, or the start is refused with the file's name.
 
     Of a log itself, what was there before the damage is; nobody ever reads anything else as if it were a record.
     """
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         records = await fill(client, "t", "other")
         await cluster.broker.stop()
         data, saved = tmp_path / "data", tmp_path / "saved"
@@ -271,13 +255,10 @@ def test_garbage_in_a_file(tmp_path: Path, file: str, clean: bool) -> None:
         await cluster.start_broker()
         assert await read_all(await cluster.connect(), "t") == records
 
-    run(tmp_path, scenario)
 
-
-def test_strangers_in_the_data_directory(tmp_path: Path) -> None:
+async def test_strangers_in_the_data_directory(tmp_path: Path) -> None:
     """What is no log is left alone; what a broker had deleted goes."""
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         records = await fill(client, "t")
         await cluster.broker.stop()
         data = tmp_path / "data"
@@ -296,11 +277,9 @@ def test_strangers_in_the_data_directory(tmp_path: Path) -> None:
         for name in strangers:
             assert (data / name).read_bytes() == b"precious"
 
-    run(tmp_path, scenario)
 
-
-def test_one_partition_in_two_directories(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_one_partition_in_two_directories(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         records = await fill(client, "t")
         await cluster.broker.stop()
         cluster.properties["log.dirs"] = f"{tmp_path / 'data'},{tmp_path / 'second'}"
@@ -310,5 +289,3 @@ def test_one_partition_in_two_directories(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "second" / "t-0")
         await cluster.start_broker()
         assert await read_all(await cluster.connect(), "t") == records
-
-    run(tmp_path, scenario)

@@ -3,7 +3,6 @@
 And the throttle time, which is set on every response that has a field for it, whatever the API.
 """
 
-import asyncio
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,7 +28,7 @@ from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
 from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
 from klamm.protocol.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
 from support.fetch_messages import fetch_response
-from support.one_broker import Client, OneBroker, run
+from support.one_broker import running
 
 APIS = registered()
 REQUESTS: dict[ApiKey, Any] = {
@@ -148,18 +147,18 @@ def test_hand_written_and_mistaken_responses_close_their_connection(
     assert complaint in caplog.text
 
 
-def test_a_large_response_with_a_wrong_value_closes_its_connection(caplog: Any) -> None:
+async def test_a_large_response_with_a_wrong_value_closes_its_connection(caplog: Any) -> None:
     topics = [MetadataResponse.MetadataResponseTopic(error_code=0, name="t", partitions=[]) for _ in range(2_000)]
     topics[-1].error_code = 2**15
     answer = dispatch(ApiKey.METADATA, 9, MetadataResponse(brokers=[], topics=topics))
     assert isinstance(answer, AnswerOnly)
     with pytest.raises(InvalidRequest):
-        asyncio.run(answer.answer())  # type: ignore[arg-type]
+        await answer.answer()  # type: ignore[arg-type]
     assert "MetadataResponse v9: topics[1999].error_code: 32768 does not fit Int16" in caplog.text
 
 
-def test_a_broker_survives_a_response_that_cannot_be_encoded(tmp_path: Path, caplog: Any) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_broker_survives_a_response_that_cannot_be_encoded(tmp_path: Path, caplog: Any) -> None:
+    async with running(tmp_path) as (cluster, client):
         other = await cluster.connect()
         apis: Any = cluster.broker.parts.dispatcher._apis
         served = apis[ApiKey.LIST_GROUPS]
@@ -173,8 +172,6 @@ def test_a_broker_survives_a_response_that_cannot_be_encoded(tmp_path: Path, cap
         assert (await other.ask(ApiKey.METADATA, topics=[])).controller_id == 0
         apis[ApiKey.LIST_GROUPS] = served
         assert (await other.ask(ApiKey.LIST_GROUPS, states_filter=[])).error_code == 0
-
-    run(tmp_path, scenario)
 
 
 class ThrottleAll:

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.errors import ConnectionLoss, SessionExpired
 from support.fetch_messages import fetch_request, result_of, to_fetch
-from support.one_broker import Client, OneBroker, batch, run, until, values
+from support.one_broker import Client, OneBroker, batch, running, until, values
 from support.zookeeper.proxy import Proxy
 
 NONE = ErrorCode.NONE
@@ -74,13 +75,11 @@ class Behind(OneBroker):
         return json.loads((await self.zk.get(path))[0])
 
 
-def play(tmp_path: Path, scenario: Callable[[Behind, Client], Any], *, may_fail: bool = False, **props: Any) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(60), Behind(tmp_path, **props) as cluster:
-            await scenario(cluster, await cluster.connect())
-            assert may_fail or not cluster.broker.failure.done(), cluster.broker.failure
-
-    asyncio.run(main())
+@asynccontextmanager
+async def playing(tmp_path: Path, *, may_fail: bool = False, **props: Any) -> AsyncIterator[tuple[Any, Any]]:
+    async with asyncio.timeout(60), Behind(tmp_path, **props) as cluster:
+        yield cluster, await cluster.connect()
+        assert may_fail or not cluster.broker.failure.done(), cluster.broker.failure
 
 
 async def produce(client: Client, topic: str, value: bytes) -> ErrorCode:
@@ -101,23 +100,20 @@ async def fetch_in_epoch(client: Client, epoch: int) -> Any:
 # -- away
 
 
-def test_zookeeper_absent_at_start(tmp_path: Path) -> None:
-    async def main() -> None:
-        cluster = OneBroker(tmp_path)
-        async with cluster, Proxy("127.0.0.1", cluster.zookeeper.port) as proxy:
-            proxy.refusing = True
-            connect = {"zookeeper_connect": proxy.address, "zookeeper_connection_timeout_ms": 300}
-            other = Broker(cluster.config(log_dirs=tmp_path / "other", broker_id=1, **connect), SystemEnvironment())
-            with pytest.raises(ConnectionLoss, match=f"no session with {proxy.address} within 300 ms"):
-                await other.start()
-            await other.stop()
-            assert not (tmp_path / "other").exists()
-
-    asyncio.run(main())
+async def test_zookeeper_absent_at_start(tmp_path: Path) -> None:
+    cluster = OneBroker(tmp_path)
+    async with cluster, Proxy("127.0.0.1", cluster.zookeeper.port) as proxy:
+        proxy.refusing = True
+        connect = {"zookeeper_connect": proxy.address, "zookeeper_connection_timeout_ms": 300}
+        other = Broker(cluster.config(log_dirs=tmp_path / "other", broker_id=1, **connect), SystemEnvironment())
+        with pytest.raises(ConnectionLoss, match=f"no session with {proxy.address} within 300 ms"):
+            await other.start()
+        await other.stop()
+        assert not (tmp_path / "other").exists()
 
 
-def test_zookeeper_away_within_the_session(tmp_path: Path) -> None:
-    async def scenario(cluster: Behind, client: Client) -> None:
+async def test_zookeeper_away_within_the_session(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (cluster, client):
         await client.create_topic("t")
         assert await produce(client, "t", b"a") == NONE
         session = await cluster.registered()
@@ -135,15 +131,15 @@ def test_zookeeper_away_within_the_session(tmp_path: Path) -> None:
         assert await cluster.registered() == session
         assert await leader_epoch_of(client, "t") == 0
 
-    play(tmp_path, scenario)
-
 
 def metadata_topics(*names: str) -> list[Any]:
     return [messages.request_class(ApiKey.METADATA).MetadataRequestTopic(name=name) for name in names]
 
 
-def test_topics_that_exist_are_told_of_while_zookeeper_is_away_and_others_are_not_there_yet(tmp_path: Path) -> None:
-    async def scenario(cluster: Behind, client: Client) -> None:
+async def test_topics_that_exist_are_told_of_while_zookeeper_is_away_and_others_are_not_there_yet(
+    tmp_path: Path,
+) -> None:
+    async with playing(tmp_path, zookeeper_session_timeout_ms=10_000) as (cluster, client):
         await client.create_topic("t")
         cluster.proxy.refusing = True
         cluster.proxy.cut()
@@ -164,14 +160,11 @@ def test_topics_that_exist_are_told_of_while_zookeeper_is_away_and_others_are_no
         cluster.proxy.refusing = False
         await until(lambda: set(cluster.broker.parts.metadata_cache.snapshot.topics) == {"t", "new", "newer"})
 
-    play(tmp_path, scenario, zookeeper_session_timeout_ms=10_000)
 
-
-def test_without_a_session_each_item_of_a_request_gets_its_own_answer(tmp_path: Path) -> None:
+async def test_without_a_session_each_item_of_a_request_gets_its_own_answer(tmp_path: Path) -> None:
     """An item that needs no ZooKeeper to be refused, or served, is; the others are to be tried again."""
     timed_out = ErrorCode.REQUEST_TIMED_OUT
-
-    async def scenario(cluster: Behind, client: Client) -> None:
+    async with playing(tmp_path, zookeeper_session_timeout_ms=300) as (cluster, client):
         await client.create_topic("t")
         cluster.proxy.refusing = True
         cluster.proxy.cut()
@@ -208,11 +201,9 @@ def test_without_a_session_each_item_of_a_request_gets_its_own_answer(tmp_path: 
         ]
         await cluster.registered()
 
-    play(tmp_path, scenario, zookeeper_session_timeout_ms=300)
 
-
-def test_a_stop_does_not_wait_for_zookeeper(tmp_path: Path) -> None:
-    async def scenario(cluster: Behind, client: Client) -> None:
+async def test_a_stop_does_not_wait_for_zookeeper(tmp_path: Path) -> None:
+    async with playing(tmp_path, zookeeper_session_timeout_ms=400) as (cluster, client):
         await client.create_topic("t")
         cluster.proxy.refusing = True
         cluster.proxy.cut()
@@ -231,14 +222,12 @@ def test_a_stop_does_not_wait_for_zookeeper(tmp_path: Path) -> None:
         client = await cluster.connect()
         assert values((await client.fetch("t", 0, 0)).records) == [b"a"]
 
-    play(tmp_path, scenario, zookeeper_session_timeout_ms=400)
-
 
 # -- the session expires
 
 
-def test_an_expired_session_is_followed_by_another(tmp_path: Path) -> None:
-    async def scenario(cluster: Behind, client: Client) -> None:
+async def test_an_expired_session_is_followed_by_another(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (cluster, client):
         await client.create_topic("t")
         assert await produce(client, "t", b"a") == NONE
         first = await cluster.registered()
@@ -266,11 +255,9 @@ def test_an_expired_session_is_followed_by_another(tmp_path: Path) -> None:
         assert (await client.create_topic("u")).error_code == NONE
         assert await produce(client, "u", b"c") == NONE
 
-    play(tmp_path, scenario)
 
-
-def test_zookeeper_away_for_longer_than_the_session(tmp_path: Path) -> None:
-    async def scenario(cluster: Behind, client: Client) -> None:
+async def test_zookeeper_away_for_longer_than_the_session(tmp_path: Path) -> None:
+    async with playing(tmp_path, zookeeper_session_timeout_ms=300) as (cluster, client):
         await client.create_topic("t")
         epoch = cluster.controller_epoch
         expired = asyncio.Event()
@@ -293,13 +280,10 @@ def test_zookeeper_away_for_longer_than_the_session(tmp_path: Path) -> None:
         while await produce(client, "u", b"c") != NONE:
             pass
 
-    play(tmp_path, scenario, zookeeper_session_timeout_ms=300)
 
-
-def test_configs_that_change_without_a_session_are_seen_in_the_next_one(tmp_path: Path) -> None:
+async def test_configs_that_change_without_a_session_are_seen_in_the_next_one(tmp_path: Path) -> None:
     """Also when their notifications have been removed by then."""
-
-    async def scenario(cluster: Behind, client: Client) -> None:
+    async with playing(tmp_path) as (cluster, client):
         await client.create_topic("t")
         cluster.proxy.refusing = True
         cluster.proxy.cut()
@@ -311,13 +295,10 @@ def test_configs_that_change_without_a_session_are_seen_in_the_next_one(tmp_path
         await until(lambda: (log.config.segment_bytes, log.config.retention_ms) == (7777, -1))
         assert await produce(client, "t", b"a") == NONE
 
-    play(tmp_path, scenario)
 
-
-def test_a_new_session_elects_with_the_configs_of_now(tmp_path: Path) -> None:
+async def test_a_new_session_elects_with_the_configs_of_now(tmp_path: Path) -> None:
     """Unclean elections were forbidden while the broker had no session: it must not begin the next one with some."""
-
-    async def scenario(cluster: Behind, client: Client) -> None:
+    async with playing(tmp_path, unclean_leader_election_enable="true") as (cluster, client):
         await client.create_topic("t")
         cluster.proxy.refusing = True
         cluster.proxy.cut()
@@ -335,13 +316,10 @@ def test_a_new_session_elects_with_the_configs_of_now(tmp_path: Path) -> None:
         assert cache.snapshot.topics["t"][0].leader == NO_LEADER
         assert (await cluster.read_json("/brokers/topics/t/partitions/0/state"))["isr"] == [7]
 
-    play(tmp_path, scenario, unclean_leader_election_enable="true")
 
-
-def test_a_session_that_expires_while_the_broker_is_set_up_in_it(tmp_path: Path) -> None:
+async def test_a_session_that_expires_while_the_broker_is_set_up_in_it(tmp_path: Path) -> None:
     """It is followed by another one; there are never two at a time."""
-
-    async def scenario(cluster: Behind, client: Client) -> None:
+    async with playing(tmp_path) as (cluster, client):
         await client.create_topic("t")
         # Answer 1 tells of the expiry, 2 opens the new session, from 3 on the broker is set up in it.
         for answers in range(2, 11):
@@ -362,13 +340,11 @@ def test_a_session_that_expires_while_the_broker_is_set_up_in_it(tmp_path: Path)
         assert await produce(client, "u", b"a") == NONE
         assert len(values((await client.fetch("t", 0, 0)).records)) == 9
 
-    play(tmp_path, scenario)
 
-
-def test_no_producer_ids_while_there_is_no_session(tmp_path: Path) -> None:
+async def test_no_producer_ids_while_there_is_no_session(tmp_path: Path) -> None:
     """A producer that needs an id meanwhile is told to ask again; one that finds some left gets one."""
+    async with playing(tmp_path, zookeeper_session_timeout_ms=300) as (cluster, client):
 
-    async def scenario(cluster: Behind, client: Client) -> None:
         async def ask(client: Client) -> Any:
             return await client.ask(ApiKey.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=1)
 
@@ -386,8 +362,6 @@ def test_no_producer_ids_while_there_is_no_session(tmp_path: Path) -> None:
         answer = await ask(client)
         assert (answer.error_code, answer.producer_id) == (NONE, 1000)
 
-    play(tmp_path, scenario, zookeeper_session_timeout_ms=300)
-
 
 # -- two brokers, two clusters
 
@@ -401,8 +375,8 @@ async def second_broker(cluster: OneBroker, **changes: Any) -> AsyncIterator[Bro
         await broker.stop()
 
 
-def test_two_brokers_with_one_id(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_two_brokers_with_one_id(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         async with second_broker(cluster) as second:
             with pytest.raises(BrokerStartError, match=r"broker id 0 is taken: session 0x.* owns /brokers/ids/0"):
@@ -411,11 +385,9 @@ def test_two_brokers_with_one_id(tmp_path: Path) -> None:
         assert await produce(client, "t", b"a") == NONE
         assert await leader_epoch_of(client, "t") == 0
 
-    run(tmp_path, scenario)
 
-
-def test_an_address_that_another_broker_advertises(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_an_address_that_another_broker_advertises(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         host, port = cluster.broker.endpoints["PLAINTEXT"]
         taken = f"PLAINTEXT://{host}:{port}"
@@ -424,13 +396,10 @@ def test_an_address_that_another_broker_advertises(tmp_path: Path) -> None:
                 await second.start()
         assert await produce(client, "t", b"a") == NONE
 
-    run(tmp_path, scenario)
 
-
-def test_the_id_is_taken_while_the_session_is_gone(tmp_path: Path) -> None:
+async def test_the_id_is_taken_while_the_session_is_gone(tmp_path: Path) -> None:
     """Then there are two: the one that lost its session stops."""
-
-    async def scenario(cluster: Behind, client: Client) -> None:
+    async with playing(tmp_path, may_fail=True, zookeeper_session_timeout_ms=300) as (cluster, client):
         await client.create_topic("t")
         expired = asyncio.Event()
         await cluster.zk.exists("/brokers/ids/0", lambda event: expired.set())
@@ -444,17 +413,14 @@ def test_the_id_is_taken_while_the_session_is_gone(tmp_path: Path) -> None:
         assert isinstance(reason, BrokerStartError)
         assert "broker id 0 is taken" in str(reason)
 
-    play(tmp_path, scenario, may_fail=True, zookeeper_session_timeout_ms=300)
 
-
-def test_zookeeper_loses_its_data(tmp_path: Path) -> None:
+async def test_zookeeper_loses_its_data(tmp_path: Path) -> None:
     """The broker stops as soon as it knows: nobody else could know of the topics that it would go on to serve.
 
     (It knows when the empty ZooKeeper has had more transactions than the lost one, and so lets it in again.) The logs
     stay as they are, and the broker refuses to join the new, empty cluster, until an operator has decided.
     """
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, may_fail=True, zookeeper_session_timeout_ms=500) as (cluster, client):
         await client.create_topic("t")
         assert await produce(client, "t", b"a") == NONE
         port = cluster.zookeeper.port
@@ -488,8 +454,6 @@ def test_zookeeper_loses_its_data(tmp_path: Path) -> None:
                 await cluster.broker.stop()
         assert values((await (await cluster.connect()).fetch("t", 0, 0)).records) == [b"a", b"b"]
 
-    run(tmp_path, scenario, may_fail=True, zookeeper_session_timeout_ms=500)
-
 
 # -- garbage in znodes
 
@@ -506,8 +470,8 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_garbage_in_a_topics_znode(tmp_path: Path, restart: bool) -> None:
-    async def scenario(cluster: Behind, client: Client) -> None:
+async def test_garbage_in_a_topics_znode(tmp_path: Path, restart: bool) -> None:
+    async with playing(tmp_path) as (cluster, client):
         await client.create_topic("good")
         await client.create_topic("spoilt")
         for topic in ("good", "spoilt"):
@@ -535,14 +499,11 @@ def test_garbage_in_a_topics_znode(tmp_path: Path, restart: bool) -> None:
             pass
         assert values((await client.fetch("spoilt", 0, 0)).records)[:2] == [b"a", b"b"]
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("garbage", [b"", b"garbage", b"{}", b'{"leader":0,"leader_epoch":-5,"isr":[],"version":1}'])
-def test_garbage_in_a_partitions_state(tmp_path: Path, garbage: bytes) -> None:
+async def test_garbage_in_a_partitions_state(tmp_path: Path, garbage: bytes) -> None:
     """That partition has no leader: to begin its epochs anew could take back what others have read."""
-
-    async def scenario(cluster: Behind, client: Client) -> None:
+    async with playing(tmp_path) as (cluster, client):
         await client.create_topic("t", partitions=2)
         await client.create_topic("other")
         for topic in ("t", "other"):
@@ -562,11 +523,9 @@ def test_garbage_in_a_partitions_state(tmp_path: Path, garbage: bytes) -> None:
         assert await produce(client, "t", b"b") == NONE
         assert values((await client.fetch("t", 0, 0)).records) == [b"a", b"b"]
 
-    play(tmp_path, scenario)
 
-
-def test_garbage_in_a_topics_config(tmp_path: Path) -> None:
-    async def scenario(cluster: Behind, client: Client) -> None:
+async def test_garbage_in_a_topics_config(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (cluster, client):
         configs = [
             b"garbage",
             b"{}",
@@ -586,8 +545,6 @@ def test_garbage_in_a_topics_config(tmp_path: Path) -> None:
             assert values((await client.fetch(name, 0, 0)).records) == [b"a", b"b"]
         assert (await client.create_topic("later")).error_code == NONE
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(
     ("name", "registration"),
@@ -602,10 +559,9 @@ def test_garbage_in_a_topics_config(tmp_path: Path) -> None:
     ],
     ids=["garbage", "no number", "huge id", "long id", "impossible host", "impossible port", "long host"],
 )
-def test_garbage_among_the_brokers(tmp_path: Path, name: str, registration: bytes) -> None:
+async def test_garbage_among_the_brokers(tmp_path: Path, name: str, registration: bytes) -> None:
     """Whatever says it is a broker concerns no other one: neither its sessions, nor its start, nor the controller."""
-
-    async def scenario(cluster: Behind, client: Client) -> None:
+    async with playing(tmp_path) as (cluster, client):
         await client.create_topic("t")
         await cluster.zk.create(f"/brokers/ids/{name}", registration)
         assert (await client.create_topic("u")).error_code == NONE
@@ -619,12 +575,10 @@ def test_garbage_among_the_brokers(tmp_path: Path, name: str, registration: byte
         client = await cluster.connect()
         assert await produce(client, "t", b"b") == NONE
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("path", ["/cluster/id", "/latest_producer_id_block"], ids=["cluster id", "producer ids"])
-def test_garbage_that_concerns_the_whole_cluster_stops_the_start(tmp_path: Path, path: str) -> None:
-    async def scenario(cluster: Behind, client: Client) -> None:
+async def test_garbage_that_concerns_the_whole_cluster_stops_the_start(tmp_path: Path, path: str) -> None:
+    async with playing(tmp_path) as (cluster, client):
         await client.create_topic("t")
         assert await produce(client, "t", b"a") == NONE
         await cluster.broker.stop()
@@ -637,11 +591,9 @@ def test_garbage_that_concerns_the_whole_cluster_stops_the_start(tmp_path: Path,
         await cluster.start_broker()
         assert values((await (await cluster.connect()).fetch("t", 0, 0)).records) == [b"a"]
 
-    play(tmp_path, scenario)
 
-
-def test_garbage_among_the_marks_for_deletion(tmp_path: Path) -> None:
-    async def scenario(cluster: Behind, client: Client) -> None:
+async def test_garbage_among_the_marks_for_deletion(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (cluster, client):
         await client.create_topic("t")
         done = asyncio.Event()
         await cluster.zk.create("/admin/delete_topics/never was", b"garbage")
@@ -649,18 +601,13 @@ def test_garbage_among_the_marks_for_deletion(tmp_path: Path) -> None:
         await done.wait()
         assert await produce(client, "t", b"a") == NONE
 
-    play(tmp_path, scenario)
 
-
-def test_znodes_removed_under_the_broker(tmp_path: Path) -> None:
+async def test_znodes_removed_under_the_broker(tmp_path: Path) -> None:
     """Somebody removes a topic's znodes by hand: its records stay, other topics are created and served as before."""
-
-    async def scenario(cluster: Behind, client: Client) -> None:
+    async with playing(tmp_path) as (cluster, client):
         await client.create_topic("t")
         assert await produce(client, "t", b"a") == NONE
         await cluster.zk.delete_recursive("/brokers/topics/t")
         assert (await client.create_topic("u")).error_code == NONE
         assert await produce(client, "t", b"b") == NONE
         assert await produce(client, "u", b"b") == NONE
-
-    play(tmp_path, scenario)

@@ -1,6 +1,7 @@
 """The client of a cluster against scripted brokers that share one idea of who leads."""
 
 import asyncio
+from contextlib import asynccontextmanager
 from uuid import UUID
 
 import pytest
@@ -13,8 +14,10 @@ from klamm.net.client import (
 )
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, response_class
-from support.heartbeats import FAST, heartbeat, heartbeat_response, run
+from support.heartbeats import FAST, heartbeat, heartbeat_response
 from support.scripted_broker import ScriptedBroker
+
+pytestmark = pytest.mark.loop("asyncio", "uvloop")
 
 
 class ToyCluster:
@@ -96,17 +99,15 @@ class ToyCluster:
             broker.stop()
 
 
-def on_cluster(test, count=2, retry=FAST):
-    async def body():
-        cluster = await ToyCluster().start(count)
-        client = ClusterClient([cluster.brokers[1].address], ConnectionOptions(), retry)
-        try:
-            await test(cluster, client)
-        finally:
-            await client.close()
-            cluster.stop()
-
-    run(body)
+@asynccontextmanager
+async def on_cluster(count=2, retry=FAST):
+    cluster = await ToyCluster().start(count)
+    client = ClusterClient([cluster.brokers[1].address], ConnectionOptions(), retry)
+    try:
+        yield cluster, client
+    finally:
+        await client.close()
+        cluster.stop()
 
 
 def errors_of(response):
@@ -117,8 +118,8 @@ def to_leader(client, **arguments):
     return client.send_to_leader("t", 0, ApiKey.HEARTBEAT, heartbeat(), errors_of=errors_of, **arguments)
 
 
-def test_requests_follow_the_leader():
-    async def test(cluster, client):
+async def test_requests_follow_the_leader():
+    async with on_cluster() as (cluster, client):
         assert (await to_leader(client)).error_code == 0
         cluster.leader = 2
         assert (await to_leader(client)).error_code == 0
@@ -129,11 +130,9 @@ def test_requests_follow_the_leader():
         response = await client.send_to_leader("t", 0, ApiKey.HEARTBEAT, heartbeat())
         assert response.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-    on_cluster(test)
 
-
-def test_a_lost_broker_and_a_new_leader():
-    async def test(cluster, client):
+async def test_a_lost_broker_and_a_new_leader():
+    async with on_cluster() as (cluster, client):
         await to_leader(client)
         cluster.brokers[1].stop()
         cluster.leader = 2
@@ -141,11 +140,10 @@ def test_a_lost_broker_and_a_new_leader():
         assert (await to_leader(client)).error_code == 0
         assert cluster.answered == [1, 2]
 
-    on_cluster(test)
 
+async def test_only_repeatable_requests_are_repeated_after_a_disconnection():
+    async with on_cluster() as (cluster, client):
 
-def test_only_repeatable_requests_are_repeated_after_a_disconnection():
-    async def test(cluster, client):
         def vanish(connection):
             del cluster.behaviour[1]
             connection.transport.abort()
@@ -158,11 +156,9 @@ def test_only_repeatable_requests_are_repeated_after_a_disconnection():
         assert (await to_leader(client)).error_code == 0
         assert cluster.answered == [1, 1, 1]
 
-    on_cluster(test)
 
-
-def test_a_connection_that_died_while_idle_is_replaced_even_for_unrepeatable_requests():
-    async def test(cluster, client):
+async def test_a_connection_that_died_while_idle_is_replaced_even_for_unrepeatable_requests():
+    async with on_cluster() as (cluster, client):
         await to_leader(client)
         connection = await client.connection_to(1)
         for peer in cluster.brokers[1].connections:
@@ -171,20 +167,16 @@ def test_a_connection_that_died_while_idle_is_replaced_even_for_unrepeatable_req
         assert (await to_leader(client, repeatable=False)).error_code == 0
         assert await client.connection_to(1) is not connection
 
-    on_cluster(test)
 
-
-def test_any_broker_and_the_metadata_of_all():
-    async def test(cluster, client):
+async def test_any_broker_and_the_metadata_of_all():
+    async with on_cluster() as (_, client):
         assert (await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())).error_code in (0, 6)
         metadata = await client.refresh_metadata()
         assert sorted(metadata.brokers) == [1, 2] and list(metadata.topics) == ["t"]
 
-    on_cluster(test)
 
-
-def test_what_does_not_come_about_ends_with_a_reason():
-    async def test(cluster, client):
+async def test_what_does_not_come_about_ends_with_a_reason():
+    async with on_cluster(retry=RetryPolicy(deadline_ms=20, backoff_ms=1, max_backoff_ms=5)) as (cluster, client):
         cluster.leader = -1
         with pytest.raises(KafkaError, match=r"LEADER_NOT_AVAILABLE \(5\): partition t-0 has no leader"):
             await to_leader(client)
@@ -199,11 +191,9 @@ def test_what_does_not_come_about_ends_with_a_reason():
             await client.connection_to(9)
         assert cluster.answered == []
 
-    on_cluster(test, retry=RetryPolicy(deadline_ms=20, backoff_ms=1, max_backoff_ms=5))
 
-
-def test_a_broker_that_is_cut_off_does_not_keep_the_client():
-    async def test(cluster, client):
+async def test_a_broker_that_is_cut_off_does_not_keep_the_client():
+    async with on_cluster() as (cluster, client):
         assert (await to_leader(client)).error_code == 0
         cluster.cut_off[1] = (1, 5)
         cluster.leader, cluster.leader_epoch = 2, 6
@@ -218,11 +208,9 @@ def test_a_broker_that_is_cut_off_does_not_keep_the_client():
         await client.refresh_metadata()
         assert client.metadata.topics["t"].partitions[0].leader_epoch == 0
 
-    on_cluster(test)
 
-
-def test_retriable_errors_are_returned_when_the_time_is_over():
-    async def test(cluster, client):
+async def test_retriable_errors_are_returned_when_the_time_is_over():
+    async with on_cluster(retry=RetryPolicy(deadline_ms=30, backoff_ms=1, max_backoff_ms=5)) as (cluster, client):
         await client.refresh_metadata(["t"])
         cluster.metadata = lambda version, request: ToyCluster.metadata(stuck, version, request)
         stuck = ToyCluster()
@@ -231,29 +219,22 @@ def test_retriable_errors_are_returned_when_the_time_is_over():
         response = await to_leader(client)
         assert response.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER and len(cluster.answered) > 1
 
-    on_cluster(test, retry=RetryPolicy(deadline_ms=30, backoff_ms=1, max_backoff_ms=5))
 
-
-def test_nobody_answers():
-    async def test():
-        async with ScriptedBroker() as broker:
-            address = broker.address
-        client = ClusterClient([address], retry=RetryPolicy(deadline_ms=20, backoff_ms=1))
-        with pytest.raises(ConnectFailed):
-            await client.refresh_metadata()
-        await client.close()
-        with pytest.raises(ConnectFailed, match="this client is closed"):
-            await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
-
-    run(test)
+async def test_nobody_answers():
+    async with ScriptedBroker() as broker:
+        address = broker.address
+    client = ClusterClient([address], retry=RetryPolicy(deadline_ms=20, backoff_ms=1))
+    with pytest.raises(ConnectFailed):
+        await client.refresh_metadata()
+    await client.close()
+    with pytest.raises(ConnectFailed, match="this client is closed"):
+        await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
     with pytest.raises(ValueError, match="no bootstrap address"):
         ClusterClient([])
 
 
-def test_concurrent_requests_share_one_connection():
-    async def test(cluster, client):
+async def test_concurrent_requests_share_one_connection():
+    async with on_cluster() as (cluster, client):
         await asyncio.gather(*[to_leader(client) for _ in range(20)])
         assert len(cluster.brokers[1].connections) == 1
         assert cluster.answered == [1] * 20
-
-    on_cluster(test)

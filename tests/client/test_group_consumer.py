@@ -262,5 +262,5 @@ async def an_unknown_assignor() -> None:
         GroupMember(ClusterClient([("unused", 1)]), group_options(assignor="sticky"))
 
 
-def test_an_unknown_assignor_is_refused() -> None:
-    asyncio.run(an_unknown_assignor())
+async def test_an_unknown_assignor_is_refused() -> None:
+    await an_unknown_assignor()

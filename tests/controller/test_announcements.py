@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from klamm.protocol.vocabulary import ElectionType
-from support.controller.scene import Scene, play
+from support.controller.scene import Scene, playing
 
 T0 = ("t", 0)
 
@@ -18,8 +18,8 @@ def announced(scene: Scene) -> list[tuple[str, str]]:
     return [record for record in told if record[0] != "LogDirEventNotification"]
 
 
-def test_a_topic_comes_moves_and_goes(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_topic_comes_moves_and_goes(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         announced(scene)
         await scene.create("t", [1, 2])
@@ -53,11 +53,9 @@ def test_a_topic_comes_moves_and_goes(tmp_path: Path) -> None:
         told = [text for _, text in announced(scene) if "topic" in text]
         assert told == ["Deletion of topic t (re)started", "Deletion of topic t successfully completed"]
 
-    play(tmp_path, scenario)
 
-
-def test_an_election_names_a_few_partitions(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_an_election_names_a_few_partitions(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1)
         await scene.create("t", *([1] for _ in range(12)))
         await scene.settled()
@@ -67,11 +65,9 @@ def test_an_election_names_a_few_partitions(tmp_path: Path) -> None:
         (told,) = announced(scene)
         assert told[1] == f"Starting replica leader election (UNCLEAN) for partitions {names} and 2 more"
 
-    play(tmp_path, scenario)
 
-
-def test_brokers_come_stop_and_go(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_brokers_come_stop_and_go(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1)
         first = scene.brokers[1].epoch
         assert [text for _, text in announced(scene) if "roker" in text] == [
@@ -89,5 +85,3 @@ def test_brokers_come_stop_and_go(tmp_path: Path) -> None:
         told = [text for _, text in announced(scene)]
         assert "Removed 2 from list of shutting down brokers." in told
         assert told[-1] == f"Updated broker epochs cache: Map(1 -> {first})"
-
-    play(tmp_path, scenario)

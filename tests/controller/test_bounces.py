@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from klamm.protocol.api_keys import ApiKey
-from support.controller.scene import Scene, play
+from support.controller.scene import Scene, playing
 
 
 async def bounce_unseen(scene: Scene, *broker_ids: int) -> None:
@@ -23,7 +23,7 @@ async def bounce_unseen(scene: Scene, *broker_ids: int) -> None:
         await broker.register()
     for broker_id in broker_ids:
         if broker_id != active.broker_id:
-            await scene.brokers[broker_id].controller.startup(scene.brokers[broker_id].store)
+            await scene.brokers[broker_id].controller.rejoin(scene.brokers[broker_id].store)
     await elect_again(scene)
 
 
@@ -48,10 +48,10 @@ async def elect_again(scene: Scene) -> None:
         ((5,), (2, 0, (2, 3, 4))),
     ],
 )
-def test_who_has_bounced_leaves_the_isr_before_anybody_is_told(
+async def test_who_has_bounced_leaves_the_isr_before_anybody_is_told(
     tmp_path: Path, bounced: Collection[int], decided: tuple[int, int, tuple[int, ...]]
 ) -> None:
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3, 4, 5)
         await scene.create("t", [2, 3, 4])
         scene.take()
@@ -66,11 +66,9 @@ def test_who_has_bounced_leaves_the_isr_before_anybody_is_told(
         }
         assert told == {decided}
 
-    play(tmp_path, scenario)
 
-
-def test_the_next_controllers_take_nobody_out_again(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_the_next_controllers_take_nobody_out_again(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [2, 3])
         await scene.create("alone", [2])
@@ -86,13 +84,10 @@ def test_the_next_controllers_take_nobody_out_again(tmp_path: Path) -> None:
             await elect_again(scene)
         assert await scene.state("t") == (3, 1, (3, 2))
 
-    play(tmp_path, scenario)
 
-
-def test_a_proposal_from_before_the_bounce_is_refused_after_it(tmp_path: Path) -> None:
+async def test_a_proposal_from_before_the_bounce_is_refused_after_it(tmp_path: Path) -> None:
     """Broker 3 is out of the ISR when it bounces. Its leader has asked to take it in, and asks the next controller."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [2, 3])
         await scene.alter_isr("t", (2,))
@@ -101,5 +96,3 @@ def test_a_proposal_from_before_the_bounce_is_refused_after_it(tmp_path: Path) -
         assert await scene.state("t") == (2, 1, (2,))
         await scene.alter_isr("t", (2, 3), leader_epoch=before.leader_epoch, version=before.zk_version)
         assert await scene.state("t") == (2, 1, (2,))
-
-    play(tmp_path, scenario)

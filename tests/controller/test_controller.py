@@ -16,7 +16,7 @@ from klamm.znodes.controller_store import NO_CONTROLLER
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.errors import ClientClosed, SessionExpired
 from klamm.zookeeper.messages import CREATOR_ALL_ACL, OPEN_ACL
-from support.controller.scene import FakeBroker, Scene, Sent, play, proxy_to
+from support.controller.scene import FakeBroker, Scene, Sent, playing, proxy_to
 
 TOPIC_ID = UUID(int=7)
 
@@ -48,8 +48,8 @@ def of(sent: list[Sent], api_key: ApiKey, receiver: int | None = None) -> list[A
 # -- who is the controller --------------------------------------------------------------------------------------------
 
 
-def test_the_first_broker_becomes_the_controller(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_the_first_broker_becomes_the_controller(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         one, two = scene.brokers[1].controller, scene.brokers[2].controller
         assert (one.is_active, one.controller_id, one.context.epoch, one.context.epoch_zk_version) == (True, 1, 1, 1)
@@ -64,11 +64,9 @@ def test_the_first_broker_becomes_the_controller(tmp_path: Path) -> None:
         assert (last.controller_id, last.controller_epoch) == (1, 1)
         assert last.broker_epoch == scene.brokers[2].epoch
 
-    play(tmp_path, scenario)
 
-
-def test_when_the_controller_dies_another_one_takes_over(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_when_the_controller_dies_another_one_takes_over(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [1, 2, 3], [2, 3, 1])
         scene.take()
@@ -86,11 +84,9 @@ def test_when_the_controller_dies_another_one_takes_over(tmp_path: Path) -> None
         assert summary(sent)[:2] == [(2, "UpdateMetadata", []), (3, "UpdateMetadata", [])]
         await scene.until(lambda: all(b.controller.controller_id == new for b in scene.brokers.values()))
 
-    play(tmp_path, scenario)
 
-
-def test_deleting_the_znode_makes_everybody_elect(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_deleting_the_znode_makes_everybody_elect(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         for epoch in range(2, 5):
             await scene.store.client.delete("/controller")
@@ -104,35 +100,29 @@ def test_deleting_the_znode_makes_everybody_elect(tmp_path: Path) -> None:
             other = scene.brokers[3 - active].controller
             assert (other.context.epoch, other.is_active) == (0, False)
 
-    play(tmp_path, scenario)
 
-
-def test_a_zombie_resigns_when_its_write_is_refused(tmp_path: Path) -> None:
+async def test_a_zombie_resigns_when_its_write_is_refused(tmp_path: Path) -> None:
     """It hears nothing from ZooKeeper while another broker is elected, and goes on until it writes."""
-
-    async def scenario(scene: Scene) -> None:
-        async with proxy_to(scene) as proxy:
-            await scene.start(1, address=proxy.address)
-            await scene.start(2)
-            await scene.create("t", [1, 2])
-            zombie = scene.brokers[1].controller
-            proxy.hold_answers()
-            await scene.store.client.delete("/controller")
-            await scene.until(lambda: scene.brokers[2].controller.is_active)
-            assert zombie.is_active
-            scene.take()
-            request = _alter_isr_request(scene, 1, "t", [1])
-            asking = asyncio.ensure_future(zombie.alter_isr(request))
-            await scene.until(lambda: zombie.state.name == "ISR_CHANGE")
-            await asyncio.sleep(0)
-            proxy.release()
-            response = await asking
-            assert response.error_code == ErrorCode.NOT_CONTROLLER
-            await scene.until(lambda: zombie.controller_id == 2 and not zombie.is_active)
-            assert zombie.context.all_topics == set()
-            assert [s for s in scene.sent if s.sender == 1] == []
-
-    play(tmp_path, scenario)
+    async with playing(tmp_path) as scene, proxy_to(scene) as proxy:
+        await scene.start(1, address=proxy.address)
+        await scene.start(2)
+        await scene.create("t", [1, 2])
+        zombie = scene.brokers[1].controller
+        proxy.hold_answers()
+        await scene.store.client.delete("/controller")
+        await scene.until(lambda: scene.brokers[2].controller.is_active)
+        assert zombie.is_active
+        scene.take()
+        request = _alter_isr_request(scene, 1, "t", [1])
+        asking = asyncio.ensure_future(zombie.alter_isr(request))
+        await scene.until(lambda: zombie.state.name == "ISR_CHANGE")
+        await asyncio.sleep(0)
+        proxy.release()
+        response = await asking
+        assert response.error_code == ErrorCode.NOT_CONTROLLER
+        await scene.until(lambda: zombie.controller_id == 2 and not zombie.is_active)
+        assert zombie.context.all_topics == set()
+        assert [s for s in scene.sent if s.sender == 1] == []
 
 
 def _alter_isr_request(scene: Scene, leader: int, topic: str, isr: list[int]) -> Any:
@@ -145,10 +135,9 @@ def _alter_isr_request(scene: Scene, leader: int, topic: str, isr: list[int]) ->
     )
 
 
-def test_a_controller_whose_epoch_was_taken_takes_over_anew(tmp_path: Path) -> None:
+async def test_a_controller_whose_epoch_was_taken_takes_over_anew(tmp_path: Path) -> None:
     """Somebody has raised the epoch, but /controller still names this broker's session: nobody else will do it."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
         await scene.store.client.set("/controller_epoch", encode_controller_epoch(10))
@@ -159,13 +148,10 @@ def test_a_controller_whose_epoch_was_taken_takes_over_anew(tmp_path: Path) -> N
         assert scene.controller.context.recount() == (0, 0)
         assert await scene.state("u") == (2, 0, (2, 1))
 
-    play(tmp_path, scenario)
 
-
-def test_a_leftover_of_a_former_session_is_waited_for(tmp_path: Path) -> None:
+async def test_a_leftover_of_a_former_session_is_waited_for(tmp_path: Path) -> None:
     """A broker that a session of its former life names in /controller does not act, and does not wait for ever."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1)
         former = scene.brokers.pop(1)
         await former.controller.shutdown()  # The process is gone, its session lives.
@@ -177,11 +163,9 @@ def test_a_leftover_of_a_former_session_is_waited_for(tmp_path: Path) -> None:
         await scene.until(lambda: again.is_active)
         assert again.context.epoch == 2
 
-    play(tmp_path, scenario)
 
-
-def test_a_znode_of_ones_own_session_is_taken_over(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_znode_of_ones_own_session_is_taken_over(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1)
         broker = scene.brokers[1]
         # As if the process had lost what it knew, but not the session.
@@ -194,19 +178,16 @@ def test_a_znode_of_ones_own_session_is_taken_over(tmp_path: Path) -> None:
         assert other.controller.is_active
         assert other.controller.context.epoch == 2
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(
     "content",
     [b'{"version":1,"brokerid":2,"timestamp":"1"}', b'{"version":1,"brokerid":77,"timestamp":"1"}', b"", b"me"],
 )
-def test_a_znode_that_somebody_rewrites_ends_the_controllership_and_an_election_follows(
+async def test_a_znode_that_somebody_rewrites_ends_the_controllership_and_an_election_follows(
     tmp_path: Path, content: bytes
 ) -> None:
     """Its session still owns it, so that nobody else could be elected: nobody would speak for who stands in there."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
         await scene.store.client.set("/controller", content)
@@ -219,22 +200,18 @@ def test_a_znode_that_somebody_rewrites_ends_the_controllership_and_an_election_
         assert node == (acting, scene.brokers[acting].client.session_id)
         await scene.create("u", [1, 2])
 
-    play(tmp_path, scenario)
 
-
-def test_a_rewriting_that_changes_nothing_is_passed_over(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_rewriting_that_changes_nothing_is_passed_over(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.store.client.set("/controller", b'{"version":1,"brokerid":1,"timestamp":"7"}')
         await scene.until(lambda: scene.processed.count("ControllerChange") >= 2)
         assert (scene.active.broker_id, scene.controller.context.epoch) == (1, 1)
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("expiring", [1, 2])
-def test_a_session_that_expires(tmp_path: Path, expiring: int) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_session_that_expires(tmp_path: Path, expiring: int) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
         broker = scene.brokers[expiring]
@@ -250,11 +227,9 @@ def test_a_session_that_expires(tmp_path: Path, expiring: int) -> None:
         assert await scene.state("t") == ((2, 2, (2,)) if expiring == 1 else (1, 1, (1,)))
         assert of(scene.sent, ApiKey.LEADER_AND_ISR, expiring)[-1].broker_epoch == broker.epoch
 
-    play(tmp_path, scenario)
 
-
-def test_events_of_a_session_end_with_it(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_events_of_a_session_end_with_it(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1)
         controller = scene.brokers[1].controller
         asking = [
@@ -271,11 +246,9 @@ def test_events_of_a_session_end_with_it(tmp_path: Path) -> None:
         assert controller.controller_id == NO_CONTROLLER
         assert scene.channels[1].is_shut_down
 
-    play(tmp_path, scenario)
 
-
-def test_a_session_that_ends_during_the_start_fails_the_start(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_session_that_ends_during_the_start_fails_the_start(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1)
 
         other = FakeBroker(scene, 2, {}, scene.address)
@@ -292,13 +265,15 @@ def test_a_session_that_ends_during_the_start_fails_the_start(tmp_path: Path) ->
         with pytest.raises(SessionExpired):
             await starting
 
-    play(tmp_path, scenario)
 
-
-def test_an_event_that_fails_ends_the_controllership(tmp_path: Path) -> None:
+async def test_an_event_that_fails_ends_the_controllership(tmp_path: Path) -> None:
     """Nobody may read a topic: what was begun cannot be finished, by any controller, until somebody may again."""
 
-    async def scenario(scene: Scene) -> None:
+    async def _epoch_is_over(scene: Scene, epoch: int) -> bool:
+        data, _ = await scene.store.client.get("/controller_epoch")
+        return int(data) > epoch
+
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
         client = scene.store.client
@@ -312,19 +287,13 @@ def test_an_event_that_fails_ends_the_controllership(tmp_path: Path) -> None:
         # Half done things are mended: nobody is left with an old controller's view.
         await scene.create("v", [1, 2])
 
-    async def _epoch_is_over(scene: Scene, epoch: int) -> bool:
-        data, _ = await scene.store.client.get("/controller_epoch")
-        return int(data) > epoch
-
-    play(tmp_path, scenario)
-
 
 async def _is_led(scene: Scene, topic: str) -> bool:
     return bool(await scene.states((topic, 0)))
 
 
-def test_nobody_is_elected_while_the_epoch_is_garbage(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_nobody_is_elected_while_the_epoch_is_garbage(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.store.client.set("/controller_epoch", b"no number")
         await scene.store.client.delete("/controller")
@@ -334,11 +303,9 @@ def test_nobody_is_elected_while_the_epoch_is_garbage(tmp_path: Path) -> None:
         await scene.until(lambda: scene.is_idle(scene.controller))
         assert scene.controller.context.epoch == 42
 
-    play(tmp_path, scenario)
 
-
-def test_a_fault_of_the_program_reaches_who_stops_the_process(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_fault_of_the_program_reaches_who_stops_the_process(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1)
 
         def broken(message: str) -> None:
@@ -350,14 +317,12 @@ def test_a_fault_of_the_program_reaches_who_stops_the_process(tmp_path: Path) ->
         await scene.until(lambda: scene.failures)
         assert isinstance(scene.failures.pop(), RuntimeError)
 
-    play(tmp_path, scenario)
-
 
 # -- topics -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_topic(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_new_topic(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         scene.take()
         await scene.create("t", [1, 2], [3, 1], topic_id=TOPIC_ID)
@@ -379,11 +344,9 @@ def test_a_new_topic(tmp_path: Path) -> None:
         )
         assert {topic.topic_id for r in of(sent, ApiKey.LEADER_AND_ISR) for topic in r.topics} == {TOPIC_ID}
 
-    play(tmp_path, scenario)
 
-
-def test_a_topic_without_an_id_gets_one(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_topic_without_an_id_gets_one(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1)
         await scene.store.client.create("/brokers/topics/t", TopicAssignment({0: (1,)}).encode())
         await scene.until(lambda: _is_led(scene, "t"))
@@ -391,11 +354,9 @@ def test_a_topic_without_an_id_gets_one(tmp_path: Path) -> None:
         assert assignment is not None
         assert assignment.topic_id == scene.controller.context.topic_ids["t"]
 
-    play(tmp_path, scenario)
 
-
-def test_partitions_are_added(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_partitions_are_added(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
         scene.take()
@@ -409,11 +370,9 @@ def test_partitions_are_added(tmp_path: Path) -> None:
             (2, "LeaderAndIsr", [("t", 1, 2, 0)]),
         ]
 
-    play(tmp_path, scenario)
 
-
-def test_a_topic_without_live_replicas_gets_a_leader_when_one_starts(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_topic_without_live_replicas_gets_a_leader_when_one_starts(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1)
         await scene.store.create_topic("t", {0: [2, 3]}, TOPIC_ID, {})
         await scene.until(lambda: "t" in scene.controller.context.all_topics)
@@ -422,14 +381,12 @@ def test_a_topic_without_live_replicas_gets_a_leader_when_one_starts(tmp_path: P
         await scene.start(3)
         assert await scene.state("t") == (3, 0, (3,))
 
-    play(tmp_path, scenario)
-
 
 BAD_NAMES = ["no spaces", "ü", "t" * 250]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_znodes_that_nobody_understands_concern_nobody_else(tmp_path: Path, when: str) -> None:
+async def test_znodes_that_nobody_understands_concern_nobody_else(tmp_path: Path, when: str) -> None:
     async def spoil(scene: Scene) -> None:
         client = scene.store.client
         for name in BAD_NAMES:
@@ -443,7 +400,7 @@ def test_znodes_that_nobody_understands_concern_nobody_else(tmp_path: Path, when
         await client.create("/log_dir_event_notification/log_dir_event_0000000000", b"?")
         await client.create("/admin/delete_topics/nothing", b"")
 
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1)
         await scene.create("t", [1], topic_id=TOPIC_ID)
         if when == "before":
@@ -463,11 +420,9 @@ def test_znodes_that_nobody_understands_concern_nobody_else(tmp_path: Path, when
         data, _ = await scene.store.client.get("/brokers/topics/t/partitions/0/state")
         assert (data == b"[]") == (when == "before")
 
-    play(tmp_path, scenario)
 
-
-def test_a_topic_that_was_unreadable_goes_on_where_it_was(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_topic_that_was_unreadable_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2], topic_id=TOPIC_ID)
         good, _ = await scene.store.client.get("/brokers/topics/t")
@@ -483,8 +438,6 @@ def test_a_topic_that_was_unreadable_goes_on_where_it_was(tmp_path: Path) -> Non
         assert (leader, isr) == (2, (2,))
         assert epoch > 0
 
-    play(tmp_path, scenario)
-
 
 # -- deletion ---------------------------------------------------------------------------------------------------------
 
@@ -494,8 +447,8 @@ async def gone(scene: Scene, topic: str) -> bool:
     return topic not in await scene.store.topic_names() and topic not in marks
 
 
-def test_a_topic_is_deleted(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_topic_is_deleted(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
         await scene.create("u", [1, 2])
@@ -519,11 +472,9 @@ def test_a_topic_is_deleted(tmp_path: Path) -> None:
         await scene.create("t", [2, 1])
         assert await scene.state("t") == (2, 0, (2, 1))
 
-    play(tmp_path, scenario)
 
-
-def test_deletion_waits_for_a_dead_broker(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_deletion_waits_for_a_dead_broker(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2], [2, 1])
         await scene.kill(2)
@@ -540,11 +491,9 @@ def test_deletion_waits_for_a_dead_broker(tmp_path: Path) -> None:
         await scene.until(lambda: gone(scene, "t"))
         assert any(r for r in of(scene.take(), ApiKey.STOP_REPLICA, 2))
 
-    play(tmp_path, scenario)
 
-
-def test_a_broker_that_dies_during_a_deletion(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_broker_that_dies_during_a_deletion(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
         scene.silent = {2}
@@ -558,13 +507,10 @@ def test_a_broker_that_dies_during_a_deletion(tmp_path: Path) -> None:
         await scene.start(2)
         await scene.until(lambda: gone(scene, "t"))
 
-    play(tmp_path, scenario)
 
-
-def test_a_broker_that_comes_during_a_deletion_hears_of_it(tmp_path: Path) -> None:
+async def test_a_broker_that_comes_during_a_deletion_hears_of_it(tmp_path: Path) -> None:
     """It may know the topic from before, and still find it in ZooKeeper, and nobody tells it later."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [1, 2])
         await scene.create("u", [1, 2])
@@ -580,11 +526,9 @@ def test_a_broker_that_comes_during_a_deletion_hears_of_it(tmp_path: Path) -> No
         scene.release()
         await scene.until(lambda: gone(scene, "t"))
 
-    play(tmp_path, scenario)
 
-
-def test_a_replica_that_cannot_be_deleted(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_replica_that_cannot_be_deleted(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
         scene.undeletable = {(("t", 0), 2)}
@@ -596,11 +540,9 @@ def test_a_replica_that_cannot_be_deleted(tmp_path: Path) -> None:
         await scene.start(2)
         await scene.until(lambda: gone(scene, "t"))
 
-    play(tmp_path, scenario)
 
-
-def test_the_controller_dies_during_a_deletion(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_the_controller_dies_during_a_deletion(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [2, 3])
         scene.silent = {3}
@@ -610,11 +552,14 @@ def test_the_controller_dies_during_a_deletion(tmp_path: Path) -> None:
         scene.release()
         await scene.until(lambda: gone(scene, "t"))
 
-    play(tmp_path, scenario)
 
+async def test_partitions_are_not_added_to_a_topic_in_deletion(tmp_path: Path) -> None:
 
-def test_partitions_are_not_added_to_a_topic_in_deletion(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+    async def _partitions(scene: Scene, expected: list[int]) -> bool:
+        assignment = await scene.store.topic_assignment("t")
+        return assignment is not None and list(assignment.partitions) == expected
+
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
         await scene.kill(2)
@@ -625,15 +570,13 @@ def test_partitions_are_not_added_to_a_topic_in_deletion(tmp_path: Path) -> None
         await scene.start(2)
         await scene.until(lambda: gone(scene, "t"))
 
-    async def _partitions(scene: Scene, expected: list[int]) -> bool:
-        assignment = await scene.store.topic_assignment("t")
-        return assignment is not None and list(assignment.partitions) == expected
 
-    play(tmp_path, scenario)
+async def test_deletion_can_be_forbidden(tmp_path: Path) -> None:
 
+    async def _unmarked(scene: Scene) -> bool:
+        return await scene.store.topic_deletions() == []
 
-def test_deletion_can_be_forbidden(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, delete_topic_enable="false")
         await scene.create("t", [1])
         await scene.store.mark_topic_for_deletion("t")
@@ -645,17 +588,12 @@ def test_deletion_can_be_forbidden(tmp_path: Path) -> None:
         assert await _unmarked(scene)
         assert await scene.store.topic_names() == ["t"]
 
-    async def _unmarked(scene: Scene) -> bool:
-        return await scene.store.topic_deletions() == []
-
-    play(tmp_path, scenario)
-
 
 # -- brokers ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_broker_dies_and_comes_back(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_broker_dies_and_comes_back(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("led", [2, 3, 1])
         await scene.create("followed", [3, 2, 1])
@@ -680,11 +618,9 @@ def test_a_broker_dies_and_comes_back(tmp_path: Path) -> None:
         first = of(sent, ApiKey.LEADER_AND_ISR, 2)[0]
         assert sorted(topic.topic for topic in first.topics) == ["alone", "followed", "led"]
 
-    play(tmp_path, scenario)
 
-
-def test_everybody_hears_of_a_death_that_changes_no_leader(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_everybody_hears_of_a_death_that_changes_no_leader(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("alone", [2])
         await scene.kill(2)
@@ -694,41 +630,35 @@ def test_everybody_hears_of_a_death_that_changes_no_leader(tmp_path: Path) -> No
         [request] = of(scene.take(), ApiKey.UPDATE_METADATA)
         assert [broker.id for broker in request.live_brokers] == [1]
 
-    play(tmp_path, scenario)
 
-
-def test_a_bounce_is_a_death_first(tmp_path: Path) -> None:
+async def test_a_bounce_is_a_death_first(tmp_path: Path) -> None:
     """The broker registers anew faster than the controller looks."""
+    async with playing(tmp_path) as scene, proxy_to(scene) as proxy:
+        await scene.start(1, address=proxy.address)
+        await scene.start(2)
+        await scene.create("t", [2, 1])
+        first = scene.brokers[2].epoch
+        channel = scene.channels[1].brokers[2]
+        proxy.hold_answers()
+        await scene.brokers.pop(2).die()
 
-    async def scenario(scene: Scene) -> None:
-        async with proxy_to(scene) as proxy:
-            await scene.start(1, address=proxy.address)
-            await scene.start(2)
-            await scene.create("t", [2, 1])
-            first = scene.brokers[2].epoch
-            channel = scene.channels[1].brokers[2]
-            proxy.hold_answers()
-            await scene.brokers.pop(2).die()
-
-            again = scene.brokers[2] = FakeBroker(scene, 2, {}, scene.address)
-            await again.connect()
-            await again.register()
-            starting = asyncio.ensure_future(again.controller.startup(again.store))
-            proxy.release()
-            await starting
-            await scene.until(lambda: scene.knows(again))
-            assert again.epoch > first
-            assert scene.channels[1].brokers[2] is not channel
-            leader, epoch, isr = await scene.state("t")
-            assert (leader, isr) == (1, (1,))
-            assert epoch > 0
-            assert of(scene.sent, ApiKey.LEADER_AND_ISR, 2)[-1].broker_epoch == again.epoch
-
-    play(tmp_path, scenario)
+        again = scene.brokers[2] = FakeBroker(scene, 2, {}, scene.address)
+        await again.connect()
+        await again.register()
+        starting = asyncio.ensure_future(again.controller.startup(again.store))
+        proxy.release()
+        await starting
+        await scene.until(lambda: scene.knows(again))
+        assert again.epoch > first
+        assert scene.channels[1].brokers[2] is not channel
+        leader, epoch, isr = await scene.state("t")
+        assert (leader, isr) == (1, (1,))
+        assert epoch > 0
+        assert of(scene.sent, ApiKey.LEADER_AND_ISR, 2)[-1].broker_epoch == again.epoch
 
 
-def test_a_broker_changes_its_listeners(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_broker_changes_its_listeners(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         scene.take()
         for port in (9102, 9202):
@@ -740,11 +670,9 @@ def test_a_broker_changes_its_listeners(tmp_path: Path) -> None:
             # Its channel leads there from now on.
             assert scene.channels[1].moved[-1] == scene.brokers[2].registration
 
-    play(tmp_path, scenario)
 
-
-def test_a_failed_log_directory(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_failed_log_directory(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [2, 1])
         await scene.create("u", [2, 1])
@@ -764,13 +692,11 @@ def test_a_failed_log_directory(tmp_path: Path) -> None:
         await scene.start(2)
         assert scene.controller.context.replicas_on_offline_dirs == {}
 
-    play(tmp_path, scenario)
-
 
 # A broker whose first answer was lost hears the same once more, and says that it knows.
 @pytest.mark.parametrize("online_code", [ErrorCode.NONE, ErrorCode.STALE_CONTROLLER_EPOCH])
-def test_a_log_directory_that_works_again(tmp_path: Path, online_code: ErrorCode) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_log_directory_that_works_again(tmp_path: Path, online_code: ErrorCode) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [2])
         scene.offline = {(("t", 0), 2)}
@@ -784,11 +710,9 @@ def test_a_log_directory_that_works_again(tmp_path: Path, online_code: ErrorCode
         await scene.settled()
         assert await scene.state("t") == (2, 2, (2,))
 
-    play(tmp_path, scenario)
 
-
-def test_a_log_directory_that_works_again_lets_the_deletion_of_a_topic_go_on(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_log_directory_that_works_again_lets_the_deletion_of_a_topic_go_on(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
         scene.offline = scene.undeletable = {(("t", 0), 2)}
@@ -804,14 +728,12 @@ def test_a_log_directory_that_works_again_lets_the_deletion_of_a_topic_go_on(tmp
         await scene.store.report_log_dir_failure(2)
         await scene.until(lambda: gone(scene, "t"))
 
-    play(tmp_path, scenario)
-
 
 # -- controlled shutdown ----------------------------------------------------------------------------------------------
 
 
-def test_controlled_shutdown(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_controlled_shutdown(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("led", [2, 3, 1])
         await scene.create("followed", [3, 2])
@@ -829,22 +751,18 @@ def test_controlled_shutdown(tmp_path: Path) -> None:
         await scene.kill(2)
         assert set(scene.controller.context.shutting_down_broker_ids) == set()
 
-    play(tmp_path, scenario)
 
-
-def test_controlled_shutdown_that_cannot_move_everything(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_controlled_shutdown_that_cannot_move_everything(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [2, 3])
         await scene.kill(3)
         assert await scene.state("t") == (2, 1, (2,))
         assert await scene.controller.controlled_shutdown(2, -1) == [("t", 0)]
 
-    play(tmp_path, scenario)
 
-
-def test_controlled_shutdown_errors(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_controlled_shutdown_errors(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         epoch = scene.brokers[2].epoch
         for controller, broker_id, broker_epoch, code in (
@@ -858,14 +776,12 @@ def test_controlled_shutdown_errors(tmp_path: Path) -> None:
             assert caught.value.code is code
         assert set(scene.controller.context.shutting_down_broker_ids) == set()
 
-    play(tmp_path, scenario)
-
 
 # -- ISR changes ------------------------------------------------------------------------------------------------------
 
 
-def test_alter_isr(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_alter_isr(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [2, 3, 1])
         scene.take()
@@ -881,11 +797,9 @@ def test_alter_isr(tmp_path: Path) -> None:
         error, [item] = await scene.alter_isr("t", [2, 3, 1])
         assert (item.error_code, item.isr, item.current_isr_version) == (0, [2, 3, 1], 2)
 
-    play(tmp_path, scenario)
 
-
-def test_alter_isr_errors(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_alter_isr_errors(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [2, 3, 1])
         await scene.kill(3)
@@ -912,13 +826,10 @@ def test_alter_isr_errors(tmp_path: Path) -> None:
         response = await other.alter_isr(_alter_isr_request(scene, 2, "t", [2]))
         assert response.error_code == ErrorCode.NOT_CONTROLLER
 
-    play(tmp_path, scenario)
 
-
-def test_nobody_joins_the_isr_who_is_not_there(tmp_path: Path) -> None:
+async def test_nobody_joins_the_isr_who_is_not_there(tmp_path: Path) -> None:
     """Dead, or shutting down: the leader's news are old. It is told who is in the ISR, and goes on."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [1, 2, 3])
         await scene.kill(3)
@@ -929,11 +840,9 @@ def test_nobody_joins_the_isr_who_is_not_there(tmp_path: Path) -> None:
             assert (error, item.error_code, item.isr) == (0, 0, [1])
         assert await scene.state("t") == (1, 2, (1,))
 
-    play(tmp_path, scenario)
 
-
-def test_leaders_of_older_brokers_change_the_isr_themselves(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_leaders_of_older_brokers_change_the_isr_themselves(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [2, 1])
         scene.take()
@@ -950,11 +859,9 @@ def test_leaders_of_older_brokers_change_the_isr_themselves(tmp_path: Path) -> N
         states = [topic.partitions[0] for r in of(scene.sent, ApiKey.UPDATE_METADATA, 1) for topic in r.topics]
         assert states[0].isr == (2,)
 
-    play(tmp_path, scenario)
 
-
-def test_a_dead_replica_that_a_leader_has_taken_in_by_itself_is_taken_out(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_dead_replica_that_a_leader_has_taken_in_by_itself_is_taken_out(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [1, 2, 3])
         await scene.kill(3)
@@ -965,8 +872,6 @@ def test_a_dead_replica_that_a_leader_has_taken_in_by_itself_is_taken_out(tmp_pa
         await scene.until(lambda: _no_notifications(scene))
         await scene.settled()
         assert await scene.state("t") == (1, state.leader_epoch + 1, (1, 2))
-
-    play(tmp_path, scenario)
 
 
 async def _no_notifications(scene: Scene) -> bool:

@@ -12,16 +12,15 @@ from klamm.protocol.stop_replica import StopReplicaResponse
 from klamm.znodes.brokers import broker_path
 from klamm.znodes.topics import TopicAssignment, topic_path
 from klamm.zookeeper.errors import BadArguments
-from support.controller.scene import Scene, play
+from support.controller.scene import playing
 
 
 @pytest.mark.parametrize("code", [ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.NONE])
-def test_a_refusal_that_names_no_partition_ends_a_deletion(
+async def test_a_refusal_that_names_no_partition_ends_a_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: ErrorCode
 ) -> None:
     """The replica counts as not deleted, so that the deletion goes on when its broker comes back."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
         answer = scene.response
@@ -39,24 +38,19 @@ def test_a_refusal_that_names_no_partition_ends_a_deletion(
         await scene.start(2)
         await scene.until(lambda: "t" not in scene.controller.context.all_topics)
 
-    play(tmp_path, scenario)
 
-
-def test_an_isr_is_never_written_at_any_version(tmp_path: Path) -> None:
+async def test_an_isr_is_never_written_at_any_version(tmp_path: Path) -> None:
     """To ZooKeeper, version -1 stands for any."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
         error, [item] = await scene.alter_isr("t", [1], version=-1)
         assert (error, item.error_code) == (ErrorCode.NONE, ErrorCode.INVALID_UPDATE_VERSION)
         assert await scene.state("t") == (1, 0, (1, 2))
 
-    play(tmp_path, scenario)
 
-
-def test_a_broker_whose_registration_was_mended_is_taken_up(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_broker_whose_registration_was_mended_is_taken_up(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1)
         registration, path = scene.brokers[1].registration, broker_path(7)
         await scene.store.client.create(path, b"garbage")
@@ -64,13 +58,10 @@ def test_a_broker_whose_registration_was_mended_is_taken_up(tmp_path: Path) -> N
         await scene.store.client.set(path, registration.encode())
         await scene.until(lambda: 7 in scene.controller.context.live_broker_ids)
 
-    play(tmp_path, scenario)
 
-
-def test_a_timer_that_is_early_elects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_timer_that_is_early_elects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop may call back a rounding error before the time that was asked for; nothing would come back to it."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1)
         controller, loop = scene.controller, asyncio.get_running_loop()
         call_at = loop.call_at
@@ -89,13 +80,10 @@ def test_a_timer_that_is_early_elects(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.undo()
         await scene.until(lambda: controller.is_active and controller.context.epoch == 2)
 
-    play(tmp_path, scenario)
 
-
-def test_a_proposal_from_before_a_bounce_is_refused(tmp_path: Path) -> None:
+async def test_a_proposal_from_before_a_bounce_is_refused(tmp_path: Path) -> None:
     """What the leader knew of the follower was of its former life: the machine may have lost what was not synced."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
         await scene.alter_isr("t", [1])
@@ -111,5 +99,3 @@ def test_a_proposal_from_before_a_bounce_is_refused(tmp_path: Path) -> None:
         # One that was made since is taken.
         error, [item] = await scene.alter_isr("t", [1, 2])
         assert (error, item.error_code) == (ErrorCode.NONE, ErrorCode.NONE)
-
-    play(tmp_path, scenario)

@@ -5,7 +5,7 @@ from typing import Any
 
 from klamm.controller.controller_metrics import register_controller_metrics
 from klamm.metrics import Metrics
-from support.controller.scene import Scene, play
+from support.controller.scene import Scene, playing
 
 GAUGES = [
     "ActiveControllerCount",
@@ -50,8 +50,8 @@ def values(metrics: Metrics, kind: str) -> dict[str, Any]:
     return {metric.name.name: metric.read() for metric in metrics if metric.name.type == kind}
 
 
-def test_names(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_names(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1)
         metrics = metrics_of(scene, 1)
         assert {metric.name.group for metric in metrics} == {"kafka.controller"}
@@ -62,11 +62,9 @@ def test_names(tmp_path: Path) -> None:
         assert list(values(metrics, "ControllerChannelManager")) == channels
         assert {metric.tag for metric in metrics} == {"", "broker-id"}
 
-    play(tmp_path, scenario)
 
-
-def test_numbers(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_numbers(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [1, 2], [2, 1], [3])
         await scene.create("u", [2, 3])
@@ -98,5 +96,3 @@ def test_numbers(tmp_path: Path) -> None:
         assert events["EventQueueTimeMs"][""].count >= sum(stats[name][""].count for name in TIMERS)
         others = {name: read[""] for name, read in values(metrics_of(scene, 2), "KafkaController").items()}
         assert set(others.values()) == {0}
-
-    play(tmp_path, scenario)

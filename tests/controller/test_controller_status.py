@@ -5,7 +5,7 @@ from typing import Any
 
 from klamm.controller import controller_status as module
 from klamm.controller.controller_status import controller_status
-from support.controller.scene import Scene, play
+from support.controller.scene import playing
 
 
 def whys(listed: dict[str, Any], key: str = "why") -> dict[tuple[str, int], str]:
@@ -13,17 +13,15 @@ def whys(listed: dict[str, Any], key: str = "why") -> dict[tuple[str, int], str]
     return {(item["topic"], item.get("partition", -1)): item[key] for item in listed["first"]}
 
 
-def test_a_broker_that_is_not_the_controller_says_who_is(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_broker_that_is_not_the_controller_says_who_is(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         found = await controller_status(scene.brokers[2].controller)
         assert found == {"broker_id": 2, "active": False, "controller_id": 1}
 
-    play(tmp_path, scenario)
 
-
-def test_a_cluster_in_order(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_cluster_in_order(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2], [2, 1])
         found = await controller_status(scene.controller)
@@ -63,11 +61,9 @@ def test_a_cluster_in_order(tmp_path: Path) -> None:
             "reassignments": nothing,
         }
 
-    play(tmp_path, scenario)
 
-
-def test_partitions_that_are_out_of_order(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_partitions_that_are_out_of_order(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [1, 3], [3], [1, 2])
         scene.offline.add((("t", 2), 2))
@@ -95,11 +91,9 @@ def test_partitions_that_are_out_of_order(tmp_path: Path) -> None:
             "why": "",
         }
 
-    play(tmp_path, scenario)
 
-
-def test_what_deletions_wait_for(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_what_deletions_wait_for(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("answered", [1, 2])
         await scene.create("dead", [1, 3])
@@ -123,11 +117,9 @@ def test_what_deletions_wait_for(tmp_path: Path) -> None:
         }
         assert found["offline_partitions"]["count"] == 0
 
-    play(tmp_path, scenario)
 
-
-def test_what_a_reassignment_waits_for(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_what_a_reassignment_waits_for(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [1])
         await scene.controller.alter_partition_reassignments({("t", 0): (2, 3)})
@@ -151,17 +143,12 @@ def test_what_a_reassignment_waits_for(tmp_path: Path) -> None:
         }
         assert found["under_replicated_partitions"]["count"] == 0
 
-    play(tmp_path, scenario)
 
-
-def test_long_lists_are_cut(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_long_lists_are_cut(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "LISTED", 2)
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", *[[1, 2]] * 3)
         await scene.kill(2)
         found = (await controller_status(scene.controller))["under_replicated_partitions"]
         assert (found["count"], len(found["first"])) == (3, 2)
-
-    play(tmp_path, scenario)

@@ -16,7 +16,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ElectionType, PartitionKey
 from klamm.znodes import requests
 from klamm.znodes.configs import topic_entity
-from support.controller.scene import Scene, play
+from support.controller.scene import Scene, playing
 
 PREFERRED, UNCLEAN = ElectionType.PREFERRED, ElectionType.UNCLEAN
 PATH = requests.PREFERRED_REPLICA_ELECTION_PATH
@@ -69,8 +69,8 @@ def check_counts(scene: Scene) -> None:
 # -- by request -------------------------------------------------------------------------------------------------------
 
 
-def test_a_preferred_leader_is_elected_and_everybody_is_told(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_preferred_leader_is_elected_and_everybody_is_told(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(3, 1, 2)
         await scene.create("t", [1, 2])
         await scene.create("u", [2, 1])
@@ -94,11 +94,9 @@ def test_a_preferred_leader_is_elected_and_everybody_is_told(tmp_path: Path) -> 
         assert scene.controller.context.preferred_replica_imbalance_count == 0
         check_counts(scene)
 
-    play(tmp_path, scenario)
 
-
-def test_who_cannot_be_elected(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_who_cannot_be_elected(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(3, 1, 2)
         await scene.create("dead", [1, 3])
         await scene.create("behind", [1, 3])
@@ -125,11 +123,9 @@ def test_who_cannot_be_elected(tmp_path: Path) -> None:
         assert isinstance(error, KafkaError) and "behind-0" in error.message
         check_counts(scene)
 
-    play(tmp_path, scenario)
 
-
-def test_an_unclean_leader_is_elected_only_on_request(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_an_unclean_leader_is_elected_only_on_request(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(3, 1, 2)
         await scene.create("t", [1, 2])
         await scene.kill(2)
@@ -143,12 +139,10 @@ def test_an_unclean_leader_is_elected_only_on_request(tmp_path: Path) -> None:
         assert await elect(scene, ("t", 0), kind=UNCLEAN) == {("t", 0): ErrorCode.ELECTION_NOT_NEEDED}
         check_counts(scene)
 
-    play(tmp_path, scenario)
 
+async def test_a_broker_that_shuts_down_is_not_elected(tmp_path: Path) -> None:
 
-def test_a_broker_that_shuts_down_is_not_elected(tmp_path: Path) -> None:
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(3, 1, 2)
         await scene.create("t", [1, 2])
         await scene.create("u", [1])
@@ -161,24 +155,19 @@ def test_a_broker_that_shuts_down_is_not_elected(tmp_path: Path) -> None:
         assert await scene.state("u") == (1, 0, (1,))
         assert scene.controller.context.unclean_leader_election_count == 0
 
-    play(tmp_path, scenario)
 
-
-def test_a_partition_that_never_had_a_leader(tmp_path: Path) -> None:
+async def test_a_partition_that_never_had_a_leader(tmp_path: Path) -> None:
     """Kafka's controller finds no leadership of it, and the request is never answered."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(3)
         await scene.store.create_topic("t", {0: [7]}, scene.environment.random_uuid(), {})
         await scene.until(lambda: "t" in scene.controller.context.all_topics and scene.is_idle(scene.controller))
         assert await elect(scene, ("t", 0)) == {("t", 0): ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE}
         assert await elect(scene, ("t", 0), kind=UNCLEAN) == {("t", 0): ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE}
 
-    play(tmp_path, scenario)
 
-
-def test_only_the_controller_elects(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_only_the_controller_elects(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
         with pytest.raises(KafkaError) as refused:
@@ -191,8 +180,6 @@ def test_only_the_controller_elects(tmp_path: Path) -> None:
         with pytest.raises(KafkaError) as refused:
             await event.answer
         assert refused.value.code is ErrorCode.NOT_CONTROLLER
-
-    play(tmp_path, scenario)
 
 
 # -- by znode ---------------------------------------------------------------------------------------------------------
@@ -207,8 +194,8 @@ async def _is_gone(scene: Scene) -> bool:
     return await scene.store.client.exists(PATH) is None and scene.is_idle(scene.controller)
 
 
-def test_the_znode_is_done_and_removed_again_and_again(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_the_znode_is_done_and_removed_again_and_again(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(3, 1, 2)
         await scene.create("t", [1, 2])
         await scene.create("u", [1, 2])
@@ -222,11 +209,9 @@ def test_the_znode_is_done_and_removed_again_and_again(tmp_path: Path) -> None:
         assert await scene.state("u") == (1, 2, (2, 1))
         check_counts(scene)
 
-    play(tmp_path, scenario)
 
-
-def test_the_znode_never_elects_uncleanly(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_the_znode_never_elects_uncleanly(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(3, 1, 2)
         await scene.create("t", [2, 1])
         await scene.kill(2)
@@ -235,11 +220,9 @@ def test_the_znode_never_elects_uncleanly(tmp_path: Path) -> None:
         await ask_in_zookeeper(scene, requests.encode_partitions([("t", 0)]))
         assert await scene.state("t") == (-1, 2, (1,))
 
-    play(tmp_path, scenario)
 
-
-def test_a_new_controller_does_what_was_left(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_new_controller_does_what_was_left(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [2, 3])
         await away_and_back(scene, 2, "t")
@@ -252,8 +235,6 @@ def test_a_new_controller_does_what_was_left(tmp_path: Path) -> None:
         await scene.until(lambda: _is_gone(scene))
         assert (await scene.state("t"))[0] == 2
 
-    play(tmp_path, scenario)
-
 
 # -- automatic --------------------------------------------------------------------------------------------------------
 
@@ -265,10 +246,9 @@ async def rebalance(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(("percentage", "leaders"), [(0, 1), (49, 1), (50, 2), (100, 2)])
-def test_leaderships_go_back_when_too_many_are_lost(tmp_path: Path, percentage: int, leaders: int) -> None:
+async def test_leaderships_go_back_when_too_many_are_lost(tmp_path: Path, percentage: int, leaders: int) -> None:
     """Broker 1 is the preferred leader of two partitions, and has lost one."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(3, 1, 2, leader_imbalance_per_broker_percentage=str(percentage))
         await scene.create("t", [1, 2])
         await scene.create("u", [1, 2])
@@ -279,11 +259,9 @@ def test_leaderships_go_back_when_too_many_are_lost(tmp_path: Path, percentage: 
         assert [(await scene.state(topic))[0] for topic in ("t", "u", "v")] == [leaders, 1, 2]
         check_counts(scene)
 
-    play(tmp_path, scenario)
 
-
-def test_leaderships_that_cannot_go_back_stay(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_leaderships_that_cannot_go_back_stay(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(3, 1, 2)
         for topic in ("behind", "deleted", "t"):
             await scene.create(topic, [1, 2])
@@ -301,13 +279,10 @@ def test_leaderships_that_cannot_go_back_stay(tmp_path: Path) -> None:
         assert (await scene.state("t"))[0] == 1
         check_counts(scene)
 
-    play(tmp_path, scenario)
 
-
-def test_a_reassignment_keeps_no_other_partition_from_its_leader(tmp_path: Path) -> None:
+async def test_a_reassignment_keeps_no_other_partition_from_its_leader(tmp_path: Path) -> None:
     """KAFKA-10149: there, one that hangs ends the balance of the whole cluster."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(3, 1, 2)
         await scene.create("t", [1, 2])
         await scene.create("moving", [1, 2])
@@ -320,14 +295,12 @@ def test_a_reassignment_keeps_no_other_partition_from_its_leader(tmp_path: Path)
         assert scene.controller.context.partitions_being_reassigned == {("moving", 0)}
         check_counts(scene)
 
-    play(tmp_path, scenario)
-
 
 # -- unclean leader election switched on ------------------------------------------------------------------------------
 
 
-def test_switched_on_for_a_topic(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_switched_on_for_a_topic(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(3, 1, 2)
         for topic in ("t", "u"):
             await scene.create(topic, [1, 2])
@@ -343,5 +316,3 @@ def test_switched_on_for_a_topic(tmp_path: Path) -> None:
         await scene.settled()
         assert await scene.state("u") == (2, 3, (2,))
         assert scene.controller.context.unclean_leader_election_count == 2
-
-    play(tmp_path, scenario)

@@ -1,14 +1,14 @@
 """The queue of events: order, preemption, faults, and the end."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from klamm.controller.event_manager import ControllerEventManager
 from klamm.controller.events import ControllerEvent, ControllerState
 from klamm.controller.state_change_log import StateChangeLog
-from klamm.simulation.loop import simulated_loop
 
 
 class Log(list[str]):
@@ -68,15 +68,13 @@ class Scene:
         self.manager.put(Event(name, self.log, gate, error))
 
 
-def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
-    async def main() -> None:
-        scene = Scene()
-        try:
-            await scenario(scene)
-        finally:
-            await scene.manager.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def playing() -> AsyncIterator[Scene]:
+    scene = Scene()
+    try:
+        yield scene
+    finally:
+        await scene.manager.close()
 
 
 def outcomes(scene: Scene) -> list[str]:
@@ -87,8 +85,8 @@ def outcomes(scene: Scene) -> list[str]:
     return [record["outcome"] for record in records]
 
 
-def test_one_after_another_in_order() -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_one_after_another_in_order() -> None:
+    async with playing() as scene:
         gate = asyncio.Event()
         scene.put("early")
         assert scene.manager.state is ControllerState.IDLE
@@ -104,11 +102,9 @@ def test_one_after_another_in_order() -> None:
         scene.put("later")
         await scene.log.wait_for("end later")
 
-    play(scenario)
 
-
-def test_clearing_preempts_what_waits_but_not_what_runs() -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_clearing_preempts_what_waits_but_not_what_runs() -> None:
+    async with playing() as scene:
         gate = asyncio.Event()
         scene.manager.start()
         scene.put("a", gate)
@@ -123,31 +119,27 @@ def test_clearing_preempts_what_waits_but_not_what_runs() -> None:
         # A record of each; those that were thrown away first.
         assert outcomes(scene)[:3] == ["preempted", "preempted", "processed"]
 
-    play(scenario)
 
-
-def test_how_long_events_waited_is_forgotten_when_none_comes_for_five_minutes() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        scene = Scene()
-        scene.put("a")
-        await asyncio.sleep(2)
-        scene.manager.start()
-        await scene.log.wait_for("end a")
-        ended_at = loop.time()
-        await asyncio.sleep(299)
-        assert scene.manager.queue_time_ms.quantiles([0.99]) == [2000]
-        await asyncio.sleep(ended_at + 300.001 - loop.time())
-        assert scene.manager.queue_time_ms.quantiles([0.99]) == [0]
-        assert (scene.manager.queue_time_ms.count, scene.manager.queue_time_ms.total) == (1, 2000)
-        await scene.manager.close()
-
-    simulated_loop().run_until_complete(main())
+@pytest.mark.loop("virtual")
+async def test_how_long_events_waited_is_forgotten_when_none_comes_for_five_minutes() -> None:
+    loop = asyncio.get_running_loop()
+    scene = Scene()
+    scene.put("a")
+    await asyncio.sleep(2)
+    scene.manager.start()
+    await scene.log.wait_for("end a")
+    ended_at = loop.time()
+    await asyncio.sleep(299)
+    assert scene.manager.queue_time_ms.quantiles([0.99]) == [2000]
+    await asyncio.sleep(ended_at + 300.001 - loop.time())
+    assert scene.manager.queue_time_ms.quantiles([0.99]) == [0]
+    assert (scene.manager.queue_time_ms.count, scene.manager.queue_time_ms.total) == (1, 2000)
+    await scene.manager.close()
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_closing_preempts_everything(started: bool) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_closing_preempts_everything(started: bool) -> None:
+    async with playing() as scene:
         if started:
             scene.manager.start()
         scene.put("a", asyncio.Event())
@@ -163,11 +155,9 @@ def test_closing_preempts_everything(started: bool) -> None:
         assert outcomes(scene) == (["cut short"] if started else ["preempted"]) + ["preempted"] * 2
         assert scene.failures == []
 
-    play(scenario)
 
-
-def test_a_fault_ends_the_processing() -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_fault_ends_the_processing() -> None:
+    async with playing() as scene:
         error = ValueError("broken")
         scene.manager.start()
         scene.put("a", error=error)
@@ -178,5 +168,3 @@ def test_a_fault_ends_the_processing() -> None:
         assert scene.log == ["begin a", "preempt a"]
         await scene.manager.close()
         assert scene.log[-1] == "preempt b"
-
-    play(scenario)

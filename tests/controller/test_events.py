@@ -81,27 +81,24 @@ def test_an_event_that_nobody_waits_for(event: events.ControllerEvent, number: i
         (lambda answer: events.AlterIsrReceived(None, answer=answer), 9, ErrorCode.NOT_CONTROLLER),
     ],
 )
-def test_who_waits_for_an_answer_gets_one(make: Any, number: int, error: Any) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        preempted = make(loop.create_future())
-        assert preempted.state.value == number
-        preempted.preempt()
-        preempted.resolve("too late")
-        caught = preempted.answer.exception()
-        if isinstance(error, ErrorCode):
-            assert isinstance(caught, KafkaError)
-            assert caught.code is error
-        else:
-            assert isinstance(caught, error)
-        answered = make(loop.create_future())
-        answered.resolve("answer")
-        answered.preempt()
-        assert await answered.answer == "answer"
-        # Nobody waits any more.
-        left = make(loop.create_future())
-        left.answer.cancel()
-        left.preempt()
-        left.resolve("answer")
-
-    asyncio.run(main())
+async def test_who_waits_for_an_answer_gets_one(make: Any, number: int, error: Any) -> None:
+    loop = asyncio.get_running_loop()
+    preempted = make(loop.create_future())
+    assert preempted.state.value == number
+    preempted.preempt()
+    preempted.resolve("too late")
+    caught = preempted.answer.exception()
+    if isinstance(error, ErrorCode):
+        assert isinstance(caught, KafkaError)
+        assert caught.code is error
+    else:
+        assert isinstance(caught, error)
+    answered = make(loop.create_future())
+    answered.resolve("answer")
+    answered.preempt()
+    assert await answered.answer == "answer"
+    # Nobody waits any more.
+    left = make(loop.create_future())
+    left.answer.cancel()
+    left.preempt()
+    left.resolve("answer")

@@ -9,7 +9,7 @@ from klamm.controller.feature_updates import FeatureUpdate, check_update, failed
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes.brokers import BrokerRegistration, SupportedVersions
 from klamm.znodes.cluster import FEATURE_PATH, Features, FeatureStatus, FinalizedVersions
-from support.controller.scene import FakeBroker, Scene, play
+from support.controller.scene import FakeBroker, Scene, playing
 
 OLD, NEW = {"f": SupportedVersions(1, 3)}, {"f": SupportedVersions(2, 5)}
 
@@ -96,10 +96,11 @@ async def update(scene: Scene, *updates: FeatureUpdate) -> tuple[dict[str, Error
     return {feature: error.code if error else None for feature, error in errors.items()}, epoch
 
 
-def test_features_are_finalized_raised_lowered_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_features_are_finalized_raised_lowered_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     support(monkeypatch, {key: {"f": SupportedVersions(1, 5), "g": SupportedVersions(1, 1)} for key in (1, 2)})
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         assert await finalized(scene) == ({}, 0)
         both = FeatureUpdate("f", 4, False), FeatureUpdate("h", 1, False), FeatureUpdate("g", 1, False)
@@ -116,38 +117,30 @@ def test_features_are_finalized_raised_lowered_and_removed(tmp_path: Path, monke
         assert await update(scene) == ({}, None)
         assert await finalized(scene) == ({}, 4)
 
-    play(tmp_path, scenario)
 
-
-def test_who_may_not_update(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_who_may_not_update(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         with pytest.raises(KafkaError) as refused:
             await scene.brokers[2].controller.update_features([FeatureUpdate("f", 1, False)])
         assert refused.value.code is ErrorCode.NOT_CONTROLLER
         assert await update(scene, FeatureUpdate("f", 1, False)) == ({"f": ErrorCode.INVALID_REQUEST}, None)
 
-    play(tmp_path, scenario)
 
-
-def test_a_feature_znode_that_is_gone_fails_the_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_feature_znode_that_is_gone_fails_the_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     support(monkeypatch, {1: OLD})
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1)
         await scene.store.client.delete(FEATURE_PATH)
         assert await update(scene, FeatureUpdate("f", 1, False)) == ({"f": ErrorCode.FEATURE_UPDATE_FAILED}, None)
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("content", [b"{", Features(FeatureStatus.DISABLED).encode()])
-def test_a_feature_znode_that_says_nothing_is_not_written_over(
+async def test_a_feature_znode_that_says_nothing_is_not_written_over(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     support(monkeypatch, {1: OLD})
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1)
         await scene.store.client.set(FEATURE_PATH, content)
         errors, epoch = await scene.controller.update_features([FeatureUpdate("f", 1, False)])
@@ -156,15 +149,14 @@ def test_a_feature_znode_that_says_nothing_is_not_written_over(
         assert errors["f"] is not None and errors["f"].code is ErrorCode.FEATURE_UPDATE_FAILED
         assert FEATURE_PATH in errors["f"].message
 
-    play(tmp_path, scenario)
 
-
-def test_brokers_that_cannot_do_what_is_finalized_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_brokers_that_cannot_do_what_is_finalized_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A new one, one that comes back without the feature, and both again under the next controller."""
     supported = {1: OLD, 2: OLD, 3: NEW, 4: OLD}
     support(monkeypatch, supported)
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         assert await update(scene, FeatureUpdate("f", 3, False)) == ({"f": None}, 1)
         new = scene.brokers[3] = FakeBroker(scene, 3, {}, scene.address)
@@ -189,16 +181,12 @@ def test_brokers_that_cannot_do_what_is_finalized_are_left_out(tmp_path: Path, m
         )
         assert list(scene.controller.context.live_broker_ids) == [1, 4]
 
-    play(tmp_path, scenario)
 
-
-def test_before_2_7_no_broker_is_left_out(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_before_2_7_no_broker_is_left_out(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         features = Features(FeatureStatus.ENABLED, {"f": FinalizedVersions(1, 1)})
         await scene.store.client.create(FEATURE_PATH, features.encode())
         await scene.start(1, 2, inter_broker_protocol_version="2.6")
         assert list(scene.controller.context.live_broker_ids) == [1, 2]
         data, _ = await scene.store.client.get(FEATURE_PATH)
         assert Features.decode(data) == Features(FeatureStatus.DISABLED)
-
-    play(tmp_path, scenario)

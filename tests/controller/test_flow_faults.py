@@ -11,7 +11,7 @@ from klamm.protocol.vocabulary import ElectionType
 from klamm.znodes import store
 from klamm.znodes.requests import REASSIGN_PARTITIONS_PATH, encode_reassignment
 from klamm.znodes.topics import TopicAssignment, topic_path
-from support.controller.scene import Scene, play
+from support.controller.scene import Scene, playing
 
 T0 = ("t", 0)
 
@@ -25,10 +25,9 @@ async def move(scene: Scene, *target: int) -> ErrorCode:
 # -- reassignments ----------------------------------------------------------------------------------------------------
 
 
-def test_a_refused_reassignment_leaves_the_znode_as_it_is(tmp_path: Path) -> None:
+async def test_a_refused_reassignment_leaves_the_znode_as_it_is(tmp_path: Path) -> None:
     """What began by the znode goes on; a tool that looks at the znode must not take it for finished."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(9, 1, 2, 3)
         await scene.create("t", [1])
         await scene.store.client.create(REASSIGN_PARTITIONS_PATH, encode_reassignment({T0: [2, 3]}))
@@ -41,11 +40,9 @@ def test_a_refused_reassignment_leaves_the_znode_as_it_is(tmp_path: Path) -> Non
         assert await scene.store.partition_reassignment(lambda: None) == {T0: (2, 3)}
         assert list(await scene.controller.list_partition_reassignments(None)) == [T0]
 
-    play(tmp_path, scenario)
 
-
-def test_an_unclean_election_may_complete_a_reassignment(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_an_unclean_election_may_complete_a_reassignment(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(9, 1, 2)
         await scene.create("t", [1])
         await scene.store.update_config("topics/t", lambda _: {"unclean.leader.election.enable": "true"})
@@ -54,12 +51,10 @@ def test_an_unclean_election_may_complete_a_reassignment(tmp_path: Path) -> None
         assert (await scene.state("t"))[::2] == (2, (2,))
         assert await scene.controller.list_partition_reassignments(None) == {}
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("by", ["request", "configuration"])
-def test_an_unclean_election_that_is_asked_for_may_complete_a_reassignment(tmp_path: Path, by: str) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_an_unclean_election_that_is_asked_for_may_complete_a_reassignment(tmp_path: Path, by: str) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(9, 1, 2)
         await scene.create("t", [1])
         assert await move(scene, 2) is ErrorCode.NONE
@@ -74,11 +69,9 @@ def test_an_unclean_election_that_is_asked_for_may_complete_a_reassignment(tmp_p
         assert (await scene.state("t"))[::2] == (2, (2,))
         assert await scene.controller.list_partition_reassignments(None) == {}
 
-    play(tmp_path, scenario)
 
-
-def test_a_reassignment_that_a_deletion_waits_for_survives_the_death_of_the_leader(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_reassignment_that_a_deletion_waits_for_survives_the_death_of_the_leader(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(9, 1, 2)
         await scene.create("t", [1])
         assert await move(scene, 2) is ErrorCode.NONE
@@ -90,13 +83,10 @@ def test_a_reassignment_that_a_deletion_waits_for_survives_the_death_of_the_lead
         await scene.alter_isr("t", [1, 2])
         await scene.until(lambda: "t" not in scene.controller.context.all_topics)
 
-    play(tmp_path, scenario)
 
-
-def test_a_topic_that_comes_with_a_reassignment_under_way(tmp_path: Path) -> None:
+async def test_a_topic_that_comes_with_a_reassignment_under_way(tmp_path: Path) -> None:
     """As one whose znode could not be read for a while."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         assignment = TopicAssignment(
             {0: (2, 1)}, scene.environment.random_uuid(), adding_replicas={0: (2,)}, removing_replicas={0: (1,)}
@@ -106,16 +96,13 @@ def test_a_topic_that_comes_with_a_reassignment_under_way(tmp_path: Path) -> Non
         assert (await scene.state("t"))[::2] == (2, (2,))
         assert await scene.controller.list_partition_reassignments(None) == {}
 
-    play(tmp_path, scenario)
-
 
 # -- disks ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_disk_of_a_new_replica_that_leads_fails(tmp_path: Path) -> None:
+async def test_the_disk_of_a_new_replica_that_leads_fails(tmp_path: Path) -> None:
     """Kafka's controller does not ask a replica that it has just made new, and the partition stays without a leader."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(9, 1, 2, 3, 4)
         await scene.create("t", [1, 2])
         assert await move(scene, 3, 4) is ErrorCode.NONE
@@ -128,11 +115,9 @@ def test_the_disk_of_a_new_replica_that_leads_fails(tmp_path: Path) -> None:
         await scene.settled()
         assert (await scene.state("t"))[::2] == (2, (2,))
 
-    play(tmp_path, scenario)
 
-
-def test_a_disk_of_which_a_broker_tells_when_its_replica_is_removed(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_disk_of_which_a_broker_tells_when_its_replica_is_removed(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(9, 1, 2, 3)
         await scene.create("t", [1, 2, 3])
         scene.offline = {(T0, 3)}
@@ -144,11 +129,9 @@ def test_a_disk_of_which_a_broker_tells_when_its_replica_is_removed(tmp_path: Pa
         await scene.settled()
         assert scene.controller.context.replicas_on_offline_dirs == {}
 
-    play(tmp_path, scenario)
 
-
-def test_a_disk_works_again_after_its_replica_is_removed(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_disk_works_again_after_its_replica_is_removed(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(9, 1, 2, 3)
         await scene.create("t", [1, 2, 3])
         scene.offline = {(T0, 3)}
@@ -161,8 +144,6 @@ def test_a_disk_works_again_after_its_replica_is_removed(tmp_path: Path) -> None
         scene.release()
         await scene.settled()
         assert scene.controller.context.replicas_on_offline_dirs == {}
-
-    play(tmp_path, scenario)
 
 
 # -- deletions --------------------------------------------------------------------------------------------------------
@@ -185,12 +166,11 @@ def marked_before_read(scene: Scene, monkeypatch: pytest.MonkeyPatch, topic: str
         monkeypatch.setattr(store, "topic_deletions", topic_deletions)
 
 
-def test_a_topic_that_is_marked_for_deletion_as_soon_as_it_exists(
+async def test_a_topic_that_is_marked_for_deletion_as_soon_as_it_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kafka's controller takes it for one that does not exist, and the mark is lost."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("other", [2])
         marked_before_read(scene, monkeypatch, "t")
@@ -200,13 +180,11 @@ def test_a_topic_that_is_marked_for_deletion_as_soon_as_it_exists(
         assert await scene.store.topic_deletions() == []
         assert await scene.store.topic_names() == []
 
-    play(tmp_path, scenario)
 
-
-def test_a_topic_that_is_marked_for_deletion_while_a_controller_takes_over(
+async def test_a_topic_that_is_marked_for_deletion_while_a_controller_takes_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         marked_before_read(scene, monkeypatch, "t")
         await scene.kill(1)
@@ -215,16 +193,13 @@ def test_a_topic_that_is_marked_for_deletion_while_a_controller_takes_over(
         assert await scene.store.topic_deletions() == []
         assert await scene.store.topic_names() == []
 
-    play(tmp_path, scenario)
-
 
 # -- in-sync replicas -------------------------------------------------------------------------------------------------
 
 
-def test_a_proposal_from_before_a_bounce_is_refused_by_the_next_controller(tmp_path: Path) -> None:
+async def test_a_proposal_from_before_a_bounce_is_refused_by_the_next_controller(tmp_path: Path) -> None:
     """The leader sends it until it is decided: to the controller that was elected while the follower was dead."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(9, 8, 1, 2)
         await scene.create("t", [1, 2])
         await scene.alter_isr("t", [1])
@@ -240,8 +215,6 @@ def test_a_proposal_from_before_a_bounce_is_refused_by_the_next_controller(tmp_p
         )
         assert (error, item.error_code) == (ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH)
 
-    play(tmp_path, scenario)
-
 
 # -- znodes that ZooKeeper would not take ------------------------------------------------------------------------------
 
@@ -250,10 +223,10 @@ MANY = range(600)
 DEAD = range(2_000_000_000, 2_000_000_100)
 
 
-def test_a_reassignment_by_znode_that_would_not_fit_is_dropped(
+async def test_a_reassignment_by_znode_that_would_not_fit_is_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(9, 1)
         await scene.create("t", *([1] for _ in MANY))
         await scene.create("u", [1])
@@ -269,13 +242,10 @@ def test_a_reassignment_by_znode_that_would_not_fit_is_dropped(
         assert scene.controller.context.epoch == epoch
         assert "the znode of 't' would take" in caplog.text
 
-    play(tmp_path, scenario)
 
-
-def test_a_reassignment_that_would_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reassignment_that_would_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is refused changes nothing; a part of it, which fits, is begun; and what is too large already may shrink."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(9, 1, 2, 3)
         await scene.create("t", *([1] for _ in range(10)))
         await scene.create("u", [1])
@@ -293,11 +263,9 @@ def test_a_reassignment_that_would_not_fit_is_refused(tmp_path: Path, monkeypatc
         found = await scene.store.topic_assignment("t")
         assert found is not None and not found.adding_replicas
 
-    play(tmp_path, scenario)
 
-
-def test_a_broker_is_gone_and_only_the_watch_of_its_own_znode_tells(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_broker_is_gone_and_only_the_watch_of_its_own_znode_tells(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(9, 1, 2)
         await scene.create("t", [1, 2])
         await scene.alter_isr("t", [1, 2])
@@ -307,5 +275,3 @@ def test_a_broker_is_gone_and_only_the_watch_of_its_own_znode_tells(tmp_path: Pa
         await scene.brokers.pop(1).die()
         await scene.settled()
         assert await scene.state("t") == (2, 1, (2,))
-
-    play(tmp_path, scenario)

@@ -12,13 +12,15 @@ from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
 from klamm.znodes.cluster import CONTROLLER_PATH, Controller
 from klamm.znodes.topics import TopicAssignment
-from support.controller.scene import Scene, play
+from support.controller.scene import playing
 
 TOPIC_ID = UUID(int=14190)
 
 
-def test_kafka_10149_one_reassignment_does_not_keep_all_others_from_their_preferred_leaders(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_kafka_10149_one_reassignment_does_not_keep_all_others_from_their_preferred_leaders(
+    tmp_path: Path,
+) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [2, 3], [2, 3])
         # This one goes on for as long as nobody lets broker 1 into the ISR.
@@ -32,11 +34,11 @@ def test_kafka_10149_one_reassignment_does_not_keep_all_others_from_their_prefer
         assert await scene.controller.list_partition_reassignments(None) != {}
         assert await scene.state("t", 0) == (2, 2, (3, 2))
 
-    play(tmp_path, scenario)
 
-
-def test_kafka_13342_a_broker_that_comes_back_does_not_begin_again_with_a_topic_in_deletion(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_kafka_13342_a_broker_that_comes_back_does_not_begin_again_with_a_topic_in_deletion(
+    tmp_path: Path,
+) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
         scene.silent.add(2)
@@ -54,11 +56,9 @@ def test_kafka_13342_a_broker_that_comes_back_does_not_begin_again_with_a_topic_
         assert named == [], "it was told to lead or follow what is being deleted"
         assert [sent.api_key for sent in requests].count(ApiKey.STOP_REPLICA) == 2
 
-    play(tmp_path, scenario)
 
-
-def test_kafka_13342_nor_does_the_next_controller_begin_again(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_kafka_13342_nor_does_the_next_controller_begin_again(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [2, 3])
         scene.silent.add(3)
@@ -70,11 +70,9 @@ def test_kafka_13342_nor_does_the_next_controller_begin_again(tmp_path: Path) ->
         await scene.until(lambda: "t" not in scene.controller.context.all_topics)
         assert [sent.receiver for sent in scene.take() if sent.api_key is ApiKey.LEADER_AND_ISR] == []
 
-    play(tmp_path, scenario)
 
-
-def test_kafka_13342_but_a_reassignment_that_a_deletion_waits_for_goes_on(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_kafka_13342_but_a_reassignment_that_a_deletion_waits_for_goes_on(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [1, 2])
         await scene.controller.alter_partition_reassignments({("t", 0): (1, 3)})
@@ -88,13 +86,10 @@ def test_kafka_13342_but_a_reassignment_that_a_deletion_waits_for_goes_on(tmp_pa
         await scene.alter_isr("t", [1, 2, 3])
         await scene.until(lambda: "t" not in scene.controller.context.all_topics)
 
-    play(tmp_path, scenario)
 
-
-def test_kafka_13407_to_be_named_in_the_znode_is_not_to_be_the_controller(tmp_path: Path) -> None:
+async def test_kafka_13407_to_be_named_in_the_znode_is_not_to_be_the_controller(tmp_path: Path) -> None:
     """As after an election whose answer was lost: the znode is of this session, and nobody does the work."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(2)
         await scene.controller.shutdown()
         broker = scene.brokers.pop(2)
@@ -109,13 +104,10 @@ def test_kafka_13407_to_be_named_in_the_znode_is_not_to_be_the_controller(tmp_pa
         await scene.create("t", [2])
         assert await scene.state("t") == (2, 0, (2,))
 
-    play(tmp_path, scenario)
 
-
-def test_kafka_13572_the_imbalance_is_never_negative(tmp_path: Path) -> None:
+async def test_kafka_13572_the_imbalance_is_never_negative(tmp_path: Path) -> None:
     """A topic whose deletion waits is queued again with the next mark."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [2, 3])
         await scene.create("u", [2, 3])
@@ -129,13 +121,10 @@ def test_kafka_13572_the_imbalance_is_never_negative(tmp_path: Path) -> None:
         assert "t" in context.topics_to_be_deleted
         assert context.preferred_replica_imbalance_count == 1
 
-    play(tmp_path, scenario)
 
-
-def test_kafka_13972_who_is_stopped_by_a_cancellation_has_an_older_epoch(tmp_path: Path) -> None:
+async def test_kafka_13972_who_is_stopped_by_a_cancellation_has_an_older_epoch(tmp_path: Path) -> None:
     """Brokers of Kafka 2.8.2 obey no StopReplica of the leader epoch that they are in."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [1, 2])
         await scene.controller.alter_partition_reassignments({("t", 0): (1, 3)})
@@ -158,11 +147,9 @@ def test_kafka_13972_who_is_stopped_by_a_cancellation_has_an_older_epoch(tmp_pat
         assert len(stops) == 1
         assert stops[0] > max(told)
 
-    play(tmp_path, scenario)
 
-
-def test_kafka_14140_who_is_offline_or_shutting_down_does_not_join_the_isr(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_kafka_14140_who_is_offline_or_shutting_down_does_not_join_the_isr(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [1, 2, 3])
         await scene.alter_isr("t", [1])
@@ -175,11 +162,9 @@ def test_kafka_14140_who_is_offline_or_shutting_down_does_not_join_the_isr(tmp_p
             assert (error, item.error_code, item.isr) == (ErrorCode.NONE, ErrorCode.NONE, [1])
         assert (await scene.state("t"))[2] == (1,)
 
-    play(tmp_path, scenario)
 
-
-def test_kafka_14190_a_topic_keeps_its_id_when_an_older_tool_writes_its_znode(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_kafka_14190_a_topic_keeps_its_id_when_an_older_tool_writes_its_znode(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2], topic_id=TOPIC_ID)
         assignment = await scene.store.topic_assignment("t")
@@ -194,5 +179,3 @@ def test_kafka_14190_a_topic_keeps_its_id_when_an_older_tool_writes_its_znode(tm
         assert scene.controller.context.topic_ids == {"t": TOPIC_ID}
         again = await scene.store.topic_assignment("t")
         assert again is not None and again.topic_id == TOPIC_ID and len(again.partitions) == 2
-
-    play(tmp_path, scenario)

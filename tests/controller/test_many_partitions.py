@@ -71,7 +71,7 @@ class Machine:
         await asyncio.sleep(0)
 
 
-def test_no_turn_of_the_loop_reassigns_very_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_turn_of_the_loop_reassigns_very_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = Looks()
     context = context_with(dict.fromkeys(PARTITIONS, (1,)), 1, 2)
     assignment_of = ControllerContext.partition_full_replica_assignment
@@ -98,19 +98,15 @@ def test_no_turn_of_the_loop_reassigns_very_many_partitions(monkeypatch: pytest.
         announce=lambda line: None,
     )
     monkeypatch.setattr(ControllerContext, "partition_full_replica_assignment", counted)
-
-    async def scenario() -> None:
-        results = await looks.of(api_partition_reassignment(parts, dict.fromkeys(PARTITIONS, (1, 2))))
-        assert results == dict.fromkeys(PARTITIONS)
-        listed = await looks.of(list_partition_reassignments(context, None))
-        assert list(listed) == sorted(PARTITIONS)
-
-    asyncio.run(scenario())
+    results = await looks.of(api_partition_reassignment(parts, dict.fromkeys(PARTITIONS, (1, 2))))
+    assert results == dict.fromkeys(PARTITIONS)
+    listed = await looks.of(list_partition_reassignments(context, None))
+    assert list(listed) == sorted(PARTITIONS)
     assert [key for _, key, is_new in told if is_new] == PARTITIONS
     assert looks.most <= MOST_LOOKS_IN_A_TURN
 
 
-def test_no_turn_of_the_loop_looks_through_all_of_a_large_answer_to_stop_replica() -> None:
+async def test_no_turn_of_the_loop_looks_through_all_of_a_large_answer_to_stop_replica() -> None:
     looks = Looks()
 
     class Replica:
@@ -142,11 +138,7 @@ def test_no_turn_of_the_loop_looks_through_all_of_a_large_answer_to_stop_replica
     event = TopicDeletionStopReplicaResponseReceived(
         ControllerRequestSender(1, 1, 1), StopReplicaResponse(0, answered), topics
     )
-
-    async def scenario() -> None:
-        await looks.of(event_flows.flows(parts)[type(event)](event))
-
-    asyncio.run(scenario())
+    await looks.of(event_flows.flows(parts)[type(event)](event))
     assert failed == [((TOPICS[-1], 0), 1), ((TOPICS[-1], 1), 1)]
     assert len(deleted) == 200 * len(TOPICS) - 2
     assert looks.most <= CHEAP_SLICE

@@ -12,7 +12,7 @@ from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.configs import config_path, encode_config, topic_entity
 from klamm.znodes.topics import LeaderAndIsr, partition_state_path, topic_path
 from klamm.zookeeper.errors import NoNode
-from support.controller.state_machines import EPOCH, PARTITION, Scene, live_brokers, play
+from support.controller.state_machines import EPOCH, PARTITION, Scene, live_brokers, playing
 
 NEW, ONLINE, OFFLINE, NON_EXISTENT = (
     PartitionState.NEW,
@@ -68,8 +68,8 @@ async def failure(scene: Scene, strategy: ElectionStrategy = ElectionStrategy.OF
 
 
 @pytest.mark.parametrize(("before", "after"), LEGAL)
-def test_a_legal_transition(tmp_path: Path, before: PartitionState, after: PartitionState) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_legal_transition(tmp_path: Path, before: PartitionState, after: PartitionState) -> None:
+    async with playing(tmp_path) as scene:
         await bring_to(scene, before)
         outcomes = await scene.partitions.handle_state_changes([PARTITION], after, ElectionStrategy.OFFLINE)
         assert scene.context.partition_state(PARTITION) is after
@@ -79,12 +79,12 @@ def test_a_legal_transition(tmp_path: Path, before: PartitionState, after: Parti
         (change,) = scene.log.changes()
         assert (change.partition, change.from_state, change.to_state) == (PARTITION, before, after)
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(("before", "after"), ILLEGAL)
-def test_an_illegal_transition_changes_nothing(tmp_path: Path, before: PartitionState, after: PartitionState) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_an_illegal_transition_changes_nothing(
+    tmp_path: Path, before: PartitionState, after: PartitionState
+) -> None:
+    async with playing(tmp_path) as scene:
         await bring_to(scene, before)
         leadership = scene.context.partition_leadership_info(PARTITION)
         assert await scene.partitions.handle_state_changes([PARTITION], after, ElectionStrategy.OFFLINE) == {}
@@ -98,37 +98,31 @@ def test_an_illegal_transition_changes_nothing(tmp_path: Path, before: Partition
         assert (record.from_state, record.to_state) == (before, after)
         assert record.why.startswith("allowed is a change from ")
 
-    play(tmp_path, scenario)
-
 
 def test_the_tables_above_are_complete() -> None:
     assert sorted(LEGAL + ILLEGAL) == [(before, after) for before in PartitionState for after in PartitionState]
 
 
-def test_others_go_on_beside_an_illegal_transition(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_others_go_on_beside_an_illegal_transition(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         scene.context.put_partition_state(("t", 1), ONLINE)
         await scene.partitions.handle_state_changes([("t", 1), ("t", 2)], NEW)
         assert scene.context.partition_state(("t", 1)) is ONLINE
         assert scene.context.partition_state(("t", 2)) is NEW
         assert len(scene.illegal) == 1
 
-    play(tmp_path, scenario)
 
-
-def test_a_partition_that_is_named_twice_changes_once(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_partition_that_is_named_twice_changes_once(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.partitions.handle_state_changes([PARTITION, PARTITION], NEW)
         assert len(scene.log.changes()) == 1
-
-    play(tmp_path, scenario)
 
 
 # -- the first leader -------------------------------------------------------------------------------------------------
 
 
-def test_a_new_partition_is_led_by_its_first_online_replica(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_new_partition_is_led_by_its_first_online_replica(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         scene.context.set_live_brokers(live_brokers(2, 3, 4))
         scene.context.put_partition_state(PARTITION, NEW)
         outcomes = await scene.partitions.handle_state_changes([PARTITION], ONLINE)
@@ -140,22 +134,18 @@ def test_a_new_partition_is_led_by_its_first_online_replica(tmp_path: Path) -> N
         assert scene.leader_and_isr[2][PARTITION].is_new
         assert sorted(scene.update_metadata) == [2, 3, 4]
 
-    play(tmp_path, scenario)
 
-
-def test_a_new_partition_without_an_online_replica_stays_new(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_new_partition_without_an_online_replica_stays_new(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         scene.context.set_live_brokers(live_brokers(4))
         scene.context.put_partition_state(PARTITION, NEW)
         outcome = (await scene.partitions.handle_state_changes([PARTITION], ONLINE))[PARTITION]
         assert "none of its replicas [1, 2, 3] is online" in str(outcome)
         assert scene.context.partition_state(PARTITION) is NEW
 
-    play(tmp_path, scenario)
 
-
-def test_a_new_partition_whose_state_exists_stays_new(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_new_partition_whose_state_exists_stays_new(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         state = LeaderAndIsr(3, 1, (3,), 4)
         await scene.store.create_partition_states({PARTITION: state}, None)
         scene.context.put_partition_state(PARTITION, NEW)
@@ -165,14 +155,12 @@ def test_a_new_partition_whose_state_exists_stays_new(tmp_path: Path) -> None:
         assert (await scene.in_zookeeper(PARTITION))[0] == state
         assert scene.sent == []
 
-    play(tmp_path, scenario)
-
 
 # -- elections --------------------------------------------------------------------------------------------------------
 
 
-def test_a_clean_election_takes_an_online_isr_member(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_clean_election_takes_an_online_isr_member(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 3)
         scene.context.set_live_brokers(live_brokers(2, 3))
         outcome = await elect(scene, ElectionStrategy.OFFLINE)
@@ -188,11 +176,9 @@ def test_a_clean_election_takes_an_online_isr_member(tmp_path: Path) -> None:
         assert (state.leader, state.leader_epoch, state.zk_version, state.is_new) == (3, 11, 1, False)
         assert scene.context.unclean_leader_election_count == 0
 
-    play(tmp_path, scenario)
 
-
-def test_an_election_begins_anew_with_what_changed_meanwhile(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_an_election_begins_anew_with_what_changed_meanwhile(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 2)
         await scene.changed_in_zookeeper(PARTITION, 1, 1, 3)
         scene.context.set_live_brokers(live_brokers(2, 3))
@@ -200,28 +186,21 @@ def test_an_election_begins_anew_with_what_changed_meanwhile(tmp_path: Path) -> 
         assert await elect(scene, ElectionStrategy.OFFLINE) == LeaderAndIsr(3, 21, (3,), EPOCH)
         assert (await scene.in_zookeeper(PARTITION))[1] == 2
 
-    play(tmp_path, scenario)
 
-
-def test_nobody_can_be_elected_only_by_what_is_in_zookeeper(tmp_path: Path) -> None:
+async def test_nobody_can_be_elected_only_by_what_is_in_zookeeper(tmp_path: Path) -> None:
     """The leader has taken 2 in by itself and died before it told the controller."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1)
         await scene.changed_in_zookeeper(PARTITION, 1, 1, 2)
         scene.context.set_live_brokers(live_brokers(2, 3))
         assert await elect(scene, ElectionStrategy.OFFLINE) == LeaderAndIsr(2, 21, (2,), EPOCH)
 
-    play(tmp_path, scenario)
 
-
-def test_leadership_that_the_context_lacks_is_read(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_leadership_that_the_context_lacks_is_read(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 2)
         scene.context.clear_partition_leadership_info()
         assert await elect(scene, ElectionStrategy.OFFLINE) == LeaderAndIsr(1, 11, (1, 2), EPOCH)
-
-    play(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -238,10 +217,10 @@ def test_leadership_that_the_context_lacks_is_read(tmp_path: Path) -> None:
         ("true", "true", ElectionStrategy.PREFERRED_REPLICA, False),
     ],
 )
-def test_an_unclean_election_must_be_allowed(
+async def test_an_unclean_election_must_be_allowed(
     tmp_path: Path, topic_says: str | bytes | None, broker_says: str, strategy: ElectionStrategy, elected: bool
 ) -> None:
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path, **{"unclean.leader.election.enable": broker_says}) as scene:
         if topic_says is not None:
             config = {"unclean.leader.election.enable": topic_says}
             data = topic_says if isinstance(topic_says, bytes) else encode_config(config)
@@ -254,11 +233,9 @@ def test_an_unclean_election_must_be_allowed(
             assert "nobody can be elected" in await failure(scene, strategy)
         assert scene.context.unclean_leader_election_count == int(elected)
 
-    play(tmp_path, scenario, **{"unclean.leader.election.enable": broker_says})
 
-
-def test_the_reassignment_strategy_takes_a_target_replica_and_tells_all_of_them(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_the_reassignment_strategy_takes_a_target_replica_and_tells_all_of_them(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 2, 3)
         assignment = ReplicaAssignment((2, 3, 4, 1), (4,), (1,))
         scene.context.update_partition_full_replica_assignment(PARTITION, assignment)
@@ -266,60 +243,48 @@ def test_the_reassignment_strategy_takes_a_target_replica_and_tells_all_of_them(
         assert await elect(scene, ElectionStrategy.REASSIGN) == LeaderAndIsr(2, 11, (1, 2, 3), EPOCH)
         assert sorted(scene.leader_and_isr) == [2, 3, 4]
 
-    play(tmp_path, scenario)
 
-
-def test_the_preferred_strategy_takes_the_first_replica(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_the_preferred_strategy_takes_the_first_replica(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 3, 3, 1)
         assert scene.context.preferred_replica_imbalance_count == 1
         assert await elect(scene, ElectionStrategy.PREFERRED_REPLICA) == LeaderAndIsr(1, 11, (3, 1), EPOCH)
         assert sorted(scene.leader_and_isr) == [1, 2, 3]
         assert scene.context.preferred_replica_imbalance_count == 0
 
-    play(tmp_path, scenario)
 
-
-def test_a_controlled_shutdown_moves_the_leader_and_tells_the_old_one(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_controlled_shutdown_moves_the_leader_and_tells_the_old_one(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 2, 3)
         scene.context.add_shutting_down_broker(1)
         assert await elect(scene, ElectionStrategy.CONTROLLED_SHUTDOWN) == LeaderAndIsr(2, 11, (2, 3), EPOCH)
         assert sorted(scene.leader_and_isr) == [1, 2, 3]
 
-    play(tmp_path, scenario)
 
-
-def test_a_state_of_a_newer_controller_is_left_alone(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_state_of_a_newer_controller_is_left_alone(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 2, 3)
         await scene.changed_in_zookeeper(PARTITION, 2, 2, epoch=EPOCH + 1)
         assert f"written by a controller of epoch {EPOCH + 1}" in await failure(scene)
 
-    play(tmp_path, scenario)
 
-
-def test_an_election_without_a_state_in_zookeeper_fails(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_an_election_without_a_state_in_zookeeper_fails(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         assert "no state in ZooKeeper" in await failure(scene)
         scene.context.put_partition_leadership_info(PARTITION, LeaderAndIsr(1, 0, (1, 2), 4, 0))
         assert NoNode.default_code.name in await failure(scene)
 
-    play(tmp_path, scenario)
 
-
-def test_an_election_with_a_state_that_cannot_be_understood_fails(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_an_election_with_a_state_that_cannot_be_understood_fails(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 2)
         await scene.store.client.set(partition_state_path(*PARTITION), b"{")
         assert partition_state_path(*PARTITION) in await failure(scene)
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("state", [NEW, OFFLINE])
-def test_nothing_is_written_once_another_controller_was_elected(tmp_path: Path, state: PartitionState) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_nothing_is_written_once_another_controller_was_elected(tmp_path: Path, state: PartitionState) -> None:
+    async with playing(tmp_path) as scene:
         await bring_to(scene, state)
         leadership = scene.context.partition_leadership_info(PARTITION)
         await scene.another_controller()
@@ -330,27 +295,22 @@ def test_nothing_is_written_once_another_controller_was_elected(tmp_path: Path, 
         in_zookeeper = await scene.store.partition_states([PARTITION])
         assert in_zookeeper == ({} if leadership is None else {PARTITION: leadership})
 
-    play(tmp_path, scenario)
 
-
-def test_partitions_that_have_had_a_leader_need_a_strategy(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_partitions_that_have_had_a_leader_need_a_strategy(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await bring_to(scene, OFFLINE)
         with pytest.raises(ValueError, match="strategy"):
             await scene.partitions.handle_state_changes([PARTITION], ONLINE)
-
-    play(tmp_path, scenario)
 
 
 # -- many partitions --------------------------------------------------------------------------------------------------
 
 
-def test_after_an_election_of_the_controller_everything_gets_a_leader(
+async def test_after_an_election_of_the_controller_everything_gets_a_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slices, "SLICE", 2)
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         scene.context.set_live_brokers(live_brokers(2, 3))
         for number in range(1, 6):
             scene.assign(("t", number), 1, 2)
@@ -370,16 +330,12 @@ def test_after_an_election_of_the_controller_everything_gets_a_leader(
         assert (await scene.in_zookeeper(("t", 4)))[0] == LeaderAndIsr(2, 11, (2,), EPOCH)
         assert (await scene.in_zookeeper(("t", 5)))[0] == LeaderAndIsr(2, 10, (1, 2), 4)
 
-    play(tmp_path, scenario)
 
-
-def test_one_topic_can_be_brought_online_alone(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_one_topic_can_be_brought_online_alone(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         scene.assign(("u", 0), 1, 2)
         for partition in (PARTITION, ("u", 0)):
             scene.context.put_partition_state(partition, NEW)
         await scene.partitions.trigger_online_partition_state_change("t")
         assert scene.context.partition_state(PARTITION) is ONLINE
         assert scene.context.partition_state(("u", 0)) is NEW
-
-    play(tmp_path, scenario)

@@ -1,6 +1,7 @@
 """Reassignments: their steps in order; what starts, changes and ends them; controllers that die between two steps."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -10,22 +11,20 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes.requests import REASSIGN_PARTITIONS_PATH, encode_reassignment
 from klamm.znodes.topics import LeaderAndIsr
 from support.controller.reassignment import Stage, hosted, hosting
-from support.controller.scene import Scene, play
+from support.controller.scene import Scene, playing
 
 T0 = ("t", 0)
 ALL = "1,2,3,4,5,6,7,8"
 
 
-def on_stage(tmp_path: Path, scenario: Callable[[Scene, Stage], Awaitable[None]]) -> None:
+@asynccontextmanager
+async def on_stage(tmp_path: Path) -> AsyncIterator[tuple[Scene, Stage]]:
     """Brokers 1 to 6 have replicas, 7 and 8 are controllers. In the end what is counted is what is there."""
-
-    async def main(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         stage = await Stage(scene).set_up()
-        await scenario(scene, stage)
+        yield scene, stage
         context = scene.controller.context
         assert (context.offline_partition_count, context.preferred_replica_imbalance_count) == context.recount()
-
-    play(tmp_path, main)
 
 
 async def move(scene: Scene, *target: int, topic: str = "t") -> ErrorCode:
@@ -48,8 +47,8 @@ async def has_znode(scene: Scene) -> bool:
 # -- the steps --------------------------------------------------------------------------------------------------------
 
 
-def test_the_steps_from_123_to_456(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, stage: Stage) -> None:
+async def test_the_steps_from_123_to_456(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2, 3])
         stage.journal.take()
         assert await move(scene, 4, 5, 6) is ErrorCode.NONE
@@ -109,11 +108,9 @@ def test_the_steps_from_123_to_456(tmp_path: Path) -> None:
         assert hosting(scene.sent, "t") == {4, 5, 6}
         assert all(T0 not in context.replica_states(removed) for removed in (1, 2, 3))
 
-    on_stage(tmp_path, scenario)
 
-
-def test_a_leader_that_stays_leads_in_a_new_epoch(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, stage: Stage) -> None:
+async def test_a_leader_that_stays_leads_in_a_new_epoch(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2, 3])
         await move(scene, 4, 1)
         stage.journal.take()
@@ -128,11 +125,9 @@ def test_a_leader_that_stays_leads_in_a_new_epoch(tmp_path: Path) -> None:
         assert await scene.state("t") == (1, 4, (1, 4))
         assert hosting(scene.sent, "t") == {1, 4}
 
-    on_stage(tmp_path, scenario)
 
-
-def test_another_order_only_changes_the_preferred_leader(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, stage: Stage) -> None:
+async def test_another_order_only_changes_the_preferred_leader(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2, 3])
         stage.journal.take()
         assert await move(scene, 3, 1, 2) is ErrorCode.NONE
@@ -147,11 +142,9 @@ def test_another_order_only_changes_the_preferred_leader(tmp_path: Path) -> None
         assert hosting(scene.sent, "t") == {1, 2, 3}
         assert scene.controller.context.preferred_replica_imbalance_count == 1
 
-    on_stage(tmp_path, scenario)
 
-
-def test_fewer_replicas(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, stage: Stage) -> None:
+async def test_fewer_replicas(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2, 3])
         # One that is out of sync has nothing to leave.
         await scene.alter_isr("t", [1, 2])
@@ -160,11 +153,9 @@ def test_fewer_replicas(tmp_path: Path) -> None:
         assert await stage.assignment() == ((2,), (), ())
         assert hosting(scene.sent, "t") == {2}
 
-    on_stage(tmp_path, scenario)
 
-
-def test_many_at_once_share_their_writes(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, stage: Stage) -> None:
+async def test_many_at_once_share_their_writes(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, _):
         await scene.create("t", *[[1, 2]] * 20)
         await scene.create("u", [2, 1])
         before = await scene.store.topic_assignment("t")
@@ -177,13 +168,10 @@ def test_many_at_once_share_their_writes(tmp_path: Path) -> None:
         listed = await scene.controller.list_partition_reassignments(None)
         assert list(listed) == sorted(targets)
 
-    on_stage(tmp_path, scenario)
 
-
-def test_partitions_that_somebody_adds_at_the_same_time_stay(tmp_path: Path) -> None:
+async def test_partitions_that_somebody_adds_at_the_same_time_stay(tmp_path: Path) -> None:
     """Kafka's controller writes the topic as it knows it."""
-
-    async def scenario(scene: Scene, stage: Stage) -> None:
+    async with on_stage(tmp_path) as (scene, _):
         await scene.create("t", [1, 2])
         controller = scene.controller
         moving = controller.alter_partition_reassignments({T0: (3, 4)})
@@ -194,16 +182,13 @@ def test_partitions_that_somebody_adds_at_the_same_time_stay(tmp_path: Path) -> 
         assert found is not None
         assert found.partitions == {0: (3, 4, 1, 2), 1: (5, 6)}
 
-    on_stage(tmp_path, scenario)
-
 
 # -- changes while it goes on -----------------------------------------------------------------------------------------
 
 
-def test_a_cancellation_stops_the_new_replicas(tmp_path: Path) -> None:
+async def test_a_cancellation_stops_the_new_replicas(tmp_path: Path) -> None:
     """They have the newest leader epoch and would not obey a StopReplica of that one (KAFKA-13972)."""
-
-    async def scenario(scene: Scene, stage: Stage) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2, 3])
         await move(scene, 4, 5, 6)
         await scene.alter_isr("t", [1, 2, 3, 4])
@@ -235,13 +220,10 @@ def test_a_cancellation_stops_the_new_replicas(tmp_path: Path) -> None:
         assert await scene.controller.list_partition_reassignments(None) == {}
         assert await move(scene) is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
 
-    on_stage(tmp_path, scenario)
 
-
-def test_a_cancellation_while_a_new_replica_leads(tmp_path: Path) -> None:
+async def test_a_cancellation_while_a_new_replica_leads(tmp_path: Path) -> None:
     """Kafka's controller leaves the partition without a leader for a while."""
-
-    async def scenario(scene: Scene, stage: Stage) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2])
         await move(scene, 3, 4)
         await scene.alter_isr("t", [1, 2, 3])
@@ -265,13 +247,10 @@ def test_a_cancellation_while_a_new_replica_leads(tmp_path: Path) -> None:
         assert await stage.assignment() == ((1, 2), (), ())
         assert hosting(scene.sent, "t") - {2} == {1}
 
-    on_stage(tmp_path, scenario)
 
-
-def test_a_new_target_while_a_new_replica_leads(tmp_path: Path) -> None:
+async def test_a_new_target_while_a_new_replica_leads(tmp_path: Path) -> None:
     """Kafka's controller takes the leader away and elects nobody, as none of the target could lead."""
-
-    async def scenario(scene: Scene, stage: Stage) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2])
         await move(scene, 3, 4)
         await scene.alter_isr("t", [2, 1, 3])
@@ -286,13 +265,10 @@ def test_a_new_target_while_a_new_replica_leads(tmp_path: Path) -> None:
         assert await stage.assignment() == ((5, 6, 1, 2), (5, 6), (1, 2))
         assert hosting(scene.sent, "t") == {1, 2, 5, 6}
 
-    on_stage(tmp_path, scenario)
 
-
-def test_a_new_target(tmp_path: Path) -> None:
+async def test_a_new_target(tmp_path: Path) -> None:
     """What the two targets share stays, what only the first one has stops."""
-
-    async def scenario(scene: Scene, stage: Stage) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2, 3])
         await move(scene, 4, 5)
         assert await move(scene, 5, 6, 1) is ErrorCode.NONE
@@ -305,11 +281,9 @@ def test_a_new_target(tmp_path: Path) -> None:
         assert (leader, sorted(isr)) == (1, [1, 5, 6])
         assert hosting(scene.sent, "t") == {1, 5, 6}
 
-    on_stage(tmp_path, scenario)
 
-
-def test_the_same_target_again_is_no_other_reassignment(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, stage: Stage) -> None:
+async def test_the_same_target_again_is_no_other_reassignment(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2])
         await move(scene, 3, 4)
         stage.journal.take()
@@ -321,14 +295,12 @@ def test_the_same_target_again_is_no_other_reassignment(tmp_path: Path) -> None:
             f"UpdateMetadata {ALL}: leader 1 epoch 2 isr 1,2 RS 3,4,1,2",
         ]
 
-    on_stage(tmp_path, scenario)
-
 
 # -- brokers that die -------------------------------------------------------------------------------------------------
 
 
-def test_an_added_broker_dies_and_comes_back(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, stage: Stage) -> None:
+async def test_an_added_broker_dies_and_comes_back(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2])
         await move(scene, 3, 4)
         await scene.alter_isr("t", [1, 2, 3])
@@ -350,13 +322,10 @@ def test_an_added_broker_dies_and_comes_back(tmp_path: Path) -> None:
         assert await stage.assignment() == ((3, 4), (), ())
         assert (await scene.state("t"))[2] == (3, 4)
 
-    on_stage(tmp_path, scenario)
 
-
-def test_a_removed_broker_is_dead(tmp_path: Path) -> None:
+async def test_a_removed_broker_is_dead(tmp_path: Path) -> None:
     """It is in no ISR afterwards (KAFKA-9672), though nobody can tell it to stop."""
-
-    async def scenario(scene: Scene, stage: Stage) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2])
         await move(scene, 3, 4)
         await scene.kill(1)
@@ -372,13 +341,10 @@ def test_a_removed_broker_is_dead(tmp_path: Path) -> None:
         await stage.scene.settled()
         assert (await scene.state("t"))[2] == (3, 4)
 
-    on_stage(tmp_path, scenario)
 
-
-def test_the_leader_dies_with_the_target(tmp_path: Path) -> None:
+async def test_the_leader_dies_with_the_target(tmp_path: Path) -> None:
     """What is left of the target is the whole ISR, but dead: the other replicas stay until it is back."""
-
-    async def scenario(scene: Scene, stage: Stage) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2])
         await scene.alter_isr("t", [1])
         await scene.kill(1)
@@ -394,11 +360,9 @@ def test_the_leader_dies_with_the_target(tmp_path: Path) -> None:
         assert (await scene.state("t"))[::2] == (1, (1,))
         assert hosting(scene.sent, "t") == {1}
 
-    on_stage(tmp_path, scenario)
 
-
-def test_a_target_replica_in_the_isr_dies_before_the_others_have_caught_up(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, stage: Stage) -> None:
+async def test_a_target_replica_in_the_isr_dies_before_the_others_have_caught_up(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2])
         await move(scene, 3, 4)
         await scene.alter_isr("t", [1, 2, 3])
@@ -414,13 +378,10 @@ def test_a_target_replica_in_the_isr_dies_before_the_others_have_caught_up(tmp_p
         leader, _, isr = await scene.state("t")
         assert (leader, sorted(isr)) == (5, [4, 5])
 
-    on_stage(tmp_path, scenario)
 
-
-def test_a_partition_that_was_never_led_gets_its_first_leader_among_the_new(tmp_path: Path) -> None:
+async def test_a_partition_that_was_never_led_gets_its_first_leader_among_the_new(tmp_path: Path) -> None:
     """Kafka's controller fails with an exception, after it has changed the assignment."""
-
-    async def scenario(scene: Scene, stage: Stage) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.store.create_topic("t", {0: [11, 12]}, scene.environment.random_uuid(), {})
         await scene.until(lambda: T0 in scene.controller.context.all_partitions() and scene.is_idle(scene.controller))
         assert await move(scene, 3, 4) is ErrorCode.NONE
@@ -429,14 +390,12 @@ def test_a_partition_that_was_never_led_gets_its_first_leader_among_the_new(tmp_
         assert (leader, isr) == (3, (3, 4))
         assert hosting(scene.sent, "t") == {3, 4}
 
-    on_stage(tmp_path, scenario)
-
 
 # -- deletion ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_deletion_of_a_topic_waits_for_its_reassignments(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, stage: Stage) -> None:
+async def test_the_deletion_of_a_topic_waits_for_its_reassignments(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2], [1, 2])
         await scene.controller.alter_partition_reassignments({T0: (3, 2), ("t", 1): (3, 2)})
         await scene.store.mark_topic_for_deletion("t")
@@ -462,14 +421,12 @@ def test_the_deletion_of_a_topic_waits_for_its_reassignments(tmp_path: Path) -> 
         await scene.until(lambda: "t" not in scene.controller.context.all_topics)
         assert await scene.store.topic_names() == []
 
-    on_stage(tmp_path, scenario)
-
 
 # -- the znode --------------------------------------------------------------------------------------------------------
 
 
-def test_started_by_the_znode(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, stage: Stage) -> None:
+async def test_started_by_the_znode(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2])
         await scene.create("u", [1, 2])
         await ask_by_znode(scene, t=[3, 4], u=[2, 1], missing=[1])
@@ -487,11 +444,9 @@ def test_started_by_the_znode(tmp_path: Path) -> None:
         await ask_by_znode(scene, t=[5])
         assert await stage.assignment() == ((5, 3, 4), (5,), (3, 4))
 
-    on_stage(tmp_path, scenario)
 
-
-def test_dead_brokers_may_be_asked_for_by_the_znode(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, stage: Stage) -> None:
+async def test_dead_brokers_may_be_asked_for_by_the_znode(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2])
         await scene.kill(4)
         await ask_by_znode(scene, t=[3, 4])
@@ -500,11 +455,9 @@ def test_dead_brokers_may_be_asked_for_by_the_znode(tmp_path: Path) -> None:
         await scene.settled()
         assert hosting(scene.sent, "t") == {1, 2, 3, 4}
 
-    on_stage(tmp_path, scenario)
 
-
-def test_a_request_overrides_the_znode(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, stage: Stage) -> None:
+async def test_a_request_overrides_the_znode(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2])
         await scene.create("u", [1, 2])
         await ask_by_znode(scene, t=[3, 4], u=[3, 4])
@@ -514,13 +467,10 @@ def test_a_request_overrides_the_znode(tmp_path: Path) -> None:
         assert await stage.assignment() == ((5, 6, 1, 2), (5, 6), (1, 2))
         assert await stage.assignment("u") == ((3, 4, 1, 2), (3, 4), (1, 2))
 
-    on_stage(tmp_path, scenario)
 
-
-def test_a_znode_that_an_operator_deletes_is_watched_further(tmp_path: Path) -> None:
+async def test_a_znode_that_an_operator_deletes_is_watched_further(tmp_path: Path) -> None:
     """Kafka's controller does not see the next one."""
-
-    async def scenario(scene: Scene, stage: Stage) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2])
         await ask_by_znode(scene, t=[3, 4])
         await scene.store.client.delete(REASSIGN_PARTITIONS_PATH)
@@ -528,14 +478,11 @@ def test_a_znode_that_an_operator_deletes_is_watched_further(tmp_path: Path) -> 
         await ask_by_znode(scene, t=[5, 6])
         assert await stage.assignment() == ((5, 6, 1, 2), (5, 6), (1, 2))
 
-    on_stage(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"version":1}', encode_reassignment({T0: []})])
-def test_a_znode_that_asks_for_nothing_sensible(tmp_path: Path, data: bytes) -> None:
+async def test_a_znode_that_asks_for_nothing_sensible(tmp_path: Path, data: bytes) -> None:
     """Not even for a partition without replicas, which Kafka's controller would make."""
-
-    async def scenario(scene: Scene, stage: Stage) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2])
         await scene.store.client.create(REASSIGN_PARTITIONS_PATH, data)
         await scene.settled()
@@ -544,14 +491,12 @@ def test_a_znode_that_asks_for_nothing_sensible(tmp_path: Path, data: bytes) -> 
         await scene.kill(7)
         assert scene.controller.is_active
 
-    on_stage(tmp_path, scenario)
-
 
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def test_errors(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, stage: Stage) -> None:
+async def test_errors(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2])
         await scene.kill(6)
         await scene.controller.controlled_shutdown(5, -1)
@@ -589,11 +534,9 @@ def test_errors(tmp_path: Path) -> None:
                 await refused
             assert raised.value.code is ErrorCode.NOT_CONTROLLER
 
-    on_stage(tmp_path, scenario)
 
-
-def test_listing(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, stage: Stage) -> None:
+async def test_listing(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, _):
         await scene.create("t", [1, 2], [1, 2])
         await scene.create("u", [1, 2])
         await scene.controller.alter_partition_reassignments({("u", 0): (3,), ("t", 1): (2, 3)})
@@ -604,11 +547,9 @@ def test_listing(tmp_path: Path) -> None:
         assert await listing([("u", 0), T0, ("missing", 7)]) == {("u", 0): two}
         assert await listing([]) == {}
 
-    on_stage(tmp_path, scenario)
 
-
-def test_a_topic_that_is_gone_meanwhile(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, stage: Stage) -> None:
+async def test_a_topic_that_is_gone_meanwhile(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, _):
         await scene.create("t", [1, 2])
         moving = scene.controller.alter_partition_reassignments({T0: (3,)})
         await scene.store.client.delete_recursive("/brokers/topics/t")
@@ -618,16 +559,13 @@ def test_a_topic_that_is_gone_meanwhile(tmp_path: Path) -> None:
         assert scene.controller.context.partitions_being_reassigned == set()
         assert scene.active.broker_id == 7
 
-    on_stage(tmp_path, scenario)
-
 
 # -- other controllers and leaders ------------------------------------------------------------------------------------
 
 
-def test_a_member_of_the_isr_that_is_no_replica_goes(tmp_path: Path) -> None:
+async def test_a_member_of_the_isr_that_is_no_replica_goes(tmp_path: Path) -> None:
     """What a controller of Kafka leaves when it dies between U1 and U3 of a cancellation."""
-
-    async def scenario(scene: Scene, stage: Stage) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2])
         [(partition, state)] = (await scene.states(T0)).items()
         left = LeaderAndIsr(1, state.leader_epoch, (1, 2, 4), state.controller_epoch, state.zk_version)
@@ -638,13 +576,10 @@ def test_a_member_of_the_isr_that_is_no_replica_goes(tmp_path: Path) -> None:
         assert await stage.assignment() == ((4,), (), ())
         assert hosting(scene.sent, "t") == {4}
 
-    on_stage(tmp_path, scenario)
 
-
-def test_leaders_of_older_brokers_are_watched(tmp_path: Path) -> None:
+async def test_leaders_of_older_brokers_are_watched(tmp_path: Path) -> None:
     """Before 2.7 a leader writes the ISR itself; what it notifies the controller of comes seconds later."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3, inter_broker_protocol_version="2.6")
         await scene.create("t", [1, 2])
         assert await move(scene, 3, 2) is ErrorCode.NONE
@@ -656,8 +591,6 @@ def test_leaders_of_older_brokers_are_watched(tmp_path: Path) -> None:
         found = await scene.store.topic_assignment("t")
         assert found is not None and found.partitions == {0: (3, 2)}
         assert (await scene.state("t"))[::2] == (3, (2, 3))
-
-    play(tmp_path, scenario)
 
 
 # -- controllers that die ---------------------------------------------------------------------------------------------
@@ -716,10 +649,11 @@ async def _nothing(scene: Scene, stage: Stage) -> None:
         pytest.param(_to_be_changed, _until_there(5, 2), {5, 2}, id="another-target"),
     ],
 )
-def test_the_controller_dies_between_two_steps(tmp_path: Path, before: Work, work: Work, target: set[int]) -> None:
+async def test_the_controller_dies_between_two_steps(
+    tmp_path: Path, before: Work, work: Work, target: set[int]
+) -> None:
     """Between any two: before each write to ZooKeeper, and before each request."""
-
-    async def scenario(scene: Scene, stage: Stage) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
         steps = 0
         deaths = [-1]
         while deaths:
@@ -742,5 +676,3 @@ def test_the_controller_dies_between_two_steps(tmp_path: Path, before: Work, wor
             await scene.until(lambda: "t" not in scene.controller.context.all_topics)
             steps += 1
         assert steps > 20
-
-    on_stage(tmp_path, scenario)

@@ -10,7 +10,7 @@ from klamm.controller.states import ReplicaState
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.topics import LeaderAndIsr, partition_state_path
-from support.controller.state_machines import EPOCH, PARTITION, Scene, live_brokers, play
+from support.controller.state_machines import EPOCH, PARTITION, Scene, live_brokers, playing
 
 NEW = ReplicaState.NEW
 ONLINE = ReplicaState.ONLINE
@@ -89,8 +89,8 @@ async def change_refused(scene: Scene, before: ReplicaState, after: ReplicaState
 
 
 @pytest.mark.parametrize(("before", "after"), LEGAL)
-def test_a_legal_transition(tmp_path: Path, before: ReplicaState, after: ReplicaState) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_legal_transition(tmp_path: Path, before: ReplicaState, after: ReplicaState) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 2, 3)
         await change(scene, before, after)
         assert scene.context.replica_state(REPLICA) is after
@@ -102,12 +102,10 @@ def test_a_legal_transition(tmp_path: Path, before: ReplicaState, after: Replica
         assert sorted(scene.update_metadata) == ([1, 2, 3] if told else [])
         assert sorted(scene.stop_replica) == ([2] if after in (OFFLINE, STARTED) else [])
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(("before", "after"), ILLEGAL)
-def test_an_illegal_transition_changes_nothing(tmp_path: Path, before: ReplicaState, after: ReplicaState) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_an_illegal_transition_changes_nothing(tmp_path: Path, before: ReplicaState, after: ReplicaState) -> None:
+    async with playing(tmp_path) as scene:
         state = await scene.led(PARTITION, 1, 1, 2, 3)
         await change(scene, before, after)
         assert scene.context.replica_state(REPLICA) is before
@@ -121,8 +119,6 @@ def test_an_illegal_transition_changes_nothing(tmp_path: Path, before: ReplicaSt
         assert await scene.in_zookeeper(PARTITION) == (state, 0)
         assert scene.context.partition_replica_assignment(PARTITION) == (1, 2, 3)
 
-    play(tmp_path, scenario)
-
 
 def test_the_tables_above_are_complete() -> None:
     assert sorted(LEGAL + ILLEGAL) == sorted((before, after) for before in ReplicaState for after in ReplicaState)
@@ -131,56 +127,46 @@ def test_the_tables_above_are_complete() -> None:
 # -- new and online ---------------------------------------------------------------------------------------------------
 
 
-def test_a_new_replica_is_told_that_it_is_new(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_new_replica_is_told_that_it_is_new(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 3)
         await change(scene, NON_EXISTENT, NEW)
         assert scene.leader_and_isr[2][PARTITION].is_new
 
-    play(tmp_path, scenario)
 
-
-def test_a_new_replica_of_a_partition_that_was_never_led_is_told_nothing(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_new_replica_of_a_partition_that_was_never_led_is_told_nothing(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await change(scene, NON_EXISTENT, NEW)
         assert scene.context.replica_state(REPLICA) is NEW
         assert scene.sent == []
 
-    play(tmp_path, scenario)
 
-
-def test_a_leader_is_no_new_replica(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_leader_is_no_new_replica(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 2, 1, 2, 3)
         assert "leader already" in await change_refused(scene, NON_EXISTENT, NEW)
 
-    play(tmp_path, scenario)
 
-
-def test_a_new_replica_that_comes_online_joins_the_assignment(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_new_replica_that_comes_online_joins_the_assignment(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 3)
         scene.context.update_partition_full_replica_assignment(PARTITION, ReplicaAssignment((1, 3), (3,)))
         await change(scene, NEW, ONLINE)
         assert scene.context.partition_full_replica_assignment(PARTITION) == ReplicaAssignment((1, 3, 2), (3,))
 
-    play(tmp_path, scenario)
 
-
-def test_a_replica_of_a_partition_that_was_never_led_comes_online_in_silence(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_replica_of_a_partition_that_was_never_led_comes_online_in_silence(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await change(scene, OFFLINE, ONLINE)
         assert scene.context.replica_state(REPLICA) is ONLINE
         assert scene.sent == []
-
-    play(tmp_path, scenario)
 
 
 # -- offline ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_follower_that_goes_offline_leaves_the_isr(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_follower_that_goes_offline_leaves_the_isr(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 2, 3)
         await change(scene, ONLINE, OFFLINE)
         state = LeaderAndIsr(1, 11, (1, 3), EPOCH)
@@ -195,44 +181,35 @@ def test_a_follower_that_goes_offline_leaves_the_isr(tmp_path: Path) -> None:
         assert (told.leader, told.leader_epoch, told.isr, told.zk_version, told.is_new) == (1, 11, (1, 3), 1, False)
         assert told is scene.leader_and_isr[1][PARTITION]
 
-    play(tmp_path, scenario)
 
-
-def test_when_the_leader_goes_offline_nobody_leads(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_when_the_leader_goes_offline_nobody_leads(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 2, 1, 2, 3)
         await change(scene, ONLINE, OFFLINE)
         assert (await scene.in_zookeeper(PARTITION))[0] == LeaderAndIsr(-1, 11, (1, 3), EPOCH)
 
-    play(tmp_path, scenario)
 
-
-def test_the_last_member_stays_in_the_isr(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_the_last_member_stays_in_the_isr(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 2, 2)
         await change(scene, ONLINE, OFFLINE)
         assert (await scene.in_zookeeper(PARTITION))[0] == LeaderAndIsr(-1, 11, (2,), EPOCH)
 
-    play(tmp_path, scenario)
 
-
-def test_a_usable_replica_outside_the_isr_leaves_with_a_new_leader_epoch(tmp_path: Path) -> None:
+async def test_a_usable_replica_outside_the_isr_leaves_with_a_new_leader_epoch(tmp_path: Path) -> None:
     """A proposal to take it in, made before, must not be accepted when it is back."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 3)
         await change(scene, ONLINE, OFFLINE)
         assert await scene.in_zookeeper(PARTITION) == (LeaderAndIsr(1, 11, (1, 3), EPOCH), 1)
         assert sorted(scene.leader_and_isr) == [1, 3]
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(("before", "fenced"), [(OFFLINE, []), (INELIGIBLE, [PARTITION]), (ONLINE, [PARTITION])])
-def test_a_replica_that_is_fenced_already_goes_offline_without_a_write(
+async def test_a_replica_that_is_fenced_already_goes_offline_without_a_write(
     tmp_path: Path, before: ReplicaState, fenced: list[PartitionKey]
 ) -> None:
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         state = await scene.led(PARTITION, 1, 1, 3)
         scene.context.put_replica_state(REPLICA, before)
         await scene.replicas.handle_state_changes([REPLICA], OFFLINE, fenced)
@@ -240,47 +217,41 @@ def test_a_replica_that_is_fenced_already_goes_offline_without_a_write(
         assert scene.context.partition_leadership_info(PARTITION) == LeaderAndIsr(1, 10, (1, 3), EPOCH)
         assert sorted(scene.leader_and_isr) == [1, 3]
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(("is_to_be_deleted", "epoch"), [(False, 11), (True, 10)])
-def test_a_replica_that_a_new_controller_finds_offline_is_fenced(
+async def test_a_replica_that_a_new_controller_finds_offline_is_fenced(
     tmp_path: Path, is_to_be_deleted: bool, epoch: int
 ) -> None:
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 3)
         if is_to_be_deleted:
             scene.context.queue_topic_deletion(["t"])
         await change(scene, INELIGIBLE, OFFLINE)
         assert scene.context.partition_leadership_info(PARTITION) == LeaderAndIsr(1, epoch, (1, 3), EPOCH)
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(("protocol", "is_read"), [("2.4", True), ("2.7-IV1", True), ("2.7-IV2", False)])
-def test_before_2_7_a_leader_may_have_taken_in_a_dead_replica(tmp_path: Path, protocol: str, is_read: bool) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_before_2_7_a_leader_may_have_taken_in_a_dead_replica(
+    tmp_path: Path, protocol: str, is_read: bool
+) -> None:
+    async with playing(tmp_path, **{"inter.broker.protocol.version": protocol}) as scene:
         await scene.led(PARTITION, 1, 1, 3)
         await scene.changed_in_zookeeper(PARTITION, 1, 1, 2, 3)
         await change(scene, OFFLINE, OFFLINE)
         left = (LeaderAndIsr(1, 21, (1, 3), EPOCH), 2) if is_read else (LeaderAndIsr(1, 20, (1, 2, 3), 4), 1)
         assert await scene.in_zookeeper(PARTITION) == left
 
-    play(tmp_path, scenario, **{"inter.broker.protocol.version": protocol})
 
-
-def test_a_removal_begins_anew_with_what_changed_meanwhile(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_removal_begins_anew_with_what_changed_meanwhile(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 2, 3)
         await scene.changed_in_zookeeper(PARTITION, 3, 3, 2)
         await change(scene, ONLINE, OFFLINE)
         assert await scene.in_zookeeper(PARTITION) == (LeaderAndIsr(3, 21, (3,), EPOCH), 2)
 
-    play(tmp_path, scenario)
 
-
-def test_a_removal_that_somebody_else_has_done_is_taken_over(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_removal_that_somebody_else_has_done_is_taken_over(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 2, 3)
         await scene.changed_in_zookeeper(PARTITION, 1, 1, 3)
         await change(scene, OFFLINE, OFFLINE)
@@ -288,11 +259,9 @@ def test_a_removal_that_somebody_else_has_done_is_taken_over(tmp_path: Path) -> 
         assert scene.context.partition_leadership_info(PARTITION) == LeaderAndIsr(1, 20, (1, 3), EPOCH)
         assert scene.context.replica_state(REPLICA) is OFFLINE
 
-    play(tmp_path, scenario)
 
-
-def test_replicas_of_two_brokers_leave_the_isr_one_after_the_other(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_replicas_of_two_brokers_leave_the_isr_one_after_the_other(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 2, 1, 2, 3)
         for broker_id in (2, 3):
             scene.context.put_replica_state((PARTITION, broker_id), ONLINE)
@@ -305,11 +274,9 @@ def test_replicas_of_two_brokers_leave_the_isr_one_after_the_other(tmp_path: Pat
             3: 12,
         }
 
-    play(tmp_path, scenario)
 
-
-def test_others_hear_nothing_of_a_topic_to_be_deleted(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_others_hear_nothing_of_a_topic_to_be_deleted(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 2, 3)
         scene.context.queue_topic_deletion(["t"])
         await change(scene, ONLINE, OFFLINE)
@@ -317,31 +284,25 @@ def test_others_hear_nothing_of_a_topic_to_be_deleted(tmp_path: Path) -> None:
         assert scene.stop_replica == {2: {PARTITION: (-2, False)}}
         assert len(scene.sent) == 1
 
-    play(tmp_path, scenario)
 
-
-def test_a_replica_of_a_partition_that_was_never_led_goes_offline_with_an_empty_update(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_replica_of_a_partition_that_was_never_led_goes_offline_with_an_empty_update(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await change(scene, ONLINE, OFFLINE)
         assert scene.context.replica_state(REPLICA) is OFFLINE
         assert scene.stop_replica == {2: {PARTITION: (-1, False)}}
         assert scene.update_metadata == {1: {}, 2: {}, 3: {}}
 
-    play(tmp_path, scenario)
 
-
-def test_a_state_of_a_newer_controller_is_left_alone(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_state_of_a_newer_controller_is_left_alone(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 2, 3)
         await scene.changed_in_zookeeper(PARTITION, 2, 2, epoch=EPOCH + 1)
         assert f"controller of epoch {EPOCH + 1}" in await change_refused(scene, ONLINE, OFFLINE)
         assert await scene.in_zookeeper(PARTITION) == (LeaderAndIsr(2, 20, (2,), EPOCH + 1), 1)
 
-    play(tmp_path, scenario)
 
-
-def test_a_replica_cannot_leave_an_isr_that_cannot_be_read_or_is_not_there(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_replica_cannot_leave_an_isr_that_cannot_be_read_or_is_not_there(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 2, 3)
         path = partition_state_path(*PARTITION)
         await scene.store.client.set(path, b"{")
@@ -350,11 +311,9 @@ def test_a_replica_cannot_leave_an_isr_that_cannot_be_read_or_is_not_there(tmp_p
         scene.sent.clear()
         assert "NO_NODE" in await change_refused(scene, ONLINE, OFFLINE)
 
-    play(tmp_path, scenario)
 
-
-def test_nothing_is_written_once_another_controller_was_elected(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_nothing_is_written_once_another_controller_was_elected(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         state = await scene.led(PARTITION, 1, 1, 2, 3)
         await scene.another_controller()
         with pytest.raises(ControllerMoved):
@@ -363,40 +322,33 @@ def test_nothing_is_written_once_another_controller_was_elected(tmp_path: Path) 
         assert await scene.in_zookeeper(PARTITION) == (state, 0)
         assert scene.sent == []
 
-    play(tmp_path, scenario)
-
 
 # -- deletion ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_deletion_is_told_to_the_broker(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_deletion_is_told_to_the_broker(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         scene.context.queue_topic_deletion(["t"])
         await change(scene, OFFLINE, STARTED)
         assert scene.stop_replica == {2: {PARTITION: (-2, True)}}
 
-    play(tmp_path, scenario)
 
-
-def test_a_deleted_replica_leaves_the_assignment(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_deleted_replica_leaves_the_assignment(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         assignment = ReplicaAssignment((3, 1, 2), (3,), (2,))
         scene.context.update_partition_full_replica_assignment(PARTITION, assignment)
         await change(scene, SUCCESSFUL, NON_EXISTENT)
         assert scene.context.partition_full_replica_assignment(PARTITION) == ReplicaAssignment((3, 1), (3,), ())
 
-    play(tmp_path, scenario)
-
 
 # -- many replicas ----------------------------------------------------------------------------------------------------
 
 
-def test_after_an_election_of_the_controller_all_brokers_are_told_and_dead_replicas_leave(
+async def test_after_an_election_of_the_controller_all_brokers_are_told_and_dead_replicas_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slices, "SLICE", 2)
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         scene.context.set_live_brokers(live_brokers(1, 3))
         partitions = [("t", number) for number in range(5)]
         for partition in partitions:
@@ -413,5 +365,3 @@ def test_after_an_election_of_the_controller_all_brokers_are_told_and_dead_repli
         first, second = scene.sent[0].body.topics[0], scene.sent[4].body.topics[0]
         assert [state.leader_epoch for state in first.partitions] == [10] * 5
         assert [state.leader_epoch for state in second.partitions] == [11] * 5
-
-    play(tmp_path, scenario)

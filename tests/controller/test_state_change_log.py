@@ -202,21 +202,17 @@ def test_requests_name_their_partitions_with_trace(written: Written, level: int)
     assert all(not record.record.states for record in log.records())  # type: ignore[union-attr]
 
 
-def test_the_lines_of_one_record_are_written_in_slices(written: Written) -> None:
+async def test_the_lines_of_one_record_are_written_in_slices(written: Written) -> None:
     STATE_CHANGE_LOGGER.setLevel(TRACE)
-
-    async def main() -> None:
-        log = StateChangeLog(lambda: 1, 9)
-        log.event_begins("BrokerChange")
-        log.request_sent(5, "LeaderAndIsr", (2,), 2 * SLICE, 1, states=iter(STATES * SLICE))
-        log.event_ends(5, "BrokerChange", 1, 2)
-        sizes = []
-        while len(written.lines) < 2 * SLICE + 1:
-            sizes.append(len(written.lines))
-            await asyncio.sleep(0)
-        assert sizes == [0, SLICE, 2 * SLICE]
-
-    asyncio.run(main())
+    log = StateChangeLog(lambda: 1, 9)
+    log.event_begins("BrokerChange")
+    log.request_sent(5, "LeaderAndIsr", (2,), 2 * SLICE, 1, states=iter(STATES * SLICE))
+    log.event_ends(5, "BrokerChange", 1, 2)
+    sizes = []
+    while len(written.lines) < 2 * SLICE + 1:
+        sizes.append(len(written.lines))
+        await asyncio.sleep(0)
+    assert sizes == [0, SLICE, 2 * SLICE]
 
 
 def test_nothing_is_put_aside_when_nobody_listens() -> None:
@@ -232,77 +228,67 @@ def test_nothing_is_put_aside_when_nobody_listens() -> None:
         CONTROLLER_LOGGER.setLevel(logging.NOTSET)
 
 
-def test_lines_are_written_after_the_event_and_in_slices(written: Written) -> None:
-    async def main() -> None:
-        log = StateChangeLog(lambda: 1, 9)
-        log.event_begins("TopicChange")
-        for number in range(2 * SLICE + 1):
-            log.record(5, ("t", number), NO_REPLICA, PartitionState.NON_EXISTENT, PartitionState.NEW)
-        assert written.records == []
-        log.event_ends(5, "TopicChange", 1, 2)
-        log.event_begins("BrokerChange")
-        log.event_ends(5, "BrokerChange", 1, 2)
-        sizes = []
-        while len(written.lines) < 2 * SLICE + 1:
-            sizes.append(len(written.lines))
-            await asyncio.sleep(0)
-        assert sizes == [0, SLICE, 2 * SLICE]
+async def test_lines_are_written_after_the_event_and_in_slices(written: Written) -> None:
+    log = StateChangeLog(lambda: 1, 9)
+    log.event_begins("TopicChange")
+    for number in range(2 * SLICE + 1):
+        log.record(5, ("t", number), NO_REPLICA, PartitionState.NON_EXISTENT, PartitionState.NEW)
+    assert written.records == []
+    log.event_ends(5, "TopicChange", 1, 2)
+    log.event_begins("BrokerChange")
+    log.event_ends(5, "BrokerChange", 1, 2)
+    sizes = []
+    while len(written.lines) < 2 * SLICE + 1:
+        sizes.append(len(written.lines))
         await asyncio.sleep(0)
-        assert len(written.records) == 3
-
-    asyncio.run(main())
-
-
-def test_a_follower_gets_every_record_once_and_in_order() -> None:
-    async def main() -> None:
-        log = StateChangeLog(lambda: 1, 9, capacity=3)
-        log.announce(1, "before the ring")
-        make_one_of_each(log)
-        newest, follower = log.follow()
-        assert [record.sequence for record in newest] == [9, 10, 11]
-        reading = asyncio.ensure_future(follower.read())
-        await asyncio.sleep(0)
-        make_one_of_each(log)
-        log.event_ends(5, "BrokerChange", 1.23456, 2)
-        records = await reading
-        assert [record.sequence for record in records] == list(range(12, 24))
-        assert records[-1].record.described() == {
-            "kind": "event",
-            "event": "BrokerChange",
-            "state": "BrokerChange",
-            "queue_time_ms": 1.235,
-            "processing_time_ms": 2,
-            "outcome": "processed",
-        }
-        log.announce(5, "last")
-        log.close_followers()
-        assert [record.record.described()["text"] for record in await follower.read()] == ["last"]
-        assert await follower.read() == []
-        assert follower.missed == 0
-        log.announce(5, "later")
-        log.close()
-        assert await follower.read() == []
-
-    asyncio.run(main())
+    assert sizes == [0, SLICE, 2 * SLICE]
+    await asyncio.sleep(0)
+    assert len(written.records) == 3
 
 
-def test_a_follower_that_does_not_read_misses_what_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_follower_gets_every_record_once_and_in_order() -> None:
+    log = StateChangeLog(lambda: 1, 9, capacity=3)
+    log.announce(1, "before the ring")
+    make_one_of_each(log)
+    newest, follower = log.follow()
+    assert [record.sequence for record in newest] == [9, 10, 11]
+    reading = asyncio.ensure_future(follower.read())
+    await asyncio.sleep(0)
+    make_one_of_each(log)
+    log.event_ends(5, "BrokerChange", 1.23456, 2)
+    records = await reading
+    assert [record.sequence for record in records] == list(range(12, 24))
+    assert records[-1].record.described() == {
+        "kind": "event",
+        "event": "BrokerChange",
+        "state": "BrokerChange",
+        "queue_time_ms": 1.235,
+        "processing_time_ms": 2,
+        "outcome": "processed",
+    }
+    log.announce(5, "last")
+    log.close_followers()
+    assert [record.record.described()["text"] for record in await follower.read()] == ["last"]
+    assert await follower.read() == []
+    assert follower.missed == 0
+    log.announce(5, "later")
+    log.close()
+    assert await follower.read() == []
+
+
+async def test_a_follower_that_does_not_read_misses_what_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_change_log, "MAX_UNREAD", 4)
-
-    async def main() -> None:
-        log = StateChangeLog(lambda: 1, 9)
-        _, follower = log.follow()
-        make_one_of_each(log)
-        log.event_ends(5, "BrokerChange", 1, 2)
-        await asyncio.sleep(0)
-        assert [record.sequence for record in await follower.read()] == [0, 1, 2, 3]
-        assert follower.missed == 8
-        log.unfollow(follower)
-        log.announce(5, "later")
-        log.close()
-        assert follower.missed == 8
-
-    asyncio.run(main())
+    log = StateChangeLog(lambda: 1, 9)
+    _, follower = log.follow()
+    make_one_of_each(log)
+    log.event_ends(5, "BrokerChange", 1, 2)
+    await asyncio.sleep(0)
+    assert [record.sequence for record in await follower.read()] == [0, 1, 2, 3]
+    assert follower.missed == 8
+    log.unfollow(follower)
+    log.announce(5, "later")
+    log.close()
+    assert follower.missed == 8
 
 
 def test_records_as_plain_values() -> None:

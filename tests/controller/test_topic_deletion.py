@@ -29,7 +29,7 @@ class Machine:
             self._context.put_replica_states(broker_id, [partition], target)
 
 
-def test_no_turn_of_the_loop_looks_at_very_many_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_turn_of_the_loop_looks_at_very_many_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"t{number}" for number in range(TOPICS)]
     context = context_with({(name, number): REPLICAS for name in names for number in range(PARTITIONS)}, *REPLICAS)
     replicas = [replica for name in names for replica in context.replicas_for_topic(name)]
@@ -75,6 +75,6 @@ def test_no_turn_of_the_loop_looks_at_very_many_replicas(monkeypatch: pytest.Mon
         await deleting
         return in_turn
 
-    in_turn = asyncio.run(measured())
+    in_turn = await measured()
     assert not context.topics_to_be_deleted
     assert max(in_turn) <= MOST_IN_A_TURN

@@ -7,21 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from support.controller.scene import Scene, play
+from support.controller.scene import playing
 from support.controller.transcript import perform
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
-def test_transcript(path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+async def test_transcript(path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     expected = path.read_text()
     found = []
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         found.append(await perform(scene, expected))
-
-    play(tmp_path, scenario)
     if request.config.getoption("--rewrite-transcripts"):
         path.write_text(found[0])
     else:

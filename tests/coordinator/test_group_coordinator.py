@@ -1,7 +1,8 @@
 """What the coordinator answers, in each state of a group and of itself: joins, syncs, heartbeats, leaves."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from klamm.coordinator.group import GroupState, JoinResult
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import in_one_go
-from support.coordination import RANGE, ROUND_ROBIN, Coordination, G, after, in_virtual_time, settle
+from support.coordination import RANGE, ROUND_ROBIN, Coordination, G, after, settle
+
+pytestmark = pytest.mark.loop("virtual")
 
 NONE = ErrorCode.NONE
 UNKNOWN = ErrorCode.UNKNOWN_MEMBER_ID
@@ -21,15 +24,12 @@ INCONSISTENT = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 Scenario = Callable[[Coordination], Coroutine[Any, Any, None]]
 
 
-def run(scenario: Scenario, **config: object) -> None:
+@asynccontextmanager
+async def running(**config: object) -> AsyncIterator[Any]:
     """With a coordinator that is elected, and afterwards has nobody waiting any more."""
-
-    async def whole() -> None:
-        coordination = await Coordination.elected(**config)
-        await scenario(coordination)
-        await coordination.stop()
-
-    in_virtual_time(whole())
+    coordination = await Coordination.elected(**config)
+    yield coordination
+    await coordination.stop()
 
 
 # -- the coordinator itself --------------------------------------------------------------------------------------------
@@ -44,45 +44,40 @@ NOT_ANSWERED_FOR = [
 
 
 @pytest.mark.parametrize(("case", "error"), NOT_ANSWERED_FOR)
-def test_groups_that_it_does_not_answer_for(case: str, error: ErrorCode) -> None:
-    async def scenario() -> None:
-        c = Coordination()
-        group_id = {"empty id": "", "long id": "g" * 32768}.get(case, G)
-        if case == "loading":
-            c.log.readable.clear()
-            await c.elect()
-        elif case in ("empty id", "long id"):
-            await c.elect()
-        elif case == "stopped":
-            await c.elect()
-            await c.coordinator.stop()
-        coordinator = c.coordinator
+async def test_groups_that_it_does_not_answer_for(case: str, error: ErrorCode) -> None:
+    c = Coordination()
+    group_id = {"empty id": "", "long id": "g" * 32768}.get(case, G)
+    if case == "loading":
+        c.log.readable.clear()
+        await c.elect()
+    elif case in ("empty id", "long id"):
+        await c.elect()
+    elif case == "stopped":
+        await c.elect()
+        await c.coordinator.stop()
+    coordinator = c.coordinator
 
-        join = await c.join("m", group_id=group_id)
-        assert join == JoinResult(error, "m")
-        sync = await coordinator.sync_group(group_id, 1, "m", None, None, None, {})
-        is_loading = error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        assert sync.error_code is (REBALANCING if is_loading else error)
-        assert coordinator.heartbeat(group_id, 1, "m", None) is (NONE if is_loading else error)
-        assert coordinator.leave_group(group_id, [("m", None)]) == (error, [])
-        assert in_one_go(coordinator.delete_offsets(group_id, [("t", 0)])) == (error, {})
+    join = await c.join("m", group_id=group_id)
+    assert join == JoinResult(error, "m")
+    sync = await coordinator.sync_group(group_id, 1, "m", None, None, None, {})
+    is_loading = error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert sync.error_code is (REBALANCING if is_loading else error)
+    assert coordinator.heartbeat(group_id, 1, "m", None) is (NONE if is_loading else error)
+    assert coordinator.leave_group(group_id, [("m", None)]) == (error, [])
+    assert in_one_go(coordinator.delete_offsets(group_id, [("t", 0)])) == (error, {})
 
-        # Offsets may be kept under an empty id, and such a group can be seen and deleted.
-        if case != "empty id":
-            assert await coordinator.commit_offsets(group_id, 1, "m", None, {("t", 0): c.an_offset(1)}) == {
-                ("t", 0): error
-            }
-            assert coordinator.fetch_offsets(group_id, [("t", 0)], require_stable=False) == (error, {})
-            assert coordinator.describe_group(group_id) == (error, ("", "", "", ()))
-            assert coordinator.delete_groups([group_id]) == {group_id: error}
-        c.log.readable.set()
-        await c.stop()
-
-    in_virtual_time(scenario())
+    # Offsets may be kept under an empty id, and such a group can be seen and deleted.
+    if case != "empty id":
+        assert await coordinator.commit_offsets(group_id, 1, "m", None, {("t", 0): c.an_offset(1)}) == {("t", 0): error}
+        assert coordinator.fetch_offsets(group_id, [("t", 0)], require_stable=False) == (error, {})
+        assert coordinator.describe_group(group_id) == (error, ("", "", "", ()))
+        assert coordinator.delete_groups([group_id]) == {group_id: error}
+    c.log.readable.set()
+    await c.stop()
 
 
-def test_groups_that_do_not_exist() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_groups_that_do_not_exist() -> None:
+    async with running() as c:
         coordinator = c.coordinator
         assert await c.join("m") == JoinResult(UNKNOWN, "m")
         assert (await coordinator.sync_group(G, 1, "m", None, None, None, {})).error_code is UNKNOWN
@@ -93,13 +88,10 @@ def test_groups_that_do_not_exist() -> None:
         )
         assert c.manager.get(G) is None
 
-    run(scenario)
 
-
-def test_groups_that_are_dead() -> None:
+async def test_groups_that_are_dead() -> None:
     """Nobody meets one today, since a Dead group is forgotten at once; the answers are Kafka's."""
-
-    async def scenario(c: Coordination) -> None:
+    async with running() as c:
         [m] = await c.stable()
         group = c.group()
         group.transition_to(GroupState.DEAD, 0)
@@ -118,8 +110,6 @@ def test_groups_that_are_dead() -> None:
         assert c.coordinator.describe_group(G)[1].state == "Dead"
         c.coordinator._rebalances.bury(group)
 
-    run(scenario)
-
 
 # -- joining -----------------------------------------------------------------------------------------------------------
 
@@ -133,34 +123,28 @@ def test_groups_that_are_dead() -> None:
         (1800.001, ErrorCode.INVALID_SESSION_TIMEOUT),
     ],
 )
-def test_sessions_have_bounds(session_s: float, error: ErrorCode) -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_sessions_have_bounds(session_s: float, error: ErrorCode) -> None:
+    async with running() as c:
         assert (await c.join(session_s=session_s)).error_code is error
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
     "options",
     [{"client_id": "c" * 32731}, {"instance": "i" * 32731}, {"protocols": [("p" * 32731, b"")]}],
 )
-def test_texts_that_no_record_has_room_for_are_refused(options: dict[str, Any]) -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_texts_that_no_record_has_room_for_are_refused(options: dict[str, Any]) -> None:
+    async with running() as c:
         assert (await c.join(**options)).error_code is ErrorCode.INVALID_REQUEST
 
-    run(scenario)
 
-
-def test_the_longest_texts_can_be_stored() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_the_longest_texts_can_be_stored() -> None:
+    async with running() as c:
         await c.stable(client_id="c" * 32730, protocols=[("p" * 32730, b"")])
         assert len(c.log.generations()) == 1
 
-    run(scenario)
 
-
-def test_a_member_alone() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_member_alone() -> None:
+    async with running() as c:
         [m] = await c.completing(protocols=[("range", b"topics")])
         assert m.member_id.startswith("c-")
         assert len(m.member_id) == len("c-") + 36
@@ -170,11 +154,9 @@ def test_a_member_alone() -> None:
         assert c.group().state is GroupState.STABLE
         assert c.log.generations() == [(1, {m.member_id: b"all"})]
 
-    run(scenario)
 
-
-def test_joining_in_two_steps() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_joining_in_two_steps() -> None:
+    async with running() as c:
         first = await c.join(two_steps=True)
         assert first == JoinResult(ErrorCode.MEMBER_ID_REQUIRED, first.member_id)
         assert first.member_id.startswith("c-")
@@ -182,11 +164,9 @@ def test_joining_in_two_steps() -> None:
         second = await c.join(first.member_id, two_steps=True)
         assert (second.error_code, second.member_id, second.generation_id) == (NONE, first.member_id, 1)
 
-    run(scenario)
 
-
-def test_an_id_that_nobody_joins_with_is_forgotten() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_an_id_that_nobody_joins_with_is_forgotten() -> None:
+    async with running() as c:
         first = await c.join(two_steps=True, session_s=10)
         await after(9.9)
         assert list(c.group().pending_members) == [first.member_id]
@@ -194,11 +174,9 @@ def test_an_id_that_nobody_joins_with_is_forgotten() -> None:
         assert not c.group().pending_members
         assert (await c.join(first.member_id)).error_code is UNKNOWN
 
-    run(scenario)
 
-
-def test_a_rebalance_waits_for_ids_that_were_given_out() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_rebalance_waits_for_ids_that_were_given_out() -> None:
+    async with running() as c:
         [m] = await c.stable()
         pending = await c.join(two_steps=True)
         again = c.join(m.member_id)
@@ -218,11 +196,9 @@ def test_a_rebalance_waits_for_ids_that_were_given_out() -> None:
         await after(0.2)
         assert [(await join).generation_id for join in joins] == [3, 3]
 
-    run(scenario)
 
-
-def test_an_id_that_leaves_is_waited_for_no_longer() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_an_id_that_leaves_is_waited_for_no_longer() -> None:
+    async with running() as c:
         [m] = await c.stable()
         pending = await c.join(two_steps=True)
         again = c.join(m.member_id)
@@ -230,20 +206,16 @@ def test_an_id_that_leaves_is_waited_for_no_longer() -> None:
         assert c.leave(pending.member_id) is NONE
         assert (await again).generation_id == 2
 
-    run(scenario)
 
-
-def test_a_pending_id_belongs_to_no_instance() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_pending_id_belongs_to_no_instance() -> None:
+    async with running() as c:
         pending = await c.join(two_steps=True)
         assert (await c.join(pending.member_id, "i")).error_code is UNKNOWN
         assert c.leave(pending.member_id, "i") is NONE
 
-    run(scenario)
 
-
-def test_the_first_rebalance_waits_for_others() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_the_first_rebalance_waits_for_others() -> None:
+    async with running(group_initial_rebalance_delay_ms=3000) as c:
         first = c.join()
         await after(2.9)
         assert not first.done()
@@ -257,24 +229,19 @@ def test_the_first_rebalance_waits_for_others() -> None:
         assert len((await first).members) == 2
         assert (await second).leader_id == (await first).member_id
 
-    run(scenario, group_initial_rebalance_delay_ms=3000)
 
-
-def test_the_first_rebalance_without_others_begins_after_one_delay() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_the_first_rebalance_without_others_begins_after_one_delay() -> None:
+    async with running(group_initial_rebalance_delay_ms=3000) as c:
         first = c.join()
         await after(2.999)
         assert not first.done()
         await after(0.002)
         assert first.done()
 
-    run(scenario, group_initial_rebalance_delay_ms=3000)
 
-
-def test_the_first_rebalance_does_not_wait_for_ever() -> None:
+async def test_the_first_rebalance_does_not_wait_for_ever() -> None:
     """Though somebody comes every second, it is over after the first member's rebalance timeout."""
-
-    async def scenario(c: Coordination) -> None:
+    async with running(group_initial_rebalance_delay_ms=3000) as c:
         joins = [c.join(rebalance_s=10)]
         for _ in range(9):
             await after(1)
@@ -284,11 +251,9 @@ def test_the_first_rebalance_does_not_wait_for_ever() -> None:
         await after(0.2)
         assert [(await join).generation_id for join in joins] == [1] * 10
 
-    run(scenario, group_initial_rebalance_delay_ms=3000)
 
-
-def test_the_wait_for_the_first_members_ends_when_they_have_gone() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_the_wait_for_the_first_members_ends_when_they_have_gone() -> None:
+    async with running(group_initial_rebalance_delay_ms=3000) as c:
         first = c.join(group_id=G)
         await settle()
         [member_id] = c.group().members
@@ -299,11 +264,9 @@ def test_the_wait_for_the_first_members_ends_when_they_have_gone() -> None:
         assert (c.group().state, c.group().generation_id) == (GroupState.EMPTY, 1)
         assert c.log.generations() == [(1, {})]
 
-    run(scenario, group_initial_rebalance_delay_ms=3000)
 
-
-def test_a_member_that_asks_again_while_it_waits() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_member_that_asks_again_while_it_waits() -> None:
+    async with running() as c:
         a, b = await c.stable(2)
         first = c.join(a.member_id)
         await settle()
@@ -313,11 +276,9 @@ def test_a_member_that_asks_again_while_it_waits() -> None:
         third = c.join(b.member_id)
         assert (await second).generation_id == (await third).generation_id == 2
 
-    run(scenario)
 
-
-def test_whose_client_has_gone_is_waited_for_as_if_it_had_not() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_whose_client_has_gone_is_waited_for_as_if_it_had_not() -> None:
+    async with running() as c:
         a, b = await c.stable(2)
         again = c.join(a.member_id)
         await settle()
@@ -334,8 +295,6 @@ def test_whose_client_has_gone_is_waited_for_as_if_it_had_not() -> None:
         await settle()
         assert c.group().state is GroupState.STABLE
 
-    run(scenario)
-
 
 @pytest.mark.parametrize(
     ("options", "error"),
@@ -345,15 +304,13 @@ def test_whose_client_has_gone_is_waited_for_as_if_it_had_not() -> None:
         ({"protocol_type": "connect"}, NONE),
     ],
 )
-def test_the_first_member_may_have_any_protocol_but_none(options: dict[str, Any], error: ErrorCode) -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_the_first_member_may_have_any_protocol_but_none(options: dict[str, Any], error: ErrorCode) -> None:
+    async with running() as c:
         assert (await c.join(**options)).error_code is error
 
-    run(scenario)
 
-
-def test_others_need_a_protocol_that_all_have() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_others_need_a_protocol_that_all_have() -> None:
+    async with running() as c:
         a, b = await c.stable(2, protocols=[RANGE, ROUND_ROBIN])
         for member_id in ("", a.member_id):
             assert await c.join(member_id, protocols=[("sticky", b"")]) == JoinResult(INCONSISTENT, member_id)
@@ -362,11 +319,9 @@ def test_others_need_a_protocol_that_all_have() -> None:
         assert [(await join).protocol_name for join in joins] == ["roundrobin"] * 2
         assert (await c.join(protocols=[RANGE])).error_code is INCONSISTENT
 
-    run(scenario)
 
-
-def test_who_is_no_member_cannot_join_again() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_who_is_no_member_cannot_join_again() -> None:
+    async with running() as c:
         [a] = await c.stable()
         assert await c.join("nobody") == JoinResult(UNKNOWN, "nobody")
         assert await c.join(a.member_id, "instance") == JoinResult(UNKNOWN, a.member_id)
@@ -375,11 +330,9 @@ def test_who_is_no_member_cannot_join_again() -> None:
         assert c.group().state is GroupState.EMPTY
         assert await c.join(a.member_id) == JoinResult(UNKNOWN, a.member_id)
 
-    run(scenario)
 
-
-def test_joining_again_in_a_stable_group() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_joining_again_in_a_stable_group() -> None:
+    async with running() as c:
         a, b = await c.stable(2, protocols=[RANGE])
         # A follower with nothing new hears what it knows.
         assert await c.join(b.member_id) == JoinResult(NONE, b.member_id, 1, "consumer", "range", a.member_id, ())
@@ -392,11 +345,9 @@ def test_joining_again_in_a_stable_group() -> None:
         assert leader.members == [(a.member_id, None, b""), (b.member_id, None, b"new")]
         assert (await again).generation_id == 2
 
-    run(scenario)
 
-
-def test_the_leader_of_a_stable_group_begins_a_rebalance_with_a_join() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_the_leader_of_a_stable_group_begins_a_rebalance_with_a_join() -> None:
+    async with running() as c:
         a, b = await c.stable(2)
         again = c.join(a.member_id)
         await settle()
@@ -404,11 +355,9 @@ def test_the_leader_of_a_stable_group_begins_a_rebalance_with_a_join() -> None:
         assert (await c.join(b.member_id)).generation_id == 2
         assert (await again).generation_id == 2
 
-    run(scenario)
 
-
-def test_joining_again_while_the_assignment_is_awaited() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_joining_again_while_the_assignment_is_awaited() -> None:
+    async with running() as c:
         a, b = await c.completing(2)
         # Whose answer was lost gets it again, the leader with its members.
         assert await c.join(a.member_id) == a
@@ -419,11 +368,9 @@ def test_joining_again_while_the_assignment_is_awaited() -> None:
         assert (await c.join(a.member_id)).generation_id == 2
         assert (await again).generation_id == 2
 
-    run(scenario)
 
-
-def test_a_new_member_makes_all_others_join_again() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_new_member_makes_all_others_join_again() -> None:
+    async with running() as c:
         [a] = await c.stable()
         new = c.join()
         await settle()
@@ -433,11 +380,9 @@ def test_a_new_member_makes_all_others_join_again() -> None:
         assert again.leader_id == a.member_id
         assert [member.member_id for member in again.members] == [a.member_id, (await new).member_id]
 
-    run(scenario)
 
-
-def test_who_does_not_join_in_time_is_out() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_who_does_not_join_in_time_is_out() -> None:
+    async with running() as c:
         a, b = await c.stable(2, rebalance_s=5, session_s=100)
         again = c.join(a.member_id, rebalance_s=5, session_s=100)
         await after(4.9)
@@ -447,21 +392,17 @@ def test_who_does_not_join_in_time_is_out() -> None:
         assert list(c.group().members) == [a.member_id]
         assert c.heartbeat(b) is UNKNOWN
 
-    run(scenario)
 
-
-def test_the_leader_that_does_not_join_in_time_leads_no_longer() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_the_leader_that_does_not_join_in_time_leads_no_longer() -> None:
+    async with running() as c:
         _, b = await c.stable(2, rebalance_s=5, session_s=100)
         again = await c.join(b.member_id, protocols=[("range", b"new")], rebalance_s=5)
         assert again.leader_id == b.member_id
         assert [member.member_id for member in again.members] == [b.member_id]
 
-    run(scenario)
 
-
-def test_when_only_static_members_are_missing_they_stay_until_their_sessions_end() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_when_only_static_members_are_missing_they_stay_until_their_sessions_end() -> None:
+    async with running() as c:
         [s, d] = await c.stable(2, instances=[0], rebalance_s=5, session_s=30)
         assert c.leave(d.member_id) is NONE
         await after(29)
@@ -470,23 +411,19 @@ def test_when_only_static_members_are_missing_they_stay_until_their_sessions_end
         await after(2)
         assert c.group().state is GroupState.EMPTY
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("rebalance_s", [0, -1])
-def test_who_gives_others_no_time_to_rebalance_gets_none(rebalance_s: int) -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_who_gives_others_no_time_to_rebalance_gets_none(rebalance_s: int) -> None:
+    async with running() as c:
         joins = [c.join(instance="s", rebalance_s=rebalance_s), c.join(rebalance_s=rebalance_s)]
         assert [(await join).error_code for join in joins] == [NONE, NONE]
         await settle()
         assert c.group().state is GroupState.EMPTY
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_a_group_has_a_largest_size(has_room: bool) -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_group_has_a_largest_size(has_room: bool) -> None:
+    async with running(group_max_size=3 if has_room else 2) as c:
         a, b = await c.completing(2)
         for state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             if state is GroupState.STABLE:
@@ -500,11 +437,9 @@ def test_a_group_has_a_largest_size(has_room: bool) -> None:
         await settle()
         assert c.group().state is (GroupState.PREPARING_REBALANCE if has_room else GroupState.STABLE)
 
-    run(scenario, group_max_size=3 if has_room else 2)
 
-
-def test_while_members_join_those_count_who_have() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_while_members_join_those_count_who_have() -> None:
+    async with running(group_max_size=2) as c:
         a, b = await c.stable(2)
         c.config.replace(c.with_config(group_max_size=1))
         new = c.join(a.member_id)
@@ -514,11 +449,9 @@ def test_while_members_join_those_count_who_have() -> None:
         assert (await new).generation_id == 2
         assert list(c.group().members) == [a.member_id]
 
-    run(scenario, group_max_size=2)
 
-
-def test_an_id_that_finds_no_room_is_not_waited_for() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_an_id_that_finds_no_room_is_not_waited_for() -> None:
+    async with running(group_max_size=2) as c:
         a, b = await c.stable(2)
         assert c.leave(b.member_id) is NONE
         pending = [await c.join(two_steps=True) for _ in range(2)]
@@ -529,14 +462,12 @@ def test_an_id_that_finds_no_room_is_not_waited_for() -> None:
         assert (await c.join(pending[1].member_id)).error_code is ErrorCode.GROUP_MAX_SIZE_REACHED
         assert (await again).generation_id == (await joined).generation_id == 2
 
-    run(scenario, group_max_size=2)
-
 
 # -- syncing -----------------------------------------------------------------------------------------------------------
 
 
-def test_who_may_sync() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_who_may_sync() -> None:
+    async with running() as c:
         a, b = await c.completing(2, instances=[1])
         for options, error in [
             ({"member_id": "nobody"}, UNKNOWN),
@@ -555,11 +486,9 @@ def test_who_may_sync() -> None:
         # In a Stable group it can be asked for again.
         assert (await c.sync(b)).assignment == b"x"
 
-    run(scenario)
 
-
-def test_the_assignment_is_given_out_when_it_is_stored() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_the_assignment_is_given_out_when_it_is_stored() -> None:
+    async with running() as c:
         a, b = await c.completing(2)
         c.log.delay_s = 3
         syncs = [c.sync(a, {b.member_id: b"x"}), c.sync(b)]
@@ -568,8 +497,6 @@ def test_the_assignment_is_given_out_when_it_is_stored() -> None:
         assert c.group().state is GroupState.COMPLETING_REBALANCE
         await after(0.2)
         assert [(await sync).assignment for sync in syncs] == [b"", b"x"]
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -581,8 +508,8 @@ def test_the_assignment_is_given_out_when_it_is_stored() -> None:
         (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR),
     ],
 )
-def test_when_the_assignment_cannot_be_stored_all_join_again(of_log: ErrorCode, of_group: ErrorCode) -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_when_the_assignment_cannot_be_stored_all_join_again(of_log: ErrorCode, of_group: ErrorCode) -> None:
+    async with running() as c:
         a, b = await c.completing(2)
         c.log.error = of_log
         syncs = [c.sync(b), c.sync(a, {b.member_id: b"x"})]
@@ -592,13 +519,10 @@ def test_when_the_assignment_cannot_be_stored_all_join_again(of_log: ErrorCode, 
         joins = [c.join(a.member_id), c.join(b.member_id)]
         assert [(await join).generation_id for join in joins] == [2, 2]
 
-    run(scenario)
 
-
-def test_only_the_leaders_first_word_counts() -> None:
+async def test_only_the_leaders_first_word_counts() -> None:
     """Otherwise the log might say something else than what was given out."""
-
-    async def scenario(c: Coordination) -> None:
+    async with running() as c:
         [a] = await c.completing()
         c.log.delay_s = 1
         first = c.sync(a, {a.member_id: b"first"})
@@ -608,12 +532,10 @@ def test_only_the_leaders_first_word_counts() -> None:
         assert (await second).assignment == b"first"
         assert c.log.generations() == [(1, {a.member_id: b"first"})]
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("error", [NONE, ErrorCode.REQUEST_TIMED_OUT])
-def test_an_assignment_that_comes_too_late_is_nobodys(error: ErrorCode) -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_an_assignment_that_comes_too_late_is_nobodys(error: ErrorCode) -> None:
+    async with running() as c:
         [a] = await c.completing()
         c.log.delay_s = 5
         c.log.error = error
@@ -629,12 +551,10 @@ def test_an_assignment_that_comes_too_late_is_nobodys(error: ErrorCode) -> None:
         assert (await sync).assignment == b"new"
         assert (await c.sync(await new)).assignment == b""
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("leader_syncs", [True, False])
-def test_who_does_not_ask_for_its_assignment_in_time_is_out(leader_syncs: bool) -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_who_does_not_ask_for_its_assignment_in_time_is_out(leader_syncs: bool) -> None:
+    async with running() as c:
         joined = await c.completing(2, rebalance_s=5, session_s=100)
         good, bad = joined if leader_syncs else reversed(joined)
         sync = c.sync(good)
@@ -647,24 +567,20 @@ def test_who_does_not_ask_for_its_assignment_in_time_is_out(leader_syncs: bool) 
         again = await c.join(good.member_id)
         assert (again.generation_id, again.leader_id) == (2, good.member_id)
 
-    run(scenario)
 
-
-def test_when_nobody_asks_for_its_assignment_the_group_is_empty() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_when_nobody_asks_for_its_assignment_the_group_is_empty() -> None:
+    async with running() as c:
         await c.completing(2, rebalance_s=5, session_s=100)
         await after(5.1)
         assert (c.group().state, c.group().generation_id) == (GroupState.EMPTY, 2)
         assert c.log.generations() == [(2, {})]
 
-    run(scenario)
-
 
 # -- heartbeats --------------------------------------------------------------------------------------------------------
 
 
-def test_who_may_send_heartbeats() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_who_may_send_heartbeats() -> None:
+    async with running() as c:
         a, s = await c.completing(2, instances=[1])
         assert c.heartbeat(a) is NONE  # CompletingRebalance
         waiting = c.sync(s)
@@ -685,11 +601,9 @@ def test_who_may_send_heartbeats() -> None:
         assert c.group().state is GroupState.EMPTY
         assert c.heartbeat(a._replace(generation_id=c.group().generation_id)) is UNKNOWN
 
-    run(scenario)
 
-
-def test_who_is_silent_for_too_long_is_out() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_who_is_silent_for_too_long_is_out() -> None:
+    async with running() as c:
         a, b = await c.stable(2, session_s=10)
         for _ in range(3):
             await after(9)
@@ -703,11 +617,9 @@ def test_who_is_silent_for_too_long_is_out() -> None:
         assert c.heartbeat(b) is UNKNOWN
         assert (await c.join(a.member_id)).generation_id == 2
 
-    run(scenario)
 
-
-def test_a_commit_and_a_sync_are_signs_of_life() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_commit_and_a_sync_are_signs_of_life() -> None:
+    async with running() as c:
         [a] = await c.stable(session_s=10)
         await after(9)
         assert await c.commit(a) is NONE
@@ -716,11 +628,9 @@ def test_a_commit_and_a_sync_are_signs_of_life() -> None:
         await after(9)
         assert c.heartbeat(a) is NONE
 
-    run(scenario)
 
-
-def test_who_waits_for_others_does_not_expire() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_who_waits_for_others_does_not_expire() -> None:
+    async with running() as c:
         a, b = await c.stable(2, session_s=10, rebalance_s=60)
         again = c.join(a.member_id, session_s=10)
         for _ in range(5):
@@ -740,11 +650,9 @@ def test_who_waits_for_others_does_not_expire() -> None:
         await after(0.2)
         assert c.group().state is GroupState.EMPTY
 
-    run(scenario)
 
-
-def test_who_has_waited_for_others_has_a_whole_session_then_and_no_more() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_who_has_waited_for_others_has_a_whole_session_then_and_no_more() -> None:
+    async with running() as c:
         a, b = await c.stable(2, session_s=10, rebalance_s=60)
         again = c.join(a.member_id, session_s=10)
         await after(9)
@@ -759,13 +667,10 @@ def test_who_has_waited_for_others_has_a_whole_session_then_and_no_more() -> Non
         assert (await sync).error_code is REBALANCING
         assert list(c.group().members) == [b.member_id]
 
-    run(scenario)
 
-
-def test_a_new_member_waits_for_five_minutes() -> None:
+async def test_a_new_member_waits_for_five_minutes() -> None:
     """Nobody would notice that its client has gone, and it cannot send heartbeats since it knows no id."""
-
-    async def scenario(c: Coordination) -> None:
+    async with running() as c:
         a, _ = await c.stable(2, session_s=1800, rebalance_s=600)
         again = c.join(a.member_id, session_s=1800, rebalance_s=600)
         new = c.join(session_s=10, rebalance_s=600)
@@ -779,14 +684,12 @@ def test_a_new_member_waits_for_five_minutes() -> None:
         await after(300)
         assert (await again).generation_id == 2
 
-    run(scenario)
-
 
 # -- leaving -----------------------------------------------------------------------------------------------------------
 
 
-def test_several_leave_at_once() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_several_leave_at_once() -> None:
+    async with running() as c:
         a, b, d = await c.stable(3, instances=[1])
         pending = await c.join(two_steps=True)
         answers = c.coordinator.leave_group(
@@ -819,11 +722,9 @@ def test_several_leave_at_once() -> None:
         assert (await c.join(d.member_id)).leader_id == d.member_id
         assert b.member_id not in c.group().members
 
-    run(scenario)
 
-
-def test_who_is_taken_out_while_it_waits_is_told_so() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_who_is_taken_out_while_it_waits_is_told_so() -> None:
+    async with running() as c:
         a, b = await c.completing(2, instances=[1])
         sync = c.sync(b, instance="s1")
         await settle()
@@ -836,11 +737,9 @@ def test_who_is_taken_out_while_it_waits_is_told_so() -> None:
         assert (await new).error_code is UNKNOWN
         assert (await c.join(a.member_id)).generation_id == 2
 
-    run(scenario)
 
-
-def test_the_last_to_leave_leaves_an_empty_group() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_the_last_to_leave_leaves_an_empty_group() -> None:
+    async with running() as c:
         [a] = await c.stable()
         assert c.leave(a.member_id) is NONE
         await settle()
@@ -848,11 +747,9 @@ def test_the_last_to_leave_leaves_an_empty_group() -> None:
         assert c.log.generations() == [(1, {a.member_id: b"0"}), (2, {})]
         assert c.coordinator.waiting_count == 0
 
-    run(scenario)
 
-
-def test_that_a_group_is_empty_need_not_be_stored() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_that_a_group_is_empty_need_not_be_stored() -> None:
+    async with running() as c:
         [a] = await c.stable()
         c.log.error = ErrorCode.NOT_ENOUGH_REPLICAS
         assert c.leave(a.member_id) is NONE
@@ -861,27 +758,22 @@ def test_that_a_group_is_empty_need_not_be_stored() -> None:
         c.log.error = NONE
         assert (await c.join()).generation_id == 3
 
-    run(scenario)
 
-
-def test_who_is_gone_when_its_group_would_be_stored_changes_nothing() -> None:
+async def test_who_is_gone_when_its_group_would_be_stored_changes_nothing() -> None:
     """Between the decision and the write others may come: what is written is never of another generation."""
-
-    async def scenario(c: Coordination) -> None:
+    async with running() as c:
         [a] = await c.stable()
         new = c.join()
         assert c.leave(a.member_id) is NONE
         assert (await new).generation_id == 3
         assert [generation for generation, _ in c.log.generations()] == [1]
 
-    run(scenario)
-
 
 # -- elections ---------------------------------------------------------------------------------------------------------
 
 
-def test_who_waits_when_the_coordinator_resigns_is_told_so() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_who_waits_when_the_coordinator_resigns_is_told_so() -> None:
+    async with running() as c:
         a, b = await c.completing(2)
         syncs = [c.sync(b)]
         await settle()
@@ -890,12 +782,10 @@ def test_who_waits_when_the_coordinator_resigns_is_told_so() -> None:
         assert c.heartbeat(a) is ErrorCode.NOT_COORDINATOR
         assert c.coordinator.waiting_count == 0
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("delay_ms", [0, 3000])
-def test_joins_that_wait_when_the_coordinator_resigns(delay_ms: int) -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_joins_that_wait_when_the_coordinator_resigns(delay_ms: int) -> None:
+    async with running(group_initial_rebalance_delay_ms=delay_ms) as c:
         new = c.join()
         await settle()
         if delay_ms == 0:
@@ -908,11 +798,9 @@ def test_joins_that_wait_when_the_coordinator_resigns(delay_ms: int) -> None:
         assert result.member_id != ""
         assert c.coordinator.waiting_count == 0
 
-    run(scenario, group_initial_rebalance_delay_ms=delay_ms)
 
-
-def test_a_resignation_while_the_assignment_is_stored() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_resignation_while_the_assignment_is_stored() -> None:
+    async with running() as c:
         [a] = await c.completing()
         c.log.delay_s = 1
         sync = c.sync(a, {a.member_id: b"x"})
@@ -925,11 +813,9 @@ def test_a_resignation_while_the_assignment_is_stored() -> None:
         # The log has it all the same, and its successor knows it.
         assert (await c.sync(a)).assignment == b"x"
 
-    run(scenario)
 
-
-def test_a_group_goes_on_with_another_coordinator() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_group_goes_on_with_another_coordinator() -> None:
+    async with running() as c:
         a, b = await c.stable(2, session_s=10)
         await after(9)
         c.resign()
@@ -947,11 +833,9 @@ def test_a_group_goes_on_with_another_coordinator() -> None:
         await after(10.1)
         assert c.group().state is GroupState.EMPTY
 
-    run(scenario)
 
-
-def test_a_group_that_is_loaded_with_too_many_members_rebalances() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_group_that_is_loaded_with_too_many_members_rebalances() -> None:
+    async with running() as c:
         a, b = await c.stable(2)
         c.resign()
         c.config.replace(c.with_config(group_max_size=1))
@@ -962,45 +846,37 @@ def test_a_group_that_is_loaded_with_too_many_members_rebalances() -> None:
         assert (await c.join(a.member_id)).error_code is ErrorCode.GROUP_MAX_SIZE_REACHED
         assert (await again).leader_id == b.member_id
 
-    run(scenario)
+
+async def test_stopping_sends_everybody_to_another_coordinator() -> None:
+    c = await Coordination.elected()
+    [a] = await c.completing()
+    new = c.join()
+    c.log.delay_s = 100
+    await settle()
+    await c.stop()
+    assert (await new).error_code is ErrorCode.NOT_COORDINATOR
+    assert c.heartbeat(a) is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
-def test_stopping_sends_everybody_to_another_coordinator() -> None:
-    async def scenario() -> None:
-        c = await Coordination.elected()
-        [a] = await c.completing()
-        new = c.join()
-        c.log.delay_s = 100
-        await settle()
-        await c.stop()
-        assert (await new).error_code is ErrorCode.NOT_COORDINATOR
-        assert c.heartbeat(a) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+async def test_a_program_fault_while_storing_is_heard_of() -> None:
+    c = await Coordination.elected()
+    [a] = await c.completing()
+    fault = RuntimeError("a fault")
 
-    in_virtual_time(scenario())
+    async def fail(*_: object) -> None:
+        raise fault
 
-
-def test_a_program_fault_while_storing_is_heard_of() -> None:
-    async def scenario() -> None:
-        c = await Coordination.elected()
-        [a] = await c.completing()
-        fault = RuntimeError("a fault")
-
-        async def fail(*_: object) -> None:
-            raise fault
-
-        c.log.append = fail  # type: ignore[assignment,method-assign]  # instead of the log
-        sync = c.sync(a)
-        await settle()
-        assert fault in c.failures
-        c.resign()
-        assert (await sync).error_code is ErrorCode.NOT_COORDINATOR
-        await c.coordinator.stop()
-
-    in_virtual_time(scenario())
+    c.log.append = fail  # type: ignore[assignment,method-assign]  # instead of the log
+    sync = c.sync(a)
+    await settle()
+    assert fault in c.failures
+    c.resign()
+    assert (await sync).error_code is ErrorCode.NOT_COORDINATOR
+    await c.coordinator.stop()
 
 
-def test_a_thousand_members_join_at_once() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_thousand_members_join_at_once() -> None:
+    async with running(group_initial_rebalance_delay_ms=3000) as c:
         joined = await asyncio.gather(*(c.join(rebalance_s=300) for _ in range(1000)))
         assert {result.generation_id for result in joined} == {1}
         assert len({result.member_id for result in joined}) == 1000
@@ -1008,5 +884,3 @@ def test_a_thousand_members_join_at_once() -> None:
         assert all(not result.members for result in joined[1:])
         syncs = [c.sync(result) for result in joined]
         assert {result.error_code for result in await asyncio.gather(*syncs)} == {NONE}
-
-    run(scenario, group_initial_rebalance_delay_ms=3000)

@@ -3,7 +3,8 @@
 import asyncio
 import errno
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -76,24 +77,19 @@ class Broker:
         return None if found is None else found.offset
 
 
-def run(
-    scenario: Callable[[Broker], Awaitable[None]],
+@asynccontextmanager
+async def running(
     log: MemoryOffsetsLog | None = None,
     settings: OffsetsSettings = OffsetsSettings(),  # noqa: B008  # it cannot be changed
-) -> None:
-    async def main() -> None:
-        broker = Broker(log or MemoryOffsetsLog(), settings)
-        # Also what goes wrong in a callback is a failure.
-        asyncio.get_running_loop().set_exception_handler(
-            lambda _, context: broker.failures.append(context["exception"])
-        )
-        try:
-            await scenario(broker)
-        finally:
-            await broker.manager.stop()
-        assert broker.failures == []
-
-    asyncio.run(main())
+) -> AsyncIterator[Broker]:
+    broker = Broker(log or MemoryOffsetsLog(), settings)
+    # Also what goes wrong in a callback is a failure.
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: broker.failures.append(context["exception"]))
+    try:
+        yield broker
+    finally:
+        await broker.manager.stop()
+    assert broker.failures == []
 
 
 def filled_log(*group_ids: str) -> MemoryOffsetsLog:
@@ -134,18 +130,16 @@ def test_partition_for(group_id, expected):
 # -- elections --------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_coordinated_before_an_election():
-    async def scenario(broker):
+async def test_nothing_is_coordinated_before_an_election():
+    async with running() as broker:
         assert broker.manager.check("g0") is ErrorCode.NOT_COORDINATOR
         assert broker.manager.get("g0") is None
         with pytest.raises(KeyError):
             broker.manager.get_or_create("g0")
 
-    run(scenario)
 
-
-def test_groups_are_known_when_all_is_loaded():
-    async def scenario(broker):
+async def test_groups_are_known_when_all_is_loaded():
+    async with running(filled_log("a0", "b0", "c1")) as broker:
         broker.log.may_read.clear()
         broker.elect()
         await asyncio.sleep(0)
@@ -159,22 +153,18 @@ def test_groups_are_known_when_all_is_loaded():
         assert (broker.offset("a0"), broker.offset("b0"), broker.offset("c1")) == (10, 10, None)
         assert [group.group_id for group in broker.manager.groups()] == broker.loaded
 
-    run(scenario, filled_log("a0", "b0", "c1"))
 
-
-def test_partitions_load_in_the_order_of_the_elections():
-    async def scenario(broker):
+async def test_partitions_load_in_the_order_of_the_elections():
+    # The first one takes longest.
+    async with running(filled_log("a0", "b1", *["c2"] * 20)) as broker:
         for partition in (2, 0, 1):
             broker.elect(partition)
         await broker.idle()
         assert broker.loaded == ["c2", "a0", "b1"]
 
-    # The first one takes longest.
-    run(scenario, filled_log("a0", "b1", *["c2"] * 20))
 
-
-def test_a_resignation_takes_the_groups_at_once():
-    async def scenario(broker):
+async def test_a_resignation_takes_the_groups_at_once():
+    async with running(filled_log("a0", "b0", "c1")) as broker:
         await broker.elected(0)
         await broker.elected(1)
         broker.resign(0)
@@ -183,11 +173,9 @@ def test_a_resignation_takes_the_groups_at_once():
         assert broker.manager.get("a0") is None
         assert broker.offset("c1") == 10
 
-    run(scenario, filled_log("a0", "b0", "c1"))
 
-
-def test_a_resignation_cancels_the_load():
-    async def scenario(broker):
+async def test_a_resignation_cancels_the_load():
+    async with running(filled_log("a0")) as broker:
         broker.log.may_read.clear()
         broker.elect(epoch=1)
         await asyncio.sleep(0)
@@ -203,11 +191,9 @@ def test_a_resignation_cancels_the_load():
         await broker.elected(epoch=3)
         assert (broker.loaded, broker.offset("a0")) == (["a0"], 11)
 
-    run(scenario, filled_log("a0"))
 
-
-def test_a_resignation_while_groups_are_told_of_takes_back_those_that_were():
-    async def scenario(broker):
+async def test_a_resignation_while_groups_are_told_of_takes_back_those_that_were():
+    async with running(filled_log(*(f"g{number}-0" for number in range(250)))) as broker:
         broker.elect()
         await until(lambda: broker.loaded)
         assert 0 < len(broker.loaded) < 250
@@ -220,11 +206,9 @@ def test_a_resignation_while_groups_are_told_of_takes_back_those_that_were():
         assert len(broker.loaded) == told
         assert broker.manager.groups() == []
 
-    run(scenario, filled_log(*(f"g{number}-0" for number in range(250))))
 
-
-def test_older_epochs_are_ignored():
-    async def scenario(broker):
+async def test_older_epochs_are_ignored():
+    async with running(filled_log("a0")) as broker:
         await broker.elected(epoch=5)
         broker.resign(epoch=4)
         assert broker.manager.check("a0") is None
@@ -235,20 +219,16 @@ def test_older_epochs_are_ignored():
         assert broker.manager.check("a0") is None
         assert broker.unloaded == ["a0"]
 
-    run(scenario, filled_log("a0"))
 
-
-def test_the_same_epoch_may_end_what_it_began():
-    async def scenario(broker):
+async def test_the_same_epoch_may_end_what_it_began():
+    async with running(filled_log("a0")) as broker:
         await broker.elected(epoch=5)
         broker.resign(epoch=5)
         assert broker.unloaded == ["a0"]
 
-    run(scenario, filled_log("a0"))
 
-
-def test_a_newer_epoch_without_a_resignation_keeps_groups_and_load():
-    async def scenario(broker):
+async def test_a_newer_epoch_without_a_resignation_keeps_groups_and_load():
+    async with running(filled_log("a0")) as broker:
         broker.log.may_read.clear()
         broker.elect(epoch=1)
         await asyncio.sleep(0)
@@ -266,18 +246,14 @@ def test_a_newer_epoch_without_a_resignation_keeps_groups_and_load():
         broker.resign(epoch=2)
         assert broker.manager.check("a0") is None
 
-    run(scenario, filled_log("a0"))
 
-
-def test_a_partition_that_was_deleted_begins_with_epochs_of_its_own():
-    async def scenario(broker):
+async def test_a_partition_that_was_deleted_begins_with_epochs_of_its_own():
+    async with running(filled_log("a0")) as broker:
         await broker.elected(epoch=5)
         broker.resign(epoch=None)
         assert broker.manager.check("a0") is ErrorCode.NOT_COORDINATOR
         await broker.elected(epoch=0)
         assert broker.manager.check("a0") is None
-
-    run(scenario, filled_log("a0"))
 
 
 # -- errors while loading ---------------------------------------------------------------------------------------------
@@ -286,10 +262,10 @@ def test_a_partition_that_was_deleted_begins_with_epochs_of_its_own():
 @pytest.mark.parametrize(
     "error", [KafkaError(ErrorCode.CORRUPT_MESSAGE, "a bad batch"), OSError(errno.EIO, "a bad disk")]
 )
-def test_a_log_that_cannot_be_read_to_its_end_is_read_again(error, caplog, monkeypatch):
+async def test_a_log_that_cannot_be_read_to_its_end_is_read_again(error, caplog, monkeypatch):
+    caplog.set_level(logging.ERROR)
     monkeypatch.setattr("klamm.coordinator.group_metadata_manager.LOAD_RETRY_BACKOFF_MS", 1)
-
-    async def scenario(broker):
+    async with running(filled_log("a0")) as broker:
         broker.log.read_errors = [error, error]
         broker.elect()
         seen = set()
@@ -299,17 +275,14 @@ def test_a_log_that_cannot_be_read_to_its_end_is_read_again(error, caplog, monke
             await asyncio.sleep(0)
         assert seen == {(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, None)}
         assert (broker.log.reads, broker.loaded, broker.offset("a0")) == (3, ["a0"], 10)
-
-    with caplog.at_level(logging.ERROR):
-        run(scenario, filled_log("a0"))
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "__consumer_offsets-0 could not be loaded; retrying in 1 ms",
         "__consumer_offsets-0 could not be loaded; retrying in 2 ms",
     ]
 
 
-def test_a_load_that_fails_with_another_leader_is_over():
-    async def scenario(broker):
+async def test_a_load_that_fails_with_another_leader_is_over():
+    async with running(filled_log("a0")) as broker:
         broker.log.led.clear()
         await broker.elected()
         assert broker.manager.check("a0") is ErrorCode.NOT_COORDINATOR
@@ -318,11 +291,9 @@ def test_a_load_that_fails_with_another_leader_is_over():
         await broker.elected(epoch=2)
         assert broker.offset("a0") == 10
 
-    run(scenario, filled_log("a0"))
 
-
-def test_a_partition_that_waits_to_be_read_again_does_not_hold_up_others():
-    async def scenario(broker):
+async def test_a_partition_that_waits_to_be_read_again_does_not_hold_up_others():
+    async with running(filled_log("a0", "b1")) as broker:
         broker.log.read_errors = [KafkaError(ErrorCode.CORRUPT_MESSAGE, "a bad batch")]
         broker.elect(0)
         broker.elect(1)
@@ -331,27 +302,22 @@ def test_a_partition_that_waits_to_be_read_again_does_not_hold_up_others():
         broker.resign(0)
         assert not broker.manager.is_loading
 
-    run(scenario, filled_log("a0", "b1"))
+
+async def test_a_fault_of_the_program_is_heard():
+    broker = Broker(filled_log("a0"), OffsetsSettings())
+
+    def fail(group: Group) -> None:
+        raise ZeroDivisionError
+
+    broker.manager.become_leader(0, 1, fail)
+    await until(lambda: broker.failures)
+    assert isinstance(broker.failures[0], ZeroDivisionError)
+    assert broker.manager.check("a0") is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    await broker.manager.stop()
 
 
-def test_a_fault_of_the_program_is_heard():
-    async def main():
-        broker = Broker(filled_log("a0"), OffsetsSettings())
-
-        def fail(group: Group) -> None:
-            raise ZeroDivisionError
-
-        broker.manager.become_leader(0, 1, fail)
-        await until(lambda: broker.failures)
-        assert isinstance(broker.failures[0], ZeroDivisionError)
-        assert broker.manager.check("a0") is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        await broker.manager.stop()
-
-    asyncio.run(main())
-
-
-def test_what_was_written_while_the_topic_had_fewer_partitions_is_left_alone(caplog):
-    async def scenario(broker):
+async def test_what_was_written_while_the_topic_had_fewer_partitions_is_left_alone(caplog):
+    async with running(filled_log("a0", "a1")) as broker:
         broker.log.append_unacknowledged(0, [(offset_commit_key("a1", T0), offset_commit_value(at(99)))])
         for partition in (1, 0):
             await broker.elected(partition)
@@ -359,14 +325,12 @@ def test_what_was_written_while_the_topic_had_fewer_partitions_is_left_alone(cap
         assert broker.offset("a1") == 10
         assert "__consumer_offsets-0 holds group a1, which belongs to partition 1 now" in caplog.text
 
-    run(scenario, filled_log("a0", "a1"))
-
 
 # -- commits ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_commit_is_in_the_log_before_it_is_known():
-    async def scenario(broker):
+async def test_a_commit_is_in_the_log_before_it_is_known():
+    async with running() as broker:
         await broker.elected()
         broker.log.held = []
         waiting = asyncio.ensure_future(broker.commit("a0", 5))
@@ -378,12 +342,10 @@ def test_a_commit_is_in_the_log_before_it_is_known():
         assert await waiting is NONE
         assert (broker.offset("a0"), group.is_commit_pending(T0)) == (5, False)
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("order", [(0, 0, 0), (2, 1, 0), (1, 1, 0)])
-def test_the_later_record_counts_whatever_ends_first(order):
-    async def scenario(broker):
+async def test_the_later_record_counts_whatever_ends_first(order):
+    async with running() as broker:
         await broker.elected()
         broker.log.held = []
         commits = []
@@ -401,11 +363,9 @@ def test_the_later_record_counts_whatever_ends_first(order):
         assert await asyncio.gather(*commits) == [NONE] * 3
         assert not broker.manager.get("a0").is_commit_pending(T0)
 
-    run(scenario)
 
-
-def test_a_commit_whose_client_goes_away_still_counts():
-    async def scenario(broker):
+async def test_a_commit_whose_client_goes_away_still_counts():
+    async with running() as broker:
         await broker.elected()
         broker.log.held = []
         waiting = asyncio.ensure_future(broker.commit("a0", 5))
@@ -416,8 +376,6 @@ def test_a_commit_whose_client_goes_away_still_counts():
         broker.log.release()
         await asyncio.sleep(0)
         assert (broker.offset("a0"), broker.manager.get("a0").is_commit_pending(T0)) == (5, False)
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -435,21 +393,18 @@ def test_a_commit_whose_client_goes_away_still_counts():
         ("CORRUPT_MESSAGE", "CORRUPT_MESSAGE"),
     ],
 )
-def test_a_commit_that_fails_changes_nothing(appended, answered):
-    async def scenario(broker):
+async def test_a_commit_that_fails_changes_nothing(appended, answered):
+    async with running(filled_log("a0")) as broker:
         await broker.elected()
         broker.log.outcome = ErrorCode[appended]
         assert await broker.commit("a0", 11) is ErrorCode[answered]
         group = broker.manager.get("a0")
         assert (broker.offset("a0"), group.is_commit_pending(T0)) == (10, False)
 
-    run(scenario, filled_log("a0"))
 
-
-def test_a_commit_that_timed_out_is_known_when_the_log_is_read_again():
+async def test_a_commit_that_timed_out_is_known_when_the_log_is_read_again():
     """It may stand in the log; a commit that was acknowledged after it stands behind it."""
-
-    async def scenario(broker):
+    async with running(filled_log("a0")) as broker:
         await broker.elected()
         broker.log.held = []
         waiting = asyncio.ensure_future(broker.commit("a0", 20))
@@ -466,11 +421,9 @@ def test_a_commit_that_timed_out_is_known_when_the_log_is_read_again():
         await broker.elected(epoch=5)
         assert broker.offset("a0") == 15
 
-    run(scenario, filled_log("a0"))
 
-
-def test_metadata_that_is_too_large_fails_only_its_partition():
-    async def scenario(broker):
+async def test_metadata_that_is_too_large_fails_only_its_partition():
+    async with running(settings=OffsetsSettings(offset_metadata_max_bytes=3)) as broker:
         await broker.elected()
         group = broker.manager.get_or_create("a0")
         t2 = ("t", 2)
@@ -487,22 +440,18 @@ def test_metadata_that_is_too_large_fails_only_its_partition():
         assert await store(broker.manager, group, too_large) == {T0: ErrorCode.OFFSET_METADATA_TOO_LARGE}
         assert len(broker.log.records()) == 1
 
-    run(scenario, settings=OffsetsSettings(offset_metadata_max_bytes=3))
 
-
-def test_metadata_that_no_record_has_room_for_is_too_large_whatever_is_configured():
-    async def scenario(broker):
+async def test_metadata_that_no_record_has_room_for_is_too_large_whatever_is_configured():
+    async with running(settings=OffsetsSettings(offset_metadata_max_bytes=100_000)) as broker:
         await broker.elected()
         offsets = {T0: at(1, "x" * 32_767), T1: at(2, "\u20ac" * 11_000)}
         group = broker.manager.get_or_create("a0")
         codes = await store(broker.manager, group, offsets)
         assert codes == {T0: NONE, T1: ErrorCode.OFFSET_METADATA_TOO_LARGE}
 
-    run(scenario, settings=OffsetsSettings(offset_metadata_max_bytes=100_000))
 
-
-def test_the_offsets_of_a_commit_are_one_append_in_their_order():
-    async def scenario(broker):
+async def test_the_offsets_of_a_commit_are_one_append_in_their_order():
+    async with running() as broker:
         await broker.elected()
         group = broker.manager.get_or_create("a0")
         await store(broker.manager, group, {T1: at(2), T0: at(1)})
@@ -512,11 +461,9 @@ def test_the_offsets_of_a_commit_are_one_append_in_their_order():
         await broker.elected(epoch=3)
         assert (broker.offset("a0", T0), broker.offset("a0", T1)) == (1, 2)
 
-    run(scenario)
 
-
-def test_a_commit_that_ends_after_its_group_has_gone_touches_nothing():
-    async def scenario(broker):
+async def test_a_commit_that_ends_after_its_group_has_gone_touches_nothing():
+    async with running(filled_log("a0")) as broker:
         await broker.elected()
         broker.log.held = []
         waiting = asyncio.ensure_future(broker.commit("a0", 20))
@@ -527,8 +474,6 @@ def test_a_commit_that_ends_after_its_group_has_gone_touches_nothing():
         assert await waiting is NONE
         # It was read, since it had been appended.
         assert broker.offset("a0") == 20
-
-    run(scenario, filled_log("a0"))
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -542,8 +487,8 @@ def stable_group(broker: Broker, group_id: str = "a0", generation_id: int = 4) -
     return group
 
 
-def test_a_group_is_stored_as_it_is():
-    async def scenario(broker):
+async def test_a_group_is_stored_as_it_is():
+    async with running() as broker:
         await broker.elected()
         group = stable_group(broker)
         assert await broker.manager.store_group(group, {"m": b"t-0"}) is NONE
@@ -553,8 +498,6 @@ def test_a_group_is_stored_as_it_is():
         broker.resign()
         await broker.elected(epoch=3)
         assert (broker.manager.get("a0").state, broker.manager.get("a0").generation_id) == ("Stable", 4)
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -572,21 +515,19 @@ def test_a_group_is_stored_as_it_is():
         ("CORRUPT_MESSAGE", "CORRUPT_MESSAGE"),
     ],
 )
-def test_what_members_hear_of_a_group_that_could_not_be_stored(appended, answered, caplog):
-    async def scenario(broker):
+async def test_what_members_hear_of_a_group_that_could_not_be_stored(appended, answered, caplog):
+    async with running() as broker:
         await broker.elected()
         broker.log.outcome = ErrorCode[appended]
         assert await broker.manager.store_group(stable_group(broker), {"m": b""}) is ErrorCode[answered]
-
-    run(scenario)
     assert f"generation 4 of group a0 could not be stored: {appended}" in caplog.text
 
 
 # -- removing ---------------------------------------------------------------------------------------------------------
 
 
-def test_removed_offsets_and_empty_groups_leave_tombstones():
-    async def scenario(broker):
+async def test_removed_offsets_and_empty_groups_leave_tombstones():
+    async with running(filled_log("a0")) as broker:
         log = broker.log
         log.append_unacknowledged(0, [(group_metadata_key("a0"), group_value("a0", 3))])
         await broker.elected()
@@ -600,26 +541,22 @@ def test_removed_offsets_and_empty_groups_leave_tombstones():
         await broker.elected(epoch=3)
         assert broker.manager.get("a0") is None
 
-    run(scenario, filled_log("a0"))
-
 
 def group_value(group_id: str, generation_id: int, *members: Member, state_ms: int | None = NOW_MS) -> bytes:
     group = Group.load(group_id, generation_id, "consumer", "range" if members else None, None, state_ms, list(members))
     return group_metadata_value(group, {member.member_id: b"" for member in members})
 
 
-def test_a_group_that_only_committed_has_no_record_to_remove():
-    async def scenario(broker):
+async def test_a_group_that_only_committed_has_no_record_to_remove():
+    async with running(filled_log("a0")) as broker:
         await broker.elected()
         assert broker.manager.cleanup(broker.manager.groups(), lambda group: [T0, T1]) == 1
         assert broker.log.records()[1:] == [(offset_commit_key("a0", T0), None)]
         assert broker.manager.get("a0") is None
 
-    run(scenario, filled_log("a0"))
 
-
-def test_a_group_with_other_offsets_stays():
-    async def scenario(broker):
+async def test_a_group_with_other_offsets_stays():
+    async with running(filled_log("a0")) as broker:
         await broker.elected()
         await broker.commit("a0", 1, T1)
         group = broker.manager.get("a0")
@@ -629,11 +566,9 @@ def test_a_group_with_other_offsets_stays():
         assert broker.manager.cleanup([group], lambda group: []) == 0
         assert len(broker.log.records()) == 3
 
-    run(scenario, filled_log("a0"))
 
-
-def test_a_group_with_a_commit_under_way_stays():
-    async def scenario(broker):
+async def test_a_group_with_a_commit_under_way_stays():
+    async with running() as broker:
         await broker.elected()
         broker.log.held = []
         waiting = asyncio.ensure_future(broker.commit("a0", 1))
@@ -643,11 +578,9 @@ def test_a_group_with_a_commit_under_way_stays():
         assert await waiting is NONE
         assert broker.offset("a0") == 1
 
-    run(scenario)
 
-
-def test_only_the_leader_removes():
-    async def scenario(broker):
+async def test_only_the_leader_removes():
+    async with running(filled_log("a0")) as broker:
         await broker.elected()
         group = broker.manager.get("a0")
         broker.log.led.clear()
@@ -658,16 +591,14 @@ def test_only_the_leader_removes():
         assert broker.manager.cleanup([group], lambda group: [T0]) == 0
         assert len(broker.log.records()) == 1
 
-    run(scenario, filled_log("a0"))
-
 
 # -- expiration -------------------------------------------------------------------------------------------------------
 
 RETENTION_MS = 7 * DAY_MS
 
 
-def test_offsets_expire_by_the_clock():
-    async def scenario(broker):
+async def test_offsets_expire_by_the_clock():
+    async with running(filled_log("a0"), OffsetsSettings(offsets_retention_check_interval_ms=1)) as broker:
         await broker.elected()
         broker.manager.start()
         broker.now_ms = NOW_MS + RETENTION_MS - 1
@@ -677,11 +608,11 @@ def test_offsets_expire_by_the_clock():
         await until(lambda: broker.manager.get("a0") is None)
         assert broker.log.records()[1:] == [(offset_commit_key("a0", T0), None)]
 
-    run(scenario, filled_log("a0"), OffsetsSettings(offsets_retention_check_interval_ms=1))
 
-
-def test_a_look_at_many_groups_leaves_the_loop_to_others():
-    async def scenario(broker):
+async def test_a_look_at_many_groups_leaves_the_loop_to_others():
+    async with running(
+        filled_log(*(f"g{number}-0" for number in range(2000))), OffsetsSettings(offsets_retention_check_interval_ms=1)
+    ) as broker:
         await broker.elected()
         broker.manager.start()
         broker.now_ms = NOW_MS + RETENTION_MS
@@ -690,12 +621,6 @@ def test_a_look_at_many_groups_leaves_the_loop_to_others():
             counts.add(len(broker.manager.groups()))
             await asyncio.sleep(0)
         assert len(counts) > 2
-
-    run(
-        scenario,
-        filled_log(*(f"g{number}-0" for number in range(2_000))),
-        OffsetsSettings(offsets_retention_check_interval_ms=1),
-    )
 
 
 SUBSCRIBED_TO_T = b"\x00\x00\x00\x00\x00\x01\x00\x01t\xff\xff\xff\xff"
@@ -734,15 +659,12 @@ def expiring(kind: str) -> tuple[MemoryOffsetsLog, tuple[str, int]]:
         ("expires by itself", True),
     ],
 )
-def test_what_expires(kind, is_gone):
+async def test_what_expires(kind, is_gone):
     log, partition = expiring(kind)
     # A second group, looked at later: when it has gone, the first one has been looked at.
     log.append_unacknowledged(0, [(offset_commit_key("z0", T0), offset_commit_value(at(1, commit_ms=0)))])
-
-    async def scenario(broker):
+    async with running(log, OffsetsSettings(offsets_retention_check_interval_ms=1)) as broker:
         await broker.elected()
         broker.manager.start()
         await until(lambda: broker.manager.get("z0") is None)
         assert (broker.offset("a0", partition) is None) == is_gone
-
-    run(scenario, log, OffsetsSettings(offsets_retention_check_interval_ms=1))

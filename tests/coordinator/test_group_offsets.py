@@ -1,26 +1,28 @@
 """Committed offsets, and what is asked and removed of groups by those who look after them."""
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
 
 from klamm.coordinator.group import GroupState, OffsetAndMetadata
 from klamm.coordinator.group_records import GroupKey, OffsetKey
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import in_one_go
-from support.coordination import Coordination, G, after, in_virtual_time, settle
+from support.coordination import Coordination, G, after, settle
+
+pytestmark = pytest.mark.loop("virtual")
 
 NONE = ErrorCode.NONE
 T0, T1, U0 = ("t", 0), ("t", 1), ("u", 0)
 SUBSCRIBED_TO_T = ("range", b"\0\0\0\0\0\1\0\1t")
 
 
-def run(scenario: Callable[[Coordination], Coroutine[Any, Any, None]], **config: object) -> None:
-    async def whole() -> None:
-        coordination = await Coordination.elected(**config)
-        await scenario(coordination)
-        await coordination.stop()
-
-    in_virtual_time(whole())
+@asynccontextmanager
+async def running(**config: object) -> AsyncIterator[Coordination]:
+    coordination = await Coordination.elected(**config)
+    yield coordination
+    await coordination.stop()
 
 
 def committed(c: Coordination, *partitions: tuple[str, int]) -> list[int | None]:
@@ -32,8 +34,8 @@ def committed(c: Coordination, *partitions: tuple[str, int]) -> list[int | None]
 # -- commits -----------------------------------------------------------------------------------------------------------
 
 
-def test_who_is_no_member_may_commit_without_a_generation_while_nobody_is() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_who_is_no_member_may_commit_without_a_generation_while_nobody_is() -> None:
+    async with running() as c:
         assert await c.commit(None, 7) is NONE
         assert committed(c, T0, T1) == [7, None]
         assert c.group().state is GroupState.EMPTY
@@ -48,11 +50,9 @@ def test_who_is_no_member_may_commit_without_a_generation_while_nobody_is() -> N
         assert await c.coordinator.commit_offsets("", -1, "", None, {T0: c.an_offset(3)}) == {T0: NONE}
         assert c.coordinator.fetch_offsets("", [T0], require_stable=False)[1][T0] == (NONE, c.an_offset(3))
 
-    run(scenario)
 
-
-def test_commits_in_each_state() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_commits_in_each_state() -> None:
+    async with running() as c:
         [a] = await c.completing()
         assert await c.commit(a) is ErrorCode.REBALANCE_IN_PROGRESS
         assert await c.commit(None) is ErrorCode.UNKNOWN_MEMBER_ID
@@ -75,21 +75,17 @@ def test_commits_in_each_state() -> None:
         assert await c.commit(None, 3) is NONE  # Empty
         assert committed(c, T0) == [3]
 
-    run(scenario)
 
-
-def test_a_commit_that_is_not_stored_is_none() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_commit_that_is_not_stored_is_none() -> None:
+    async with running() as c:
         assert await c.commit(None, 1) is NONE
         c.log.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert await c.commit(None, 2) is ErrorCode.NOT_COORDINATOR
         assert committed(c, T0) == [1]
 
-    run(scenario)
 
-
-def test_commits_race_with_a_rebalance() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_commits_race_with_a_rebalance() -> None:
+    async with running() as c:
         [a] = await c.stable()
         c.log.delay_s = 2
 
@@ -102,11 +98,9 @@ def test_commits_race_with_a_rebalance() -> None:
         await commits
         assert committed(c, T0) == [5]
 
-    run(scenario)
 
-
-def test_a_member_that_restarts_resumes_where_it_had_committed() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_member_that_restarts_resumes_where_it_had_committed() -> None:
+    async with running() as c:
         [a] = await c.stable()
         assert await c.commit(a, 42) is NONE
         assert c.leave(a.member_id) is NONE
@@ -116,11 +110,9 @@ def test_a_member_that_restarts_resumes_where_it_had_committed() -> None:
         await c.stable()
         assert committed(c, T0) == [42]
 
-    run(scenario)
 
-
-def test_what_is_about_to_be_committed_is_not_stable() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_what_is_about_to_be_committed_is_not_stable() -> None:
+    async with running() as c:
         assert await c.commit(None, 1) is NONE
         c.log.delay_s = 2
 
@@ -137,23 +129,19 @@ def test_what_is_about_to_be_committed_is_not_stable() -> None:
         await task
         assert fetch(G, None, require_stable=True) == (NONE, {T0: (NONE, c.an_offset(2))})
 
-    run(scenario)
 
-
-def test_offsets_of_groups_that_do_not_exist() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_offsets_of_groups_that_do_not_exist() -> None:
+    async with running() as c:
         assert c.coordinator.fetch_offsets(G, [T0], require_stable=True) == (NONE, {T0: (NONE, None)})
         assert c.coordinator.fetch_offsets(G, None, require_stable=True) == (NONE, {})
         assert c.manager.get(G) is None
-
-    run(scenario)
 
 
 # -- removing ----------------------------------------------------------------------------------------------------------
 
 
-def test_only_empty_groups_can_be_deleted() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_only_empty_groups_can_be_deleted() -> None:
+    async with running() as c:
         delete = c.coordinator.delete_groups
         non_empty = {G: ErrorCode.NON_EMPTY_GROUP}
         assert delete([G]) == {G: ErrorCode.GROUP_ID_NOT_FOUND}
@@ -180,11 +168,9 @@ def test_only_empty_groups_can_be_deleted() -> None:
         assert c.manager.groups() == []
         assert (await c.join()).generation_id == 1
 
-    run(scenario)
 
-
-def test_a_group_that_is_deleted_while_it_commits_does_not_come_back() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_group_that_is_deleted_while_it_commits_does_not_come_back() -> None:
+    async with running() as c:
         c.log.delay_s = 2
 
         async def commit() -> None:
@@ -199,22 +185,18 @@ def test_a_group_that_is_deleted_while_it_commits_does_not_come_back() -> None:
         await c.elect(epoch=1)
         assert c.manager.groups() == []
 
-    run(scenario)
 
-
-def test_a_group_that_another_broker_leads_already_is_not_deleted() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_group_that_another_broker_leads_already_is_not_deleted() -> None:
+    async with running() as c:
         assert await c.commit(None) is NONE
         c.log.leads = False
         assert c.coordinator.delete_groups([G]) == {G: ErrorCode.NOT_COORDINATOR}
         assert in_one_go(c.coordinator.delete_offsets(G, [T0])) == (ErrorCode.NOT_COORDINATOR, {})
         assert committed(c, T0) == [1]
 
-    run(scenario)
 
-
-def test_offsets_can_be_deleted_where_nobody_subscribes() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_offsets_can_be_deleted_where_nobody_subscribes() -> None:
+    async with running() as c:
         delete = lambda *arguments: in_one_go(c.coordinator.delete_offsets(*arguments))  # noqa: E731
         assert delete(G, [T0]) == (ErrorCode.GROUP_ID_NOT_FOUND, {})
         [a] = await c.stable(protocols=[SUBSCRIBED_TO_T])
@@ -230,11 +212,9 @@ def test_offsets_can_be_deleted_where_nobody_subscribes() -> None:
         # Nothing is left of the group.
         assert delete(G, [T0]) == (ErrorCode.GROUP_ID_NOT_FOUND, {})
 
-    run(scenario)
 
-
-def test_offsets_of_other_groups_than_consumers_can_be_deleted_only_when_they_are_empty() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_offsets_of_other_groups_than_consumers_can_be_deleted_only_when_they_are_empty() -> None:
+    async with running() as c:
         [a] = await c.stable(protocol_type="connect")
         assert await c.commit(a) is NONE
         assert in_one_go(c.coordinator.delete_offsets(G, [T0])) == (ErrorCode.NON_EMPTY_GROUP, {})
@@ -242,11 +222,9 @@ def test_offsets_of_other_groups_than_consumers_can_be_deleted_only_when_they_ar
         await settle()
         assert in_one_go(c.coordinator.delete_offsets(G, [T0])) == (NONE, {T0: NONE})
 
-    run(scenario)
 
-
-def test_offsets_go_with_their_topics() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_offsets_go_with_their_topics() -> None:
+    async with running() as c:
         [a] = await c.stable()
         assert await c.commit(a, partition=T0) is NONE
         assert await c.commit(a, partition=U0) is NONE
@@ -260,14 +238,12 @@ def test_offsets_go_with_their_topics() -> None:
         assert [group.group_id for group in c.manager.groups()] == [G]
         assert c.log.tombstones() == [OffsetKey(G, T0), OffsetKey("e", T1), OffsetKey("f", T1)]
 
-    run(scenario)
-
 
 # -- looking -----------------------------------------------------------------------------------------------------------
 
 
-def test_offsets_of_topics_that_are_deleted_during_a_load_are_gone_after_it() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_offsets_of_topics_that_are_deleted_during_a_load_are_gone_after_it() -> None:
+    async with running() as c:
         [a] = await c.stable()
         assert await c.commit(a, partition=T0) is NONE
         assert await c.commit(a, partition=U0) is NONE
@@ -285,11 +261,9 @@ def test_offsets_of_topics_that_are_deleted_during_a_load_are_gone_after_it() ->
         await c.elect(4)
         assert committed(c, T0, U0) == [1, 1]
 
-    run(scenario)
 
-
-def test_a_load_that_ends_early_takes_with_it_what_was_deleted_meanwhile() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_a_load_that_ends_early_takes_with_it_what_was_deleted_meanwhile() -> None:
+    async with running() as c:
         [a] = await c.stable()
         assert await c.commit(a, partition=T0) is NONE
         c.resign(1)
@@ -302,11 +276,9 @@ def test_a_load_that_ends_early_takes_with_it_what_was_deleted_meanwhile() -> No
         await c.elect(4)
         assert committed(c, T0) == [1]
 
-    run(scenario)
 
-
-def test_groups_are_listed_by_state() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_groups_are_listed_by_state() -> None:
+    async with running() as c:
         listed = c.coordinator.list_groups
         assert listed([]) == (NONE, [])
         await c.stable()
@@ -324,11 +296,9 @@ def test_groups_are_listed_by_state() -> None:
         await c.coordinator.stop()
         assert listed([]) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, [])
 
-    run(scenario)
 
-
-def test_groups_are_described() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_groups_are_described() -> None:
+    async with running() as c:
         describe = c.coordinator.describe_group
         assert describe(G) == (NONE, ("Dead", "", "", ()))
         [a] = await c.completing(instances=[0], protocols=[("range", b"topics")])
@@ -341,16 +311,12 @@ def test_groups_are_described() -> None:
         await settle()
         assert describe(G) == (NONE, ("Empty", "consumer", "", []))
 
-    run(scenario)
 
-
-def test_too_much_metadata_is_refused_for_its_partition_alone() -> None:
-    async def scenario(c: Coordination) -> None:
+async def test_too_much_metadata_is_refused_for_its_partition_alone() -> None:
+    async with running() as c:
         offsets = {T0: OffsetAndMetadata(1, -1, "x" * 4097, 0), T1: OffsetAndMetadata(1, -1, "x" * 4096, 0)}
         assert await c.coordinator.commit_offsets(G, -1, "", None, offsets) == {
             T0: ErrorCode.OFFSET_METADATA_TOO_LARGE,
             T1: NONE,
         }
         assert committed(c, T0, T1) == [None, 1]
-
-    run(scenario)

@@ -255,20 +255,18 @@ def every_point() -> Iterator[Point]:
         pytest.param(election, [(1, "before"), (1, "unanswered"), (2, "before")], id="election"),
     ],
 )
-def test_its_successor_finishes(work: Work, some: list[Point], tmp_path: Path, request: pytest.FixtureRequest) -> None:
+async def test_its_successor_finishes(
+    work: Work, some: list[Point], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     every_step = request.config.getoption("--every-step")
-
-    async def run() -> None:
-        async with _stage(tmp_path) as stage:
-            kills = 0
-            for point in every_point() if every_step else some:
-                reached = await stage.killed_at(point, work)
-                kills += reached
-                print(f"{work.__name__}, write {point[0]} {point[1]}: {'killed' if reached else 'there is none'}")
-                if not reached and every_step:
-                    break
-                assert reached
-            await asyncio.to_thread(stage.check_records)
-            print(f"{work.__name__}: {kills} controllers killed, {stage.written * PARTITIONS} records, none lost")
-
-    asyncio.run(run())
+    async with _stage(tmp_path) as stage:
+        kills = 0
+        for point in every_point() if every_step else some:
+            reached = await stage.killed_at(point, work)
+            kills += reached
+            print(f"{work.__name__}, write {point[0]} {point[1]}: {'killed' if reached else 'there is none'}")
+            if not reached and every_step:
+                break
+            assert reached
+        await asyncio.to_thread(stage.check_records)
+        print(f"{work.__name__}: {kills} controllers killed, {stage.written * PARTITIONS} records, none lost")

@@ -165,10 +165,7 @@ def committed(bootstrap: str) -> dict[tuple[str, int], int]:
 
 
 @pytest.mark.parametrize("with_controller", [False, True], ids=["coordinator", "coordinator and controller"])
-def test_the_coordinator_is_killed(with_controller: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def play() -> None:
-        async with stage(seed=int(with_controller), monkeypatch=monkeypatch) as prepared:
-            for moment in MOMENTS:
-                await prepared.kill_when(moment, with_controller=with_controller)
-
-    asyncio.run(play())
+async def test_the_coordinator_is_killed(with_controller: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stage(seed=int(with_controller), monkeypatch=monkeypatch) as prepared:
+        for moment in MOMENTS:
+            await prepared.kill_when(moment, with_controller=with_controller)

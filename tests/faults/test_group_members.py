@@ -169,7 +169,7 @@ class Member:
         assert left.members[0].error_code == ErrorCode.NONE
 
 
-def test_a_thousand_members_come_at_once() -> None:
+async def test_a_thousand_members_come_at_once() -> None:
     """Nobody waits for others to come (group.initial.rebalance.delay.ms is 0): so they rebalance while they come."""
 
     async def play(host: str, port: int) -> None:
@@ -194,4 +194,4 @@ def test_a_thousand_members_come_at_once() -> None:
 
     with Cluster(brokers=1, properties=PROPERTIES) as cluster:
         broker = cluster.broker(0)
-        asyncio.run(play(broker.host, broker.port))
+        await play(broker.host, broker.port)

@@ -190,11 +190,11 @@ def klamm(real_zookeeper: RealZooKeeper, running: Callable[[Any], Any], tmp_path
     return broker
 
 
-def test_alterations_are_answered_stored_and_described_as_kafka_does(
+async def test_alterations_are_answered_stored_and_described_as_kafka_does(
     kafka: RealKafka, klamm: KlammBroker, real_zookeeper: RealZooKeeper, tmp_path: Path
 ) -> None:
-    theirs, described_by_kafka = asyncio.run(altered(kafka.bootstrap))
-    ours, described_by_klamm = asyncio.run(altered(klamm.bootstrap))
+    theirs, described_by_kafka = await altered(kafka.bootstrap)
+    ours, described_by_klamm = await altered(klamm.bootstrap)
     differing = {
         str(alteration): (our, their)
         for alteration, our, their in zip(ALTERATIONS, ours, theirs, strict=True)
@@ -223,7 +223,7 @@ def config_command(jars: Path, bootstrap: str, *arguments: str) -> list[str]:
     return sorted(output.decode().splitlines())
 
 
-def test_kafkas_config_command_works_on_klamm(
+async def test_kafkas_config_command_works_on_klamm(
     kafka_jars: Path, kafka: RealKafka, klamm: KlammBroker, real_zookeeper: RealZooKeeper, tmp_path: Path
 ) -> None:
     topic, broker = (
@@ -250,7 +250,7 @@ def test_kafkas_config_command_works_on_klamm(
             await create_topics(client, "t")
             await client.close()
 
-        asyncio.run(prepare(program.bootstrap))
+        await prepare(program.bootstrap)
         printed[type(program).__name__] = [
             config_command(kafka_jars, program.bootstrap, *arguments) for arguments in commands
         ]
@@ -264,7 +264,7 @@ def test_kafkas_config_command_works_on_klamm(
     )
 
 
-def test_each_program_acts_on_what_the_other_has_stored(
+async def test_each_program_acts_on_what_the_other_has_stored(
     kafka_jars: Path, real_zookeeper: RealZooKeeper, running: Callable[[Any], Any], tmp_path: Path
 ) -> None:
     connect_string = f"{real_zookeeper.connect}/configs-mixed"
@@ -292,8 +292,5 @@ def test_each_program_acts_on_what_the_other_has_stored(
         for client in brokers.values():
             await client.close()
 
-    async def main() -> None:
-        async with asyncio.timeout(60):
-            await scenario()
-
-    asyncio.run(main())
+    async with asyncio.timeout(60):
+        await scenario()

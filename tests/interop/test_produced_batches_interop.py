@@ -1,7 +1,6 @@
 """What Apache Kafka answers to the batches that klamm answers in tests/broker/test_produced_batches.py, and what
 librdkafka makes of both programs' answers."""
 
-import asyncio
 import time
 from collections import Counter
 from pathlib import Path
@@ -33,12 +32,12 @@ def create(bootstrap: str, *topics: NewTopic) -> None:
         made.result(30)
 
 
-def test_what_kafka_answers(kafka: RealKafka) -> None:
+async def test_what_kafka_answers(kafka: RealKafka) -> None:
     cases = HEADERS | RECORDS
     create(
         kafka.bootstrap, *(NewTopic(topic_of(name), 1, 1, config=dict(case.configs)) for name, case in cases.items())
     )
-    answers = asyncio.run(send_all(kafka.bootstrap, cases, time.time_ns() // 1_000_000))
+    answers = await send_all(kafka.bootstrap, cases, time.time_ns() // 1_000_000)
     assert {
         name: (ErrorCode(answer.error_code), [one.batch_index for one in answer.record_errors])
         for name, answer in answers.items()

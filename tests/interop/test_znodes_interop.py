@@ -1,10 +1,11 @@
 """Our znodes against Apache Kafka 2.8.2: we read all that it writes, and it understands all that we write."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import orjson
-import uvloop
+import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from klamm.environment import SystemEnvironment
@@ -16,22 +17,22 @@ from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.client import ZooKeeperClient
 from support.oracles import RealKafka, RealZooKeeper
 
+pytestmark = pytest.mark.loop("uvloop")
+
 PATIENCE_SECONDS = 60
 
 
-def with_store(connect: str, scenario: Callable[[KafkaZooKeeper], Awaitable[None]]) -> None:
-    async def main() -> None:
-        environment = SystemEnvironment()
-        client = ZooKeeperClient(environment, connect)
-        await client.start(PATIENCE_SECONDS * 1000)
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await scenario(KafkaZooKeeper(client))
-        finally:
-            await client.close()
-            environment.close()
-
-    uvloop.run(main())
+@asynccontextmanager
+async def connected_store(connect: str) -> AsyncIterator[KafkaZooKeeper]:
+    environment = SystemEnvironment()
+    client = ZooKeeperClient(environment, connect)
+    await client.start(PATIENCE_SECONDS * 1000)
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            yield KafkaZooKeeper(client)
+    finally:
+        await client.close()
+        environment.close()
 
 
 async def gone(client: ZooKeeperClient, path: str) -> None:
@@ -56,7 +57,7 @@ def same(ours: bytes, theirs: bytes) -> bool:
     return bool(orjson.loads(ours) == orjson.loads(theirs))
 
 
-def test_we_read_what_kafka_writes_and_would_write_the_same(
+async def test_we_read_what_kafka_writes_and_would_write_the_same(
     real_kafka: RealKafka, real_zookeeper: RealZooKeeper
 ) -> None:
     admin = AdminClient({"bootstrap.servers": real_kafka.bootstrap})
@@ -64,8 +65,8 @@ def test_we_read_what_kafka_writes_and_would_write_the_same(
     admin.create_topics([new])["theirs"].result()
     resource = ConfigResource(ConfigResource.Type.BROKER, "0", set_config={"log.cleaner.threads": "2"})
     admin.alter_configs([resource])[resource].result()
+    async with connected_store(f"{real_zookeeper.connect}/real-kafka") as store:
 
-    async def scenario(store: KafkaZooKeeper) -> None:
         async def data(path: str) -> bytes:
             return (await store.client.get(path))[0]
 
@@ -118,13 +119,10 @@ def test_we_read_what_kafka_writes_and_would_write_the_same(
         )
         assert configs.decode_config("brokers/0", await data("/config/brokers/0")) == {"log.cleaner.threads": "2"}
 
-    with_store(f"{real_zookeeper.connect}/real-kafka", scenario)
 
-
-def test_kafka_understands_what_we_write(real_kafka: RealKafka, real_zookeeper: RealZooKeeper) -> None:
+async def test_kafka_understands_what_we_write(real_kafka: RealKafka, real_zookeeper: RealZooKeeper) -> None:
     admin = AdminClient({"bootstrap.servers": real_kafka.bootstrap})
-
-    async def scenario(store: KafkaZooKeeper) -> None:
+    async with connected_store(f"{real_zookeeper.connect}/real-kafka") as store:
         client = store.client
         loop = asyncio.get_running_loop()
         await store.create_persistent_paths()
@@ -173,24 +171,19 @@ def test_kafka_understands_what_we_write(real_kafka: RealKafka, real_zookeeper: 
         assert await client.exists("/config/topics/ours") is None
         assert await store.live_brokers() != {}
 
-    with_store(f"{real_zookeeper.connect}/real-kafka", scenario)
 
-
-def test_kafka_goes_on_with_our_producer_id_blocks(real_kafka: RealKafka, real_zookeeper: RealZooKeeper) -> None:
-    async def scenario(store: KafkaZooKeeper) -> None:
+async def test_kafka_goes_on_with_our_producer_id_blocks(real_kafka: RealKafka, real_zookeeper: RealZooKeeper) -> None:
+    async with connected_store(f"{real_zookeeper.connect}/real-kafka") as store:
         first, last = await store.allocate_producer_id_block(7)
         assert last == first + 999
         theirs = ProducerIdBlock.decode((await store.client.get("/latest_producer_id_block"))[0])
         assert theirs == ProducerIdBlock(7, first, last)
 
-    with_store(f"{real_zookeeper.connect}/real-kafka", scenario)
 
-
-def test_kafka_sees_our_brokers(real_kafka: RealKafka, real_zookeeper: RealZooKeeper) -> None:
+async def test_kafka_sees_our_brokers(real_kafka: RealKafka, real_zookeeper: RealZooKeeper) -> None:
     """A broker that we register becomes part of the cluster's metadata."""
     admin = AdminClient({"bootstrap.servers": real_kafka.bootstrap})
-
-    async def scenario(store: KafkaZooKeeper) -> None:
+    async with connected_store(f"{real_zookeeper.connect}/real-kafka") as store:
         registration = BrokerRegistration(
             77, (Endpoint("PLAINTEXT", "127.0.0.1", 1, "PLAINTEXT"),), rack="r", timestamp_ms=1
         )
@@ -200,5 +193,3 @@ def test_kafka_sees_our_brokers(real_kafka: RealKafka, real_zookeeper: RealZooKe
             if 77 in listed.brokers:
                 break
         assert (listed.brokers[77].host, listed.brokers[77].port) == ("127.0.0.1", 1)
-
-    with_store(f"{real_zookeeper.connect}/real-kafka", scenario)

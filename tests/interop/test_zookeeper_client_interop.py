@@ -5,12 +5,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from klamm.environment import SystemEnvironment
 from klamm.zookeeper.client import State
 from support.oracles import RealZooKeeper
 from support.zookeeper.scenarios import SCENARIOS, Scene, States
+
+pytestmark = pytest.mark.loop("uvloop")
 
 
 @pytest.fixture(params=["real_zookeeper", "real_zookeeper39"])
@@ -20,40 +21,33 @@ def zookeeper(request: pytest.FixtureRequest) -> RealZooKeeper:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_scenario(scenario: Callable[[Scene], Awaitable[None]], zookeeper: RealZooKeeper) -> None:
-    async def main() -> None:
-        environment = SystemEnvironment()
-        try:
-            await scenario(Scene(environment, "127.0.0.1", zookeeper.port, "/" + scenario.__name__))
-        finally:
-            environment.close()
-
-    uvloop.run(main())  # The loop that production uses.
+async def test_scenario(scenario: Callable[[Scene], Awaitable[None]], zookeeper: RealZooKeeper) -> None:
+    environment = SystemEnvironment()
+    try:
+        await scenario(Scene(environment, "127.0.0.1", zookeeper.port, "/" + scenario.__name__))
+    finally:
+        environment.close()
 
 
-def test_a_restart_of_the_server(
+async def test_a_restart_of_the_server(
     kafka_jars: Path, tmp_path: Path, running: Callable[[RealZooKeeper], RealZooKeeper]
 ) -> None:
     """The session, its ephemeral znode and its watches outlive kill -9 of the server."""
     server = running(RealZooKeeper(kafka_jars, tmp_path))
     server.start()
-
-    async def main() -> None:
-        environment = SystemEnvironment()
-        scene = Scene(environment, "127.0.0.1", server.port, "/restart")
-        async with scene.client(session_timeout_ms=15_000) as client:
-            states, session_id = States(client), client.session_id
-            await client.create("/e", b"1", ephemeral=True)
-            changed = asyncio.get_running_loop().create_future()
-            await client.get("/e", changed.set_result)
-            server.kill()
-            assert await states.next() is State.DISCONNECTED
-            waiting = client.submit_set("/e", b"2")
-            server.launch()
-            assert await states.next() is State.CONNECTED
-            stat = await waiting
-            assert (stat.version, stat.ephemeral_owner, client.session_id) == (1, session_id, session_id)
-            assert (await changed).path == "/e"
-        environment.close()
-
-    uvloop.run(main())  # The loop that production uses.
+    environment = SystemEnvironment()
+    scene = Scene(environment, "127.0.0.1", server.port, "/restart")
+    async with scene.client(session_timeout_ms=15_000) as client:
+        states, session_id = States(client), client.session_id
+        await client.create("/e", b"1", ephemeral=True)
+        changed = asyncio.get_running_loop().create_future()
+        await client.get("/e", changed.set_result)
+        server.kill()
+        assert await states.next() is State.DISCONNECTED
+        waiting = client.submit_set("/e", b"2")
+        server.launch()
+        assert await states.next() is State.CONNECTED
+        stat = await waiting
+        assert (stat.version, stat.ephemeral_owner, client.session_id) == (1, session_id, session_id)
+        assert (await changed).path == "/e"
+    environment.close()

@@ -35,16 +35,18 @@ def ensemble39(zookeeper39_jars: Path, tmp_path: Path, running: Callable[[Any], 
     return ensemble
 
 
-def test_new_topics_have_their_configurations_whichever_server_lags(ensemble: RealEnsemble, tmp_path: Path) -> None:
-    asyncio.run(_create_topics(ensemble, tmp_path, topics=3))
+async def test_new_topics_have_their_configurations_whichever_server_lags(
+    ensemble: RealEnsemble, tmp_path: Path
+) -> None:
+    await _create_topics(ensemble, tmp_path, topics=3)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", ["ensemble", "ensemble39"])
-def test_many_new_topics_have_their_configurations(
+async def test_many_new_topics_have_their_configurations(
     version: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    asyncio.run(_create_topics(request.getfixturevalue(version), tmp_path, topics=20))
+    await _create_topics(request.getfixturevalue(version), tmp_path, topics=20)
 
 
 async def _create_topics(ensemble: RealEnsemble, directory: Path, topics: int) -> None:
@@ -89,28 +91,24 @@ async def _start(stack: AsyncExitStack, broker_id: int, server: EnsembleMember, 
     return broker
 
 
-def test_sync_catches_up_with_the_others(ensemble: RealEnsemble) -> None:
+async def test_sync_catches_up_with_the_others(ensemble: RealEnsemble) -> None:
     """A client's read behind a sync shows what was written while its server stood still."""
-
-    async def main() -> None:
-        environment = SystemEnvironment()
-        lagging = ensemble.followers[0]
-        clients = [ZooKeeperClient(environment, server.address) for server in (ensemble.leader, lagging)]
-        for client in clients:
-            await client.start(60_000)
-        writer, reader = clients
-        await writer.create("/a", b"0")
-        for number in range(1, 6):
-            lagging.pause()
-            await writer.set("/a", b"%d" % number)
-            synced = asyncio.ensure_future(reader.sync())
-            await asyncio.sleep(0)
-            read = reader.submit_get("/a")
-            lagging.resume()
-            await synced
-            assert (await read)[0] == b"%d" % number
-        for client in clients:
-            await client.close()
-        environment.close()
-
-    asyncio.run(main())
+    environment = SystemEnvironment()
+    lagging = ensemble.followers[0]
+    clients = [ZooKeeperClient(environment, server.address) for server in (ensemble.leader, lagging)]
+    for client in clients:
+        await client.start(60_000)
+    writer, reader = clients
+    await writer.create("/a", b"0")
+    for number in range(1, 6):
+        lagging.pause()
+        await writer.set("/a", b"%d" % number)
+        synced = asyncio.ensure_future(reader.sync())
+        await asyncio.sleep(0)
+        read = reader.submit_get("/a")
+        lagging.resume()
+        await synced
+        assert (await read)[0] == b"%d" % number
+    for client in clients:
+        await client.close()
+    environment.close()

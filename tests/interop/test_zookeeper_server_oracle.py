@@ -5,7 +5,6 @@ compared with each other. Children have no order in ZooKeeper. In a multi, creat
 one there, while 3.9 and klamm do when asked.
 """
 
-import asyncio
 import dataclasses
 import random
 from collections.abc import Callable
@@ -100,7 +99,7 @@ async def run(port: int, root: str, steps: list[Step], client_count: int) -> lis
     return [normal(answer) for answer in answers]
 
 
-def compare(directory: Path, real: RealZooKeeper, root: str, steps: list[Step], client_count: int = 2) -> None:
+async def compare(directory: Path, real: RealZooKeeper, root: str, steps: list[Step], client_count: int = 2) -> None:
     async def both() -> tuple[list[Any], list[Any]]:
         environment = SystemEnvironment()
         server = ZooKeeperServer(environment, str(directory))
@@ -111,7 +110,7 @@ def compare(directory: Path, real: RealZooKeeper, root: str, steps: list[Step], 
             await server.stop()
             environment.close()
 
-    ours, theirs = asyncio.run(both())
+    ours, theirs = await both()
     for step, our_answer, their_answer in zip(steps, ours, theirs, strict=True):
         assert our_answer == their_answer, f"\n{step}\nours   {our_answer}\ntheirs {their_answer}"
 
@@ -303,12 +302,12 @@ SCRIPT: list[Step] = [
 ]
 
 
-def test_every_request_is_answered_as_zookeeper_does(tmp_path: Path, real_zookeeper: RealZooKeeper) -> None:
-    compare(tmp_path / "data", real_zookeeper, "/oracle-script", SCRIPT)
+async def test_every_request_is_answered_as_zookeeper_does(tmp_path: Path, real_zookeeper: RealZooKeeper) -> None:
+    await compare(tmp_path / "data", real_zookeeper, "/oracle-script", SCRIPT)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_requests_are_answered_as_zookeeper_does(
+async def test_random_requests_are_answered_as_zookeeper_does(
     tmp_path: Path, real_zookeeper: RealZooKeeper, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -343,4 +342,4 @@ def test_random_requests_are_answered_as_zookeeper_does(
         return chance.choice(makers)()
 
     steps = [(chance.randrange(2), step()) for _ in range(400)]
-    compare(tmp_path / "data", real_zookeeper, f"/oracle-random-{seed}", steps)
+    await compare(tmp_path / "data", real_zookeeper, f"/oracle-random-{seed}", steps)

@@ -2,15 +2,17 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
-import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.net import http
 from klamm.net.http import JSON, Answer, BadRequest, HttpServer, Request, parse_request
+
+pytestmark = pytest.mark.loop("uvloop")
 
 
 class Scene:
@@ -96,22 +98,20 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
-    async def main() -> None:
-        scene = Scene()
-        await scene.server.bind()
-        await scene.server.start()
-        try:
-            await scenario(scene)
-            assert scene.failures == []
-        finally:
-            scene.server.stop()
-
-    uvloop.run(main())
+@asynccontextmanager
+async def playing() -> AsyncIterator[Scene]:
+    scene = Scene()
+    await scene.server.bind()
+    await scene.server.start()
+    try:
+        yield scene
+        assert scene.failures == []
+    finally:
+        scene.server.stop()
 
 
-def test_an_answer() -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_an_answer() -> None:
+    async with playing() as scene:
         answer = await scene.ask(b"GET /echo?a=1&b=&a=%20x HTTP/1.1\r\nHost: h\r\nAccept:*/*\r\n\r\n")
         head, _, body = answer.partition(b"\r\n\r\n")
         assert body == b"{'a': ' x', 'b': ''}"
@@ -123,19 +123,15 @@ def test_an_answer() -> None:
             b"Content-Length: 20",
         ]
 
-    play(scenario)
 
-
-def test_an_answer_in_pieces_and_a_request_in_pieces() -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_an_answer_in_pieces_and_a_request_in_pieces() -> None:
+    async with playing() as scene:
         reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
         for piece in (b"GET /li", b"nes HTTP/1.0\r", b"\n\r", b"\n"):
             writer.write(piece)
             await asyncio.sleep(0.01)
         assert (await reader.read()).endswith(b"\r\n\r\n0\n1\n2\n")
         writer.close()
-
-    play(scenario)
 
 
 @pytest.mark.parametrize(
@@ -158,17 +154,15 @@ def test_an_answer_in_pieces_and_a_request_in_pieces() -> None:
         (b"GET /echo HTTP/1.1\r\nx: " + b"y" * http.MAX_HEAD_BYTES + b"\r\n\r\n", 400),
     ],
 )
-def test_refusals(sent: bytes, status: int) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_refusals(sent: bytes, status: int) -> None:
+    async with playing() as scene:
         assert await scene.status(sent) == status
         assert await scene.status(b"GET /echo HTTP/1.1\r\n\r\n") == 200
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("path", ["echo", "lines"])
-def test_a_client_that_ends_its_side_gets_its_answer(path: str) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_client_that_ends_its_side_gets_its_answer(path: str) -> None:
+    async with playing() as scene:
         reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
         writer.write(f"GET /{path} HTTP/1.1\r\n\r\n".encode())
         writer.write_eof()
@@ -179,13 +173,10 @@ def test_a_client_that_ends_its_side_gets_its_answer(path: str) -> None:
         writer.close()
         await until(lambda: not scene.server._connections)
 
-    play(scenario)
 
-
-def test_a_client_that_ends_its_side_keeps_no_answer_going(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_ends_its_side_keeps_no_answer_going(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "READ_TIMEOUT_S", 0.05)
-
-    async def scenario(scene: Scene) -> None:
+    async with playing() as scene:
         reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
         writer.write(b"GET /quiet HTTP/1.1\r\n\r\n")
         writer.write_eof()
@@ -195,30 +186,23 @@ def test_a_client_that_ends_its_side_keeps_no_answer_going(monkeypatch: pytest.M
             await scene.ended.wait()
         writer.close()
 
-    play(scenario)
 
-
-def test_who_ends_without_having_asked_is_closed() -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_who_ends_without_having_asked_is_closed() -> None:
+    async with playing() as scene:
         assert await scene.ask_and_end(b"GET /echo") == b""
         await until(lambda: not scene.server._connections)
 
-    play(scenario)
 
-
-def test_a_request_without_an_end_is_refused_and_the_client_reads_why() -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_request_without_an_end_is_refused_and_the_client_reads_why() -> None:
+    async with playing() as scene:
         answer = await scene.ask(b"GET /" + b"x" * 5_000_000)
         assert answer.startswith(b"HTTP/1.1 400 ") and answer.endswith(b"is longer than 8192 bytes\n")
         await until(lambda: not scene.server._connections)
 
-    play(scenario)
 
-
-def test_a_client_that_goes_on_sending_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_goes_on_sending_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "LINGER_S", 0.05)
-
-    async def scenario(scene: Scene) -> None:
+    async with playing() as scene:
         _, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
         async with asyncio.timeout(10):
             with contextlib.suppress(ConnectionError):
@@ -228,26 +212,20 @@ def test_a_client_that_goes_on_sending_is_cut_off(monkeypatch: pytest.MonkeyPatc
         await until(lambda: not scene.server._connections)
         writer.close()
 
-    play(scenario)
 
-
-def test_a_client_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 0.05)
-
-    async def scenario(scene: Scene) -> None:
+    async with playing() as scene:
         reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
         writer.write(b"GET /echo HTTP/1.1\r\n")
         async with asyncio.timeout(10):
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
 
-    play(scenario)
 
-
-def test_too_many_connections_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_connections_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MAX_CONNECTIONS", 1)
-
-    async def scenario(scene: Scene) -> None:
+    async with playing() as scene:
         _, first = await asyncio.open_connection("127.0.0.1", scene.server.port)
         await until(lambda: scene.server._connections)
         assert (await scene.ask(b"")).startswith(b"HTTP/1.1 503 ")
@@ -255,11 +233,9 @@ def test_too_many_connections_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         await until(lambda: not scene.server._connections)
         assert await scene.status(b"GET /echo HTTP/1.1\r\n\r\n") == 200
 
-    play(scenario)
 
-
-def test_a_client_that_does_not_read_is_not_written_to_and_its_end_ends_the_body() -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_client_that_does_not_read_is_not_written_to_and_its_end_ends_the_body() -> None:
+    async with playing() as scene:
         reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port, limit=1024)
         writer.write(b"GET /endless HTTP/1.1\r\n\r\n")
         await reader.readline()
@@ -272,13 +248,10 @@ def test_a_client_that_does_not_read_is_not_written_to_and_its_end_ends_the_body
         async with asyncio.timeout(10):
             await scene.ended.wait()
 
-    play(scenario)
 
-
-def test_a_client_that_does_not_read_for_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_for_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "READ_TIMEOUT_S", 0.05)
-
-    async def scenario(scene: Scene) -> None:
+    async with playing() as scene:
         reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port, limit=1024)
         writer.write(b"GET /endless HTTP/1.1\r\n\r\n")
         await reader.readline()
@@ -286,21 +259,16 @@ def test_a_client_that_does_not_read_for_long_is_cut_off(monkeypatch: pytest.Mon
             await scene.ended.wait()
         writer.close()
 
-    play(scenario)
 
-
-def test_a_fault_of_the_program_is_heard_of() -> None:
-    async def main() -> None:
-        scene = Scene()
-        await scene.server.bind()
-        await scene.server.start()
-        asking = asyncio.ensure_future(scene.ask(b"GET /fault HTTP/1.1\r\n\r\n"))
-        await until(lambda: scene.failures)
-        assert isinstance(scene.failures[0], ValueError)
-        scene.server.stop()
-        await asyncio.gather(asking, return_exceptions=True)
-
-    uvloop.run(main())
+async def test_a_fault_of_the_program_is_heard_of() -> None:
+    scene = Scene()
+    await scene.server.bind()
+    await scene.server.start()
+    asking = asyncio.ensure_future(scene.ask(b"GET /fault HTTP/1.1\r\n\r\n"))
+    await until(lambda: scene.failures)
+    assert isinstance(scene.failures[0], ValueError)
+    scene.server.stop()
+    await asyncio.gather(asking, return_exceptions=True)
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda junk: b"GET /%b HTTP/1.1\r\nx: y" % junk))

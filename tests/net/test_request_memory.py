@@ -2,7 +2,8 @@
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -11,14 +12,11 @@ from klamm.net.framing import FIRST_ALLOCATION_BYTES
 from klamm.net.request_memory import Part, RequestMemory
 from klamm.net.response_memory import ResponseMemory
 from klamm.net.server import Answer, AnswerOnly, Response, ServerConnection, ServerLimits, SocketServer
-from klamm.simulation.loop import simulated_loop
+
+pytestmark = pytest.mark.loop("virtual")
 
 MB = 1024 * 1024
 KB = 1024
-
-
-def play(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    simulated_loop().run_until_complete(scenario())
 
 
 class Client:
@@ -56,93 +54,81 @@ def test_large_produces_other_large_requests_and_small_ones_have_parts_of_their_
     )
 
 
-def test_what_is_received_counts_once_until_it_is_released() -> None:
-    async def scenario() -> None:
-        part = Part(4 * MB)
-        client = Client(part)
-        assert part.grow(client, MB) and part.grow(client, MB)
-        assert (part.receiving_bytes, part.held_bytes) == (2 * MB, 0)
-        part.received(client, 2 * MB)
-        assert (part.receiving_bytes, part.held_bytes) == (0, 2 * MB)
-        # The connection ends before the request does.
+async def test_what_is_received_counts_once_until_it_is_released() -> None:
+    part = Part(4 * MB)
+    client = Client(part)
+    assert part.grow(client, MB) and part.grow(client, MB)
+    assert (part.receiving_bytes, part.held_bytes) == (2 * MB, 0)
+    part.received(client, 2 * MB)
+    assert (part.receiving_bytes, part.held_bytes) == (0, 2 * MB)
+    # The connection ends before the request does.
+    part.gone(client)
+    assert part.held_bytes == 2 * MB
+    part.release(2 * MB)
+    assert (part.receiving_bytes, part.held_bytes) == (0, 0)
+
+
+async def test_requests_that_are_half_received_do_not_wait_for_each_other() -> None:
+    part = Part(4 * MB)
+    clients = [Client(part) for _ in range(4)]
+    assert all(part.grow(client, MB) for client in clients)
+    assert not part.grow(clients[2], MB)
+    assert not part.grow(clients[1], MB)
+    # The one that began first goes on beyond the limit, and then the next one.
+    assert part.grow(clients[0], MB)
+    part.received(clients[0], 2 * MB)
+    assert (clients[1].granted, clients[2].granted) == (1, 0)
+    part.received(clients[1], 2 * MB)
+    assert clients[2].granted == 0, "complete requests alone fill the part"
+    part.release(2 * MB)
+    assert clients[2].granted == 1
+    for client in clients[2:]:
         part.gone(client)
-        assert part.held_bytes == 2 * MB
-        part.release(2 * MB)
-        assert (part.receiving_bytes, part.held_bytes) == (0, 0)
-
-    play(scenario)
+    part.release(2 * MB)
+    assert (part.receiving_bytes, part.held_bytes) == (0, 0)
 
 
-def test_requests_that_are_half_received_do_not_wait_for_each_other() -> None:
-    async def scenario() -> None:
-        part = Part(4 * MB)
-        clients = [Client(part) for _ in range(4)]
-        assert all(part.grow(client, MB) for client in clients)
-        assert not part.grow(clients[2], MB)
-        assert not part.grow(clients[1], MB)
-        # The one that began first goes on beyond the limit, and then the next one.
-        assert part.grow(clients[0], MB)
-        part.received(clients[0], 2 * MB)
-        assert (clients[1].granted, clients[2].granted) == (1, 0)
-        part.received(clients[1], 2 * MB)
-        assert clients[2].granted == 0, "complete requests alone fill the part"
-        part.release(2 * MB)
-        assert clients[2].granted == 1
-        for client in clients[2:]:
-            part.gone(client)
-        part.release(2 * MB)
-        assert (part.receiving_bytes, part.held_bytes) == (0, 0)
-
-    play(scenario)
-
-
-def test_silent_clients_are_disconnected_while_others_wait_and_no_others_are() -> None:
-    async def scenario() -> None:
-        part = Part(4 * MB)
-        silent, slow, late = Client(part), Client(part), Client(part)
-        assert part.grow(silent, 2 * MB) and part.grow(slow, 2 * MB)
-        await asyncio.sleep(10)
-        assert silent.reasons == [], "nobody waits"
-        waiting = Client(part)
-        silent.received_bytes = slow.received_bytes = 1
-        assert not part.grow(waiting, MB)
-        for _ in range(15):
-            slow.received_bytes += 1
-            await asyncio.sleep(0.1)
-        assert silent.reasons == [] and not waiting.granted
-        for _ in range(20):
-            slow.received_bytes += 1
-            await asyncio.sleep(0.1)
-        assert waiting.granted == 1
-        assert "has sent nothing of its request for 2" in silent.reasons[0]
-        assert "queued.max.request.bytes" in silent.reasons[0]
-        # A client that sends a little at a time has half a minute.
-        assert not part.grow(late, 4 * MB)
-        for _ in range(200):
-            slow.received_bytes += 1
-            waiting.received_bytes += 1
-            await asyncio.sleep(0.1)
-        assert "not all within 30" in slow.reasons[0]
-        assert waiting.reasons == [], "the time that it was kept waiting does not count, and it sends"
-        part.gone(waiting)
-        assert late.granted == 1
-
-    play(scenario)
+async def test_silent_clients_are_disconnected_while_others_wait_and_no_others_are() -> None:
+    part = Part(4 * MB)
+    silent, slow, late = Client(part), Client(part), Client(part)
+    assert part.grow(silent, 2 * MB) and part.grow(slow, 2 * MB)
+    await asyncio.sleep(10)
+    assert silent.reasons == [], "nobody waits"
+    waiting = Client(part)
+    silent.received_bytes = slow.received_bytes = 1
+    assert not part.grow(waiting, MB)
+    for _ in range(15):
+        slow.received_bytes += 1
+        await asyncio.sleep(0.1)
+    assert silent.reasons == [] and not waiting.granted
+    for _ in range(20):
+        slow.received_bytes += 1
+        await asyncio.sleep(0.1)
+    assert waiting.granted == 1
+    assert "has sent nothing of its request for 2" in silent.reasons[0]
+    assert "queued.max.request.bytes" in silent.reasons[0]
+    # A client that sends a little at a time has half a minute.
+    assert not part.grow(late, 4 * MB)
+    for _ in range(200):
+        slow.received_bytes += 1
+        waiting.received_bytes += 1
+        await asyncio.sleep(0.1)
+    assert "not all within 30" in slow.reasons[0]
+    assert waiting.reasons == [], "the time that it was kept waiting does not count, and it sends"
+    part.gone(waiting)
+    assert late.granted == 1
 
 
-def test_a_waiting_client_that_goes_leaves_nothing_behind() -> None:
-    async def scenario() -> None:
-        part = Part(2 * MB)
-        first, second = Client(part), Client(part)
-        assert part.grow(first, 2 * MB)
-        assert not part.grow(second, MB)
-        part.gone(second)
-        part.gone(second)
-        part.gone(first)
-        assert part.receiving_bytes == 0 and not second.granted
-        assert part.grow(second, 2 * MB)
-
-    play(scenario)
+async def test_a_waiting_client_that_goes_leaves_nothing_behind() -> None:
+    part = Part(2 * MB)
+    first, second = Client(part), Client(part)
+    assert part.grow(first, 2 * MB)
+    assert not part.grow(second, MB)
+    part.gone(second)
+    part.gone(second)
+    part.gone(first)
+    assert part.receiving_bytes == 0 and not second.granted
+    assert part.grow(second, 2 * MB)
 
 
 # -- on a server ------------------------------------------------------------------------------------------------------
@@ -195,29 +181,27 @@ class Peer:
             return True
 
 
-def run(scenario: Callable[[Harness, Callable[[], Awaitable[Peer]]], Awaitable[None]], **options: Any) -> None:
-    async def main() -> None:
-        harness = Harness(**options)
-        await harness.server.bind()
-        await harness.server.start()
-        peers: list[Peer] = []
+@asynccontextmanager
+async def running(**options: Any) -> AsyncIterator[tuple[Harness, Callable[[], Awaitable[Peer]]]]:
+    harness = Harness(**options)
+    await harness.server.bind()
+    await harness.server.start()
+    peers: list[Peer] = []
 
-        async def connect() -> Peer:
-            peers.append(Peer(*await asyncio.open_connection("127.0.0.1", harness.server.port)))
-            return peers[-1]
+    async def connect() -> Peer:
+        peers.append(Peer(*await asyncio.open_connection("127.0.0.1", harness.server.port)))
+        return peers[-1]
 
-        try:
-            async with asyncio.timeout(30):
-                await scenario(harness, connect)
-        finally:
-            for peer in peers:
-                peer.writer.transport.abort()
-            await harness.server.stop(1000)
-        assert harness.failures == []
-        memory = harness.server.request_memory
-        assert memory.held_bytes == 0, "all memory is given back"
-
-    asyncio.run(main())
+    try:
+        async with asyncio.timeout(30):
+            yield harness, connect
+    finally:
+        for peer in peers:
+            peer.writer.transport.abort()
+        await harness.server.stop(1000)
+    assert harness.failures == []
+    memory = harness.server.request_memory
+    assert memory.held_bytes == 0, "all memory is given back"
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -225,10 +209,10 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_clients_that_begin_large_requests_leave_the_others_their_share() -> None:
+@pytest.mark.loop("asyncio")
+async def test_clients_that_begin_large_requests_leave_the_others_their_share() -> None:
     """50 clients send half of a megabyte each, against 8 MB. Small requests and the large ones of others go on."""
-
-    async def scenario(harness: Harness, connect: Callable[[], Awaitable[Peer]]) -> None:
+    async with running(budget_bytes=8 * MB) as (harness, connect):
         memory = harness.server.request_memory
         peers = [await connect() for _ in range(50)]
         for peer in peers:
@@ -252,13 +236,11 @@ def test_clients_that_begin_large_requests_leave_the_others_their_share() -> Non
             assert await peer.answer() == b"\0\0" + bytes(8)
         assert await produce.answer() == b"\0\0produce."
 
-    run(scenario, budget_bytes=8 * MB)
 
-
-def test_a_frame_takes_no_memory_before_it_is_granted() -> None:
+@pytest.mark.loop("asyncio")
+async def test_a_frame_takes_no_memory_before_it_is_granted() -> None:
     """Each of them announces 100 MB: without a bound, a few bytes would cost a megabyte."""
-
-    async def scenario(harness: Harness, connect: Callable[[], Awaitable[Peer]]) -> None:
+    async with running(budget_bytes=4 * MB) as (harness, connect):
         peers = [await connect() for _ in range(64)]
         for peer in peers:
             peer.send(b"\0\0abcdefgh", size=100 * MB)
@@ -268,11 +250,10 @@ def test_a_frame_takes_no_memory_before_it_is_granted() -> None:
         sizes = sorted(len(frame) for frame in frames if frame is not None)
         assert sizes == [10] * 62 + [FIRST_ALLOCATION_BYTES] * 2
 
-    run(scenario, budget_bytes=4 * MB)
 
-
-def test_a_connection_may_always_have_one_small_request() -> None:
-    async def scenario(harness: Harness, connect: Callable[[], Awaitable[Peer]]) -> None:
+@pytest.mark.loop("asyncio")
+async def test_a_connection_may_always_have_one_small_request() -> None:
+    async with running(budget_bytes=MB) as (harness, connect):
         greedy = [await connect() for _ in range(8)]
         body = b"\0\0wait" + bytes(60 * KB)
         for peer in greedy:
@@ -290,11 +271,10 @@ def test_a_connection_may_always_have_one_small_request() -> None:
             for _ in range(10):
                 assert await peer.answer() == body[:10]
 
-    run(scenario, budget_bytes=MB)
 
-
-def test_what_a_client_leaves_behind_is_given_back() -> None:
-    async def scenario(harness: Harness, connect: Callable[[], Awaitable[Peer]]) -> None:
+@pytest.mark.loop("asyncio")
+async def test_what_a_client_leaves_behind_is_given_back() -> None:
+    async with running(budget_bytes=8 * MB) as (harness, connect):
         memory = harness.server.request_memory
         peer = await connect()
         for _ in range(3):
@@ -304,5 +284,3 @@ def test_what_a_client_leaves_behind_is_given_back() -> None:
         await until(lambda: memory.held_bytes >= MB + 30 * KB)
         peer.writer.transport.abort()
         await until(lambda: memory.held_bytes == 0)
-
-    run(scenario, budget_bytes=8 * MB)

@@ -22,8 +22,10 @@ from klamm.net.sasl import authenticator
 from klamm.net.security import SaslOptions
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, response_class
-from support.heartbeats import FAST, heartbeat, heartbeat_response, run
+from support.heartbeats import FAST, heartbeat, heartbeat_response
 from support.scripted_broker import ScriptedBroker
+
+pytestmark = pytest.mark.loop("asyncio", "uvloop")
 
 SALT = b"salt"
 RANDOM = random.Random(1)
@@ -118,166 +120,137 @@ def secured(mechanism="SCRAM-SHA-256", password="secret"):
 
 @pytest.mark.parametrize("version", [0, 1, 2])
 @pytest.mark.parametrize("mechanism", ["PLAIN", *HASHES])
-def test_who_is_let_in(mechanism, version):
-    async def test():
-        broker = SaslBroker(version=version)
-        async with ScriptedBroker(broker, versions=broker.versions) as listener:
-            options = secured(mechanism)
-            for _ in range(2):
-                connection = await connect(*listener.address, options)
-                assert (await connection.send(ApiKey.HEARTBEAT, heartbeat())).error_code == 0
-            assert broker.authentications == 2
-
-    run(test)
+async def test_who_is_let_in(mechanism, version):
+    broker = SaslBroker(version=version)
+    async with ScriptedBroker(broker, versions=broker.versions) as listener:
+        options = secured(mechanism)
+        for _ in range(2):
+            connection = await connect(*listener.address, options)
+            assert (await connection.send(ApiKey.HEARTBEAT, heartbeat())).error_code == 0
+        assert broker.authentications == 2
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", *HASHES])
-def test_who_is_not(mechanism):
-    async def test():
-        async with ScriptedBroker(SaslBroker()) as listener:
-            client = ClusterClient([listener.address], secured(mechanism, "guessed-word"), FAST)
-            with pytest.raises(AuthenticationFailed) as caught:
-                await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
-            told = str(caught.value)
-            assert f"{mechanism}: the broker refuses user name and password; see sasl.jaas.config" in told
-            assert "(the broker says: go away)" in told
-            assert "guessed-word" not in told
-            # It was tried once.
-            assert len(listener.connections) == 1
-
-    run(test)
+async def test_who_is_not(mechanism):
+    async with ScriptedBroker(SaslBroker()) as listener:
+        client = ClusterClient([listener.address], secured(mechanism, "guessed-word"), FAST)
+        with pytest.raises(AuthenticationFailed) as caught:
+            await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
+        told = str(caught.value)
+        assert f"{mechanism}: the broker refuses user name and password; see sasl.jaas.config" in told
+        assert "(the broker says: go away)" in told
+        assert "guessed-word" not in told
+        # It was tried once.
+        assert len(listener.connections) == 1
 
 
-def test_a_broker_that_does_not_know_the_password_is_not_spoken_to():
-    async def test():
-        broker = SaslBroker()
-        broker.knows_password = False
-        async with ScriptedBroker(broker) as listener:
-            with pytest.raises(AuthenticationFailed, match="SCRAM-SHA-256: the server's signature is wrong"):
-                await connect(*listener.address, secured())
-
-    run(test)
+async def test_a_broker_that_does_not_know_the_password_is_not_spoken_to():
+    broker = SaslBroker()
+    broker.knows_password = False
+    async with ScriptedBroker(broker) as listener:
+        with pytest.raises(AuthenticationFailed, match="SCRAM-SHA-256: the server's signature is wrong"):
+            await connect(*listener.address, secured())
 
 
-def test_mechanisms_that_the_broker_does_not_have():
-    async def test():
-        async with ScriptedBroker(SaslBroker(mechanisms=("PLAIN", "GSSAPI"))) as listener:
-            with pytest.raises(
-                AuthenticationFailed, match=r"no SCRAM-SHA-256; see sasl.mechanism, .*'PLAIN', 'GSSAPI'"
-            ):
-                await connect(*listener.address, secured())
-        async with ScriptedBroker(SaslBroker(mechanisms=())) as listener:
-            with pytest.raises(AuthenticationFailed, match=r"wants no SASL at this port; see security\.protocol"):
-                await connect(*listener.address, secured())
-        async with ScriptedBroker(SaslBroker(), versions={ApiKey.SASL_AUTHENTICATE: (0, -1)}) as listener:
-            with pytest.raises(UnsupportedVersion, match=r"SaslAuthenticate \(36\) is not served by this broker"):
-                await connect(*listener.address, secured())
-
-    run(test)
+async def test_mechanisms_that_the_broker_does_not_have():
+    async with ScriptedBroker(SaslBroker(mechanisms=("PLAIN", "GSSAPI"))) as listener:
+        with pytest.raises(AuthenticationFailed, match=r"no SCRAM-SHA-256; see sasl.mechanism, .*'PLAIN', 'GSSAPI'"):
+            await connect(*listener.address, secured())
+    async with ScriptedBroker(SaslBroker(mechanisms=())) as listener:
+        with pytest.raises(AuthenticationFailed, match=r"wants no SASL at this port; see security\.protocol"):
+            await connect(*listener.address, secured())
+    async with ScriptedBroker(SaslBroker(), versions={ApiKey.SASL_AUTHENTICATE: (0, -1)}) as listener:
+        with pytest.raises(UnsupportedVersion, match=r"SaslAuthenticate \(36\) is not served by this broker"):
+            await connect(*listener.address, secured())
 
 
-def test_a_connection_that_ends_meanwhile_is_worth_another():
-    async def test():
-        def hang_up(asked):
+async def test_a_connection_that_ends_meanwhile_is_worth_another():
+    def hang_up(asked):
+        asked.connection.transport.close()
+        listener.script = SaslBroker()
+
+    async with ScriptedBroker(hang_up) as listener:
+        with pytest.raises(ConnectFailed):
+            await connect(*listener.address, secured())
+        listener.script = hang_up
+        client = ClusterClient([listener.address], secured(), FAST)
+        assert (await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())).error_code == 0
+
+
+async def test_a_broker_that_wants_sasl_from_a_client_without():
+    broker = SaslBroker(mechanisms=("SCRAM-SHA-256",))
+
+    def handler(asked):
+        if asked.header.api_key == ApiKey.SASL_HANDSHAKE:
+            broker(asked)
+        else:
             asked.connection.transport.close()
-            listener.script = SaslBroker()
 
-        async with ScriptedBroker(hang_up) as listener:
-            with pytest.raises(ConnectFailed):
-                await connect(*listener.address, secured())
-            listener.script = hang_up
-            client = ClusterClient([listener.address], secured(), FAST)
-            assert (await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())).error_code == 0
-
-    run(test)
-
-
-def test_a_broker_that_wants_sasl_from_a_client_without():
-    async def test():
-        broker = SaslBroker(mechanisms=("SCRAM-SHA-256",))
-
-        def handler(asked):
-            if asked.header.api_key == ApiKey.SASL_HANDSHAKE:
-                broker(asked)
-            else:
-                asked.connection.transport.close()
-
-        async with ScriptedBroker(handler) as listener:
-            client = ClusterClient([listener.address], ConnectionOptions(), FAST)
-            told = r"wants SASL at this port; see security\.protocol and sasl\.mechanism, it has: SCRAM-SHA-256"
-            with pytest.raises(AuthenticationFailed, match=told):
-                await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
-            # One that only stops, and wants none.
-            broker.mechanisms = ()
-            brief = ClusterClient([listener.address], ConnectionOptions(), RetryPolicy(20, 1, 5))
-            with pytest.raises(Disconnected):
-                await brief.send_to_any(ApiKey.HEARTBEAT, heartbeat())
-            # One that knows no SASL is not asked for it.
-            del listener.versions[ApiKey.SASL_HANDSHAKE]
-            listener.headers.clear()
-            with pytest.raises(Disconnected):
-                await brief.send_to_any(ApiKey.HEARTBEAT, heartbeat())
-            assert {header.api_key for header in listener.headers} == {ApiKey.API_VERSIONS, ApiKey.HEARTBEAT}
-
-    run(test)
+    async with ScriptedBroker(handler) as listener:
+        client = ClusterClient([listener.address], ConnectionOptions(), FAST)
+        told = r"wants SASL at this port; see security\.protocol and sasl\.mechanism, it has: SCRAM-SHA-256"
+        with pytest.raises(AuthenticationFailed, match=told):
+            await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
+        # One that only stops, and wants none.
+        broker.mechanisms = ()
+        brief = ClusterClient([listener.address], ConnectionOptions(), RetryPolicy(20, 1, 5))
+        with pytest.raises(Disconnected):
+            await brief.send_to_any(ApiKey.HEARTBEAT, heartbeat())
+        # One that knows no SASL is not asked for it.
+        del listener.versions[ApiKey.SASL_HANDSHAKE]
+        listener.headers.clear()
+        with pytest.raises(Disconnected):
+            await brief.send_to_any(ApiKey.HEARTBEAT, heartbeat())
+        assert {header.api_key for header in listener.headers} == {ApiKey.API_VERSIONS, ApiKey.HEARTBEAT}
 
 
 # -- sessions that end (KIP-368) --------------------------------------------------------------------------------------
 
 
-def test_a_session_is_renewed_between_requests():
-    async def test():
-        broker = SaslBroker(session_ms=20)
-        async with ScriptedBroker(broker) as listener:
-            connection = await connect(*listener.address, secured())
-            while broker.authentications < 5:
-                # Pipelined: the renewal waits for its turn, and the others wait for it.
-                answers = await asyncio.gather(*(connection.send(ApiKey.HEARTBEAT, heartbeat()) for _ in range(8)))
-                assert [answer.error_code for answer in answers] == [0] * 8
-            assert len(listener.connections) == 1
-
-    run(test)
+async def test_a_session_is_renewed_between_requests():
+    broker = SaslBroker(session_ms=20)
+    async with ScriptedBroker(broker) as listener:
+        connection = await connect(*listener.address, secured())
+        while broker.authentications < 5:
+            # Pipelined: the renewal waits for its turn, and the others wait for it.
+            answers = await asyncio.gather(*(connection.send(ApiKey.HEARTBEAT, heartbeat()) for _ in range(8)))
+            assert [answer.error_code for answer in answers] == [0] * 8
+        assert len(listener.connections) == 1
 
 
-def test_a_session_that_is_not_renewed_ends_the_connection():
-    async def test():
-        broker = SaslBroker(session_ms=20)
-        async with ScriptedBroker(broker) as listener:
-            connection = await connect(*listener.address, secured())
-            await asyncio.sleep(0.02)
-            broker.mechanisms = ("PLAIN",)
-            sent = [asyncio.create_task(connection.send(ApiKey.HEARTBEAT, heartbeat())) for _ in range(2)]
-            first, second = await asyncio.gather(*sent, return_exceptions=True)
-            assert isinstance(first, AuthenticationFailed)
-            assert isinstance(second, NotSent)
-            assert not connection.connected
-            # What was not sent is sent over another connection, if the broker lets it.
-            broker.mechanisms = ("PLAIN", "SCRAM-SHA-256")
-            client = ClusterClient([listener.address], secured(), FAST)
-            assert (await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())).error_code == 0
-
-    run(test)
+async def test_a_session_that_is_not_renewed_ends_the_connection():
+    broker = SaslBroker(session_ms=20)
+    async with ScriptedBroker(broker) as listener:
+        connection = await connect(*listener.address, secured())
+        await asyncio.sleep(0.02)
+        broker.mechanisms = ("PLAIN",)
+        sent = [asyncio.create_task(connection.send(ApiKey.HEARTBEAT, heartbeat())) for _ in range(2)]
+        first, second = await asyncio.gather(*sent, return_exceptions=True)
+        assert isinstance(first, AuthenticationFailed)
+        assert isinstance(second, NotSent)
+        assert not connection.connected
+        # What was not sent is sent over another connection, if the broker lets it.
+        broker.mechanisms = ("PLAIN", "SCRAM-SHA-256")
+        client = ClusterClient([listener.address], secured(), FAST)
+        assert (await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())).error_code == 0
 
 
-def test_a_renewal_that_is_lost_or_broken_off_lost_no_request():
-    async def test():
-        broker = SaslBroker(session_ms=20)
-        async with ScriptedBroker(broker) as listener:
-            connection = await connect(*listener.address, secured())
-            await asyncio.sleep(0.02)
-            listener.script = lambda asked: asked.connection.transport.close()
-            with pytest.raises(NotSent):
-                await connection.send(ApiKey.HEARTBEAT, heartbeat())
+async def test_a_renewal_that_is_lost_or_broken_off_lost_no_request():
+    broker = SaslBroker(session_ms=20)
+    async with ScriptedBroker(broker) as listener:
+        connection = await connect(*listener.address, secured())
+        await asyncio.sleep(0.02)
+        listener.script = lambda asked: asked.connection.transport.close()
+        with pytest.raises(NotSent):
+            await connection.send(ApiKey.HEARTBEAT, heartbeat())
 
-            listener.script = broker
-            connection = await connect(*listener.address, secured())
-            await asyncio.sleep(0.02)
-            handshakes = asyncio.Event()
-            listener.script = lambda _: handshakes.set()
-            sent = [asyncio.create_task(connection.send(ApiKey.HEARTBEAT, heartbeat())) for _ in range(2)]
-            await handshakes.wait()
-            sent[0].cancel()
-            _, second = await asyncio.gather(*sent, return_exceptions=True)
-            assert isinstance(second, NotSent)
-
-    run(test)
+        listener.script = broker
+        connection = await connect(*listener.address, secured())
+        await asyncio.sleep(0.02)
+        handshakes = asyncio.Event()
+        listener.script = lambda _: handshakes.set()
+        sent = [asyncio.create_task(connection.send(ApiKey.HEARTBEAT, heartbeat())) for _ in range(2)]
+        await handshakes.wait()
+        sent[0].cancel()
+        _, second = await asyncio.gather(*sent, return_exceptions=True)
+        assert isinstance(second, NotSent)

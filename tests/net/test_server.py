@@ -2,7 +2,8 @@
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -100,31 +101,27 @@ class Harness:
         return Peer(*await asyncio.open_connection("127.0.0.1", self.server.port))
 
 
-def run(scenario: Callable[[Harness], Awaitable[None]], **options: object) -> None:
-    async def main() -> None:
-        harness = Harness(**options)
-        await harness.server.bind()
-        await harness.server.start()
-        try:
-            async with asyncio.timeout(30):
-                await scenario(harness)
-        finally:
-            await harness.server.stop(0)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def running(**options: object) -> AsyncIterator[Harness]:
+    harness = Harness(**options)
+    await harness.server.bind()
+    await harness.server.start()
+    try:
+        async with asyncio.timeout(30):
+            yield harness
+    finally:
+        await harness.server.stop(0)
 
 
-def test_a_request_is_answered() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_a_request_is_answered() -> None:
+    async with running() as harness:
         peer = await harness.connect()
         peer.send(b"now:1")
         assert await peer.receive() == b"now:1"
 
-    run(scenario)
 
-
-def test_what_follows_a_waiting_request_starts_only_after_its_answer() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_what_follows_a_waiting_request_starts_only_after_its_answer() -> None:
+    async with running() as harness:
         peer = await harness.connect()
         peer.send(b"wait:1", b"now:2")
         await harness.until(lambda: bool(harness.started))
@@ -136,11 +133,9 @@ def test_what_follows_a_waiting_request_starts_only_after_its_answer() -> None:
         assert await peer.receive() == b"wait:1"
         assert await peer.receive() == b"now:2"
 
-    run(scenario)
 
-
-def test_pipelined_requests_start_together_and_are_answered_in_order() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_pipelined_requests_start_together_and_are_answered_in_order() -> None:
+    async with running() as harness:
         peer = await harness.connect()
         peer.send(b"prod:1", b"prod:2", b"now:3")
         await harness.until(lambda: len(harness.started) == 2)
@@ -152,11 +147,9 @@ def test_pipelined_requests_start_together_and_are_answered_in_order() -> None:
         harness.release(b"prod:1").set_result(None)
         assert [await peer.receive() for _ in range(3)] == [b"prod:1", b"prod:2", b"now:3"]
 
-    run(scenario)
 
-
-def test_a_client_that_sends_very_many_requests_at_once_lets_others_have_the_loop() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_a_client_that_sends_very_many_requests_at_once_lets_others_have_the_loop() -> None:
+    async with running() as harness:
         client = await harness.connect()
         client.send(*[b"now:%d" % number for number in range(1000)])
         in_turn = []
@@ -167,16 +160,12 @@ def test_a_client_that_sends_very_many_requests_at_once_lets_others_have_the_loo
         for number in range(1000):
             assert await client.receive() == b"now:%d" % number
 
-    run(scenario)
 
-
-def test_a_request_without_response() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_a_request_without_response() -> None:
+    async with running() as harness:
         peer = await harness.connect()
         peer.send(b"silent", b"now:1")
         assert await peer.receive() == b"now:1"
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +178,8 @@ def test_a_request_without_response() -> None:
         b"GET / HTTP/1.1\r\n\r\n",
     ],
 )
-def test_garbage_closes_its_own_connection_only(bytes_sent: bytes) -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_garbage_closes_its_own_connection_only(bytes_sent: bytes) -> None:
+    async with running() as harness:
         peer, other = await harness.connect(), await harness.connect()
         peer.writer.write(bytes_sent)
         assert await peer.closed()
@@ -198,21 +187,17 @@ def test_garbage_closes_its_own_connection_only(bytes_sent: bytes) -> None:
         assert await other.receive() == b"now:1"
         assert harness.failures == []
 
-    run(scenario)
 
-
-def test_a_fault_of_the_program_is_handed_up() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_a_fault_of_the_program_is_handed_up() -> None:
+    async with running() as harness:
         peer = await harness.connect()
         peer.send(b"fault")
         await harness.until(lambda: bool(harness.started))
         assert [type(failure) for failure in harness.failures] == [ZeroDivisionError]
 
-    run(scenario)
 
-
-def test_a_client_that_never_reads_is_muted_and_hurts_nobody() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_a_client_that_never_reads_is_muted_and_hurts_nobody() -> None:
+    async with running() as harness:
         harness.answer_bytes = 1024 * 1024
         greedy = await harness.connect()
         greedy.reader._transport.pause_reading()
@@ -229,11 +214,9 @@ def test_a_client_that_never_reads_is_muted_and_hurts_nobody() -> None:
         for number in range(200):
             assert (await greedy.receive()).startswith(b"now:%d" % number)
 
-    run(scenario)
 
-
-def test_the_number_of_requests_under_way_is_bounded() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_the_number_of_requests_under_way_is_bounded() -> None:
+    async with running(limits=ServerLimits(max_in_flight=10)) as harness:
         peer = await harness.connect()
         sent = 20_000
         peer.send(*[b"prod:%d" % number for number in range(sent)])
@@ -250,11 +233,9 @@ def test_the_number_of_requests_under_way_is_bounded() -> None:
         for number in range(sent):
             assert await peer.receive() == b"prod:%d" % number
 
-    run(scenario, limits=ServerLimits(max_in_flight=10))
 
-
-def test_a_throttled_client_is_answered_at_once_and_then_muted() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_a_throttled_client_is_answered_at_once_and_then_muted() -> None:
+    async with running() as harness:
         peer = await harness.connect()
         harness.throttle_time_ms = 60_000
         peer.send(b"now:1", b"now:2")
@@ -264,21 +245,18 @@ def test_a_throttled_client_is_answered_at_once_and_then_muted() -> None:
         assert await other.receive() == b"now:other"
         assert harness.started == [b"now:1", b"now:other"]
 
-    run(scenario)
 
-
-def test_a_throttled_client_goes_on_afterwards() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_a_throttled_client_goes_on_afterwards() -> None:
+    async with running() as harness:
         peer = await harness.connect()
         harness.throttle_time_ms = 1
         peer.send(b"now:1", b"now:2", b"now:3")
         assert [await peer.receive() for _ in range(3)] == [b"now:1", b"now:2", b"now:3"]
 
-    run(scenario)
 
-
-def test_connection_limits() -> None:
-    async def scenario(harness: Harness) -> None:
+@pytest.mark.parametrize("limit", ["max_connections_per_ip", "max_connections"])
+async def test_connection_limits(limit: str) -> None:
+    async with running(limits=ServerLimits(**{limit: 1})) as harness:
         first = await harness.connect()
         first.send(b"now:1")
         await first.receive()
@@ -287,30 +265,23 @@ def test_connection_limits() -> None:
         first.writer.close()
         await first.closed()
 
-    run(scenario, limits=ServerLimits(max_connections_per_ip=1))
-    run(scenario, limits=ServerLimits(max_connections=1))
 
-
-def test_idle_connections_are_closed() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_idle_connections_are_closed() -> None:
+    async with running(limits=ServerLimits(connections_max_idle_ms=10)) as harness:
         peer = await harness.connect()
         assert await peer.closed()
 
-    run(scenario, limits=ServerLimits(connections_max_idle_ms=10))
 
-
-def test_idle_connections_are_never_closed_with_a_negative_limit() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_idle_connections_are_never_closed_with_a_negative_limit() -> None:
+    async with running(limits=ServerLimits(connections_max_idle_ms=-1)) as harness:
         peer = await harness.connect()
         for number in range(20):
             peer.send(b"now:%d" % number)
             assert await peer.receive() == b"now:%d" % number
 
-    run(scenario, limits=ServerLimits(connections_max_idle_ms=-1))
 
-
-def test_a_connection_whose_client_never_reads_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_a_connection_whose_client_never_reads_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(limits=ServerLimits(connections_max_idle_ms=10)) as harness:
         closed = asyncio.Event()
         monkeypatch.setattr(harness.server, "closed", lambda _connection: closed.set())
         harness.answer_bytes = 20_000_000
@@ -322,11 +293,9 @@ def test_a_connection_whose_client_never_reads_is_idle(monkeypatch: pytest.Monke
         assert harness.started == [b"now:1"]
         harness.server._connections.clear()
 
-    run(scenario, limits=ServerLimits(connections_max_idle_ms=10))
 
-
-def test_a_stop_lets_requests_finish() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_a_stop_lets_requests_finish() -> None:
+    async with running() as harness:
         peer, idle = await harness.connect(), await harness.connect()
         peer.send(b"wait:1", b"now:2")
         await harness.until(lambda: bool(harness.started))
@@ -337,8 +306,6 @@ def test_a_stop_lets_requests_finish() -> None:
         assert await peer.closed()
         await stopping
         assert harness.started == [b"wait:1"]
-
-    run(scenario)
 
 
 async def hang_up(harness: Harness, *peers: Peer) -> None:
@@ -352,19 +319,17 @@ async def hang_up(harness: Harness, *peers: Peer) -> None:
     other.writer.close()
 
 
-def test_what_only_answers_ends_with_its_client() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_what_only_answers_ends_with_its_client() -> None:
+    async with running() as harness:
         peer = await harness.connect()
         peer.send(b"wait:1")
         await harness.until(lambda: bool(harness.started))
         await hang_up(harness, peer)
         assert harness.release(b"wait:1").cancelled()
 
-    run(scenario)
 
-
-def test_what_a_request_changes_is_done_to_its_end_when_its_client_has_gone() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_what_a_request_changes_is_done_to_its_end_when_its_client_has_gone() -> None:
+    async with running() as harness:
         peer, late = await harness.connect(), await harness.connect()
         peer.send(b"change:1")
         late.send(b"change:2")
@@ -381,11 +346,9 @@ def test_what_a_request_changes_is_done_to_its_end_when_its_client_has_gone() ->
         assert b"answer:change:1" not in harness.releases
         assert harness.failures == []
 
-    run(scenario)
 
-
-def test_a_fault_of_the_program_is_handed_up_when_the_client_has_gone() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_a_fault_of_the_program_is_handed_up_when_the_client_has_gone() -> None:
+    async with running() as harness:
         peer = await harness.connect()
         peer.send(b"change:1")
         await harness.until(lambda: bool(harness.started))
@@ -394,11 +357,9 @@ def test_a_fault_of_the_program_is_handed_up_when_the_client_has_gone() -> None:
         await harness.server.stop(10_000)
         assert [type(failure) for failure in harness.failures] == [ZeroDivisionError]
 
-    run(scenario)
 
-
-def test_a_stop_waits_for_what_clients_have_abandoned_but_not_for_ever() -> None:
-    async def scenario(harness: Harness) -> None:
+async def test_a_stop_waits_for_what_clients_have_abandoned_but_not_for_ever() -> None:
+    async with running() as harness:
         peer = await harness.connect()
         peer.send(b"change:1")
         await harness.until(lambda: bool(harness.started))
@@ -407,14 +368,18 @@ def test_a_stop_waits_for_what_clients_have_abandoned_but_not_for_ever() -> None
         await asyncio.sleep(0)
         assert harness.release(b"change:1").cancelled()
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("limit", ["requests", "bytes"])
-def test_a_host_that_abandons_too_much_is_not_served_until_it_is_done(
+async def test_a_host_that_abandons_too_much_is_not_served_until_it_is_done(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    async def scenario(harness: Harness) -> None:
+
+    limits = ServerLimits()
+    if limit == "requests":
+        monkeypatch.setattr("klamm.net.server.MAX_ABANDONED_REQUESTS_PER_HOST", 3)
+    else:
+        limits = ServerLimits(max_in_flight_bytes=3 * len(b"change:1"))
+    async with running(limits=limits) as harness:
         present = await harness.connect()
         peers = [await harness.connect() for _ in range(3)]
         for number, peer in enumerate(peers):
@@ -434,9 +399,3 @@ def test_a_host_that_abandons_too_much_is_not_served_until_it_is_done(
         again = await harness.connect()
         again.send(b"now:3")
         assert await again.receive() == b"now:3"
-
-    if limit == "requests":
-        monkeypatch.setattr("klamm.net.server.MAX_ABANDONED_REQUESTS_PER_HOST", 3)
-        run(scenario)
-    else:
-        run(scenario, limits=ServerLimits(max_in_flight_bytes=3 * len(b"change:1")))

@@ -1,10 +1,10 @@
 """TLS: connections to toy brokers that have certificates, and stores that are of no use."""
 
+import asyncio
 import contextlib
 import socket
 import ssl
-import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,10 @@ from klamm.protocol.apis.fetch import FetchableTopic, FetchResponse, PartitionDa
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.messages import ApiKey
 from support.certificates import Authority, one_line, openssl
-from support.heartbeats import FAST, echo_group_length, heartbeat, run
+from support.heartbeats import FAST, echo_group_length, heartbeat
 from support.scripted_broker import Asked, ScriptedBroker
+
+pytestmark = pytest.mark.loop("asyncio", "uvloop")
 
 
 @pytest.fixture(scope="module")
@@ -83,83 +85,74 @@ def fetch_response(records: bytes) -> FetchResponse:
     )
 
 
-def test_messages_of_all_sizes(authority: Authority, stores: dict[str, Path]) -> None:
+async def test_messages_of_all_sizes(authority: Authority, stores: dict[str, Path]) -> None:
     def accept(asked: Asked) -> ProduceResponse:
         size = len(asked.body.topic_data[0].partition_data[0].records)
         topic = ProduceResponse.TopicProduceResponse
         result = topic.PartitionProduceResponse(index=0, error_code=0, base_offset=size)
         return ProduceResponse(responses=[topic(name="t", partition_responses=[result])])
 
-    async def test() -> None:
-        async with ScriptedBroker(accept, ssl=server_context(stores["broker"])) as broker:
-            connection = await connect(*broker.address, trusting(authority))
-            for size in (10, 100_000, 5_000_000):
-                request = ProduceRequest.of(None, 1, 1_000, [("t", [(0, memoryview(bytes(size)))])])
-                response = await connection.send(ApiKey.PRODUCE, lambda _, request=request: request)
-                assert response.responses[0].partition_responses[0].base_offset == size
-            connection.close()
-            await connection.wait_closed()
-
-    run(test)
+    async with ScriptedBroker(accept, ssl=server_context(stores["broker"])) as broker:
+        connection = await connect(*broker.address, trusting(authority))
+        for size in (10, 100_000, 5_000_000):
+            request = ProduceRequest.of(None, 1, 1_000, [("t", [(0, memoryview(bytes(size)))])])
+            response = await connection.send(ApiKey.PRODUCE, lambda _, request=request: request)
+            assert response.responses[0].partition_responses[0].base_offset == size
+        connection.close()
+        await connection.wait_closed()
 
 
 @pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
-def test_who_is_trusted(authority: Authority, stores: dict[str, Path], version: str) -> None:
-    async def test() -> None:
-        context = server_context(stores["broker"], version=version)
-        async with ScriptedBroker(echo_group_length, ssl=context) as broker:
-            # The one who signed; or the broker's own certificate, as in Java.
-            for trusted in (authority.path, stores["broker"]):
-                options = ConnectionOptions(ssl_context=client_context(TlsOptions(str(trusted))))
-                connection = await connect(*broker.address, options)
-                assert (await connection.send(ApiKey.HEARTBEAT, heartbeat("four"))).error_code == 4
-                connection.close()
-                await connection.wait_closed()
-            for trusted in (str(stores["stranger"]), None):
-                options = ConnectionOptions(ssl_context=client_context(TlsOptions(trusted)))
-                with pytest.raises(AuthenticationFailed, match=r"certificate is not trusted: .*ssl\.truststore"):
-                    await connect(*broker.address, options)
-        async with ScriptedBroker(ssl=server_context(stores["elsewhere"], version=version)) as broker:
-            with pytest.raises(AuthenticationFailed, match=r"is not of 127\.0\.0\.1: .*identification\.algorithm"):
-                await connect(*broker.address, trusting(authority))
-            (await connect(*broker.address, trusting(authority, check_host_name=False))).close()
-
-    run(test)
+async def test_who_is_trusted(authority: Authority, stores: dict[str, Path], version: str) -> None:
+    context = server_context(stores["broker"], version=version)
+    async with ScriptedBroker(echo_group_length, ssl=context) as broker:
+        # The one who signed; or the broker's own certificate, as in Java.
+        for trusted in (authority.path, stores["broker"]):
+            options = ConnectionOptions(ssl_context=client_context(TlsOptions(str(trusted))))
+            connection = await connect(*broker.address, options)
+            assert (await connection.send(ApiKey.HEARTBEAT, heartbeat("four"))).error_code == 4
+            connection.close()
+            await connection.wait_closed()
+        for trusted in (str(stores["stranger"]), None):
+            options = ConnectionOptions(ssl_context=client_context(TlsOptions(trusted)))
+            with pytest.raises(AuthenticationFailed, match=r"certificate is not trusted: .*ssl\.truststore"):
+                await connect(*broker.address, options)
+    async with ScriptedBroker(ssl=server_context(stores["elsewhere"], version=version)) as broker:
+        with pytest.raises(AuthenticationFailed, match=r"is not of 127\.0\.0\.1: .*identification\.algorithm"):
+            await connect(*broker.address, trusting(authority))
+        (await connect(*broker.address, trusting(authority, check_host_name=False))).close()
 
 
-@contextlib.contextmanager
-def refusing(context: ssl.SSLContext | None) -> Iterator[tuple[str, int]]:
+@contextlib.asynccontextmanager
+async def refusing(context: ssl.SSLContext | None) -> AsyncIterator[tuple[str, int]]:
     """The address of one that says why it refuses a handshake, which asyncio's servers do not.
 
     Without a context it is one that speaks TLS, as Java does, to a client that does not: it sends an alert.
     """
 
     def serve(listener: socket.socket) -> None:
-        for _ in range(2):
-            connection, _ = listener.accept()
-            # To read from until the client goes away: a reset might overtake the reason.
-            with connection.dup() as rest:
-                if context is None:
-                    rest.recv(1_000)
-                    rest.sendall(b"\x15\x03\x03\x00\x02\x02\x50")
-                    connection.close()
-                else:
-                    with contextlib.suppress(OSError):
-                        context.wrap_socket(connection, server_side=True).recv(1_000)
+        connection, _ = listener.accept()
+        # To read from until the client goes away: a reset might overtake the reason.
+        with connection.dup() as rest:
+            if context is None:
+                rest.recv(1_000)
+                rest.sendall(b"\x15\x03\x03\x00\x02\x02\x50")
+                connection.close()
+            else:
                 with contextlib.suppress(OSError):
-                    while rest.recv(1_000):
-                        pass
+                    context.wrap_socket(connection, server_side=True).recv(1_000)
+            with contextlib.suppress(OSError):
+                while rest.recv(1_000):
+                    pass
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
-        thread.start()
+        serving = asyncio.create_task(asyncio.to_thread(serve, listener))
         yield listener.getsockname()
-        thread.join(60)
-        assert not thread.is_alive()
+        await serving
 
 
 @pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
-def test_who_the_client_is(authority: Authority, stores: dict[str, Path], version: str) -> None:
+async def test_who_the_client_is(authority: Authority, stores: dict[str, Path], version: str) -> None:
     certificate, _, key = stores["encrypted"].read_text().partition("-----BEGIN ENCRYPTED")
     by_text = security_options(
         {
@@ -171,75 +164,52 @@ def test_who_the_client_is(authority: Authority, stores: dict[str, Path], versio
         }
     ).tls
     assert by_text is not None
-
-    async def test() -> None:
-        async with ScriptedBroker(ssl=server_context(stores["broker"], authority, version)) as broker:
-            options = [
-                trusting(authority, keystore_path=str(stores["client"])),
-                trusting(authority, keystore_path=str(stores["encrypted"]), key_password="secret"),
-                ConnectionOptions(ssl_context=client_context(by_text)),
-            ]
-            for each in options:
-                (await connect(*broker.address, each)).close()
-
-    run(test)
+    async with ScriptedBroker(ssl=server_context(stores["broker"], authority, version)) as broker:
+        options = [
+            trusting(authority, keystore_path=str(stores["client"])),
+            trusting(authority, keystore_path=str(stores["encrypted"]), key_password="secret"),
+            ConnectionOptions(ssl_context=client_context(by_text)),
+        ]
+        for each in options:
+            (await connect(*broker.address, each)).close()
 
 
 @pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
 @pytest.mark.parametrize("store", [None, "stranger"])
-def test_a_client_that_is_not_trusted(
+async def test_a_client_that_is_not_trusted(
     authority: Authority, stores: dict[str, Path], version: str, store: str | None
 ) -> None:
     options = trusting(authority, keystore_path=None if store is None else str(stores[store]))
-    with refusing(server_context(stores["broker"], authority, version)) as address:
-
-        async def test() -> None:
-            with pytest.raises(AuthenticationFailed, match=r"TLS handshake failed .* see ssl\.keystore\.location"):
-                await connect(*address, options)
-
-        run(test)
+    async with refusing(server_context(stores["broker"], authority, version)) as address:
+        with pytest.raises(AuthenticationFailed, match=r"TLS handshake failed .* see ssl\.keystore\.location"):
+            await connect(*address, options)
 
 
-def test_versions(authority: Authority, stores: dict[str, Path]) -> None:
-    with refusing(server_context(stores["broker"], version="TLSv1_2")) as address:
-
-        async def test() -> None:
-            with pytest.raises(AuthenticationFailed, match=r"no version of TLS in common; see ssl\.enabled\.protocols"):
-                await connect(*address, trusting(authority, versions=("TLSv1.3",)))
-
-        run(test)
+async def test_versions(authority: Authority, stores: dict[str, Path]) -> None:
+    async with refusing(server_context(stores["broker"], version="TLSv1_2")) as address:
+        with pytest.raises(AuthenticationFailed, match=r"no version of TLS in common; see ssl\.enabled\.protocols"):
+            await connect(*address, trusting(authority, versions=("TLSv1.3",)))
 
 
-def test_a_broker_without_tls(authority: Authority) -> None:
-    async def test() -> None:
-        async with ScriptedBroker() as broker:
-            broker.hang_up_on_garbage = True
-            client = ClusterClient([broker.address], trusting(authority), FAST)
-            with pytest.raises(AuthenticationFailed, match=r"does not speak TLS at this port; see security\.protocol"):
-                await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
-            broker.stop()
-            with pytest.raises(ConnectFailed):
-                await connect(*broker.address, trusting(authority))
-
-    run(test)
+async def test_a_broker_without_tls(authority: Authority) -> None:
+    async with ScriptedBroker() as broker:
+        broker.hang_up_on_garbage = True
+        client = ClusterClient([broker.address], trusting(authority), FAST)
+        with pytest.raises(AuthenticationFailed, match=r"does not speak TLS at this port; see security\.protocol"):
+            await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
+        broker.stop()
+        with pytest.raises(ConnectFailed):
+            await connect(*broker.address, trusting(authority))
 
 
-def test_a_client_without_tls(stores: dict[str, Path]) -> None:
-    with refusing(None) as address:
-
-        async def told() -> None:
-            client = ClusterClient([address], ConnectionOptions(), FAST)
-            with pytest.raises(AuthenticationFailed, match=r"speaks TLS at this port; see security\.protocol"):
-                await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
-
-        run(told)
-
-    async def not_told() -> None:
-        async with ScriptedBroker(ssl=server_context(stores["broker"])) as broker:
-            with pytest.raises(ConnectFailed, match=r"without an answer \(so do brokers that speak TLS"):
-                await connect(*broker.address)
-
-    run(not_told)
+async def test_a_client_without_tls(stores: dict[str, Path]) -> None:
+    async with refusing(None) as address:
+        client = ClusterClient([address], ConnectionOptions(), FAST)
+        with pytest.raises(AuthenticationFailed, match=r"speaks TLS at this port; see security\.protocol"):
+            await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
+    async with ScriptedBroker(ssl=server_context(stores["broker"])) as broker:
+        with pytest.raises(ConnectFailed, match=r"without an answer \(so do brokers that speak TLS"):
+            await connect(*broker.address)
 
 
 @pytest.mark.parametrize("name", ["empty", "text", "broken", "binary"])

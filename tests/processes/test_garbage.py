@@ -16,7 +16,7 @@ class Node:
         self.itself = self
 
 
-def watched(test: Callable[[GarbageCollection], None]) -> None:
+async def watched(test: Callable[[GarbageCollection], None]) -> None:
     async def run() -> None:
         collection = GarbageCollection(asyncio.get_running_loop())
         try:
@@ -24,10 +24,10 @@ def watched(test: Callable[[GarbageCollection], None]) -> None:
         finally:
             collection.stop()
 
-    asyncio.run(run())
+    await run()
 
 
-def test_what_has_survived_is_put_away_and_young_garbage_is_freed() -> None:
+async def test_what_has_survived_is_put_away_and_young_garbage_is_freed() -> None:
     def test(_collection: GarbageCollection) -> None:
         before = gc.get_freeze_count()
         dead = weakref.ref(Node())
@@ -36,10 +36,10 @@ def test_what_has_survived_is_put_away_and_young_garbage_is_freed() -> None:
         assert dead() is None
         assert gc.get_freeze_count() - before > len(kept) / 2
 
-    watched(test)
+    await watched(test)
 
 
-def test_garbage_that_was_put_away_alive_is_found_by_the_full_collection() -> None:
+async def test_garbage_that_was_put_away_alive_is_found_by_the_full_collection() -> None:
     def test(collection: GarbageCollection) -> None:
         node = Node()
         kept = [[] for _ in range(4 * garbage.YOUNG_OBJECTS)]
@@ -51,11 +51,11 @@ def test_garbage_that_was_put_away_alive_is_found_by_the_full_collection() -> No
         assert dead() is None
         assert kept
 
-    watched(test)
+    await watched(test)
 
 
-def test_the_process_gets_its_collector_back() -> None:
+async def test_the_process_gets_its_collector_back() -> None:
     before = gc.get_threshold(), list(gc.callbacks)
-    watched(lambda _: None)
+    await watched(lambda _: None)
     assert (gc.get_threshold(), list(gc.callbacks)) == before
     assert gc.get_freeze_count() == 0

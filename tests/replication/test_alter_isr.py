@@ -10,7 +10,9 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.replication.alter_isr import AlterIsrManager
 from klamm.replication.ports import IsrChange, WrittenIsr
-from support.replicas import in_virtual_time, settle
+from support.replicas import settle
+
+pytestmark = pytest.mark.loop("virtual")
 
 Response = messages.response_class(ApiKey.ALTER_ISR)
 
@@ -71,15 +73,12 @@ def change(results, partition=0, isr=(1, 2), epoch=0, version=0, topic="t"):
 
 
 def scenario(function):
-    def test():
-        async def run():
-            controller = Controller()
-            manager = controller.manager()
-            await function(controller, manager, [])
-            await manager.stop()
-            assert not controller.failures
-
-        in_virtual_time(run())
+    async def test():
+        controller = Controller()
+        manager = controller.manager()
+        await function(controller, manager, [])
+        await manager.stop()
+        assert not controller.failures
 
     test.__name__, test.__doc__ = function.__name__, function.__doc__
     return test

@@ -1,7 +1,6 @@
 """What UpdateMetadata says of hosted partitions: it may be all that a broker hears of the end of its leadership."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -17,7 +16,9 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopic,
 )
-from support.replicas import T0, TOPIC_ID, Broker, batch, settle, state, values_in, want, with_broker
+from support.replicas import T0, TOPIC_ID, Broker, batch, hosting_broker, settle, state, values_in, want
+
+pytestmark = pytest.mark.loop("virtual")
 
 ANOTHER_ID = UUID(int=43)
 HERE, ELSEWHERE = (1, 2, 3), (2, 3, 4)
@@ -34,10 +35,6 @@ async def update(
     said = UpdateMetadataPartitionState(0, 1, leader, epoch, replicas, 0, replicas)
     request = UpdateMetadataRequest(9, 1, topics=[UpdateMetadataTopic("t", topic_id, [said])])
     await broker.manager.update_metadata(request, nothing)
-
-
-def run(path: Path, scenario: Callable[[Broker], Awaitable[None]]) -> None:
-    with_broker(path, scenario)
 
 
 # What is said of a partition that this broker, 1, leads or follows in epoch 5: leader, epoch, replicas, topic id; then
@@ -67,8 +64,8 @@ SAID: list[Any] = [
 
 
 @pytest.mark.parametrize(("said", "leads", "_follows", "epoch"), SAID)
-def test_a_leader(tmp_path: Path, said: Any, leads: bool, _follows: bool, epoch: int) -> None:
-    async def scenario(broker: Broker) -> None:
+async def test_a_leader(tmp_path: Path, said: Any, leads: bool, _follows: bool, epoch: int) -> None:
+    async with hosting_broker(tmp_path) as broker:
         await broker.tell(state(0, epoch=5, isr=(1,)))
         assert broker.manager.append_records("t", 0, batch(b"a"), 1).error_code == OK
         await update(broker, *said)
@@ -77,22 +74,18 @@ def test_a_leader(tmp_path: Path, said: Any, leads: bool, _follows: bool, epoch:
         assert broker.manager.append_records("t", 0, batch(b"b"), 1).error_code == (OK if leads else NOT_LEADER)
         assert partition.log.log_end_offset == (2 if leads else 1)
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(("said", "_leads", "follows", "epoch"), SAID)
-def test_a_follower(tmp_path: Path, said: Any, _leads: bool, follows: bool, epoch: int) -> None:
-    async def scenario(broker: Broker) -> None:
+async def test_a_follower(tmp_path: Path, said: Any, _leads: bool, follows: bool, epoch: int) -> None:
+    async with hosting_broker(tmp_path) as broker:
         await broker.tell(state(0, leader=3, epoch=5))
         await update(broker, *said)
         assert (T0 in broker.fetchers.following) == follows
         assert broker.manager.partitions[T0].leader_epoch == epoch
 
-    run(tmp_path, scenario)
 
-
-def test_what_waits_is_told_that_another_leads(tmp_path: Path) -> None:
-    async def scenario(broker: Broker) -> None:
+async def test_what_waits_is_told_that_another_leads(tmp_path: Path) -> None:
+    async with hosting_broker(tmp_path) as broker:
         await broker.tell(state(0, epoch=5))
         produced = broker.manager.append_records("t", 0, batch(b"a"), -1)
         replicating = asyncio.ensure_future(broker.manager.wait_replicated([("t", 0, produced)], 60_000))
@@ -109,11 +102,9 @@ def test_what_waits_is_told_that_another_leads(tmp_path: Path) -> None:
         assert produced.error_code == NOT_LEADER
         assert [result.error_code for result in fetching.result()] == [NOT_LEADER]
 
-    run(tmp_path, scenario)
 
-
-def test_one_that_is_a_replica_again_goes_on_with_its_log(tmp_path: Path) -> None:
-    async def scenario(broker: Broker) -> None:
+async def test_one_that_is_a_replica_again_goes_on_with_its_log(tmp_path: Path) -> None:
+    async with hosting_broker(tmp_path) as broker:
         await broker.tell(state(0, epoch=5, isr=(1,)))
         broker.manager.append_records("t", 0, batch(b"a"), 1)
         await update(broker, 2, 6, ELSEWHERE)
@@ -127,11 +118,11 @@ def test_one_that_is_a_replica_again_goes_on_with_its_log(tmp_path: Path) -> Non
         )
         assert values_in(results[0].records) == [b"a"]
 
-    run(tmp_path, scenario)
 
-
-def test_one_that_has_heard_that_it_is_no_replica_obeys_a_deletion_of_an_epoch_before_that(tmp_path: Path) -> None:
-    async def scenario(broker: Broker) -> None:
+async def test_one_that_has_heard_that_it_is_no_replica_obeys_a_deletion_of_an_epoch_before_that(
+    tmp_path: Path,
+) -> None:
+    async with hosting_broker(tmp_path) as broker:
         await broker.tell(state(0, leader=2, epoch=5))
         # The requests of a controller that has waited for this broker begin with the metadata of now.
         await update(broker, 3, 8, ELSEWHERE)
@@ -140,14 +131,10 @@ def test_one_that_has_heard_that_it_is_no_replica_obeys_a_deletion_of_an_epoch_b
         assert codes == {T0: OK}
         assert broker.log_manager.get(*T0) is None
 
-    run(tmp_path, scenario)
 
-
-def test_the_leader_and_isr_that_follows_still_counts(tmp_path: Path) -> None:
-    async def scenario(broker: Broker) -> None:
+async def test_the_leader_and_isr_that_follows_still_counts(tmp_path: Path) -> None:
+    async with hosting_broker(tmp_path) as broker:
         await broker.tell(state(0, epoch=5))
         await update(broker, 2, 6, HERE)
         assert await broker.tell(state(0, leader=2, epoch=6)) == [OK]
         assert T0 in broker.fetchers.following
-
-    run(tmp_path, scenario)

@@ -4,9 +4,9 @@ import asyncio
 import errno
 import random
 import struct
+from contextlib import asynccontextmanager
 
 import pytest
-import uvloop
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
@@ -21,6 +21,8 @@ from klamm.replication.partition import Partition
 from support.fetch_messages import fetch_response, forgotten_of, wanted_of
 from support.logs import NOW_MS, DiskEnvironment, append, batch, open_log, read_all
 from support.scripted_broker import Asked, ScriptedBroker
+
+pytestmark = pytest.mark.loop("asyncio", "uvloop")
 
 LEADER = 2
 FOLLOWER = 1
@@ -128,24 +130,17 @@ class Follower:
         self.partitions[topic_partition].make_leader(state_of(topic_partition[1], FOLLOWER, epoch))
 
 
-def scenario(test, **settings):
-    """Runs `test(follower, leader)` under both event loops; no fetcher may have failed or outlive it."""
-
-    async def bounded():
-        async with asyncio.timeout(60):
-            leader = await Leader().start()
-            follower = Follower(leader, **settings)
-            try:
-                await test(follower, leader)
-            finally:
-                await follower.manager.shutdown()
-                leader.stop()
-            assert follower.failures == []
-            assert len(asyncio.all_tasks()) == 1
-
-    for new_event_loop in (asyncio.new_event_loop, uvloop.new_event_loop):
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(bounded())
+@asynccontextmanager
+async def following(**settings):
+    """A follower and its leader; no fetcher may have failed or outlive it."""
+    async with Leader() as leader:
+        follower = Follower(leader, **settings)
+        try:
+            yield follower, leader
+        finally:
+            await follower.manager.shutdown()
+    assert follower.failures == []
+    assert len(asyncio.all_tasks()) == 1
 
 
 def records(offset, *values, epoch=1):
@@ -173,8 +168,13 @@ def result(topic_partition, data=b"", *, hw=0, start=0, error=0, diverging=None)
 # -- steady fetching --------------------------------------------------------------------------------------------------
 
 
-def test_the_first_fetch_says_who_asks_and_names_everything():
-    async def test(follower, leader):
+async def test_the_first_fetch_says_who_asks_and_names_everything():
+    async with following(
+        replica_fetch_wait_max_ms=250,
+        replica_fetch_min_bytes=2,
+        replica_fetch_response_max_bytes=3_000_000,
+        replica_fetch_max_bytes=400_000,
+    ) as (follower, leader):
         follower.host(T1, 3, 3)
         follower.follow(T0, T1, U0, epoch=5)
         asked = await leader.next(ApiKey.FETCH)
@@ -185,17 +185,9 @@ def test_the_first_fetch_says_who_asks_and_names_everything():
         assert asked.wanted == {T0: (5, 0, -1), T1: (5, 2, 3), U0: (5, 0, -1)}
         assert {want.partition_max_bytes for _, wants in wanted_of(body) for want in wants} == {400_000}
 
-    scenario(
-        test,
-        replica_fetch_wait_max_ms=250,
-        replica_fetch_min_bytes=2,
-        replica_fetch_response_max_bytes=3_000_000,
-        replica_fetch_max_bytes=400_000,
-    )
 
-
-def test_what_arrives_is_appended_and_acknowledged_by_the_next_fetch():
-    async def test(follower, leader):
+async def test_what_arrives_is_appended_and_acknowledged_by_the_next_fetch():
+    async with following() as (follower, leader):
         follower.follow(T0, T1)
         first = records(0, b"a", b"b", epoch=1)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, first, hw=1), result(T1)])
@@ -214,11 +206,9 @@ def test_what_arrives_is_appended_and_acknowledged_by_the_next_fetch():
         asked.answer_fetch([result(T0, records(3, b"d") + records(4, b"e")[:30], hw=3)])
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (1, 4, 1)}
 
-    scenario(test)
 
-
-def test_the_high_watermark_and_the_log_start_follow_the_leader():
-    async def test(follower, leader):
+async def test_the_high_watermark_and_the_log_start_follow_the_leader():
+    async with following() as (follower, leader):
         follower.host(T0, 1, 1, 1)
         follower.follow(T0)
         log = follower.partitions[T0].log
@@ -235,11 +225,9 @@ def test_the_high_watermark_and_the_log_start_follow_the_leader():
         await leader.next(ApiKey.FETCH)
         assert log.log_start_offset == 3
 
-    scenario(test)
 
-
-def test_partitions_come_and_go_between_fetches():
-    async def test(follower, leader):
+async def test_partitions_come_and_go_between_fetches():
+    async with following() as (follower, leader):
         follower.follow(T0)
         asked = await leader.next(ApiKey.FETCH)
         follower.follow(T1)
@@ -256,11 +244,9 @@ def test_partitions_come_and_go_between_fetches():
         asked.answer_fetch()
         assert (await leader.next(ApiKey.FETCH)).wanted == {T1: (2, 1, 1)}
 
-    scenario(test)
 
-
-def test_many_partitions():
-    async def test(follower, leader):
+async def test_many_partitions():
+    async with following() as (follower, leader):
         shared = follower.host(("m", 0))
         keys = [("m", number) for number in range(1200)]
         for key in keys[1:]:
@@ -275,8 +261,6 @@ def test_many_partitions():
         asked.answer_fetch()
         assert len((await leader.next(ApiKey.FETCH)).body.forgotten_topics_data[0].partitions) == 600
 
-    scenario(test)
-
 
 # -- sessions ---------------------------------------------------------------------------------------------------------
 
@@ -285,8 +269,8 @@ def test_many_partitions():
     ("error", "closed"),
     [(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0), (ErrorCode.INVALID_FETCH_SESSION_EPOCH, 7)],
 )
-def test_a_lost_session_is_replaced_at_once(error, closed):
-    async def test(follower, leader):
+async def test_a_lost_session_is_replaced_at_once(error, closed):
+    async with following() as (follower, leader):
         follower.follow(T0, T1)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a")), result(T1)])
         (await leader.next(ApiKey.FETCH)).answer_fetch(error=error, session_id=0)
@@ -296,34 +280,28 @@ def test_a_lost_session_is_replaced_at_once(error, closed):
         asked.answer_fetch([result(T0), result(T1)], session_id=8)
         assert (await leader.next(ApiKey.FETCH)).session == (8, 1)
 
-    scenario(test)
 
-
-def test_a_leader_without_room_for_sessions_gets_full_fetches():
-    async def test(follower, leader):
+async def test_a_leader_without_room_for_sessions_gets_full_fetches():
+    async with following() as (follower, leader):
         follower.follow(T0, T1)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a")), result(T1)], session_id=0)
         asked = await leader.next(ApiKey.FETCH)
         assert (asked.session, asked.wanted) == ((0, 0), {T1: (1, 0, -1), T0: (1, 1, 1)})
 
-    scenario(test)
 
-
-def test_an_answer_that_does_not_fit_changes_nothing():
-    async def test(follower, leader):
+async def test_an_answer_that_does_not_fit_changes_nothing():
+    async with following() as (follower, leader):
         follower.follow(T0)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a")), result(U0)])
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (1, 0, -1)}
         assert follower.partitions[T0].log.log_end_offset == 0
 
-    scenario(test)
-
 
 # -- divergence -------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_leader_does_not_have_is_cut():
-    async def test(follower, leader):
+async def test_what_the_leader_does_not_have_is_cut():
+    async with following() as (follower, leader):
         partition = follower.host(T0, 1, 1, 1, 1)
         follower.follow(T0, epoch=2)
         asked = await leader.next(ApiKey.FETCH)
@@ -340,11 +318,9 @@ def test_what_the_leader_does_not_have_is_cut():
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (2, 3, 2)}
         assert await read_all(partition.log) == [(0, b"old"), (1, b"old"), (2, b"n")]
 
-    scenario(test)
 
-
-def test_divergence_in_several_rounds():
-    async def test(follower, leader):
+async def test_divergence_in_several_rounds():
+    async with following() as (follower, leader):
         # Here: epoch 1 from 0, 3 from 2, 5 from 4. The leader: 1 from 0, 2 from 1, 4 from 3, 6 from 5.
         partition = follower.host(T0, 1, 1, 3, 3, 5)
         follower.follow(T0, epoch=6)
@@ -364,11 +340,9 @@ def test_divergence_in_several_rounds():
         await leader.next(ApiKey.FETCH)
         assert partition.log.high_watermark == 1
 
-    scenario(test)
 
-
-def test_an_epoch_without_records_is_cut_too():
-    async def test(follower, leader):
+async def test_an_epoch_without_records_is_cut_too():
+    async with following() as (follower, leader):
         partition = follower.host(T0, 1)
         partition.make_leader(state_of(0, FOLLOWER, 4))
         follower.follow(T0, epoch=5)
@@ -377,11 +351,9 @@ def test_an_epoch_without_records_is_cut_too():
         asked.answer_fetch([result(T0, diverging=(1, 3))])
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (5, 1, 1)}
 
-    scenario(test)
 
-
-def test_a_leader_that_names_no_end_within_the_log_is_not_asked_in_a_hot_loop():
-    async def test(follower, leader):
+async def test_a_leader_that_names_no_end_within_the_log_is_not_asked_in_a_hot_loop():
+    async with following() as (follower, leader):
         follower.host(T0, 1)
         follower.follow(T0, T1, epoch=5)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, diverging=(1, 3)), result(T1)])
@@ -393,11 +365,9 @@ def test_a_leader_that_names_no_end_within_the_log_is_not_asked_in_a_hot_loop():
             asked.answer_fetch()
         assert asked.wanted == {T0: (5, 1, 1)}
 
-    scenario(test)
 
-
-def test_after_a_truncation_the_disk_is_waited_for_off_the_loop():
-    async def test(follower, leader):
+async def test_after_a_truncation_the_disk_is_waited_for_off_the_loop():
+    async with following() as (follower, leader):
         partition = follower.host(T0, 1, 1)
         log = partition.log
         follower.follow(T0, T1, epoch=2)
@@ -410,11 +380,9 @@ def test_after_a_truncation_the_disk_is_waited_for_off_the_loop():
         assert (await leader.next(ApiKey.FETCH)).wanted == {T1: (2, 1, 1), T0: (2, 2, 2)}
         assert ends == [1]
 
-    scenario(test)
 
-
-def test_a_partition_that_leaves_while_the_disk_is_waited_for_gets_nothing():
-    async def test(follower, leader):
+async def test_a_partition_that_leaves_while_the_disk_is_waited_for_gets_nothing():
+    async with following() as (follower, leader):
         partition = follower.host(T0, 1, 1)
         follower.follow(T0, T1, epoch=2)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, diverging=(1, 1)), result(T1)])
@@ -426,14 +394,11 @@ def test_a_partition_that_leaves_while_the_disk_is_waited_for_gets_nothing():
         assert partition.log.log_end_offset == 1
         assert partition.is_leader
 
-    scenario(test)
-
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_two_histories_converge(seed):
+async def test_any_two_histories_converge(seed):
     """Both led in turn while the other was away; then one leads for good, and the other must become alike."""
-
-    async def test(follower, leader):
+    async with following() as (follower, leader):
         chance = random.Random(seed)
         mine = follower.host(T0)
         theirs = make_partition(T0, follower.config, LEADER)
@@ -476,8 +441,6 @@ def test_any_two_histories_converge(seed):
         ours, leaders = mine.log.leader_epochs.entries, theirs.log.leader_epochs.entries
         assert [entry for entry in leaders if entry[1] < end] == list(ours)
 
-    scenario(test)
-
 
 # -- before inter.broker.protocol.version 2.7-IV1 ---------------------------------------------------------------------
 
@@ -498,8 +461,8 @@ def end_offsets(*answers):
     )
 
 
-def test_older_clusters_ask_for_the_ends_of_epochs_before_they_fetch():
-    async def test(follower, leader):
+async def test_older_clusters_ask_for_the_ends_of_epochs_before_they_fetch():
+    async with following(inter_broker_protocol_version="2.7-IV0") as (follower, leader):
         partition = follower.host(T0, 1, 1, 3, 3)
         follower.host(T1, 1, 1)
         follower.follow(T0, T1, U0, epoch=6)
@@ -519,11 +482,9 @@ def test_older_clusters_ask_for_the_ends_of_epochs_before_they_fetch():
         assert asked.header.api_version == 11
         assert asked.wanted == {U0: (6, 0, -1), T1: (6, 1, -1), T0: (6, 1, -1)}
 
-    scenario(test, inter_broker_protocol_version="2.7-IV0")
 
-
-def test_a_follower_walks_the_log_that_it_cuts_off_the_loop():
-    async def test(follower, leader):
+async def test_a_follower_walks_the_log_that_it_cuts_off_the_loop():
+    async with following() as (follower, leader):
         partition = follower.host(T0)
         for i in range(2000):
             append(partition.log, b"x", leader_epoch=1, producer_id=7, producer_epoch=0, base_sequence=i)
@@ -536,11 +497,9 @@ def test_a_follower_walks_the_log_that_it_cuts_off_the_loop():
         assert partition.environment.bytes_read_on_the_loop - before == 0
         assert partition.log.producer_state.entries[7].last_sequence == 1989
 
-    scenario(test)
 
-
-def test_a_partition_that_this_broker_leads_before_its_log_is_walked_is_not_cut():
-    async def test(follower, leader):
+async def test_a_partition_that_this_broker_leads_before_its_log_is_walked_is_not_cut():
+    async with following() as (follower, leader):
         partition = follower.host(T0, 1, 1, 1)
         follower.follow(T0, epoch=2)
         partition.environment.before_blocking = lambda: follower.lead(T0, 3)
@@ -552,11 +511,9 @@ def test_a_partition_that_this_broker_leads_before_its_log_is_walked_is_not_cut(
         assert partition.is_leader
         assert partition.log.log_end_offset == 3
 
-    scenario(test)
 
-
-def test_a_partition_that_follows_anew_before_its_log_is_walked_asks_again():
-    async def test(follower, leader):
+async def test_a_partition_that_follows_anew_before_its_log_is_walked_asks_again():
+    async with following() as (follower, leader):
         partition = follower.host(T0, 1, 1, 1)
         follower.follow(T0, epoch=2)
         partition.environment.before_blocking = lambda: follower.follow(T0, epoch=3)
@@ -567,11 +524,9 @@ def test_a_partition_that_follows_anew_before_its_log_is_walked_asks_again():
         asked.answer_fetch([result(T0, diverging=(1, 2))])
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (3, 2, 1)}
 
-    scenario(test)
 
-
-def test_older_clusters_truncate_to_the_high_watermark_when_the_leader_knows_no_end():
-    async def test(follower, leader):
+async def test_older_clusters_truncate_to_the_high_watermark_when_the_leader_knows_no_end():
+    async with following(inter_broker_protocol_version="2.7-IV0") as (follower, leader):
         partition = follower.host(T0, 1, 1, 1)
         partition.log.update_high_watermark(2)
         follower.follow(T0, epoch=2)
@@ -579,8 +534,6 @@ def test_older_clusters_truncate_to_the_high_watermark_when_the_leader_knows_no_
         (await leader.next(ApiKey.OFFSET_FOR_LEADER_EPOCH)).connection.transport.abort()
         (await leader.next(ApiKey.OFFSET_FOR_LEADER_EPOCH)).answer(end_offsets((T0, 0, -1, -1)))
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (2, 2, -1)}
-
-    scenario(test, inter_broker_protocol_version="2.7-IV0")
 
 
 # -- offsets out of range ---------------------------------------------------------------------------------------------
@@ -615,8 +568,8 @@ def asked_offsets(asked):
 OUT_OF_RANGE = ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-def test_a_leader_whose_log_ends_earlier():
-    async def test(follower, leader):
+async def test_a_leader_whose_log_ends_earlier():
+    async with following() as (follower, leader):
         follower.host(T0, 1, 1, 1)
         follower.follow(T0, T1, epoch=2)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, error=OUT_OF_RANGE), result(T1)])
@@ -626,11 +579,9 @@ def test_a_leader_whose_log_ends_earlier():
         asked.answer(offsets((T0, 0, 1)))
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (2, 1, 1)}
 
-    scenario(test)
 
-
-def test_a_leader_whose_log_begins_later():
-    async def test(follower, leader):
+async def test_a_leader_whose_log_begins_later():
+    async with following() as (follower, leader):
         partition = follower.host(T0, 1, 1, 1)
         follower.follow(T0, epoch=2)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, error=OUT_OF_RANGE)])
@@ -645,11 +596,9 @@ def test_a_leader_whose_log_begins_later():
         log = partition.log
         assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (20, 21, 21)
 
-    scenario(test)
 
-
-def test_a_leader_that_changes_its_mind_is_asked_again_later():
-    async def test(follower, leader):
+async def test_a_leader_that_changes_its_mind_is_asked_again_later():
+    async with following() as (follower, leader):
         follower.host(T0, 1, 1, 1)
         follower.follow(T0, epoch=2)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, error=OUT_OF_RANGE)])
@@ -670,14 +619,12 @@ def test_a_leader_that_changes_its_mind_is_asked_again_later():
         asked.answer(offsets((T0, 0, 1)))  # of an epoch that is over
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (3, 3, 1)}
 
-    scenario(test)
-
 
 # -- errors of the leader ---------------------------------------------------------------------------------------------
 
 
-def test_a_fenced_partition_waits_for_the_controller():
-    async def test(follower, leader):
+async def test_a_fenced_partition_waits_for_the_controller():
+    async with following() as (follower, leader):
         follower.follow(T0, T1)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, error=ErrorCode.FENCED_LEADER_EPOCH), result(T1)])
         asked = await leader.next(ApiKey.FETCH)
@@ -687,8 +634,6 @@ def test_a_fenced_partition_waits_for_the_controller():
         assert follower.manager.failed_partitions == []
         asked.answer_fetch()
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (2, 0, -1)}
-
-    scenario(test)
 
 
 @pytest.mark.parametrize(
@@ -701,8 +646,8 @@ def test_a_fenced_partition_waits_for_the_controller():
         12345,
     ],
 )
-def test_other_errors_only_delay_the_partition(error):
-    async def test(follower, leader):
+async def test_other_errors_only_delay_the_partition(error):
+    async with following() as (follower, leader):
         follower.follow(T0, T1)
         asked = await leader.next(ApiKey.FETCH)
         for _ in range(3):
@@ -716,11 +661,9 @@ def test_other_errors_only_delay_the_partition(error):
             assert asked.wanted == {T0: (1, 0, -1)}
         assert follower.manager.failed_partitions == []
 
-    scenario(test)
 
-
-def test_corrupt_records_are_not_appended_and_asked_for_again():
-    async def test(follower, leader):
+async def test_corrupt_records_are_not_appended_and_asked_for_again():
+    async with following() as (follower, leader):
         follower.follow(T0, T1)
         good = records(0, b"a", b"b")
         bad = bytearray(good)
@@ -738,11 +681,9 @@ def test_corrupt_records_are_not_appended_and_asked_for_again():
             asked.answer_fetch()
         assert log.high_watermark == 2
 
-    scenario(test)
 
-
-def test_records_that_do_not_follow_end_the_fetching():
-    async def test(follower, leader):
+async def test_records_that_do_not_follow_end_the_fetching():
+    async with following() as (follower, leader):
         follower.host(T0, 1, 1)
         follower.follow(T0, T1)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a")), result(T1)])
@@ -750,11 +691,9 @@ def test_records_that_do_not_follow_end_the_fetching():
         assert follower.manager.failed_partitions == [T0]
         assert follower.partitions[T0].log.log_end_offset == 2
 
-    scenario(test)
 
-
-def test_a_failing_disk_ends_the_fetching_of_its_partition_only():
-    async def test(follower, leader):
+async def test_a_failing_disk_ends_the_fetching_of_its_partition_only():
+    async with following() as (follower, leader):
         partition = follower.host(T0)
         follower.follow(T0, T1)
         partition.environment.disk.fail("write", "*", errno.EIO)
@@ -765,11 +704,9 @@ def test_a_failing_disk_ends_the_fetching_of_its_partition_only():
         assert follower.manager.failed_partitions == [T0]
         assert partition.log.failures
 
-    scenario(test)
 
-
-def test_a_disk_that_fails_while_it_is_synced_after_a_truncation():
-    async def test(follower, leader):
+async def test_a_disk_that_fails_while_it_is_synced_after_a_truncation():
+    async with following() as (follower, leader):
         partition = follower.host(T0, 1, 1)
         follower.follow(T0, T1, epoch=2)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, diverging=(1, 1)), result(T1)])
@@ -780,11 +717,9 @@ def test_a_disk_that_fails_while_it_is_synced_after_a_truncation():
         assert follower.manager.failed_partitions == [T0]
         assert partition.log.log_end_offset == 1
 
-    scenario(test)
 
-
-def test_a_full_disk_is_waited_for():
-    async def test(follower, leader):
+async def test_a_full_disk_is_waited_for():
+    async with following() as (follower, leader):
         partition = follower.host(T0)
         follower.follow(T0, T1)
         partition.environment.disk.fail("write", "*", errno.ENOSPC)
@@ -797,14 +732,12 @@ def test_a_full_disk_is_waited_for():
         asked.answer_fetch([result(T0, records(0, b"a"), hw=1)])
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (1, 1, 1)}
 
-    scenario(test)
-
 
 # -- answers that come too late ---------------------------------------------------------------------------------------
 
 
-def test_an_answer_for_a_removed_partition_is_dropped():
-    async def test(follower, leader):
+async def test_an_answer_for_a_removed_partition_is_dropped():
+    async with following() as (follower, leader):
         follower.follow(T0, T1)
         asked = await leader.next(ApiKey.FETCH)
         follower.lead(T0, 2)
@@ -813,12 +746,10 @@ def test_an_answer_for_a_removed_partition_is_dropped():
         log = follower.partitions[T0].log
         assert (log.log_end_offset, log.high_watermark) == (0, 0)
 
-    scenario(test)
-
 
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_an_answer_for_a_partition_that_was_added_anew_is_dropped_but_its_high_watermark(epoch):
-    async def test(follower, leader):
+async def test_an_answer_for_a_partition_that_was_added_anew_is_dropped_but_its_high_watermark(epoch):
+    async with following() as (follower, leader):
         partition = follower.host(T0, 1, 1)
         follower.follow(T0)
         asked = await leader.next(ApiKey.FETCH)
@@ -831,11 +762,9 @@ def test_an_answer_for_a_partition_that_was_added_anew_is_dropped_but_its_high_w
         await leader.next(ApiKey.FETCH)
         assert partition.log.high_watermark == 2
 
-    scenario(test)
 
-
-def test_an_error_for_a_partition_that_was_added_anew_is_dropped():
-    async def test(follower, leader):
+async def test_an_error_for_a_partition_that_was_added_anew_is_dropped():
+    async with following() as (follower, leader):
         follower.follow(T0)
         asked = await leader.next(ApiKey.FETCH)
         follower.follow(T0, epoch=2)
@@ -843,11 +772,9 @@ def test_an_error_for_a_partition_that_was_added_anew_is_dropped():
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (2, 0, -1)}
         assert follower.manager.failed_partitions == []
 
-    scenario(test)
 
-
-def test_a_partition_that_leads_before_its_fetcher_knows_is_left_alone():
-    async def test(follower, leader):
+async def test_a_partition_that_leads_before_its_fetcher_knows_is_left_alone():
+    async with following() as (follower, leader):
         partition = follower.host(T0, 1, 1)
         follower.follow(T0, T1)
         asked = await leader.next(ApiKey.FETCH)
@@ -856,11 +783,9 @@ def test_a_partition_that_leads_before_its_fetcher_knows_is_left_alone():
         assert forgotten_of((await leader.next(ApiKey.FETCH)).body) == [("t", [0])]
         assert partition.log.log_end_offset == 2
 
-    scenario(test)
 
-
-def test_a_partition_that_follows_a_newer_epoch_before_its_fetcher_knows_is_left_alone():
-    async def test(follower, leader):
+async def test_a_partition_that_follows_a_newer_epoch_before_its_fetcher_knows_is_left_alone():
+    async with following() as (follower, leader):
         partition = follower.host(T0, 1, 1)
         follower.follow(T0, T1)
         asked = await leader.next(ApiKey.FETCH)
@@ -869,25 +794,21 @@ def test_a_partition_that_follows_a_newer_epoch_before_its_fetcher_knows_is_left
         assert forgotten_of((await leader.next(ApiKey.FETCH)).body) == [("t", [0])]
         assert partition.log.log_end_offset == 2
 
-    scenario(test)
 
-
-def test_adding_a_partition_again_in_the_same_epoch_changes_nothing():
-    async def test(follower, leader):
+async def test_adding_a_partition_again_in_the_same_epoch_changes_nothing():
+    async with following() as (follower, leader):
         follower.follow(T0)
         asked = await leader.next(ApiKey.FETCH)
         follower.manager.add_fetchers({T0: InitialFetchState(LEADER, *leader.address, 1)})
         asked.answer_fetch([result(T0, records(0, b"a"))])
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (1, 1, 1)}
 
-    scenario(test)
-
 
 # -- the leader's life ------------------------------------------------------------------------------------------------
 
 
-def test_a_leader_that_cannot_be_reached_is_tried_until_it_can():
-    async def test(follower, leader):
+async def test_a_leader_that_cannot_be_reached_is_tried_until_it_can():
+    async with following() as (follower, leader):
         leader.stop()
         follower.follow(T0)
         await asyncio.sleep(0.05)
@@ -898,11 +819,9 @@ def test_a_leader_that_cannot_be_reached_is_tried_until_it_can():
         finally:
             again.stop()
 
-    scenario(test)
 
-
-def test_a_connection_that_breaks_is_made_again_with_a_full_fetch():
-    async def test(follower, leader):
+async def test_a_connection_that_breaks_is_made_again_with_a_full_fetch():
+    async with following() as (follower, leader):
         follower.follow(T0, T1)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0), result(T1)])
         (await leader.next(ApiKey.FETCH)).connection.transport.abort()
@@ -910,33 +829,27 @@ def test_a_connection_that_breaks_is_made_again_with_a_full_fetch():
         assert asked.session == (7, 0)
         assert asked.wanted == {T0: (1, 0, -1), T1: (1, 0, -1)}
 
-    scenario(test)
-
 
 @pytest.mark.parametrize("garbage", [b"", b"\0\0\0\1" + b"\xff" * 20, b"\xff" * 9])
-def test_garbage_from_the_leader_breaks_the_connection(garbage):
-    async def test(follower, leader):
+async def test_garbage_from_the_leader_breaks_the_connection(garbage):
+    async with following() as (follower, leader):
         follower.follow(T0)
         asked = await leader.next(ApiKey.FETCH)
         asked.connection.transport.write(len(garbage).to_bytes(4, "big") + garbage)
         await asked.connection.closed.wait()
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (1, 0, -1)}
 
-    scenario(test)
 
-
-def test_a_silent_leader_is_given_up():
-    async def test(follower, leader):
+async def test_a_silent_leader_is_given_up():
+    async with following(replica_socket_timeout_ms=50, replica_fetch_wait_max_ms=20) as (follower, leader):
         follower.follow(T0)
         first = await leader.next(ApiKey.FETCH)
         second = await leader.next(ApiKey.FETCH)
         assert second.connection is not first.connection
 
-    scenario(test, replica_socket_timeout_ms=50, replica_fetch_wait_max_ms=20)
 
-
-def test_a_leader_at_a_new_address_is_asked_there():
-    async def test(follower, leader):
+async def test_a_leader_at_a_new_address_is_asked_there():
+    async with following() as (follower, leader):
         follower.follow(T0, T1)
         asked = await leader.next(ApiKey.FETCH)
         moved = await Leader().start()
@@ -947,11 +860,9 @@ def test_a_leader_at_a_new_address_is_asked_there():
         finally:
             moved.stop()
 
-    scenario(test)
 
-
-def test_a_partition_moves_from_leader_to_leader():
-    async def test(follower, leader):
+async def test_a_partition_moves_from_leader_to_leader():
+    async with following() as (follower, leader):
         other = await Leader().start()
         try:
             follower.follow(T0, T1)
@@ -965,13 +876,10 @@ def test_a_partition_moves_from_leader_to_leader():
         finally:
             other.stop()
 
-    scenario(test)
 
-
-def test_a_fetcher_without_partitions_ends_its_connection(monkeypatch):
+async def test_a_fetcher_without_partitions_ends_its_connection(monkeypatch):
     monkeypatch.setattr("klamm.replication.fetcher_manager.IDLE_FETCHER_MS", 5)
-
-    async def test(follower, leader):
+    async with following() as (follower, leader):
         follower.follow(T0)
         asked = await leader.next(ApiKey.FETCH)
         follower.manager.remove_fetchers([T0])
@@ -980,11 +888,9 @@ def test_a_fetcher_without_partitions_ends_its_connection(monkeypatch):
         follower.follow(T0, epoch=2)
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (2, 0, -1)}
 
-    scenario(test)
 
-
-def test_a_fetcher_that_waits_for_partitions_hears_of_them():
-    async def test(follower, leader):
+async def test_a_fetcher_that_waits_for_partitions_hears_of_them():
+    async with following() as (follower, leader):
         follower.follow(T0)
         asked = await leader.next(ApiKey.FETCH)
         follower.manager.remove_fetchers([T0])
@@ -994,13 +900,10 @@ def test_a_fetcher_that_waits_for_partitions_hears_of_them():
         follower.follow(T1)
         assert (await leader.next(ApiKey.FETCH)).wanted == {T1: (1, 0, -1)}
 
-    scenario(test)
 
-
-def test_a_new_partition_does_not_wait_for_the_end_of_a_long_poll(monkeypatch):
+async def test_a_new_partition_does_not_wait_for_the_end_of_a_long_poll(monkeypatch):
     monkeypatch.setattr(fetcher, "LONG_POLL_MS", 1)
-
-    async def test(follower, leader):
+    async with following() as (follower, leader):
         follower.follow(T0)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a"))])
         waiting = await leader.next(ApiKey.FETCH)
@@ -1015,14 +918,12 @@ def test_a_new_partition_does_not_wait_for_the_end_of_a_long_poll(monkeypatch):
         asked.answer_fetch([result(T0), result(T1)])
         assert (await leader.next(ApiKey.FETCH)).session == (7, 1)
 
-    scenario(test)
-
 
 # -- shutdown ---------------------------------------------------------------------------------------------------------
 
 
-def test_shutdown_while_the_leader_has_the_fetch():
-    async def test(follower, leader):
+async def test_shutdown_while_the_leader_has_the_fetch():
+    async with following() as (follower, leader):
         follower.follow(T0)
         asked = await leader.next(ApiKey.FETCH)
         await follower.manager.shutdown()
@@ -1030,29 +931,23 @@ def test_shutdown_while_the_leader_has_the_fetch():
         follower.follow(T1)
         assert follower.manager.leaders == []
 
-    scenario(test)
 
-
-def test_shutdown_before_anything_was_sent():
-    async def test(follower, leader):
+async def test_shutdown_before_anything_was_sent():
+    async with following() as (follower, _):
         follower.follow(T0)
         await follower.manager.shutdown()
 
-    scenario(test)
 
-
-def test_shutdown_while_waiting_after_a_failure():
-    async def test(follower, leader):
+async def test_shutdown_while_waiting_after_a_failure():
+    async with following(replica_fetch_backoff_ms=60_000) as (follower, leader):
         leader.stop()
         follower.follow(T0)
         await asyncio.sleep(0.01)
         await follower.manager.shutdown()
 
-    scenario(test, replica_fetch_backoff_ms=60_000)
 
-
-def test_shutdown_while_the_disk_is_waited_for():
-    async def test(follower, leader):
+async def test_shutdown_while_the_disk_is_waited_for():
+    async with following() as (follower, leader):
         partition = follower.host(T0, 1, 1)
         follower.follow(T0, epoch=2)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, diverging=(1, 1))])
@@ -1069,42 +964,35 @@ def test_shutdown_while_the_disk_is_waited_for():
         await follower.manager.shutdown()
         assert partition.log.log_end_offset == 1
 
-    scenario(test)
+
+@pytest.mark.loop("asyncio")
+async def test_a_fault_of_the_program_is_heard_of():
+    leader = await Leader().start()
+    follower = Follower(leader)
+    partition = follower.host(T0)
+    failed = asyncio.Event()
+    follower.manager = ReplicaFetcherManager(
+        follower.config, FOLLOWER, follower.partitions.get, lambda error: failed.set()
+    )
+
+    def broken(data):
+        raise ZeroDivisionError
+
+    partition.append_records_as_follower = broken
+    follower.follow(T0)
+    (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a"))])
+    await failed.wait()
+    await follower.manager.shutdown()
+    leader.stop()
 
 
-def test_a_fault_of_the_program_is_heard_of():
-    async def main():
-        leader = await Leader().start()
-        follower = Follower(leader)
-        partition = follower.host(T0)
-        failed = asyncio.Event()
-        follower.manager = ReplicaFetcherManager(
-            follower.config, FOLLOWER, follower.partitions.get, lambda error: failed.set()
-        )
-
-        def broken(data):
-            raise ZeroDivisionError
-
-        partition.append_records_as_follower = broken
-        follower.follow(T0)
-        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a"))])
-        await failed.wait()
-        await follower.manager.shutdown()
-        leader.stop()
-
-    asyncio.run(main())
-
-
-def test_a_leader_cannot_be_copied_into():
+async def test_a_leader_cannot_be_copied_into():
     """What protects a log that is led here, should everything else fail."""
-
-    async def test(follower, leader):
+    async with following() as (follower, _):
         partition = follower.host(T0, 1)
         partition.make_leader(state_of(0, FOLLOWER, 2))
         with pytest.raises(KafkaError):
             partition.truncate_to(0)
-
-    scenario(test)
 
 
 # -- a leader whose numbers make no sense -----------------------------------------------------------------------------
@@ -1145,8 +1033,8 @@ async def next_request(follower, leader):
     return leader.requests.get_nowait()
 
 
-def test_a_batch_that_begins_before_offset_0_is_no_beginning_of_a_log():
-    async def test(follower, leader):
+async def test_a_batch_that_begins_before_offset_0_is_no_beginning_of_a_log():
+    async with following() as (follower, leader):
         partition = follower.host(T0)
         follower.follow(T0, epoch=2)
         data = bytearray(records(0, b"a", b"b"))
@@ -1155,13 +1043,11 @@ def test_a_batch_that_begins_before_offset_0_is_no_beginning_of_a_log():
         assert (await next_request(follower, leader)).wanted == {T0: (2, 0, -1)}
         assert (partition.log.log_start_offset, partition.log.log_end_offset) == (0, 0)
 
-    scenario(test)
-
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("protocol", ["2.8", "2.6"])
-def test_a_leader_whose_numbers_make_no_sense_stops_nobody_and_leaves_a_log_that_makes_sense(seed, protocol):
-    async def test(follower, leader):
+async def test_a_leader_whose_numbers_make_no_sense_stops_nobody_and_leaves_a_log_that_makes_sense(seed, protocol):
+    async with following(inter_broker_protocol_version=protocol, replica_fetch_backoff_ms=1) as (follower, leader):
         chance = random.Random(seed)
         partition = follower.host(T0, 0, 1, 1)
         follower.follow(T0, epoch=2)
@@ -1175,5 +1061,3 @@ def test_a_leader_whose_numbers_make_no_sense_stops_nobody_and_leaves_a_log_that
                 asked.answer_fetch([hostile_result(chance, asked)])
             log = partition.log
             assert 0 <= log.log_start_offset <= log.high_watermark <= log.log_end_offset < 2**63 - 1
-
-    scenario(test, inter_broker_protocol_version=protocol, replica_fetch_backoff_ms=1)

@@ -7,6 +7,8 @@ import asyncio
 from pathlib import Path
 from uuid import UUID
 
+import pytest
+
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
@@ -15,17 +17,18 @@ from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.replication.alter_isr import AlterIsrManager
 from klamm.replication.ports import IsrChange, WrittenIsr
 from klamm.replication.replica_manager import log_config
-from support.replicas import T0, TOPIC_ID, Broker, batch, leader_and_isr, settle, state, want, with_broker
+from support.replicas import T0, TOPIC_ID, Broker, batch, hosting_broker, leader_and_isr, settle, state, want
+
+pytestmark = pytest.mark.loop("virtual")
 
 FORMER_ID = UUID(int=7)
 AlterIsrResponse = messages.response_class(ApiKey.ALTER_ISR)
 
 
-def test_kafka_9672_members_of_the_isr_that_are_no_replicas(tmp_path: Path) -> None:
+async def test_kafka_9672_members_of_the_isr_that_are_no_replicas(tmp_path: Path) -> None:
     """While a reassignment ends, the ISR has replicas that the assignment has no more. They do not keep the leader from
     taking them out of the ISR, which in Kafka an exception does: then what waits for them is committed."""
-
-    async def scenario(broker: Broker) -> None:
+    async with hosting_broker(tmp_path) as broker:
         assert await broker.tell(state(0, isr=(1, 2, 8, 9), replicas=(1, 2))) == [ErrorCode.NONE]
         manager = broker.manager
         appended = manager.append_records("t", 0, batch(b"a"), -1)
@@ -37,13 +40,10 @@ def test_kafka_9672_members_of_the_isr_that_are_no_replicas(tmp_path: Path) -> N
         change.on_result(WrittenIsr(0, (1, 2), 1))
         assert manager.is_replicated([("t", 0, appended)])
 
-    with_broker(tmp_path, scenario)
 
-
-def test_kafka_12686_an_answer_to_a_proposal_of_before_a_leader_and_isr(tmp_path: Path) -> None:
+async def test_kafka_12686_an_answer_to_a_proposal_of_before_a_leader_and_isr(tmp_path: Path) -> None:
     """It does not take away the proposal that the leader has made since: Kafka's leader waits for that for ever."""
-
-    async def scenario(broker: Broker) -> None:
+    async with hosting_broker(tmp_path):
         asked: list[asyncio.Future[object]] = []
 
         async def ask(_request: object) -> object:
@@ -75,19 +75,14 @@ def test_kafka_12686_an_answer_to_a_proposal_of_before_a_leader_and_isr(tmp_path
         await changes.stop()
         assert not failures
 
-    with_broker(tmp_path, scenario)
 
-
-def test_kafka_13972_a_replica_stops_in_the_epoch_that_it_is_in(tmp_path: Path) -> None:
+async def test_kafka_13972_a_replica_stops_in_the_epoch_that_it_is_in(tmp_path: Path) -> None:
     """A controller of Kafka 2.8.2 cancels a reassignment without a new leader epoch; its StopReplica is obeyed."""
-
-    async def scenario(broker: Broker) -> None:
+    async with hosting_broker(tmp_path) as broker:
         await broker.tell(state(0, leader=2, epoch=5))
         assert await broker.manager.stop_replicas(_deletion_of_t0(5)) == (ErrorCode.NONE, {T0: ErrorCode.NONE})
         assert T0 not in broker.manager.partitions
         assert broker.log_manager.get(*T0) is None
-
-    with_broker(tmp_path, scenario)
 
 
 def _leave_log(broker: Broker) -> None:
@@ -96,10 +91,9 @@ def _leave_log(broker: Broker) -> None:
     log.append_as_leader(batch(b"old"), 9, now_ms=1)
 
 
-def test_kafka_10548_the_log_of_a_deleted_topic_does_not_stand_in_the_way_of_a_new_one(tmp_path: Path) -> None:
+async def test_kafka_10548_the_log_of_a_deleted_topic_does_not_stand_in_the_way_of_a_new_one(tmp_path: Path) -> None:
     """Kafka's broker refuses the new topic's replica until somebody removes the directory by hand."""
-
-    async def scenario(broker: Broker) -> None:
+    async with hosting_broker(tmp_path) as broker:
         for number, told in enumerate(
             (
                 state(0, epoch=0),  # A new topic.
@@ -116,13 +110,10 @@ def test_kafka_10548_the_log_of_a_deleted_topic_does_not_stand_in_the_way_of_a_n
             assert (log.topic_id, log.log_end_offset) == (UUID(int=100 + number), 0)
             await broker.manager.stop_replicas(_deletion_of_t0())
 
-    with_broker(tmp_path, scenario)
 
-
-def test_kafka_10548_a_log_that_counts_as_in_sync_stays(tmp_path: Path) -> None:
+async def test_kafka_10548_a_log_that_counts_as_in_sync_stays(tmp_path: Path) -> None:
     """Its id was changed in ZooKeeper: nobody else may have its records."""
-
-    async def scenario(broker: Broker) -> None:
+    async with hosting_broker(tmp_path) as broker:
         _leave_log(broker)
         for told in (state(0, epoch=3), state(0, leader=2, epoch=3)):
             assert await broker.tell(told, topic_id=TOPIC_ID) == [ErrorCode.INCONSISTENT_TOPIC_ID]
@@ -130,8 +121,6 @@ def test_kafka_10548_a_log_that_counts_as_in_sync_stays(tmp_path: Path) -> None:
         await broker.tell(state(0, leader=2, epoch=3, isr=(2, 3), replicas=(2, 3)), topic_id=TOPIC_ID)
         log = broker.log_manager.get(*T0)
         assert log is not None and (log.topic_id, log.log_end_offset) == (FORMER_ID, 1)
-
-    with_broker(tmp_path, scenario)
 
 
 def _deletion_of_t0(leader_epoch: int = NO_EPOCH) -> StopReplicaRequest:

@@ -9,7 +9,9 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 from klamm.replication.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
 from klamm.replication.ports import WrittenIsr
-from support.replicas import ME, NOW_MS, batch, state, values_in, with_broker
+from support.replicas import ME, NOW_MS, batch, hosting_broker, state, values_in
+
+pytestmark = pytest.mark.loop("virtual")
 
 
 def now_ms() -> float:
@@ -33,11 +35,9 @@ def scenario(function=None, **options):
     if function is None:
         return lambda wrapped: scenario(wrapped, **options)
 
-    def test(tmp_path):
-        async def run(broker):
+    async def test(tmp_path):
+        async with hosting_broker(tmp_path, **options) as broker:
             await function(broker, broker.lone_partition())
-
-        with_broker(tmp_path, run, **options)
 
     test.__name__, test.__doc__ = function.__name__, function.__doc__
     return test
@@ -337,8 +337,8 @@ async def test_a_steady_follower_that_never_reaches_the_end_stays(broker, partit
     "code",
     [ErrorCode.INVALID_UPDATE_VERSION, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION],
 )
-def test_a_refused_change_stays_pending_until_the_next_leader_and_isr(tmp_path, code):
-    async def run(broker):
+async def test_a_refused_change_stays_pending_until_the_next_leader_and_isr(tmp_path, code):
+    async with hosting_broker(tmp_path) as broker:
         partition = broker.lone_partition()
         partition.make_leader(state(isr=(1,)))
         fetched(partition, 2, 0)
@@ -349,8 +349,6 @@ def test_a_refused_change_stays_pending_until_the_next_leader_and_isr(tmp_path, 
         partition.make_leader(state(epoch=1, isr=(1,)))
         assert partition.isr_state == CommittedIsr((1,))
         assert broker.proposals.cleared == [("t", 0), ("t", 0)]
-
-    with_broker(tmp_path, run)
 
 
 @scenario

@@ -21,14 +21,15 @@ from support.replicas import (
     TOPIC_ID,
     Broker,
     batch,
-    in_virtual_time,
+    hosting_broker,
     leader_and_isr,
     settle,
     state,
     values_in,
     want,
-    with_broker,
 )
+
+pytestmark = pytest.mark.loop("virtual")
 
 OK, STALE = ErrorCode.NONE, ErrorCode.STALE_CONTROLLER_EPOCH
 
@@ -38,8 +39,9 @@ def scenario(function=None, **options):
     if function is None:
         return lambda wrapped: scenario(wrapped, **options)
 
-    def test(tmp_path):
-        with_broker(tmp_path, function, **options)
+    async def test(tmp_path):
+        async with hosting_broker(tmp_path, **options) as broker:
+            await function(broker)
 
     test.__name__, test.__doc__ = function.__name__, function.__doc__
     return test
@@ -109,22 +111,19 @@ async def test_only_a_newer_leader_epoch_counts(broker):
     assert not broker.manager.partitions[T0].is_leader
 
 
-def test_after_a_restart_any_epoch_is_accepted_once(tmp_path):
-    async def run():
-        broker = Broker(tmp_path)
-        await broker.start()
-        await broker.tell(state(0, epoch=5, isr=(1,)))
-        append(broker, b"a")
-        await broker.stop()
-        broker = Broker(tmp_path)
-        await broker.start()
-        with pytest.raises(KafkaError, match="UNKNOWN_TOPIC_OR_PARTITION"):
-            broker.manager.partition("t", 0)
-        assert await broker.tell(state(0, epoch=5, isr=(1, 2))) == [OK]
-        assert broker.manager.partition("t", 0).log.high_watermark == 1  # from the checkpoint
-        await broker.stop()
-
-    in_virtual_time(run())
+async def test_after_a_restart_any_epoch_is_accepted_once(tmp_path):
+    broker = Broker(tmp_path)
+    await broker.start()
+    await broker.tell(state(0, epoch=5, isr=(1,)))
+    append(broker, b"a")
+    await broker.stop()
+    broker = Broker(tmp_path)
+    await broker.start()
+    with pytest.raises(KafkaError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        broker.manager.partition("t", 0)
+    assert await broker.tell(state(0, epoch=5, isr=(1, 2))) == [OK]
+    assert broker.manager.partition("t", 0).log.high_watermark == 1  # from the checkpoint
+    await broker.stop()
 
 
 @scenario
@@ -202,10 +201,9 @@ async def test_many_partitions_at_once(broker):
     assert len(broker.fetchers.following) == 200
 
 
-def test_a_directory_may_fail_while_many_partitions_change(tmp_path, monkeypatch):
+async def test_a_directory_may_fail_while_many_partitions_change(tmp_path, monkeypatch):
     monkeypatch.setattr(state_changes, "SLICE", 1)  # others have the loop after every partition
-
-    async def run(broker):
+    async with hosting_broker(tmp_path, directories=2) as broker:
         await broker.tell(*(state(number, leader=2 - number % 2) for number in range(20)))
         telling = asyncio.ensure_future(
             broker.tell(*(state(number, leader=1 + number % 2, epoch=1) for number in range(20)))
@@ -223,8 +221,6 @@ def test_a_directory_may_fail_while_many_partitions_change(tmp_path, monkeypatch
         assert sorted(broker.fetchers.following) == sorted(key for key in hosted if not hosted[key].is_leader)
         assert all(codes[number] == OK for _, number in hosted)
         assert ErrorCode.KAFKA_STORAGE_ERROR in codes
-
-    with_broker(tmp_path, run, directories=2)
 
 
 @scenario

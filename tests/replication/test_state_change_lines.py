@@ -5,7 +5,7 @@ The lines below were compared with those that Apache Kafka 2.8.2 writes about th
 
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopic,
 )
-from support.replicas import NOW_MS, T0, TOPIC_ID, Broker, batch, leader_and_isr, settle, state, with_broker
+from support.replicas import NOW_MS, T0, TOPIC_ID, Broker, batch, hosting_broker, leader_and_isr, settle, state
+
+pytestmark = pytest.mark.loop("virtual")
 
 INFO, WARN, ERROR = logging.INFO, logging.WARNING, logging.ERROR
 
@@ -67,12 +69,8 @@ def stop_request(leader_epoch: int, delete: bool, *, controller_epoch: int = 1) 
     return StopReplicaRequest(9, controller_epoch, topics=[StopReplicaTopic("t", None, [state])])
 
 
-def play(path: Path, scenario: Callable[[Broker], Awaitable[None]], **options: Any) -> None:
-    with_broker(path, scenario, **options)
-
-
-def test_a_leader(tmp_path: Path, written: Written) -> None:
-    async def scenario(broker: Broker) -> None:
+async def test_a_leader(tmp_path: Path, written: Written) -> None:
+    async with hosting_broker(tmp_path) as broker:
         await tell(broker, state(0, epoch=4, isr=(1, 2), adding_replicas=(3,)))
         assert written.take() == [
             "Handling LeaderAndIsr request correlationId 5 from controller 9 for 1 partitions",
@@ -98,11 +96,9 @@ def test_a_leader(tmp_path: Path, written: Written) -> None:
             " for the partition.",
         ]
 
-    play(tmp_path, scenario)
 
-
-def test_the_offsets_are_those_at_the_start(tmp_path: Path, written: Written) -> None:
-    async def scenario(broker: Broker) -> None:
+async def test_the_offsets_are_those_at_the_start(tmp_path: Path, written: Written) -> None:
+    async with hosting_broker(tmp_path) as broker:
         await tell(broker, state(0, leader=2))
         written.take()
         partition = broker.manager.partitions[T0]
@@ -114,11 +110,9 @@ def test_the_offsets_are_those_at_the_start(tmp_path: Path, written: Written) ->
             "Leader t-0 starts at leader epoch 1 from offset 2 with high watermark 0 ISR [1]" in written.take(INFO)[2]
         )
 
-    play(tmp_path, scenario)
 
-
-def test_a_follower(tmp_path: Path, written: Written) -> None:
-    async def scenario(broker: Broker) -> None:
+async def test_a_follower(tmp_path: Path, written: Written) -> None:
+    async with hosting_broker(tmp_path) as broker:
         await tell(broker, state(0, leader=2), state(1, leader=7))
         received, *lines = written.take()
         assert received == "Handling LeaderAndIsr request correlationId 5 from controller 9 for 2 partitions"
@@ -137,11 +131,9 @@ def test_a_follower(tmp_path: Path, written: Written) -> None:
             "Finished LeaderAndIsr request in 0ms correlationId 5 from controller 9 for 2 partitions",
         ]
 
-    play(tmp_path, scenario)
 
-
-def test_what_is_ignored(tmp_path: Path, written: Written) -> None:
-    async def scenario(broker: Broker) -> None:
+async def test_what_is_ignored(tmp_path: Path, written: Written) -> None:
+    async with hosting_broker(tmp_path) as broker:
         await tell(broker, state(0, epoch=5), controller_epoch=3)
         written.take()
         ignored = "Ignoring LeaderAndIsr request from controller 9 with correlation id 5 epoch 3 for partition"
@@ -167,11 +159,9 @@ def test_what_is_ignored(tmp_path: Path, written: Written) -> None:
             " known controller epoch is 3"
         ]
 
-    play(tmp_path, scenario)
 
-
-def test_replicas_that_stop(tmp_path: Path, written: Written) -> None:
-    async def scenario(broker: Broker) -> None:
+async def test_replicas_that_stop(tmp_path: Path, written: Written) -> None:
+    async with hosting_broker(tmp_path) as broker:
         await tell(broker, state(0, epoch=5))
         written.take()
         await broker.manager.stop_replicas(stop_request(-2, True), 7)
@@ -188,11 +178,9 @@ def test_replicas_that_stop(tmp_path: Path, written: Written) -> None:
             " t-0 since its associated leader epoch 5 is smaller than the current leader epoch 6"
         ]
 
-    play(tmp_path, scenario)
 
-
-def test_disks_that_fail(tmp_path: Path, written: Written) -> None:
-    async def scenario(broker: Broker) -> None:
+async def test_disks_that_fail(tmp_path: Path, written: Written) -> None:
+    async with hosting_broker(tmp_path, directories=2) as broker:
         await tell(broker, *(state(number) for number in range(2)))
         places = {key: partition.log.log_directory for key, partition in broker.manager.partitions.items()}
         broker.manager.partitions[T0].log.log_directory.fail(OSError(errno.EIO, "gone"), "test")
@@ -214,11 +202,9 @@ def test_disks_that_fail(tmp_path: Path, written: Written) -> None:
         assert f"Skipped the become-follower {failed} t-3 (last update controller epoch 1) with leader 2" in follower
         assert "since the replica for the partition is offline due to disk error KAFKA_STORAGE_ERROR" in follower
 
-    play(tmp_path, scenario, directories=2)
 
-
-def test_the_metadata_cache(tmp_path: Path, written: Written) -> None:
-    async def scenario(broker: Broker) -> None:
+async def test_the_metadata_cache(tmp_path: Path, written: Written) -> None:
+    async with hosting_broker(tmp_path) as broker:
         states = [
             UpdateMetadataPartitionState(0, 1, 2, 4, (1, 2), 3, (1, 2), (1,)),
             UpdateMetadataPartitionState(1, 1, -2, 4, (1, 2), 3, (1, 2)),
@@ -242,14 +228,11 @@ def test_the_metadata_cache(tmp_path: Path, written: Written) -> None:
         await broker.manager.update_metadata(UpdateMetadataRequest(9, 1), steps)  # type: ignore[arg-type]
         assert written.take() == []
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("level", [TRACE, INFO, WARN, ERROR])
-def test_levels(tmp_path: Path, written: Written, level: int) -> None:
+async def test_levels(tmp_path: Path, written: Written, level: int) -> None:
     STATE_CHANGE_LOGGER.setLevel(level)
-
-    async def scenario(broker: Broker) -> None:
+    async with hosting_broker(tmp_path) as broker:
         await tell(broker, state(0, epoch=5), state(1, leader=2))
         await tell(broker, state(0, epoch=4), state(1, epoch=1, leader=7))
         await broker.manager.stop_replicas(stop_request(4, False), 7)
@@ -257,8 +240,6 @@ def test_levels(tmp_path: Path, written: Written, level: int) -> None:
         by_level = {wanted: sum(count for found_, count in found if found_ == wanted) for wanted, _ in found}
         expected = {TRACE: 10, INFO: 9, WARN: 2, ERROR: 1}
         assert by_level == {key: count for key, count in expected.items() if key >= level}
-
-    play(tmp_path, scenario)
 
 
 def test_lines_are_written_in_batches(written: Written) -> None:

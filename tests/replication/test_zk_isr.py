@@ -9,7 +9,9 @@ from klamm.replication.ports import IsrChange, WrittenIsr
 from klamm.replication.zk_isr import ZkIsrManager
 from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.errors import ConnectionLoss, SessionExpired
-from support.replicas import in_virtual_time, settle
+from support.replicas import settle
+
+pytestmark = pytest.mark.loop("virtual")
 
 ME = 1
 REFUSED = ErrorCode.INVALID_UPDATE_VERSION
@@ -56,14 +58,11 @@ def change(results, partition=0, isr=(1, 2), version=0):
 
 
 def scenario(function):
-    def test():
-        async def run():
-            store = Store()
-            await function(store, store.manager, [])
-            await store.manager.stop()
-            assert not store.faults
-
-        in_virtual_time(run())
+    async def test():
+        store = Store()
+        await function(store, store.manager, [])
+        await store.manager.stop()
+        assert not store.faults
 
     test.__name__ = function.__name__
     return test

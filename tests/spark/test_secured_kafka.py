@@ -264,7 +264,7 @@ REFUSED_AT_ONCE = [
 def test_who_is_refused_learns_it_at_once(secured: Secured, way: str, changes: dict[str, str], told: str) -> None:
     options = {**ways(secured)[way], **PATIENT}
     for old, new in changes.items():
-        old, new = (text.format(**secured.ports) for text in (str(old), str(new)))  # noqa: PLW2901
+        old, new = (text.format(**secured.ports) for text in (str(old), str(new)))
         assert any(old in value for value in options.values())
         options = {name: value.replace(old, new) for name, value in options.items()}
     message = f"localhost:.*{told}|127.0.0.1:.*{told}"
@@ -299,28 +299,25 @@ def test_a_client_without_sasl_learns_it_at_once(secured: Secured) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
-def test_a_connection_outlives_its_session(secured: Secured, mechanism: str) -> None:
+async def test_a_connection_outlives_its_session(secured: Secured, mechanism: str) -> None:
     """Without a renewal the broker would close the connection with the first request after SESSION_MS."""
-
-    async def test() -> None:
-        given = login("SASL_PLAINTEXT", mechanism)
-        sasl = security_options({name.removeprefix("kafka."): value for name, value in given.items()}).sasl
-        assert sasl is not None
-        options = ConnectionOptions(authenticate=authenticator(sasl, random.Random()))
-        connection = await connect("localhost", secured.ports["ENDING"], options)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        while loop.time() < began + 2.5 * SESSION_MS / 1000:
-            await asyncio.gather(*(connection.send(ApiKey.METADATA, all_topics) for _ in range(5)))
-        # One that nobody used meanwhile.
-        await asyncio.sleep(1.5 * SESSION_MS / 1000)
-        await connection.send(ApiKey.METADATA, all_topics)
-        connection.close()
 
     def all_topics(version: int) -> object:
         return request_class(ApiKey.METADATA)(topics=None)
 
-    asyncio.run(test())
+    given = login("SASL_PLAINTEXT", mechanism)
+    sasl = security_options({name.removeprefix("kafka."): value for name, value in given.items()}).sasl
+    assert sasl is not None
+    options = ConnectionOptions(authenticate=authenticator(sasl, random.Random()))
+    connection = await connect("localhost", secured.ports["ENDING"], options)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while loop.time() < began + 2.5 * SESSION_MS / 1000:
+        await asyncio.gather(*(connection.send(ApiKey.METADATA, all_topics) for _ in range(5)))
+    # One that nobody used meanwhile.
+    await asyncio.sleep(1.5 * SESSION_MS / 1000)
+    await connection.send(ApiKey.METADATA, all_topics)
+    connection.close()
 
 
 def test_no_record_is_lost_or_written_twice_when_sessions_end(secured: Secured) -> None:

@@ -1,6 +1,5 @@
 """Appending: what leaders check and assign, what followers accept, and what a failing disk does."""
 
-import asyncio
 import errno
 
 import pytest
@@ -41,13 +40,13 @@ def log(environment):
     return open_log(environment)
 
 
-def test_a_leader_assigns_offsets_and_its_epoch(log):
+async def test_a_leader_assigns_offsets_and_its_epoch(log):
     assert append(log, b"a", b"b", leader_epoch=3)[:5] == (0, 1, NOW_MS, -1, 0)
     info = append(log, b"c", leader_epoch=3, codec=CompressionType.ZSTD)
     assert (info.first_offset, info.last_offset, info.duplicate) == (2, 2, False)
     assert log.log_end_offset == 3
-    assert asyncio.run(read_all(log)) == [(0, b"a"), (1, b"b"), (2, b"c")]
-    fetched = asyncio.run(log.read(0, 1000, max_offset=3, minimum_one_batch=True))
+    assert await read_all(log) == [(0, b"a"), (1, b"b"), (2, b"c")]
+    fetched = await log.read(0, 1000, max_offset=3, minimum_one_batch=True)
     assert [h.partition_leader_epoch for _, h in rb.iterate_batches(fetched.data)] == [3, 3]
     assert all(rb.crc_matches(fetched.data, p, h) for p, h in rb.iterate_batches(fetched.data))
 
@@ -64,11 +63,11 @@ def test_a_leader_assigns_offsets_and_its_epoch(log):
         ("zstd", CompressionType.ZSTD),
     ],
 )
-def test_batches_are_stored_in_the_topics_compression(environment, sent, compression_type, stored):
+async def test_batches_are_stored_in_the_topics_compression(environment, sent, compression_type, stored):
     log = open_log(environment, LogConfig(compression_type=compression_type))
     values = [b"value %d" % number * 50 for number in range(20)]
     append(log, *values, codec=sent, producer_id=7, producer_epoch=1, base_sequence=0)
-    fetched = asyncio.run(log.read(0, 100_000, max_offset=20, minimum_one_batch=True))
+    fetched = await log.read(0, 100_000, max_offset=20, minimum_one_batch=True)
     ((position, header),) = rb.iterate_batches(fetched.data)
     assert header.codec == (sent if stored is None else stored)
     assert rb.crc_matches(fetched.data, position, header)
@@ -78,7 +77,7 @@ def test_batches_are_stored_in_the_topics_compression(environment, sent, compres
         20,
         False,
     )
-    assert asyncio.run(read_all(log)) == list(enumerate(values))
+    assert await read_all(log) == list(enumerate(values))
 
 
 def test_a_batch_that_another_compression_makes_too_large_is_refused(environment):
@@ -96,12 +95,12 @@ def test_records_that_cannot_be_decompressed_are_refused_where_they_must_be(envi
     assert log.log_end_offset == 0
 
 
-def test_a_request_may_be_a_part_of_a_larger_buffer(log):
+async def test_a_request_may_be_a_part_of_a_larger_buffer(log):
     frame = bytearray(b"head") + batch(b"a") + b"tail"
     log.append_as_leader(memoryview(frame)[4:-4], 0, now_ms=NOW_MS)
     assert frame[:4] == b"head"
     assert frame[-4:] == b"tail"
-    assert asyncio.run(read_all(log)) == [(0, b"a")]
+    assert await read_all(log) == [(0, b"a")]
 
 
 @pytest.mark.parametrize(
@@ -157,11 +156,11 @@ def test_timestamps_may_not_be_too_far_from_the_clock(environment):
     assert log.log_end_offset == 2
 
 
-def test_log_append_time(environment):
+async def test_log_append_time(environment):
     log = open_log(environment, LogConfig(message_timestamp_type="LogAppendTime"))
     info = append(log, b"a", b"b", timestamp_ms=5, now_ms=NOW_MS + 7)
     assert (info.max_timestamp, info.log_append_time_ms) == (NOW_MS + 7, NOW_MS + 7)
-    fetched = asyncio.run(log.read(0, 1000, max_offset=2, minimum_one_batch=True))
+    fetched = await log.read(0, 1000, max_offset=2, minimum_one_batch=True)
     header = rb.parse_header(fetched.data)
     assert rb.crc_matches(fetched.data, 0, header)
     assert {r.timestamp_ms for r in decode_records(fetched.data, 0, header)} == {NOW_MS + 7}
@@ -244,7 +243,7 @@ def test_a_marker_of_an_older_coordinator_is_fenced(log):
 # Followers
 
 
-def test_a_follower_takes_batches_as_they_are(environment, log):
+async def test_a_follower_takes_batches_as_they_are(environment, log):
     sent = (
         batch(b"a", b"b", base_offset=0, partition_leader_epoch=1, producer_id=7, producer_epoch=0, base_sequence=3)
         + batch(
@@ -262,7 +261,7 @@ def test_a_follower_takes_batches_as_they_are(environment, log):
     info = log.append_as_follower(bytes(sent) + bytes(batch(b"cut"))[:40])
     assert (info.first_offset, info.last_offset, info.size_bytes) == (0, 9, len(sent))
     assert log.log_end_offset == 10
-    fetched = asyncio.run(log.read(0, 10_000, max_offset=10, minimum_one_batch=True))
+    fetched = await log.read(0, 10_000, max_offset=10, minimum_one_batch=True)
     assert bytes(fetched.data) == bytes(sent)
     assert list(log.leader_epochs.entries) == [(1, 0), (2, 2)]
     assert log.aborted_transactions(0, 10) == [(8, 2)]
@@ -295,23 +294,23 @@ def test_a_follower_that_found_no_room_still_knows_where_its_epochs_begin(enviro
     assert open_log(environment).leader_epochs.entries == [(3, 0), (5, 1), (7, 3)]
 
 
-def test_a_follower_splits_what_does_not_fit_into_one_segment(environment):
+async def test_a_follower_splits_what_does_not_fit_into_one_segment(environment):
     log = open_log(environment, LogConfig(segment_bytes=200))
     sent = b"".join(bytes(batch(b"x" * 20, base_offset=i)) for i in range(10))
     log.append_as_follower(sent)
     assert log.log_end_offset == 10
     assert len(log.segment_base_offsets) == 5
-    assert asyncio.run(read_all(log)) == [(i, b"x" * 20) for i in range(10)]
+    assert await read_all(log) == [(i, b"x" * 20) for i in range(10)]
     # A batch that is larger than a segment has been accepted by the leader already.
     log.append_as_follower(batch(b"x" * 500, base_offset=10))
     assert log.segment_base_offsets[-1] == 10
 
 
-def test_offsets_too_far_apart_for_one_segment(log):
+async def test_offsets_too_far_apart_for_one_segment(log):
     log.append_as_follower(batch(b"a", base_offset=0))
     log.append_as_follower(batch(b"b", base_offset=2**31) + batch(b"c", base_offset=2**33))
     assert log.segment_base_offsets == [0, 2**31, 2**33]
-    assert asyncio.run(read_all(log)) == [(0, b"a"), (2**31, b"b"), (2**33, b"c")]
+    assert await read_all(log) == [(0, b"a"), (2**31, b"b"), (2**33, b"c")]
 
 
 # Rolling
@@ -330,12 +329,12 @@ def test_rolling_by_size_and_by_time(environment):
         assert {f"{base:020d}{kind}" for kind in (".log", ".index", ".timeindex")} <= set(names)
 
 
-def test_rolling_when_the_index_is_full(environment):
+async def test_rolling_when_the_index_is_full(environment):
     log = open_log(environment, LogConfig(segment_index_bytes=24, index_interval_bytes=0))
     for i in range(8):
         append(log, b"x", timestamp_ms=NOW_MS + i)
     assert len(log.segment_base_offsets) > 2
-    assert [offset for offset, _ in asyncio.run(read_all(log))] == list(range(8))
+    assert [offset for offset, _ in await read_all(log)] == list(range(8))
 
 
 def test_rolling_without_timestamps_goes_by_the_clock(environment):
@@ -351,20 +350,20 @@ def test_rolling_without_timestamps_goes_by_the_clock(environment):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_refuses_appends_until_there_is_room(environment, log, code):
+async def test_a_full_disk_refuses_appends_until_there_is_room(environment, log, code):
     append(log, b"a")
     environment.disk.fail("write", "*.log", code, times=3)
     for _ in range(3):
         assert refused(append, log, b"b" * 100) == ErrorCode.KAFKA_STORAGE_ERROR
-    assert asyncio.run(read_all(log)) == [(0, b"a")]
+    assert await read_all(log) == [(0, b"a")]
     assert not log.failures
     append(log, b"c")
-    assert asyncio.run(read_all(log)) == [(0, b"a"), (1, b"c")]
+    assert await read_all(log) == [(0, b"a"), (1, b"c")]
     recovered = open_log(environment)
-    assert asyncio.run(read_all(recovered)) == [(0, b"a"), (1, b"c")]
+    assert await read_all(recovered) == [(0, b"a"), (1, b"c")]
 
 
-def test_a_disk_that_fills_up_and_is_emptied(environment):
+async def test_a_disk_that_fills_up_and_is_emptied(environment):
     log = open_log(environment, LogConfig(segment_bytes=2000, index_interval_bytes=100))
     environment.disk.capacity_bytes = environment.disk.used_bytes() + 5_000
     accepted = []
@@ -376,15 +375,15 @@ def test_a_disk_that_fills_up_and_is_emptied(environment):
         except KafkaError as error:
             assert error.code == ErrorCode.KAFKA_STORAGE_ERROR
     assert 30 < len(accepted) < 200
-    assert asyncio.run(read_all(log)) == accepted
+    assert await read_all(log) == accepted
     assert not log.failures
-    asyncio.run(log.close())
-    assert asyncio.run(read_all(open_log(environment, is_clean=True))) == accepted
-    assert asyncio.run(read_all(open_log(environment))) == accepted
+    await log.close()
+    assert await read_all(open_log(environment, is_clean=True)) == accepted
+    assert await read_all(open_log(environment)) == accepted
 
 
 @pytest.mark.parametrize("operation", ["write", "truncate", "open"])
-def test_any_other_error_takes_the_directory_offline(environment, operation):
+async def test_any_other_error_takes_the_directory_offline(environment, operation):
     log = open_log(environment)
     append(log, b"a")
     environment.disk.fail(operation, "*", errno.EIO, times=100)
@@ -393,22 +392,22 @@ def test_any_other_error_takes_the_directory_offline(environment, operation):
     assert len(log.failures) == 1
     assert refused(append, log, b"c") == ErrorCode.KAFKA_STORAGE_ERROR
     with pytest.raises(KafkaError):
-        asyncio.run(log.read(0, 1000, max_offset=1, minimum_one_batch=True))
+        await log.read(0, 1000, max_offset=1, minimum_one_batch=True)
     assert len(log.failures) == 1
 
 
-def test_a_failed_sync_is_never_repeated(environment, log):
+async def test_a_failed_sync_is_never_repeated(environment, log):
     append(log, b"a")
     environment.disk.fail("sync", "*.log", errno.ENOSPC)
     with pytest.raises(KafkaError):
-        asyncio.run(log.flush())
+        await log.flush()
     assert log.recovery_point == 0
     assert len(log.failures) == 1
     with pytest.raises(KafkaError):
-        asyncio.run(log.flush())
+        await log.flush()
 
 
-def test_flush_messages_syncs_before_the_append_returns(environment):
+async def test_flush_messages_syncs_before_the_append_returns(environment):
     log = open_log(environment, LogConfig(flush_messages=2))
     append(log, b"a")
     assert log.recovery_point == 0
@@ -416,7 +415,7 @@ def test_flush_messages_syncs_before_the_append_returns(environment):
     assert log.recovery_point == 2
     append(log, b"c")
     environment.disk.crash(lose_unsynced=True)
-    assert asyncio.run(read_all(open_log(environment)))[:2] == [(0, b"a"), (1, b"b")]
+    assert (await read_all(open_log(environment)))[:2] == [(0, b"a"), (1, b"b")]
 
 
 def test_a_record_that_could_not_be_synced_is_not_acknowledged(environment):
@@ -438,7 +437,7 @@ def test_a_follower_syncs_one_segment_at_a_time(environment):
     assert ends[0] == 2
 
 
-def test_what_was_appended_without_room_for_its_index_is_durable_all_the_same(environment):
+async def test_what_was_appended_without_room_for_its_index_is_durable_all_the_same(environment):
     """A follower acknowledges all that it has; so does a leader a batch that is sent again."""
     config = LogConfig(flush_messages=1, index_interval_bytes=1)
     log = open_log(environment, config)
@@ -449,7 +448,7 @@ def test_what_was_appended_without_room_for_its_index_is_durable_all_the_same(en
     assert log.recovery_point == 1  # until its index is complete, the segment is one to be recovered
     environment.disk.crash(lose_unsynced=True)
     environment.disk.mend()
-    assert asyncio.run(read_all(open_log(environment, config, recovery_point=1))) == [(0, b"a"), (1, b"b")]
+    assert await read_all(open_log(environment, config, recovery_point=1)) == [(0, b"a"), (1, b"b")]
 
 
 def test_records_in_helper_sees_every_record():

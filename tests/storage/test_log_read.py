@@ -36,66 +36,66 @@ def log(environment):
 ALL = [(i, b"%d" % i) for i in range(200)]
 
 
-def read(log, offset, max_bytes=1_000_000, max_offset=FOREVER, minimum_one_batch=True):
-    return asyncio.run(log.read(offset, max_bytes, max_offset=max_offset, minimum_one_batch=minimum_one_batch))
+async def read(log, offset, max_bytes=1_000_000, max_offset=FOREVER, minimum_one_batch=True):
+    return await log.read(offset, max_bytes, max_offset=max_offset, minimum_one_batch=minimum_one_batch)
 
 
 @pytest.mark.parametrize("max_bytes", [1, 70, 100, 333, 1_000_000])
-def test_a_consumer_gets_everything_whatever_it_asks_for(log, max_bytes):
-    assert asyncio.run(read_all(log, max_bytes=max_bytes)) == ALL
+async def test_a_consumer_gets_everything_whatever_it_asks_for(log, max_bytes):
+    assert await read_all(log, max_bytes=max_bytes) == ALL
 
 
-def test_a_read_may_begin_anywhere(log):
+async def test_a_read_may_begin_anywhere(log):
     for offset in range(200):
-        fetched = records_in(read(log, offset, 300).data)
+        fetched = records_in((await read(log, offset, 300)).data)
         assert fetched[0][0] == offset - offset % 2
         assert fetched == ALL[fetched[0][0] :][: len(fetched)]
 
 
-def test_the_upper_bound_is_never_passed(log):
+async def test_the_upper_bound_is_never_passed(log):
     for bound in range(201):
-        found = asyncio.run(read_all(log, max_offset=bound))
+        found = await read_all(log, max_offset=bound)
         assert found == ALL[: bound - bound % 2]
     for offset in (0, 10, 11, 198, 200):
-        assert read(log, offset, max_offset=offset).data == b""
-        assert read(log, offset, max_offset=0).data == b""
+        assert (await read(log, offset, max_offset=offset)).data == b""
+        assert (await read(log, offset, max_offset=0)).data == b""
 
 
-def test_limits_are_kept_but_for_the_first_batch(log):
-    size = len(read(log, 0, 1).data)
-    assert len(records_in(read(log, 0, 1).data)) == 2
-    assert read(log, 0, 1, minimum_one_batch=False).data == b""
-    assert read(log, 0, 0, minimum_one_batch=False).data == b""
-    assert read(log, 0, size - 1, minimum_one_batch=False).data == b""
+async def test_limits_are_kept_but_for_the_first_batch(log):
+    size = len((await read(log, 0, 1)).data)
+    assert len(records_in((await read(log, 0, 1)).data)) == 2
+    assert (await read(log, 0, 1, minimum_one_batch=False)).data == b""
+    assert (await read(log, 0, 0, minimum_one_batch=False)).data == b""
+    assert (await read(log, 0, size - 1, minimum_one_batch=False)).data == b""
     for times in (1, 2, 3):
         for extra in (0, 1, size - 1):
-            assert len(read(log, 0, times * size + extra, minimum_one_batch=False).data) == times * size
+            assert len((await read(log, 0, times * size + extra, minimum_one_batch=False)).data) == times * size
 
 
-def test_out_of_range(log):
+async def test_out_of_range(log):
     for offset in (-1, 201):
         with pytest.raises(KafkaError) as caught:
-            read(log, offset)
+            await read(log, offset)
         assert caught.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
-    assert read(log, 200).data == b""
+    assert (await read(log, 200)).data == b""
     log.update_log_start_offset(7)
     with pytest.raises(KafkaError):
-        read(log, 6)
-    assert records_in(read(log, 7, 1).data) == ALL[6:8]
+        await read(log, 6)
+    assert records_in((await read(log, 7, 1)).data) == ALL[6:8]
 
 
-def test_reads_that_go_on_need_no_search(log, monkeypatch):
+async def test_reads_that_go_on_need_no_search(log, monkeypatch):
     searches = []
     find = log._reader._find
     monkeypatch.setattr(log._reader, "_find", lambda *arguments: searches.append(arguments) or find(*arguments))
-    position = read(log, 3, 300).next_offset
+    position = (await read(log, 3, 300)).next_offset
     assert len(searches) == 1
     while position < 200:
-        position = read(log, position, 300).next_offset
+        position = (await read(log, position, 300)).next_offset
     assert len(searches) == 1
 
 
-def test_readable_bytes(log):
+async def test_readable_bytes(log):
     assert log.readable_bytes(200, FOREVER) == 0
     assert log.readable_bytes(10, 10) == 0
     assert log.readable_bytes(199, FOREVER) >= 1
@@ -103,14 +103,14 @@ def test_readable_bytes(log):
     last = log.segment_base_offsets[-1]
     assert log.is_on_active_segment(last)
     assert not log.is_on_active_segment(last - 1)
-    fetched = read(log, last, 1)
+    fetched = await read(log, last, 1)
     append(log, b"more")
-    exact = sum(len(read(log, offset, 1).data) for offset in (*range(fetched.next_offset, 200, 2), 200))
+    exact = sum([len((await read(log, offset, 1)).data) for offset in (*range(fetched.next_offset, 200, 2), 200)])
     assert log.readable_bytes(fetched.next_offset, FOREVER) == exact
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_truncation_while_a_read_waits_makes_it_start_again(seed):
+async def test_a_truncation_while_a_read_waits_makes_it_start_again(seed):
     environment = DiskEnvironment(seed=seed)
     log = open_log(environment, SMALL)
     for i in range(100):
@@ -123,7 +123,7 @@ def test_a_truncation_while_a_read_waits_makes_it_start_again(seed):
 
     for offset in range(90, 150):
         environment.before_blocking = truncate
-        fetched = records_in(read(log, offset, 400).data)
+        fetched = records_in((await read(log, offset, 400)).data)
         waited = environment.before_blocking is None
         assert fetched[0][0] == offset - offset % 2
         for at, value in fetched:
@@ -134,13 +134,13 @@ def test_a_truncation_while_a_read_waits_makes_it_start_again(seed):
     pytest.fail("no read has waited")
 
 
-def test_deleting_old_segments_while_a_read_waits_leaves_it_alone(environment, log):
+async def test_deleting_old_segments_while_a_read_waits_leaves_it_alone(environment, log):
     log.config = LogConfig(segment_bytes=1000, index_interval_bytes=150, retention_bytes=0)
     environment.before_blocking = lambda: log.delete_old_segments(NOW_MS)
     waited = False
     for offset in range(0, 190):
         try:
-            fetched = read(log, offset, 400)
+            fetched = await read(log, offset, 400)
         except KafkaError as error:
             assert error.code == ErrorCode.OFFSET_OUT_OF_RANGE
             waited = True
@@ -155,7 +155,7 @@ def test_deleting_old_segments_while_a_read_waits_leaves_it_alone(environment, l
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_segment_that_is_deleted_while_it_is_searched_is_out_of_range(seed):
+async def test_a_segment_that_is_deleted_while_it_is_searched_is_out_of_range(seed):
     environment = DiskEnvironment(seed=seed)
     log = open_log(environment, SMALL)
     for i in range(100):
@@ -166,7 +166,7 @@ def test_a_segment_that_is_deleted_while_it_is_searched_is_out_of_range(seed):
     log.config = LogConfig(segment_bytes=1000, index_interval_bytes=150, retention_bytes=0)
     environment.before_blocking = lambda: log.delete_old_segments(NOW_MS)
     try:
-        assert records_in(read(log, 33, 400).data)[0][0] == 32
+        assert records_in((await read(log, 33, 400)).data)[0][0] == 32
     except KafkaError as error:
         assert error.code == ErrorCode.OFFSET_OUT_OF_RANGE
     assert log.log_start_offset == 200
@@ -175,7 +175,7 @@ def test_a_segment_that_is_deleted_while_it_is_searched_is_out_of_range(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_a_read_saw_before_a_truncation_is_not_remembered(seed):
+async def test_what_a_read_saw_before_a_truncation_is_not_remembered(seed):
     environment = DiskEnvironment(seed=seed)
     log = open_log(environment)
     for i in range(10):
@@ -189,13 +189,13 @@ def test_what_a_read_saw_before_a_truncation_is_not_remembered(seed):
     environment.before_blocking = truncate
     while environment.before_blocking is not None:
         for offset in range(2, 10):
-            read(log, offset, max_offset=7)
+            await read(log, offset, max_offset=7)
     for offset in range(2, 20):
-        assert records_in(read(log, offset).data)[0] == (offset, b"new " * 9)
+        assert records_in((await read(log, offset)).data)[0] == (offset, b"new " * 9)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_an_orderly_close_while_a_read_waits(seed):
+async def test_an_orderly_close_while_a_read_waits(seed):
     environment = DiskEnvironment(seed=seed)
     log = open_log(environment, SMALL)
     for i in range(20):
@@ -203,27 +203,24 @@ def test_an_orderly_close_while_a_read_waits(seed):
     log.release_unused()
     log.release_unused()
 
-    async def scenario():
-        async def slowly(function, *arguments):
-            await asyncio.sleep(0)
-            return function(*arguments)
-
-        environment.run_blocking = slowly
-        reading = asyncio.create_task(log.read(3, 400, max_offset=20, minimum_one_batch=True))
+    async def slowly(function, *arguments):
         await asyncio.sleep(0)
-        await log.close()
-        with contextlib.suppress(KafkaError):
-            await reading
+        return function(*arguments)
 
-    asyncio.run(scenario())
+    environment.run_blocking = slowly
+    reading = asyncio.create_task(log.read(3, 400, max_offset=20, minimum_one_batch=True))
+    await asyncio.sleep(0)
+    await log.close()
+    with contextlib.suppress(KafkaError):
+        await reading
     assert not log.failures
 
 
-def test_closing_while_a_read_waits(environment, log):
+async def test_closing_while_a_read_waits(environment, log):
     environment.before_blocking = log.abandon
     for offset in range(200):
         try:
-            read(log, offset, 400)
+            await read(log, offset, 400)
         except KafkaError as error:
             assert error.code == ErrorCode.KAFKA_STORAGE_ERROR
             break
@@ -244,31 +241,31 @@ def test_offsets_by_timestamp(log):
     assert lookup(0) == (NOW_MS + 5, 11, 0)
 
 
-def test_the_largest_timestamp_of_an_idle_log_survives_a_clean_stop(environment):
+async def test_the_largest_timestamp_of_an_idle_log_survives_a_clean_stop(environment):
     log = open_log(environment, LogConfig(retention_ms=1000))
     for i in range(3):
         append(log, b"%d" % i, timestamp_ms=NOW_MS + i * 1000)
     log.release_unused()
     log.release_unused()
-    asyncio.run(log.close())
+    await log.close()
     again = open_log(environment, LogConfig(retention_ms=1000), is_clean=True)
-    assert asyncio.run(again.offset_for_timestamp(NOW_MS + 2000)) == (NOW_MS + 2000, 2, 0)
+    assert await again.offset_for_timestamp(NOW_MS + 2000) == (NOW_MS + 2000, 2, 0)
     # By the file's time alone it would have expired.
     assert again.delete_old_segments(NOW_MS + 2500) == 0
 
 
 @pytest.mark.parametrize("codec", list(CompressionType))
-def test_timestamps_within_a_batch(environment, codec):
+async def test_timestamps_within_a_batch(environment, codec):
     log = open_log(environment)
     records = [Record(None, b"%d" % i, NOW_MS + delta) for i, delta in enumerate((0, 50, 20, 90))]
     log.append_as_leader(build_batch(records, codec=codec), 4, now_ms=NOW_MS)
     for timestamp, expected in ((0, (0, 0)), (1, (50, 1)), (51, (90, 3)), (90, (90, 3))):
-        found = asyncio.run(log.offset_for_timestamp(NOW_MS + timestamp))
+        found = await log.offset_for_timestamp(NOW_MS + timestamp)
         assert found == (NOW_MS + expected[0], expected[1], 4)
-    assert asyncio.run(log.offset_for_timestamp(NOW_MS + 91)) is None
+    assert await log.offset_for_timestamp(NOW_MS + 91) is None
 
 
-def test_records_that_nobody_can_read_do_not_break_lookups(environment):
+async def test_records_that_nobody_can_read_do_not_break_lookups(environment):
     log = open_log(environment)
     garbage = batch(b"xxxxxxxx")
     garbage[61:] = b"\xff" * (len(garbage) - 61)
@@ -276,11 +273,11 @@ def test_records_that_nobody_can_read_do_not_break_lookups(environment):
 
     log.append_as_leader(changed(garbage, 57, ">i", 1), 0, now_ms=NOW_MS)
     append(log, b"good", timestamp_ms=NOW_MS + 1)
-    assert asyncio.run(log.offset_for_timestamp(NOW_MS)) == (NOW_MS, 0, 0)
-    assert asyncio.run(log.offset_for_timestamp(NOW_MS + 1)) == (NOW_MS + 1, 1, 0)
+    assert await log.offset_for_timestamp(NOW_MS) == (NOW_MS, 0, 0)
+    assert await log.offset_for_timestamp(NOW_MS + 1) == (NOW_MS + 1, 1, 0)
 
 
-def test_aborted_transactions_across_segments(environment):
+async def test_aborted_transactions_across_segments(environment):
     log = open_log(environment, LogConfig(segment_bytes=200))
     expected = []
     for i in range(20):
@@ -292,25 +289,25 @@ def test_aborted_transactions_across_segments(environment):
             expected.append((i, first))
     assert log.aborted_transactions(0, 40) == expected
     assert log.aborted_transactions(14, 27) == [(9, 18), (12, 24)]
-    asyncio.run(log.close())
+    await log.close()
     for is_clean in (True, False):
         again = open_log(environment, LogConfig(segment_bytes=200), is_clean=is_clean)
         assert again.aborted_transactions(0, 40) == expected
 
 
-def test_idle_segments_give_back_their_memory_and_are_read_again(log):
+async def test_idle_segments_give_back_their_memory_and_are_read_again(log):
     for _ in range(2):
         log.release_unused()
     assert all(segment._file is None and not segment.offset_index.is_loaded for segment in log._segments)
-    assert asyncio.run(read_all(log, max_bytes=300)) == ALL
+    assert await read_all(log, max_bytes=300) == ALL
     append(log, b"more")
-    assert asyncio.run(read_all(log))[-1] == (200, b"more")
+    assert (await read_all(log))[-1] == (200, b"more")
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])
 @pytest.mark.parametrize("damage", ["missing", "cut", "descending", "nonsense"])
-def test_damaged_indexes_are_no_obstacle(environment, log, suffix, damage):
-    asyncio.run(log.close())
+async def test_damaged_indexes_are_no_obstacle(environment, log, suffix, damage):
+    await log.close()
     for base in log.segment_base_offsets:
         path = f"/data/t-0/{base:020d}{suffix}"
         file = environment.file_system.open(path)
@@ -325,19 +322,19 @@ def test_damaged_indexes_are_no_obstacle(environment, log, suffix, damage):
             file.write(0, bytes(range(1, size + 1)))
     log = open_log(environment, SMALL, is_clean=True)
     assert log.log_end_offset == 200
-    assert asyncio.run(read_all(log, max_bytes=300)) == ALL
+    assert await read_all(log, max_bytes=300) == ALL
     for offset in range(0, 200, 7):
-        assert records_in(read(log, offset, 1).data)[0][0] == offset - offset % 2
-        assert asyncio.run(log.offset_for_timestamp(NOW_MS + offset // 2))[1] == offset - offset % 2
+        assert records_in((await read(log, offset, 1)).data)[0][0] == offset - offset % 2
+        assert (await log.offset_for_timestamp(NOW_MS + offset // 2))[1] == offset - offset % 2
 
 
 @pytest.mark.parametrize("cold_chance", [0.0, 1.0])
-def test_an_index_that_points_between_batches_is_no_obstacle(environment, log, cold_chance, monkeypatch):
-    asyncio.run(log.close())
+async def test_an_index_that_points_between_batches_is_no_obstacle(environment, log, cold_chance, monkeypatch):
+    await log.close()
     file = environment.file_system.open(f"/data/t-0/{0:020d}.index")
     file.write(4, (150).to_bytes(4))
     log = open_log(environment, SMALL, is_clean=True)
     monkeypatch.setattr(disk, "COLD_CHANCE", cold_chance)
     first_end = log.segment_base_offsets[1]
     for offset in range(first_end):
-        assert records_in(read(log, offset, 1).data)[0][0] == offset - offset % 2
+        assert records_in((await read(log, offset, 1)).data)[0][0] == offset - offset % 2

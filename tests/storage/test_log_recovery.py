@@ -40,7 +40,7 @@ def fill(log, count=100):
     log.update_high_watermark(log.log_end_offset)
 
 
-def state_of(log):
+async def state_of(log):
     """Everything that recovery has to bring back, in comparable form (a snapshot keeps the last batch only)."""
     producers = {
         producer_id: (
@@ -53,13 +53,13 @@ def state_of(log):
         for producer_id, entry in log.producer_state.entries.items()
     }
     return {
-        "records": asyncio.run(read_all(log, max_bytes=400)),
+        "records": await read_all(log, max_bytes=400),
         "offsets": (log.log_start_offset, log.log_end_offset, log.last_stable_offset),
         "epochs": list(log.leader_epochs.entries),
         "producers": producers,
         "aborted": log.aborted_transactions(log.log_start_offset, log.log_end_offset),
         "segments": log.segment_base_offsets,
-        "timestamps": [asyncio.run(log.offset_for_timestamp(NOW_MS + i)) for i in range(0, 110, 3)],
+        "timestamps": [await log.offset_for_timestamp(NOW_MS + i) for i in range(0, 110, 3)],
     }
 
 
@@ -79,41 +79,41 @@ def environment():
 
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("count", [0, 1, 17, 100])
-def test_a_closed_log_comes_back(environment, is_clean, count):
+async def test_a_closed_log_comes_back(environment, is_clean, count):
     log = open_log(environment, SMALL)
     fill(log, count)
-    before = state_of(log)
-    asyncio.run(log.close())
+    before = await state_of(log)
+    await log.close()
     log = open_log(environment, SMALL, is_clean=is_clean)
-    assert state_of(log) == before
+    assert await state_of(log) == before
     fill(log, 3)
 
 
 @pytest.mark.parametrize("recovery_point", [0, 1, 50, 99, 100, 5000])
-def test_a_killed_process_loses_nothing(environment, recovery_point):
+async def test_a_killed_process_loses_nothing(environment, recovery_point):
     log = open_log(environment, SMALL)
     fill(log)
-    before = state_of(log)
+    before = await state_of(log)
     log = open_log(environment, SMALL, recovery_point=recovery_point)
-    assert state_of(log) == before
+    assert await state_of(log) == before
     assert log.recovery_point == min(recovery_point, 100)
 
 
-def test_recovered_indexes_are_those_that_were_written(environment):
+async def test_recovered_indexes_are_those_that_were_written(environment):
     log = open_log(environment, SMALL)
     fill(log)
-    asyncio.run(log.close())
+    await log.close()
     before = index_files(environment)
     assert {name[20:] for name in before} == {".index", ".timeindex", ".txnindex"}
-    asyncio.run(open_log(environment, SMALL).close())
+    await open_log(environment, SMALL).close()
     assert index_files(environment) == before
 
 
 @pytest.mark.parametrize("operation", ["write", "truncate", "open", "read", "size", "rename", "remove"])
-def test_recovery_may_itself_be_killed(environment, operation, monkeypatch):
+async def test_recovery_may_itself_be_killed(environment, operation, monkeypatch):
     log = open_log(environment, SMALL)
     fill(log)
-    before = state_of(log)
+    before = await state_of(log)
     stopped = 0
     for survived in range(0, 60, 3):
         left = survived
@@ -135,7 +135,7 @@ def test_recovery_may_itself_be_killed(environment, operation, monkeypatch):
             except OSError:
                 stopped += 1
     assert stopped > 0
-    assert state_of(open_log(environment, SMALL)) == before
+    assert await state_of(open_log(environment, SMALL)) == before
 
 
 def log_file(environment, base):
@@ -143,15 +143,15 @@ def log_file(environment, base):
 
 
 @pytest.mark.parametrize("cut", range(1, 99, 7))
-def test_a_torn_tail_is_cut(environment, cut):
+async def test_a_torn_tail_is_cut(environment, cut):
     log = open_log(environment, SMALL)
     fill(log)
-    everything = asyncio.run(read_all(log))
+    everything = await read_all(log)
     file = log_file(environment, log.segment_base_offsets[-1])
     file.truncate(file.size() - cut)
     again = open_log(environment, SMALL)
     assert again.log_end_offset in (98, 99)
-    found = asyncio.run(read_all(again))
+    found = await read_all(again)
     assert found == everything[: len(found)]
     assert len(found) >= len(everything) - 2
     append(again, b"next")
@@ -180,17 +180,17 @@ def test_a_changed_byte_cuts_the_log_before_its_batch(data):
     assert asyncio.run(read_all(again))[-1][1] == b"next"
 
 
-def test_garbage_after_the_last_batch(environment):
+async def test_garbage_after_the_last_batch(environment):
     log = open_log(environment, SMALL)
     fill(log, 10)
-    before = state_of(log)
+    before = await state_of(log)
     for garbage in (b"\0" * 10, b"\0" * 500, bytes(range(256)) * 8, batch(b"repeated", base_offset=3)):
         file = log_file(environment, log.segment_base_offsets[-1])
         file.write(file.size(), garbage)
-        assert state_of(open_log(environment, SMALL)) == before
+        assert await state_of(open_log(environment, SMALL)) == before
 
 
-def test_segments_after_damage_are_dropped(environment):
+async def test_segments_after_damage_are_dropped(environment):
     log = open_log(environment, SMALL)
     fill(log)
     second = log.segment_base_offsets[1]
@@ -199,7 +199,7 @@ def test_segments_after_damage_are_dropped(environment):
     again = open_log(environment, SMALL)
     assert again.log_end_offset == second
     assert again.segment_base_offsets == [0, second]
-    assert len(asyncio.run(read_all(again))) == second
+    assert len(await read_all(again)) == second
 
 
 def test_damage_below_the_recovery_point_is_not_looked_for(environment):
@@ -210,26 +210,26 @@ def test_damage_below_the_recovery_point_is_not_looked_for(environment):
     assert open_log(environment, SMALL, is_clean=True).log_end_offset == 100
 
 
-def test_a_hole_between_segments_ends_the_log(environment):
+async def test_a_hole_between_segments_ends_the_log(environment):
     log = open_log(environment, SMALL)
     fill(log)
     first = log.segment_base_offsets[1]
     size = log_file(environment, 0).size()
-    last_batch = len(asyncio.run(log.read(first - 1, 1, max_offset=first, minimum_one_batch=True)).data)
+    last_batch = len((await log.read(first - 1, 1, max_offset=first, minimum_one_batch=True)).data)
     log_file(environment, 0).truncate(size - last_batch)
     assert open_log(environment, SMALL).log_end_offset == first - 1
 
 
-def test_a_compacted_log_may_have_holes(environment):
+async def test_a_compacted_log_may_have_holes(environment):
     config = LogConfig(segment_bytes=200, cleanup_policy=("compact",))
     log = open_log(environment, config)
     for offset in (0, 5, 6, 20, 30):
         log.append_as_follower(batch(b"x" * 20, base_offset=offset))
     again = open_log(environment, config)
-    assert [offset for offset, _ in asyncio.run(read_all(again))] == [0, 5, 6, 20, 30]
+    assert [offset for offset, _ in await read_all(again)] == [0, 5, 6, 20, 30]
 
 
-def test_a_log_that_was_compacted_once_may_have_a_hole_before_its_unsynced_part(environment):
+async def test_a_log_that_was_compacted_once_may_have_a_hole_before_its_unsynced_part(environment):
     compacted = LogConfig(segment_bytes=200, cleanup_policy=("compact",))
     log = open_log(environment, compacted)
     for offset in (0, 5, 6, 20, 30):
@@ -237,30 +237,30 @@ def test_a_log_that_was_compacted_once_may_have_a_hole_before_its_unsynced_part(
     log.append_as_follower(batch(b"y" * 120, base_offset=40))
     assert log.segment_base_offsets[-1] == 40
     again = open_log(environment, LogConfig(segment_bytes=200), recovery_point=40)
-    assert [offset for offset, _ in asyncio.run(read_all(again))] == [0, 5, 6, 20, 30, 40]
+    assert [offset for offset, _ in await read_all(again)] == [0, 5, 6, 20, 30, 40]
 
 
-def test_a_small_segment_may_begin_with_a_hole(environment):
+async def test_a_small_segment_may_begin_with_a_hole(environment):
     log = open_log(environment, LogConfig(cleanup_policy=("compact",)))
     log.append_as_follower(batch(b"x", base_offset=37))
     log.roll()
     log.append_as_follower(batch(b"y", base_offset=38))
     assert log.segment_base_offsets == [0, 38]
     again = open_log(environment, log.config, recovery_point=38)
-    assert asyncio.run(read_all(again)) == [(37, b"x"), (38, b"y")]
+    assert await read_all(again) == [(37, b"x"), (38, b"y")]
 
 
-def test_a_start_needs_no_room_on_the_disk(environment):
+async def test_a_start_needs_no_room_on_the_disk(environment):
     log = open_log(environment, SMALL)
     fill(log)
     environment.disk.capacity_bytes = environment.disk.used_bytes()
     environment.disk.fail("write", "*.snapshot", errno.ENOSPC, times=1000)
     again = open_log(environment, SMALL)
     assert again.log_end_offset == 100
-    assert state_of(again) == state_of(log)
+    assert await state_of(again) == await state_of(log)
 
 
-def test_segments_that_a_crash_brought_back_are_dropped(environment):
+async def test_segments_that_a_crash_brought_back_are_dropped(environment):
     log = open_log(environment, SMALL)
     fill(log)
     stale = log.segment_base_offsets[1]
@@ -269,12 +269,12 @@ def test_segments_that_a_crash_brought_back_are_dropped(environment):
     log.config = LogConfig()
     for i in range(3, stale + 5):
         append(log, b"new %d" % i, leader_epoch=9)
-    expected = asyncio.run(read_all(log))
+    expected = await read_all(log)
     file = environment.file_system.open(f"{PARTITION}/{stale:020d}.log", create=True)
     file.write(0, content)
     for recovery_point in (0, stale + 5):
         again = open_log(environment, SMALL, recovery_point=recovery_point)
-        assert asyncio.run(read_all(again)) == expected
+        assert await read_all(again) == expected
 
 
 # Log start offset
@@ -295,11 +295,11 @@ def test_the_log_start_offset_is_kept_and_wins_over_an_earlier_end(environment):
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"0\n1\n", b"0\n2\n0 0\n0 5\n", None])
-def test_lost_leader_epochs_are_found_again_in_the_batches(environment, content):
+async def test_lost_leader_epochs_are_found_again_in_the_batches(environment, content):
     log = open_log(environment, SMALL)
     for i in range(90):
         append(log, b"x", leader_epoch=i // 30)
-    asyncio.run(log.close())
+    await log.close()
     path = f"{PARTITION}/leader-epoch-checkpoint"
     if content is None:
         environment.file_system.remove(path)
@@ -331,10 +331,10 @@ def test_an_epoch_without_records_does_not_survive(environment):
 # Producer snapshots
 
 
-def test_clean_logs_without_snapshots_have_no_producers(environment):
+async def test_clean_logs_without_snapshots_have_no_producers(environment):
     log = open_log(environment, SMALL)
     fill(log)
-    asyncio.run(log.close())
+    await log.close()
     for name in environment.file_system.list_directory(PARTITION):
         if name.endswith(".snapshot"):
             environment.file_system.remove(f"{PARTITION}/{name}")
@@ -343,21 +343,21 @@ def test_clean_logs_without_snapshots_have_no_producers(environment):
     assert f"{100:020d}.snapshot" in environment.file_system.list_directory(PARTITION)
 
 
-def test_snapshots_that_cannot_be_read_are_replaced_by_older_ones(environment):
+async def test_snapshots_that_cannot_be_read_are_replaced_by_older_ones(environment):
     log = open_log(environment, SMALL)
     fill(log)
-    asyncio.run(log.close())
-    before = state_of(open_log(environment, SMALL))
+    await log.close()
+    before = await state_of(open_log(environment, SMALL))
     for name in environment.file_system.list_directory(PARTITION):
         if name.endswith(".snapshot") and int(name[:20]) > 50:
             environment.file_system.replace_file(f"{PARTITION}/{name}", b"\0\1garbage that is no snapshot")
-    assert state_of(open_log(environment, SMALL, is_clean=True)) == before
+    assert await state_of(open_log(environment, SMALL, is_clean=True)) == before
 
 
-def test_only_snapshots_of_segments_and_the_latest_are_kept(environment):
+async def test_only_snapshots_of_segments_and_the_latest_are_kept(environment):
     log = open_log(environment, SMALL)
     fill(log)
-    asyncio.run(log.close())
+    await log.close()
     environment.file_system.replace_file(f"{PARTITION}/{3:020d}.snapshot", ProducerState(3).to_snapshot())
     environment.file_system.replace_file(f"{PARTITION}/{500:020d}.snapshot", ProducerState(500).to_snapshot())
     open_log(environment, SMALL, is_clean=True)
@@ -372,10 +372,10 @@ def touch(environment, name, content=b""):
     environment.file_system.replace_file(f"{PARTITION}/{name}", content)
 
 
-def test_deleted_cleaned_and_orphaned_files_go(environment):
+async def test_deleted_cleaned_and_orphaned_files_go(environment):
     log = open_log(environment, SMALL)
     fill(log)
-    before = state_of(log)
+    before = await state_of(log)
     for name in (
         f"{0:020d}.log.deleted",
         f"{0:020d}.index.deleted",
@@ -387,24 +387,24 @@ def test_deleted_cleaned_and_orphaned_files_go(environment):
         f"{3:020d}.txnindex",
     ):
         touch(environment, name)
-    assert state_of(open_log(environment, SMALL)) == before
+    assert await state_of(open_log(environment, SMALL)) == before
     names = environment.file_system.list_directory(PARTITION)
     assert not [name for name in names if name.endswith((".deleted", ".cleaned", ".swap", ".tmp"))]
     assert f"{3:020d}.index" not in names
     touch(environment, f"{3:020d}.index")
     log = open_log(environment, SMALL)
     append(log, b"x")
-    asyncio.run(log.flush())
+    await log.flush()
 
 
-def test_an_interrupted_swap_is_finished(environment):
+async def test_an_interrupted_swap_is_finished(environment):
     config = LogConfig(segment_bytes=400, cleanup_policy=("compact",), index_interval_bytes=100)
     log = open_log(environment, config)
     for i in range(12):
         log.append_as_follower(batch(b"x" * 60, base_offset=i))
     bases = log.segment_base_offsets
     assert len(bases) >= 4
-    asyncio.run(log.close())
+    await log.close()
     # Segments 1 and 2 were compacted into one.
     first, last = bases[1], bases[3] - 1
     compacted = batch(b"old", base_offset=first) + batch(b"kept", base_offset=last)
@@ -415,24 +415,24 @@ def test_an_interrupted_swap_is_finished(environment):
             environment.file_system.remove(f"{PARTITION}/{first:020d}.index")
         again = open_log(environment, config, is_clean=True)
         assert again.segment_base_offsets == [0, first, *bases[3:]]
-        records = asyncio.run(read_all(again))
+        records = await read_all(again)
         assert (first, b"old") in records
         assert (last, b"kept") in records
         assert len(records) == 12 - (last - first + 1) + 2
-        asyncio.run(again.close())
+        await again.close()
 
 
-def test_zero_filled_indexes_of_kafka_are_made_anew(environment):
+async def test_zero_filled_indexes_of_kafka_are_made_anew(environment):
     log = open_log(environment, SMALL)
     fill(log)
-    before = state_of(log)
-    asyncio.run(log.close())
+    before = await state_of(log)
+    await log.close()
     for base in log.segment_base_offsets:
         for kind, entry in ((".index", 8), (".timeindex", 12)):
             path = f"{PARTITION}/{base:020d}{kind}"
             content = environment.file_system.read_file(path)
             environment.file_system.replace_file(path, content + bytes(entry * 100))
-    assert state_of(open_log(environment, SMALL, is_clean=True)) == before
+    assert await state_of(open_log(environment, SMALL, is_clean=True)) == before
 
 
 def test_malformed_partition_metadata_is_named(environment):
@@ -444,14 +444,14 @@ def test_malformed_partition_metadata_is_named(environment):
 
 
 @pytest.mark.parametrize("content", [b"", b"version: 0\ntopic_id: 8UR", bytes(42)])
-def test_a_torn_partition_metadata_is_gone_after_one_start(environment, content):
+async def test_a_torn_partition_metadata_is_gone_after_one_start(environment, content):
     """The controller may be slow to send the id again, and the broker may be stopped before."""
     open_log(environment, SMALL)
     touch(environment, "partition.metadata", content)
     log = open_log(environment, SMALL)
     assert log.topic_id is None
     assert not environment.file_system.exists(f"{PARTITION}/partition.metadata")
-    asyncio.run(log.close())
+    await log.close()
     environment.disk.crash(lose_unsynced=True)
     log = open_log(environment, SMALL, is_clean=True)
     assert log.topic_id is None
@@ -459,10 +459,10 @@ def test_a_torn_partition_metadata_is_gone_after_one_start(environment, content)
     assert open_log(environment, SMALL).topic_id == UUID(int=42)
 
 
-def test_damage_in_the_synced_part_is_an_error_when_it_must_be_read(environment):
+async def test_damage_in_the_synced_part_is_an_error_when_it_must_be_read(environment):
     log = open_log(environment, SMALL)
     fill(log)
-    asyncio.run(log.close())
+    await log.close()
     for name in environment.file_system.list_directory(PARTITION):
         if name.endswith(".snapshot"):
             environment.file_system.remove(f"{PARTITION}/{name}")

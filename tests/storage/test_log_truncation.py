@@ -1,6 +1,5 @@
 """Truncation, retention, the log start offset and flushing."""
 
-import asyncio
 import errno
 from uuid import UUID
 
@@ -39,14 +38,14 @@ ALL = [(i, b"%d" % i) for i in range(100)]
 
 
 @pytest.mark.parametrize("offset", [0, 1, 13, 50, 99])
-def test_truncating(environment, log, offset):
+async def test_truncating(environment, log, offset):
     assert log.truncate_to(offset)
     assert (log.log_end_offset, log.high_watermark) == (offset, offset)
-    assert asyncio.run(read_all(log, max_bytes=300)) == ALL[:offset]
+    assert await read_all(log, max_bytes=300) == ALL[:offset]
     assert all(start < offset for _, start in log.leader_epochs.entries)
     assert log._host.truncated == 1
     assert append(log, b"next", leader_epoch=9).first_offset == offset
-    assert asyncio.run(read_all(open_log(environment, SMALL))) == [*ALL[:offset], (offset, b"next")]
+    assert await read_all(open_log(environment, SMALL)) == [*ALL[:offset], (offset, b"next")]
 
 
 def test_truncating_behind_the_end_only_drops_an_epoch_without_records(log):
@@ -57,37 +56,37 @@ def test_truncating_behind_the_end_only_drops_an_epoch_without_records(log):
     assert log.log_end_offset == 100
 
 
-def test_truncating_within_a_batch_removes_all_of_it(environment):
+async def test_truncating_within_a_batch_removes_all_of_it(environment):
     log = open_log(environment, SMALL)
     append(log, b"a")
     append(log, b"b", b"c", b"d")
     log.truncate_to(3)
     assert log.log_end_offset == 1
-    assert asyncio.run(read_all(log)) == [(0, b"a")]
+    assert await read_all(log) == [(0, b"a")]
 
 
-def test_truncating_moves_the_recovery_point_back(log):
-    asyncio.run(log.flush())
+async def test_truncating_moves_the_recovery_point_back(log):
+    await log.flush()
     assert log.recovery_point == 100
     log.truncate_to(30)
     assert log.recovery_point == 30
 
 
-def test_a_truncation_while_a_flush_is_under_way(environment, log):
+async def test_a_truncation_while_a_flush_is_under_way(environment, log):
     environment.before_blocking = lambda: log.truncate_to(30)
-    asyncio.run(log.flush())
+    await log.flush()
     assert log.recovery_point == 0
     assert not log.failures
     append(log, b"x")
     assert log.recovery_point == 30
 
 
-def test_appends_while_a_flush_is_under_way_are_not_promised(environment, log):
+async def test_appends_while_a_flush_is_under_way_are_not_promised(environment, log):
     environment.before_blocking = lambda: append(log, b"later")
-    asyncio.run(log.flush())
+    await log.flush()
     assert log.recovery_point == 100
     environment.disk.crash(lose_unsynced=True)
-    assert asyncio.run(read_all(open_log(environment, SMALL)))[:100] == ALL
+    assert (await read_all(open_log(environment, SMALL)))[:100] == ALL
 
 
 def test_truncating_forgets_producers_and_transactions(environment):
@@ -107,14 +106,14 @@ def test_truncating_forgets_producers_and_transactions(environment):
     assert log.last_stable_offset == 0
 
 
-def test_starting_anew(environment, log):
+async def test_starting_anew(environment, log):
     log.truncate_fully_and_start_at(500)
     assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (500, 500, 500)
     assert not log.leader_epochs.entries
     assert append(log, b"x").first_offset == 500
     assert environment.file_system.list_directory(f"{DIRECTORY}/t-0")[0] == f"{500:020d}.index"
     again = open_log(environment, SMALL)
-    assert asyncio.run(read_all(again)) == [(500, b"x")]
+    assert await read_all(again) == [(500, b"x")]
     again.truncate_to(3)
     assert (again.log_start_offset, again.log_end_offset) == (3, 3)
 
@@ -127,7 +126,7 @@ def retained(log, now_ms=NOW_MS, **config):
     return log.delete_old_segments(now_ms)
 
 
-def test_retention_by_time(log):
+async def test_retention_by_time(log):
     bases = log.segment_base_offsets
     config = {"retention_ms": 1000}
     assert retained(log, NOW_MS + 1000, **config) == 0
@@ -136,7 +135,7 @@ def test_retention_by_time(log):
     assert retained(log, last_of_second + 1000, **config) == 1
     assert retained(log, last_of_second + 1001, **config) == 1
     assert (log.log_start_offset, log.segment_base_offsets) == (bases[2], bases[2:])
-    assert asyncio.run(read_all(log)) == ALL[bases[2] :]
+    assert await read_all(log) == ALL[bases[2] :]
     assert retained(log, NOW_MS + 10_000, **config) == len(bases) - 2
     assert (log.log_start_offset, log.log_end_offset, log.segment_base_offsets) == (100, 100, [100])
     assert retained(log, NOW_MS + 20_000, **config) == 0
@@ -165,14 +164,14 @@ def test_retention_of_records_without_timestamps_goes_by_the_file(environment):
     assert retained(log, environment.clock_ms + 101, retention_ms=100) == 1
 
 
-def test_compacted_logs_lose_only_what_lies_before_the_log_start_offset(log):
+async def test_compacted_logs_lose_only_what_lies_before_the_log_start_offset(log):
     config = {"retention_ms": 1, "retention_bytes": 1, "cleanup_policy": ("compact",)}
     assert retained(log, NOW_MS + 10**6, **config) == 0
     bases = log.segment_base_offsets
     log.update_log_start_offset(bases[2] + 1)
     assert retained(log, **config) == 2
     assert log.segment_base_offsets == bases[2:]
-    assert asyncio.run(read_all(log)) == ALL[bases[2] + 1 :]
+    assert await read_all(log) == ALL[bases[2] + 1 :]
 
 
 def test_what_retention_deletes_is_logged_with_the_reason_in_the_words_of_kafka(log, caplog):
@@ -227,19 +226,19 @@ def test_the_high_watermark_stays_within_the_log(log):
 # What survives the machine
 
 
-def test_everything_flushed_survives_the_death_of_the_machine(environment, log):
+async def test_everything_flushed_survives_the_death_of_the_machine(environment, log):
     for seed in range(20):
         fresh = DiskEnvironment(seed=seed)
         log = open_log(fresh, SMALL)
         for i in range(60):
             append(log, b"%d" % i, leader_epoch=i // 20, producer_id=4, producer_epoch=0, base_sequence=i)
         log.assign_topic_id(UUID(int=77))
-        asyncio.run(log.flush())
+        await log.flush()
         for i in range(60, 90):
             append(log, b"%d" % i, leader_epoch=3, producer_id=4, producer_epoch=0, base_sequence=i)
         fresh.disk.crash(lose_unsynced=True)
         again = open_log(fresh, SMALL, recovery_point=60)
-        found = asyncio.run(read_all(again))
+        found = await read_all(again)
         assert found == [(i, b"%d" % i) for i in range(len(found))]
         assert len(found) >= 60
         assert again.topic_id == UUID(int=77)
@@ -247,14 +246,14 @@ def test_everything_flushed_survives_the_death_of_the_machine(environment, log):
         assert again.producer_state.entries[4].last_sequence == len(found) - 1
 
 
-def test_closing_makes_everything_durable(environment, log):
-    asyncio.run(log.close())
+async def test_closing_makes_everything_durable(environment, log):
+    await log.close()
     environment.disk.crash(lose_unsynced=True)
     again = open_log(environment, SMALL, is_clean=True)
-    assert asyncio.run(read_all(again)) == ALL
+    assert await read_all(again) == ALL
     with pytest.raises(KafkaError, match="closed"):
         append(log, b"x")
-    asyncio.run(log.close())
+    await log.close()
 
 
 def test_a_roll_that_finds_no_room_changes_nothing(environment, log):
@@ -279,7 +278,7 @@ def test_topic_ids(environment, log):
 
 
 @pytest.mark.parametrize("target", [0, 37])
-def test_a_truncation_holds_although_its_epochs_cannot_be_written(target):
+async def test_a_truncation_holds_although_its_epochs_cannot_be_written(target):
     environment = DiskEnvironment()
     log = open_log(environment, SMALL)
     for i in range(100):
@@ -292,17 +291,17 @@ def test_a_truncation_holds_although_its_epochs_cannot_be_written(target):
     assert append(log, b"new", leader_epoch=20).first_offset == target
     assert log.leader_epochs.entries[-1] == (20, target)
     expected = [(i, b"%d" % i) for i in range(target)] + [(target, b"new")]
-    assert asyncio.run(read_all(log)) == expected
-    assert asyncio.run(read_all(open_log(environment, SMALL))) == expected
+    assert await read_all(log) == expected
+    assert await read_all(open_log(environment, SMALL)) == expected
 
 
 @pytest.mark.parametrize("files", range(1, 20, 3))
-def test_a_truncation_that_was_killed_halfway_leaves_no_hole(files):
+async def test_a_truncation_that_was_killed_halfway_leaves_no_hole(files):
     environment = DiskEnvironment()
     log = open_log(environment, SMALL)
     for i in range(100):
         append(log, b"%d" % i)
-    asyncio.run(log.flush())
+    await log.flush()
     assert len(log.segment_base_offsets) > 7
     rename = environment.file_system.rename
     renamed = []
@@ -317,7 +316,7 @@ def test_a_truncation_that_was_killed_halfway_leaves_no_hole(files):
     with pytest.raises(Killed):
         log.truncate_to(5)
     environment.file_system.rename = rename
-    left = asyncio.run(read_all(open_log(environment, SMALL, recovery_point=100)))
+    left = await read_all(open_log(environment, SMALL, recovery_point=100))
     assert left == ALL[: len(left)]
 
 
@@ -342,7 +341,7 @@ def idempotent(environment, count, config=None):
     return log
 
 
-def state_of(log):
+async def state_of(log):
     """What a truncation has to get right."""
     active = log._segments.active
     entry = log.producer_state.entries.get(7)
@@ -351,35 +350,35 @@ def state_of(log):
         (active.base_offset, active.size_bytes, active.max_timestamp, active.offset_index.entry_count),
         None if entry is None else (entry.last_sequence, entry.producer_epoch),
         log._snapshots.offsets,
-        asyncio.run(read_all(log)),
+        await read_all(log),
     )
 
 
 @pytest.mark.parametrize("offset", [0, 1, 13, 50, 99, 100])
 @pytest.mark.parametrize("config", [LogConfig(), SMALL])
-def test_a_prepared_truncation_does_what_one_at_once_does(offset, config):
+async def test_a_prepared_truncation_does_what_one_at_once_does(offset, config):
     prepared, at_once = (idempotent(DiskEnvironment(), 100, config) for _ in range(2))
     for log in (prepared, at_once):
         log.release_unused()
         log.release_unused()
-    found = asyncio.run(prepared.prepare_truncation(offset))
+    found = await prepared.prepare_truncation(offset)
     assert (found is None) == (offset == 100)
     assert prepared.truncate_to(offset, found) == at_once.truncate_to(offset)
-    assert state_of(prepared) == state_of(at_once)
+    assert await state_of(prepared) == await state_of(at_once)
     for log in (prepared, at_once):
         append(log, b"next", producer_id=7, producer_epoch=0, base_sequence=offset)
-    assert state_of(prepared) == state_of(at_once)
+    assert await state_of(prepared) == await state_of(at_once)
 
 
-def test_a_prepared_truncation_reads_the_log_off_the_loop():
+async def test_a_prepared_truncation_reads_the_log_off_the_loop():
     environment = DiskEnvironment()
     log = idempotent(environment, 3000)
-    log.truncate_to(2990, asyncio.run(log.prepare_truncation(2990)))
+    log.truncate_to(2990, await log.prepare_truncation(2990))
     assert environment.bytes_read_on_the_loop == 0
     assert log.producer_state.entries[7].last_sequence == 2989
 
 
-def test_the_walk_before_a_truncation_is_cut_into_slices(monkeypatch):
+async def test_the_walk_before_a_truncation_is_cut_into_slices(monkeypatch):
     monkeypatch.setattr(truncation, "BATCHES_PER_SLICE", 7)
     environment = DiskEnvironment()
     log = idempotent(environment, 100)
@@ -391,7 +390,7 @@ def test_the_walk_before_a_truncation_is_cut_into_slices(monkeypatch):
         environment.before_blocking = count
 
     environment.before_blocking = count
-    prepared = asyncio.run(log.prepare_truncation(90))
+    prepared = await log.prepare_truncation(90)
     # The batch that is cut, the timestamps, the producers.
     assert slices == 1 + 13 + 13
     assert prepared.producer_state.entries[7].last_sequence == 89
@@ -415,7 +414,7 @@ def change_by_retention(log):
 
 @pytest.mark.parametrize("change", [change_by_truncating, change_by_appending, change_by_retention])
 @pytest.mark.parametrize("step", range(4))
-def test_what_happens_during_the_walk_makes_it_void(change, step):
+async def test_what_happens_during_the_walk_makes_it_void(change, step):
     walked, at_once = (idempotent(DiskEnvironment(), 100, SMALL) for _ in range(2))
     environment = walked._environment
 
@@ -426,37 +425,37 @@ def test_what_happens_during_the_walk_makes_it_void(change, step):
             change(walked)
 
     environment.before_blocking = lambda: hook(step)
-    prepared = asyncio.run(walked.prepare_truncation(55))
+    prepared = await walked.prepare_truncation(55)
     assert environment.before_blocking is None
     change(at_once)
     for log in (walked, at_once):
         log.truncate_to(55, prepared if log is walked else None)
-    assert state_of(walked) == state_of(at_once)
+    assert await state_of(walked) == await state_of(at_once)
     assert not walked.failures
 
 
-def test_a_log_that_is_deleted_during_the_walk(environment, log):
+async def test_a_log_that_is_deleted_during_the_walk(environment, log):
     environment.before_blocking = log.abandon
-    assert asyncio.run(log.prepare_truncation(50)) is None or log._is_closed
+    assert await log.prepare_truncation(50) is None or log._is_closed
     with pytest.raises(KafkaError, match="closed"):
         log.truncate_to(50)
 
 
-def test_a_disk_that_fails_during_the_walk_takes_its_directory_offline(environment):
+async def test_a_disk_that_fails_during_the_walk_takes_its_directory_offline(environment):
     log = idempotent(environment, 100)
     environment.disk.fail("read", "*.log", errno.EIO)
     with pytest.raises(KafkaError) as caught:
-        asyncio.run(log.prepare_truncation(50))
+        await log.prepare_truncation(50)
     assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
     assert log.failures
 
 
-def test_a_log_that_is_damaged_below_the_cut_is_not_cut(environment):
+async def test_a_log_that_is_damaged_below_the_cut_is_not_cut(environment):
     log = idempotent(environment, 100)
     file = environment.file_system.open(f"{DIRECTORY}/t-0/{0:020d}.log")
     file.write(16, b"\x09")
     with pytest.raises(KafkaError, match="format"):
-        asyncio.run(log.prepare_truncation(50))
+        await log.prepare_truncation(50)
     with pytest.raises(KafkaError, match="format"):
         log.truncate_to(50)
     assert log.log_end_offset == 100

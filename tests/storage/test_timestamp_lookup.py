@@ -54,111 +54,103 @@ def add_batch(log, first_ms: int, count: int = RECORDS, claimed_ms: int | None =
     return log.append_as_leader(data, 0, now_ms=0).first_offset
 
 
-def find(log, timestamp_ms: int):
-    return asyncio.run(log.offset_for_timestamp(timestamp_ms))
+async def find(log, timestamp_ms: int):
+    return await log.offset_for_timestamp(timestamp_ms)
 
 
-def test_a_false_header_is_looked_behind_once(environment):
+async def test_a_false_header_is_looked_behind_once(environment):
     log = open_log(environment)
     for number in range(5):
         add_batch(log, 1000 * number, claimed_ms=LATE_MS)
     last = add_batch(log, 9000)
-    assert find(log, 9300) == (9300, last + 300, 0)
+    assert await find(log, 9300) == (9300, last + 300, 0)
     assert len(environment.worked) == 6
     environment.worked.clear()
-    assert find(log, 9400) == (9400, last + 400, 0)
+    assert await find(log, 9400) == (9400, last + 400, 0)
     assert len(environment.worked) == 1
     # A batch that has what is asked for now is looked into, whatever its header says.
-    assert find(log, 2400) == (2400, 2 * RECORDS + 400, 0)
+    assert await find(log, 2400) == (2400, 2 * RECORDS + 400, 0)
 
 
-def test_small_batches_are_looked_into_on_the_loop(environment):
+async def test_small_batches_are_looked_into_on_the_loop(environment):
     log = open_log(environment)
     add_batch(log, 1000, count=3, claimed_ms=LATE_MS)
-    assert find(log, 1002) == (1002, 2, 0)
-    assert find(log, 1003) is None
+    assert await find(log, 1002) == (1002, 2, 0)
+    assert await find(log, 1003) is None
     assert environment.worked == []
 
 
-def test_one_lookup_does_no_more_than_its_share(environment):
+async def test_one_lookup_does_no_more_than_its_share(environment):
     log = open_log(environment)
     for number in range(MAX_LOOKS + 3):
         add_batch(log, number, claimed_ms=LATE_MS)
     last = add_batch(log, 10**6)
     # Too early rather than too late; the next one gets further.
-    assert find(log, 10**6) == (MAX_LOOKS, MAX_LOOKS * RECORDS, 0)
+    assert await find(log, 10**6) == (MAX_LOOKS, MAX_LOOKS * RECORDS, 0)
     assert len(environment.worked) == MAX_LOOKS
-    assert find(log, 10**6) == (10**6, last, 0)
+    assert await find(log, 10**6) == (10**6, last, 0)
 
 
-def test_a_truncation_forgets_what_was_found(environment):
+async def test_a_truncation_forgets_what_was_found(environment):
     log = open_log(environment)
     add_batch(log, 1000, claimed_ms=LATE_MS)
-    assert find(log, 5000) is None
+    assert await find(log, 5000) is None
     log.truncate_to(0)
     add_batch(log, 5000, claimed_ms=LATE_MS)
-    assert find(log, 5000) == (5000, 0, 0)
+    assert await find(log, 5000) == (5000, 0, 0)
 
 
-def test_a_search_under_way_remembers_nothing_of_what_a_truncation_cuts(environment):
+async def test_a_search_under_way_remembers_nothing_of_what_a_truncation_cuts(environment):
     log = open_log(environment)
     add_batch(log, 1000, claimed_ms=LATE_MS)
-
-    async def scenario():
-        environment.may_work = asyncio.Event()
-        searching = asyncio.create_task(log.offset_for_timestamp(5000))
-        await until(lambda: environment.worked)
-        log.truncate_to(0)
-        add_batch(log, 5000, claimed_ms=LATE_MS)
-        environment.may_work.set()
-        await asyncio.wait([searching])
-        assert await log.offset_for_timestamp(5000) == (5000, 0, 0)
-
-    asyncio.run(scenario())
+    environment.may_work = asyncio.Event()
+    searching = asyncio.create_task(log.offset_for_timestamp(5000))
+    await until(lambda: environment.worked)
+    log.truncate_to(0)
+    add_batch(log, 5000, claimed_ms=LATE_MS)
+    environment.may_work.set()
+    await asyncio.wait([searching])
+    assert await log.offset_for_timestamp(5000) == (5000, 0, 0)
 
 
-def test_many_who_ask_for_the_same_share_one_search_that_ends_with_the_last(environment):
+async def test_many_who_ask_for_the_same_share_one_search_that_ends_with_the_last(environment):
     log = open_log(environment)
     add_batch(log, 1000)
+    environment.may_work = asyncio.Event()
+    asking = [asyncio.create_task(log.offset_for_timestamp(1301)) for _ in range(10)]
+    await until(lambda: len(environment.worked) == 1)
+    asking[0].cancel()
+    environment.may_work.set()
+    assert set(await asyncio.gather(*asking[1:])) == {(1301, 301, 0)}
+    assert len(environment.worked) == 1
 
-    async def scenario():
-        environment.may_work = asyncio.Event()
-        asking = [asyncio.create_task(log.offset_for_timestamp(1301)) for _ in range(10)]
-        await until(lambda: len(environment.worked) == 1)
-        asking[0].cancel()
-        environment.may_work.set()
-        assert set(await asyncio.gather(*asking[1:])) == {(1301, 301, 0)}
-        assert len(environment.worked) == 1
-
-        environment.may_work.clear()
-        asking = [asyncio.create_task(log.offset_for_timestamp(1402)) for _ in range(3)]
-        await until(lambda: len(environment.worked) == 2)
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-        await asyncio.sleep(0)
-        assert environment.cancelled == 1
-        # Nothing of it is left behind.
-        environment.may_work.set()
-        assert await log.offset_for_timestamp(1402) == (1402, 402, 0)
-
-    asyncio.run(scenario())
+    environment.may_work.clear()
+    asking = [asyncio.create_task(log.offset_for_timestamp(1402)) for _ in range(3)]
+    await until(lambda: len(environment.worked) == 2)
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert environment.cancelled == 1
+    # Nothing of it is left behind.
+    environment.may_work.set()
+    assert await log.offset_for_timestamp(1402) == (1402, 402, 0)
 
 
-def test_a_worker_that_dies_is_an_error_that_clients_retry(environment):
+async def test_a_worker_that_dies_is_an_error_that_clients_retry(environment):
     log = open_log(environment)
     add_batch(log, 1000)
     environment.dies = True
     with pytest.raises(KafkaError) as caught:
-        find(log, 1301)
+        await find(log, 1301)
     assert caught.value.code is ErrorCode.KAFKA_STORAGE_ERROR
 
 
-def test_records_that_nobody_can_read_are_found_where_their_batch_begins(environment):
+async def test_records_that_nobody_can_read_are_found_where_their_batch_begins(environment):
     log = open_log(environment)
     append(log, b"a", timestamp_ms=1000)
     data = build_batch([Record(None, b"v", 2000)])
     data[61:65] = b"\xff" * 4
     struct.pack_into(">I", data, 17, rb._crc(data, 0, len(data)))
     log.append_as_leader(data, 0, now_ms=0)
-    assert find(log, 1500) == (2000, 1, 0)
+    assert await find(log, 1500) == (2000, 1, 0)

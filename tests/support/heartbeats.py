@@ -1,24 +1,9 @@
 """Heartbeats: the smallest requests, for tests of connections."""
 
-import asyncio
-
-import uvloop
-
 from klamm.client.cluster import RetryPolicy
 from klamm.protocol.messages import ApiKey, request_class, response_class
 
 FAST = RetryPolicy(deadline_ms=5_000, backoff_ms=1, max_backoff_ms=5)
-
-
-def run(test, timeout_s=60):
-    async def bounded():
-        async with asyncio.timeout(timeout_s):
-            await test()
-
-    # The production loop's transports differ from asyncio's in when they call what.
-    for new_event_loop in (asyncio.new_event_loop, uvloop.new_event_loop):
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(bounded())
 
 
 def heartbeat(group="g"):

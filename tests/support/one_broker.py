@@ -5,8 +5,8 @@ Production code from end to end, on real sockets and files, without processes.
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -218,15 +218,14 @@ async def until(is_true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.002)
 
 
-def run(tmp_path: Path, scenario: Scenario, *, may_fail: bool = False, limit_s: float = 60, **properties: Any) -> None:
+@asynccontextmanager
+async def running(
+    tmp_path: Path, *, may_fail: bool = False, limit_s: float = 60, **properties: Any
+) -> AsyncIterator[tuple[Any, Any]]:
     """Plays the scenario with a client of a running broker, which must not have failed at the end."""
-
-    async def main() -> None:
-        async with asyncio.timeout(limit_s), OneBroker(tmp_path, **properties) as cluster:
-            await scenario(cluster, await cluster.connect())
-            assert may_fail or not cluster.broker.failure.done(), cluster.broker.failure
-
-    asyncio.run(main())
+    async with asyncio.timeout(limit_s), OneBroker(tmp_path, **properties) as cluster:
+        yield cluster, await cluster.connect()
+        assert may_fail or not cluster.broker.failure.done(), cluster.broker.failure
 
 
 def batch(*values: bytes, **options: Any) -> bytearray:

@@ -1,7 +1,8 @@
 """What the replication tests share: broker 1 with real logs on real files, virtual time, stand-ins for the ports."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -188,16 +189,13 @@ class Broker:
         return [code for topic in response.topics for _, code in topic.partitions]
 
 
-def with_broker(path: Path, scenario: Callable[[Broker], Awaitable[None]], **options: Any) -> None:
+@asynccontextmanager
+async def hosting_broker(path: Path, **options: Any) -> AsyncIterator[Broker]:
     """Runs a scenario with a broker, in virtual time."""
-
-    async def run() -> None:
-        broker = Broker(path, **options)
-        await broker.start()
-        await scenario(broker)
-        await broker.stop()
-
-    in_virtual_time(run())
+    broker = Broker(path, **options)
+    await broker.start()
+    yield broker
+    await broker.stop()
 
 
 def state(partition: int = 0, *, leader: int = ME, epoch: int = 0, isr: Any = (1, 2, 3), **more: Any) -> Any:

@@ -23,40 +23,37 @@ def test_both_have_the_same_methods_and_parameters() -> None:
             assert inspect.signature(member) == inspect.signature(other), name
 
 
-def test_a_cluster_in_coroutines(klamm_helper: Helper) -> None:
-    async def main() -> None:
-        async with Cluster(1, helper=klamm_helper) as c:
-            directory = c.directory
-            await c.create_topic("t", partitions=2)
+async def test_a_cluster_in_coroutines(klamm_helper: Helper) -> None:
+    async with Cluster(1, helper=klamm_helper) as c:
+        directory = c.directory
+        await c.create_topic("t", partitions=2)
 
-            async def led() -> bool:
-                return await c.leader("t", 1) == 0
+        async def led() -> bool:
+            return await c.leader("t", 1) == 0
 
-            assert await c.until(led)
-            assert await c.until(lambda: "not a coroutine") == "not a coroutine"
-            assert await c.isr("t") == await c.replicas("t") == [0]
-            await c.kill(0)
-            assert not c.broker(0).running
-            await c.start(0)
-            await c.restart(0)
-            await c.pause(0)
-            await c.resume(0)
-            assert await c.controller_id() == 0
-            assert await c.topics() == ["t"]
-            assert await c.under_replicated() == []
-            await c.delete_topic("t")
+        assert await c.until(led)
+        assert await c.until(lambda: "not a coroutine") == "not a coroutine"
+        assert await c.isr("t") == await c.replicas("t") == [0]
+        await c.kill(0)
+        assert not c.broker(0).running
+        await c.start(0)
+        await c.restart(0)
+        await c.pause(0)
+        await c.resume(0)
+        assert await c.controller_id() == 0
+        assert await c.topics() == ["t"]
+        assert await c.under_replicated() == []
+        await c.delete_topic("t")
 
-            async def gone() -> bool:
-                return await c.leader("t") is None
+        async def gone() -> bool:
+            return await c.leader("t") is None
 
-            with pytest.raises(NotInTime, match="ClusterError: there is no topic t"):
-                await c.until(gone, timeout=0)
-        assert not directory.exists()
-
-    asyncio.run(main())
+        with pytest.raises(NotInTime, match="ClusterError: there is no topic t"):
+            await c.until(gone, timeout=0)
+    assert not directory.exists()
 
 
-def test_the_loop_goes_on_while_a_cluster_starts_and_stops() -> None:
+async def test_the_loop_goes_on_while_a_cluster_starts_and_stops() -> None:
     async def main() -> int:
         turns = 0
 
@@ -73,29 +70,25 @@ def test_the_loop_goes_on_while_a_cluster_starts_and_stops() -> None:
         counting.cancel()
         return turns - started
 
-    assert asyncio.run(main()) > 0
+    assert await main() > 0
 
 
-def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
     cluster = Cluster(1)
-
-    async def main() -> None:
-        starting = asyncio.create_task(cluster.__aenter__())
-        while cluster._processes is None:  # noqa: ASYNC110 - what is awaited happens in a thread
-            await asyncio.sleep(0.001)
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-
-    asyncio.run(main())
+    starting = asyncio.create_task(cluster.__aenter__())
+    while cluster._processes is None:  # noqa: ASYNC110 - what is awaited happens in a thread
+        await asyncio.sleep(0.001)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
     with pytest.raises(ClusterError, match="use it inside"):
         _ = cluster.directory
 
 
-def test_an_error_in_the_block_is_passed_on(klamm_helper: Helper) -> None:
+async def test_an_error_in_the_block_is_passed_on(klamm_helper: Helper) -> None:
     async def main() -> None:
         async with Cluster(1, helper=klamm_helper):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(main())
+        await main()

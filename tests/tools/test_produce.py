@@ -1,6 +1,5 @@
 """What `klamm produce` counts, with a stub for the producer."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -23,15 +22,15 @@ class StubProducer:
         self.completions.append(on_completion)
 
 
-def sent(producer: StubProducer, *values: bytes) -> Lines:
+async def sent(producer: StubProducer, *values: bytes) -> Lines:
     lines = Lines(producer, "t", None, None, False)  # type: ignore[arg-type]
-    asyncio.run(lines.send(values))
+    await lines.send(values)
     return lines
 
 
-def test_deliveries_and_failures_are_counted_by_reason() -> None:
+async def test_deliveries_and_failures_are_counted_by_reason() -> None:
     producer = StubProducer()
-    lines = sent(producer, b"1", b"2", b"3", b"4")
+    lines = await sent(producer, b"1", b"2", b"3", b"4")
     assert lines.pending == 4
     outcomes = [
         None,
@@ -50,9 +49,9 @@ def test_deliveries_and_failures_are_counted_by_reason() -> None:
     )
 
 
-def test_a_record_that_cannot_be_sent_ends_the_reading_and_takes_no_other_with_it() -> None:
+async def test_a_record_that_cannot_be_sent_ends_the_reading_and_takes_no_other_with_it() -> None:
     producer = StubProducer({b"2": KafkaError(ErrorCode.MESSAGE_TOO_LARGE, "a record needs 2 bytes")})
-    lines = sent(producer, b"1", b"2", b"3")
+    lines = await sent(producer, b"1", b"2", b"3")
     producer.completions[0](None, None)
     with pytest.raises(ToolError) as error:
         lines.require_success()

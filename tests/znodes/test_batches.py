@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,16 @@ from support.zookeeper.proxy import Proxy
 from support.zookeeper.scenarios import Scene
 
 
-def play(tmp_path: Path, scenario: Callable[[Scene], Awaitable[None]]) -> None:
-    async def main() -> None:
-        environment = SystemEnvironment()
-        server = ZooKeeperServer(environment, str(tmp_path))
-        await server.start()
-        try:
-            await scenario(Scene(environment, "127.0.0.1", server.port, ""))
-        finally:
-            await server.stop()
-            environment.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def playing(tmp_path: Path) -> AsyncIterator[Scene]:
+    environment = SystemEnvironment()
+    server = ZooKeeperServer(environment, str(tmp_path))
+    await server.start()
+    try:
+        yield Scene(environment, "127.0.0.1", server.port, "")
+    finally:
+        await server.stop()
+        environment.close()
 
 
 def shown(results: list[batches.Result]) -> list[object]:
@@ -69,33 +68,29 @@ def test_batches_are_bounded_and_keep_the_order(some: list[MultiOperation], repe
         assert len(batch) == batches.MAX_BATCH_OPERATIONS - 1 or joined > batches.MAX_BATCH_BYTES / 2
 
 
-def test_every_operation_has_its_result(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        async with scene.client() as client:
-            await client.create("/controller_epoch", b"1")
-            await client.create("/there", b"")
-            some: list[MultiOperation] = [
-                Create("/new", b"1"),
-                Create("/there", b"1"),
-                SetData("/there", b"2", 0),
-                SetData("/there", b"3", 0),
-                SetData("/absent", b"4"),
-                Delete("/absent"),
-                Delete("/there"),
-            ]
-            results = await batches.write(client, some, 0)
-            assert shown(results) == [0, errors.NodeExists, 1, errors.BadVersion, errors.NoNode, errors.NoNode, None]
-            assert str(results[1]) == "NODE_EXISTS for /there"
-            assert await client.children("/") == ["controller_epoch", "new", "zookeeper"]
-            assert await batches.write(client, [], 0) == []
-
-    play(tmp_path, scenario)
+async def test_every_operation_has_its_result(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene, scene.client() as client:
+        await client.create("/controller_epoch", b"1")
+        await client.create("/there", b"")
+        some: list[MultiOperation] = [
+            Create("/new", b"1"),
+            Create("/there", b"1"),
+            SetData("/there", b"2", 0),
+            SetData("/there", b"3", 0),
+            SetData("/absent", b"4"),
+            Delete("/absent"),
+            Delete("/there"),
+        ]
+        results = await batches.write(client, some, 0)
+        assert shown(results) == [0, errors.NodeExists, 1, errors.BadVersion, errors.NoNode, errors.NoNode, None]
+        assert str(results[1]) == "NODE_EXISTS for /there"
+        assert await client.children("/") == ["controller_epoch", "new", "zookeeper"]
+        assert await batches.write(client, [], 0) == []
 
 
-def test_what_is_too_large_is_not_sent_and_the_rest_is_done(tmp_path: Path) -> None:
+async def test_what_is_too_large_is_not_sent_and_the_rest_is_done(tmp_path: Path) -> None:
     """Also where the paths are what makes a batch large."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         scene.chroot = "/" + "c" * 2_000
         async with scene.proxy() as proxy, scene.client(proxy.address) as client:
             some = [Create("/a", b"1"), Create("/b", bytes(1_048_000)), Create("/c", b"3")]
@@ -105,39 +100,31 @@ def test_what_is_too_large_is_not_sent_and_the_rest_is_done(tmp_path: Path) -> N
             assert shown(await batches.write(client, many)) == [0] * 1_500
             assert proxy.connections_seen == 1
 
-    play(tmp_path, scenario)
+
+async def test_many_operations(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene, scene.client() as client:
+        results = await batches.write(client, [Create(f"/{number}", b"x" * 300) for number in range(5000)])
+        assert shown(results) == [0] * 5000
+        assert [result.path for result in results if isinstance(result, MultiResult)] == [
+            f"/{number}" for number in range(5000)
+        ]
+        results = await batches.write(client, [SetData(f"/{number}", b"", 0) for number in range(5001)])
+        assert shown(results) == [1] * 5000 + [errors.NoNode]
 
 
-def test_many_operations(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        async with scene.client() as client:
-            results = await batches.write(client, [Create(f"/{number}", b"x" * 300) for number in range(5000)])
-            assert shown(results) == [0] * 5000
-            assert [result.path for result in results if isinstance(result, MultiResult)] == [
-                f"/{number}" for number in range(5000)
-            ]
-            results = await batches.write(client, [SetData(f"/{number}", b"", 0) for number in range(5001)])
-            assert shown(results) == [1] * 5000 + [errors.NoNode]
-
-    play(tmp_path, scenario)
-
-
-def test_nothing_is_written_under_an_old_epoch(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        async with scene.client() as client:
-            await client.create("/controller_epoch", b"1")
-            await client.set("/controller_epoch", b"2")
-            with pytest.raises(ControllerMoved):
-                await batches.write(client, [Create("/a", b"")], 0)
-            assert shown(await batches.write(client, [Create("/a", b"")], 1)) == [0]
-            with pytest.raises(ControllerMoved):
-                await batches.write(client, [Create("/a", b""), Delete("/a")], 0)
-            await client.delete("/controller_epoch")
-            with pytest.raises(errors.NoNode):
-                await batches.write(client, [Delete("/a")], 1)
-            assert await client.exists("/a") is not None
-
-    play(tmp_path, scenario)
+async def test_nothing_is_written_under_an_old_epoch(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene, scene.client() as client:
+        await client.create("/controller_epoch", b"1")
+        await client.set("/controller_epoch", b"2")
+        with pytest.raises(ControllerMoved):
+            await batches.write(client, [Create("/a", b"")], 0)
+        assert shown(await batches.write(client, [Create("/a", b"")], 1)) == [0]
+        with pytest.raises(ControllerMoved):
+            await batches.write(client, [Create("/a", b""), Delete("/a")], 0)
+        await client.delete("/controller_epoch")
+        with pytest.raises(errors.NoNode):
+            await batches.write(client, [Delete("/a")], 1)
+        assert await client.exists("/a") is not None
 
 
 CASES: list[tuple[list[MultiOperation], list[object], list[object]]] = [
@@ -154,24 +141,21 @@ CASES: list[tuple[list[MultiOperation], list[object], list[object]]] = [
 
 @pytest.mark.parametrize(("some", "when_done", "when_not_done"), CASES)
 @pytest.mark.parametrize("done", [True, False])
-def test_a_lost_connection(
+async def test_a_lost_connection(
     some: list[MultiOperation], when_done: list[object], when_not_done: list[object], done: bool, tmp_path: Path
 ) -> None:
-    async def scenario(scene: Scene) -> None:
-        async with scene.proxy() as proxy, scene.client(proxy.address) as client:
-            for path in ("/controller_epoch", "/one", "/two"):
-                await client.create(path, b"")
-            expected = when_done if done else when_not_done
-            assert shown(await lost(proxy, client, some, done)) == expected
-            for operation, result in zip(some, expected, strict=True):
-                stat = await client.exists(operation.path)
-                if isinstance(operation, Delete):
-                    assert stat is None
-                elif isinstance(result, int):
-                    assert stat is not None
-                    assert stat.version == result
-
-    play(tmp_path, scenario)
+    async with playing(tmp_path) as scene, scene.proxy() as proxy, scene.client(proxy.address) as client:
+        for path in ("/controller_epoch", "/one", "/two"):
+            await client.create(path, b"")
+        expected = when_done if done else when_not_done
+        assert shown(await lost(proxy, client, some, done)) == expected
+        for operation, result in zip(some, expected, strict=True):
+            stat = await client.exists(operation.path)
+            if isinstance(operation, Delete):
+                assert stat is None
+            elif isinstance(result, int):
+                assert stat is not None
+                assert stat.version == result
 
 
 async def lost(proxy: Proxy, client: ZooKeeperClient, some: list[MultiOperation], done: bool) -> list[batches.Result]:
@@ -187,51 +171,46 @@ async def lost(proxy: Proxy, client: ZooKeeperClient, some: list[MultiOperation]
     return await writing
 
 
-def test_a_znode_changed_by_another_since_a_lost_answer(tmp_path: Path) -> None:
+async def test_a_znode_changed_by_another_since_a_lost_answer(tmp_path: Path) -> None:
     """The version handed back is that of our write, so that the next conditional write notices the change."""
-
-    async def scenario(scene: Scene) -> None:
-        async with scene.proxy() as proxy, scene.client() as other, scene.client(proxy.address) as client:
-            await client.create("/controller_epoch", b"")
-            await client.create("/witness", b"")
-            await client.create("/other", b"")
-            proxy.hold_answers()
-            some: list[MultiOperation] = [SetData("/witness", b"a", 0), SetData("/other", b"a", 0)]
-            writing = asyncio.ensure_future(batches.write(client, some, 0))
-            await proxy.held.wait()
-            await other.set("/other", b"b")
-            proxy.cut()
-            proxy.release()
-            assert shown(await writing) == [1, 1]
-            assert (await client.get("/other"))[0] == b"b"
-
-    play(tmp_path, scenario)
-
-
-def test_an_older_znode_with_the_same_content_is_no_witness(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        async with scene.proxy() as proxy, scene.client(proxy.address) as client:
-            for path in ("/controller_epoch", "/old"):
-                await client.create(path, b"")
-            assert shown(await lost(proxy, client, [Create("/old", b""), Create("/new", b"")], False)) == [
-                errors.NodeExists,
-                0,
-            ]
-            assert await client.exists("/new") is not None
-
-    play(tmp_path, scenario)
+    async with (
+        playing(tmp_path) as scene,
+        scene.proxy() as proxy,
+        scene.client() as other,
+        scene.client(proxy.address) as client,
+    ):
+        await client.create("/controller_epoch", b"")
+        await client.create("/witness", b"")
+        await client.create("/other", b"")
+        proxy.hold_answers()
+        some: list[MultiOperation] = [SetData("/witness", b"a", 0), SetData("/other", b"a", 0)]
+        writing = asyncio.ensure_future(batches.write(client, some, 0))
+        await proxy.held.wait()
+        await other.set("/other", b"b")
+        proxy.cut()
+        proxy.release()
+        assert shown(await writing) == [1, 1]
+        assert (await client.get("/other"))[0] == b"b"
 
 
-def test_a_lost_session_ends_the_write(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
-        async with scene.proxy() as proxy, scene.client(proxy.address) as client:
-            proxy.lose_requests()
-            writing = asyncio.ensure_future(batches.write(client, [Create("/a", b"")]))
-            await proxy.held.wait()
-            proxy.release()
-            async with scene.client(session=(client.session_id, client.session_password)):
-                pass  # Takes the session over and ends it.
-            with pytest.raises(errors.SessionExpired):
-                await writing
+async def test_an_older_znode_with_the_same_content_is_no_witness(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene, scene.proxy() as proxy, scene.client(proxy.address) as client:
+        for path in ("/controller_epoch", "/old"):
+            await client.create(path, b"")
+        assert shown(await lost(proxy, client, [Create("/old", b""), Create("/new", b"")], False)) == [
+            errors.NodeExists,
+            0,
+        ]
+        assert await client.exists("/new") is not None
 
-    play(tmp_path, scenario)
+
+async def test_a_lost_session_ends_the_write(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene, scene.proxy() as proxy, scene.client(proxy.address) as client:
+        proxy.lose_requests()
+        writing = asyncio.ensure_future(batches.write(client, [Create("/a", b"")]))
+        await proxy.held.wait()
+        proxy.release()
+        async with scene.client(session=(client.session_id, client.session_password)):
+            pass  # Takes the session over and ends it.
+        with pytest.raises(errors.SessionExpired):
+            await writing

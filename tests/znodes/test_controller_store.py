@@ -20,9 +20,7 @@ from klamm.znodes.controller_store import NO_CONTROLLER, ControllerEpoch, Contro
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, is_legal_topic_name
-from support.zookeeper.proxy import Proxy
-from support.zookeeper.scenarios import Scene
-from support.zookeeper.stores import play, play_with_losses, with_losses
+from support.zookeeper.stores import playing, playing_with_losses, with_losses
 
 
 class Told:
@@ -59,8 +57,8 @@ async def another_elected(store: ControllerStore) -> None:
 # -- election ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_election(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_the_first_election(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, plain):
         store = controller_store(plain)
         assert await store.controller() is None
         assert await store.register_controller_and_increment_epoch(7, 1_795_233_549_038) == (1, 1)
@@ -70,28 +68,23 @@ def test_the_first_election(tmp_path: Path) -> None:
         assert stat.ephemeral_owner == store.client.session_id
         assert (await store.client.get("/controller_epoch"))[0] == b"1"
 
-    play(tmp_path, scenario)
+
+async def test_only_one_can_be_elected(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (scene, plain), scene.client() as other:
+        stores = [controller_store(plain), ControllerStore(other)]
+        for epoch in range(1, 6):
+            results = await asyncio.gather(
+                *(s.register_controller_and_increment_epoch(n, 0) for n, s in enumerate(stores)),
+                return_exceptions=True,
+            )
+            won = [result for result in results if isinstance(result, ControllerEpoch)]
+            assert won == [(epoch, epoch)]
+            assert any(isinstance(result, ControllerMoved) for result in results)
+            await plain.client.delete("/controller")
 
 
-def test_only_one_can_be_elected(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
-        async with scene.client() as other:
-            stores = [controller_store(plain), ControllerStore(other)]
-            for epoch in range(1, 6):
-                results = await asyncio.gather(
-                    *(s.register_controller_and_increment_epoch(n, 0) for n, s in enumerate(stores)),
-                    return_exceptions=True,
-                )
-                won = [result for result in results if isinstance(result, ControllerEpoch)]
-                assert won == [(epoch, epoch)]
-                assert any(isinstance(result, ControllerMoved) for result in results)
-                await plain.client.delete("/controller")
-
-    play(tmp_path, scenario)
-
-
-def test_a_session_takes_its_own_place_anew(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_a_session_takes_its_own_place_anew(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, plain):
         store = controller_store(plain)
         await elected(store)
         before = await store.client.exists("/controller")
@@ -100,11 +93,9 @@ def test_a_session_takes_its_own_place_anew(tmp_path: Path) -> None:
         assert before is not None and after is not None
         assert after.czxid > before.czxid
 
-    play(tmp_path, scenario)
 
-
-def test_an_election_whose_answer_is_lost(tmp_path: Path) -> None:
-    async def scenario(proxy: Proxy, plain: KafkaZooKeeper, other: KafkaZooKeeper) -> None:
+async def test_an_election_whose_answer_is_lost(tmp_path: Path) -> None:
+    async with playing_with_losses(tmp_path) as (proxy, plain, other):
         store = controller_store(plain)
 
         async def attempt(step: int) -> ControllerEpoch:
@@ -117,11 +108,9 @@ def test_an_election_whose_answer_is_lost(tmp_path: Path) -> None:
         node = await controller_store(other).controller()
         assert node == (1, store.client.session_id)
 
-    play_with_losses(tmp_path, scenario)
 
-
-def test_the_election_is_watched(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_the_election_is_watched(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, plain):
         store, told = controller_store(plain), Told()
         assert await store.controller(told) is None
         await elected(store)
@@ -134,11 +123,9 @@ def test_the_election_is_watched(tmp_path: Path) -> None:
         await told.wait()
         assert len(told.arguments) == 3
 
-    play(tmp_path, scenario)
 
-
-def test_an_epoch_that_nobody_understands(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_an_epoch_that_nobody_understands(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, plain):
         store = controller_store(plain)
         await store.client.create("/controller_epoch", b"?")
         with pytest.raises(ZnodeError, match="/controller_epoch"):
@@ -147,11 +134,9 @@ def test_an_epoch_that_nobody_understands(tmp_path: Path) -> None:
         await store.client.set("/controller_epoch", encode_controller_epoch(8))
         assert await store.register_controller_and_increment_epoch(1, 0) == (9, 2)
 
-    play(tmp_path, scenario)
 
-
-def test_giving_up(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_giving_up(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (scene, plain):
         store = controller_store(plain)
         guard = await elected(store)
         await store.delete_controller(guard)
@@ -163,11 +148,9 @@ def test_giving_up(tmp_path: Path) -> None:
                 await store.delete_controller(guard)
             assert await store.controller() == (2, other.session_id)
 
-    play(tmp_path, scenario)
 
-
-def test_every_write_is_guarded(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_every_write_is_guarded(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (scene, plain):
         store = controller_store(plain)
         assignment = TopicAssignment({0: (1,)})
         for topic in ("t", "u"):
@@ -197,8 +180,6 @@ def test_every_write_is_guarded(tmp_path: Path) -> None:
         assert await store.topic_deletions() == ["t"]
         assert await store.client.exists("/feature") is None
 
-    play(tmp_path, scenario)
-
 
 # -- brokers and features ---------------------------------------------------------------------------------------------
 
@@ -207,8 +188,8 @@ def registration(broker_id: int, port: int = 9092) -> BrokerRegistration:
     return BrokerRegistration(broker_id, (Endpoint("PLAINTEXT", "h", port),), timestamp_ms=1)
 
 
-def test_brokers_are_watched(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_brokers_are_watched(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (scene, plain):
         store, changed, modified = controller_store(plain), Told(), Told()
         first = await store.register_broker(registration(3))
         async with scene.client() as other:
@@ -233,8 +214,6 @@ def test_brokers_are_watched(tmp_path: Path) -> None:
         assert list(await store.live_brokers(changed, modified)) == [3]
         assert changed.arguments == [()]
 
-    play(tmp_path, scenario)
-
 
 FINALIZED = {"f": FinalizedVersions(1, 3)}
 
@@ -250,8 +229,8 @@ FINALIZED = {"f": FinalizedVersions(1, 3)}
         (Features(FeatureStatus.DISABLED), False, Features(FeatureStatus.DISABLED)),
     ],
 )
-def test_features(tmp_path: Path, before: Features | None, is_enabled: bool, after: Features) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_features(tmp_path: Path, before: Features | None, is_enabled: bool, after: Features) -> None:
+    async with playing(tmp_path) as (_, plain):
         store = controller_store(plain)
         guard = await elected(store)
         if before is not None:
@@ -262,21 +241,17 @@ def test_features(tmp_path: Path, before: Features | None, is_enabled: bool, aft
             assert Features.decode(data) == after
             assert stat.version == (0 if before is None or before == after else 1)
 
-    play(tmp_path, scenario)
 
-
-def test_features_that_nobody_understands_stay(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_features_that_nobody_understands_stay(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, plain):
         store = controller_store(plain)
         await store.client.create("/feature", b"?")
         await store.set_up_features(True, await elected(store))
         assert (await store.client.get("/feature"))[0] == b"?"
 
-    play(tmp_path, scenario)
 
-
-def test_finalized_features(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_finalized_features(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, plain):
         store, told = controller_store(plain), Told()
         guard = await elected(store)
         assert await store.finalized_features(told) is None
@@ -294,14 +269,12 @@ def test_finalized_features(tmp_path: Path) -> None:
             await store.client.set("/feature", content)
             assert await store.finalized_features() is None
 
-    play(tmp_path, scenario)
-
 
 # -- topics -----------------------------------------------------------------------------------------------------------
 
 
-def test_topic_ids(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_topic_ids(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, plain):
         store = controller_store(plain)
         guard = await elected(store)
         has_id = TopicAssignment({0: (1,)}, UUID(int=1))
@@ -325,11 +298,9 @@ def test_topic_ids(tmp_path: Path) -> None:
         assert [a.zk_version for a in stored.values()] == [a.zk_version for a in result.values()] == [0, 1, 2]
         assert len({assignment.topic_id for assignment in stored.values()} - {None}) == 3
 
-    play(tmp_path, scenario)
 
-
-def test_a_topic_whose_znode_has_no_room_for_an_id_stays_without(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_a_topic_whose_znode_has_no_room_for_an_id_stays_without(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, plain):
         store = controller_store(plain)
         guard = await elected(store)
         full = TopicAssignment({0: tuple(range(1_000_000_000, 1_000_095_310))})
@@ -341,11 +312,9 @@ def test_a_topic_whose_znode_has_no_room_for_an_id_stays_without(tmp_path: Path)
         assert result == {"full": full, "small": TopicAssignment({0: (1,)}, UUID(int=1))}
         assert await store.topic_assignments(["full", "small"]) == result
 
-    play(tmp_path, scenario)
 
-
-def test_an_assignment_is_replaced_only_as_it_was_read(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_an_assignment_is_replaced_only_as_it_was_read(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, plain):
         store = controller_store(plain)
         guard = await elected(store)
         assert not await store.update_topic_assignment("t", TopicAssignment({0: (1,)}, zk_version=0), guard)
@@ -354,11 +323,9 @@ def test_an_assignment_is_replaced_only_as_it_was_read(tmp_path: Path) -> None:
         assert await store.update_topic_assignment("t", TopicAssignment({0: (3,)}, zk_version=0), guard)
         assert await store.topic_assignment("t") == TopicAssignment({0: (3,)})
 
-    play(tmp_path, scenario)
 
-
-def test_a_topic_is_deleted_with_all_that_belongs_to_it(tmp_path: Path) -> None:
-    async def scenario(proxy: Proxy, plain: KafkaZooKeeper, other: KafkaZooKeeper) -> None:
+async def test_a_topic_is_deleted_with_all_that_belongs_to_it(tmp_path: Path) -> None:
+    async with playing_with_losses(tmp_path) as (proxy, plain, other):
         store = controller_store(plain)
         guard = await elected(store)
 
@@ -376,13 +343,10 @@ def test_a_topic_is_deleted_with_all_that_belongs_to_it(tmp_path: Path) -> None:
         await with_losses(proxy, attempt)
         await store.delete_topic_guarded("never there", guard)
 
-    play_with_losses(tmp_path, scenario)
 
-
-def test_a_deletion_leaves_the_next_topic_of_that_name_alone(tmp_path: Path) -> None:
+async def test_a_deletion_leaves_the_next_topic_of_that_name_alone(tmp_path: Path) -> None:
     """Whenever the controller is cut off, or dies: the mark goes with the topic, and what is new stays."""
-
-    async def scenario(proxy: Proxy, plain: KafkaZooKeeper, other: KafkaZooKeeper) -> None:
+    async with playing_with_losses(tmp_path) as (proxy, plain, other):
         store = controller_store(plain)
         guard = await elected(store)
         created = []
@@ -406,14 +370,12 @@ def test_a_deletion_leaves_the_next_topic_of_that_name_alone(tmp_path: Path) -> 
         assert await other.topic_names() == created
         assert await other.topic_configs(created) == {topic: {"new": "1"} for topic in created}
 
-    play_with_losses(tmp_path, scenario)
-
 
 # -- notifications ----------------------------------------------------------------------------------------------------
 
 
-def test_preferred_replica_elections(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_preferred_replica_elections(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, plain):
         store, told = controller_store(plain), Told()
         guard = await elected(store)
         path = requests.PREFERRED_REPLICA_ELECTION_PATH
@@ -429,11 +391,9 @@ def test_preferred_replica_elections(tmp_path: Path) -> None:
         await told.wait()
         assert await store.preferred_replica_election(told) is None
 
-    play(tmp_path, scenario)
 
-
-def test_isr_changes(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_isr_changes(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, plain):
         store, told = controller_store(plain), Told()
         guard = await elected(store)
         assert await store.isr_changes(told) == []
@@ -450,11 +410,9 @@ def test_isr_changes(tmp_path: Path) -> None:
         await store.delete_isr_changes([*names, "gone"], guard)
         assert await store.isr_changes(told) == []
 
-    play(tmp_path, scenario)
 
-
-def test_log_dir_events(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+async def test_log_dir_events(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, plain):
         store, told = controller_store(plain), Told()
         guard = await elected(store)
         assert await store.log_dir_events(told) == []
@@ -467,8 +425,6 @@ def test_log_dir_events(tmp_path: Path) -> None:
         assert await store.log_dir_event_brokers([*names, "gone"]) == [1, 3]
         await store.delete_log_dir_events(names, guard)
         assert await store.log_dir_events(told) == []
-
-    play(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "t" * 249, "..."])

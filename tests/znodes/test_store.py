@@ -22,9 +22,8 @@ from klamm.zookeeper import errors
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.messages import EventType, Stat
 from klamm.zookeeper.server import ZooKeeperServer
-from support.zookeeper.proxy import Proxy
-from support.zookeeper.scenarios import Fired, Scene
-from support.zookeeper.stores import play, play_with_losses, with_losses
+from support.zookeeper.scenarios import Fired
+from support.zookeeper.stores import playing, playing_with_losses, with_losses
 
 T = TypeVar("T")
 
@@ -45,8 +44,8 @@ async def write_states(
     return versions
 
 
-def test_the_persistent_paths_are_created_in_kafkas_order(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_the_persistent_paths_are_created_in_kafkas_order(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
         await store.create_persistent_paths()
         stats = [await store.client.exists(path) for path in cluster.PERSISTENT_PATHS]
         zxids = [stat.czxid for stat in stats if stat is not None]
@@ -54,29 +53,23 @@ def test_the_persistent_paths_are_created_in_kafkas_order(tmp_path: Path) -> Non
         assert zxids == sorted(zxids)
         assert await store.client.children("/config") == ["brokers", "changes", "clients", "ips", "topics", "users"]
 
-    play(tmp_path, scenario)
 
-
-def test_the_first_cluster_id_stays(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_the_first_cluster_id_stays(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
         ids = await asyncio.gather(*(store.get_or_create_cluster_id(f"id-{number}") for number in range(5)))
         assert set(ids) == {await store.get_or_create_cluster_id("late")}
         assert ids[0].startswith("id-")
 
-    play(tmp_path, scenario)
 
-
-def test_broker_ids_are_generated_above_the_reserved_ones(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_broker_ids_are_generated_above_the_reserved_ones(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
         assert [await store.generate_broker_id() for _ in range(3)] == [1001, 1002, 1003]
         await store.client.delete("/brokers/seqid")
         assert await store.generate_broker_id(500) == 501
 
-    play(tmp_path, scenario)
 
-
-def test_a_broker_registers_once_per_session(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_a_broker_registers_once_per_session(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (scene, store):
         changed = asyncio.Event()
         assert await store.live_brokers(changed.set) == {}
         epoch = await store.register_broker(REGISTRATION)
@@ -101,11 +94,9 @@ def test_a_broker_registers_once_per_session(tmp_path: Path) -> None:
             assert (live[0].registration.endpoints[0].host, live[0].epoch) == ("moved", new_epoch)
         assert await store.live_brokers() == {}
 
-    play(tmp_path, scenario)
 
-
-def test_a_controller_of_a_former_session_is_removed(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_a_controller_of_a_former_session_is_removed(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (scene, store):
         await store.delete_leftover_controller([1])  # Nobody was ever elected.
         assert await store.controller_id() is None
         await store.client.create(cluster.CONTROLLER_EPOCH_PATH, b"1")
@@ -120,13 +111,12 @@ def test_a_controller_of_a_former_session_is_removed(tmp_path: Path) -> None:
             await store.delete_leftover_controller([5, former.session_id])
             assert await store.controller_id() is None
 
-    play(tmp_path, scenario)
 
-
-def test_a_controller_that_is_elected_meanwhile_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_controller_that_is_elected_meanwhile_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between the look at /controller and its removal the former session ends, and somebody else is elected."""
-
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+    async with playing(tmp_path) as (scene, store):
         await store.client.create(cluster.CONTROLLER_EPOCH_PATH, b"1")
         async with scene.client() as former:
             node = cluster.Controller(3, 0).encode()
@@ -144,8 +134,6 @@ def test_a_controller_that_is_elected_meanwhile_is_left_alone(tmp_path: Path, mo
             await store.delete_leftover_controller([former.session_id])
             assert await store.controller_id() == 4
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(
     ("content", "problem"),
@@ -154,30 +142,26 @@ def test_a_controller_that_is_elected_meanwhile_is_left_alone(tmp_path: Path, mo
         ({"endpoints": ["PLAINTEXT://" + "h" * 40_000 + ":1"]}, "endpoints has one of 40014 bytes, more than 32767"),
     ],
 )
-def test_a_broker_that_no_request_can_name(
+async def test_a_broker_that_no_request_can_name(
     tmp_path: Path, content: dict[str, object], problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+    async with playing(tmp_path) as (_, store):
         registration = orjson.loads(REGISTRATION.encode()) | content
         await store.client.create("/brokers/ids/3", orjson.dumps(registration))
         assert await store.live_brokers() == {}
         assert f"broker 3 is left out: znode /brokers/ids/3: {problem}" in caplog.text
 
-    play(tmp_path, scenario)
 
-
-def test_a_znode_that_is_no_broker_is_left_out(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_a_znode_that_is_no_broker_is_left_out(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
         for name in ("x", "7", "-1", "2147483648", "9" * 5000):
             await store.client.create(f"/brokers/ids/{name}", b"{}")
         await store.client.create("/brokers/ids/2147483647", REGISTRATION.encode())
         assert [*await store.live_brokers()] == [2147483647]
 
-    play(tmp_path, scenario)
 
-
-def test_blocks_of_producer_ids_are_given_out_once(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_blocks_of_producer_ids_are_given_out_once(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (scene, store):
         async with scene.client() as client:
             other = KafkaZooKeeper(client)
             blocks = await asyncio.gather(
@@ -185,11 +169,9 @@ def test_blocks_of_producer_ids_are_given_out_once(tmp_path: Path) -> None:
             )
         assert sorted(blocks) == [(1000 * number, 1000 * number + 999) for number in range(10)]
 
-    play(tmp_path, scenario)
 
-
-def test_topics(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_topics(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
         names_changed, topic_changed = asyncio.Event(), asyncio.Queue[str]()
         assert await store.topic_names(names_changed.set) == []
         first, second = UUID(int=1), UUID(int=2)
@@ -221,11 +203,9 @@ def test_topics(tmp_path: Path) -> None:
             await store.add_partitions("absent", {2: [0]})
         assert unknown.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    play(tmp_path, scenario)
 
-
-def test_an_unreadable_topic_does_not_hide_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_an_unreadable_topic_does_not_hide_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with playing(tmp_path) as (_, store):
         await store.create_topic("good", {0: [0]}, None, {})
         await store.client.create("/brokers/topics/bad", b"garbage")
         await store.client.create("/config/topics/bad", b"[]")
@@ -237,11 +217,9 @@ def test_an_unreadable_topic_does_not_hide_the_others(tmp_path: Path, caplog: py
         )
         assert "/brokers/topics/bad" in caplog.text
 
-    play(tmp_path, scenario)
 
-
-def test_a_config_that_nobody_understands_is_replaced_but_never_changed(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_a_config_that_nobody_understands_is_replaced_but_never_changed(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
         await store.client.create("/config/topics/t", b"{'retention.ms': '1'}")
         with pytest.raises(ZnodeError, match="/config/topics/t: not JSON"):
             await store.update_config("topics/t", lambda stored: {**stored, "a": "1"})
@@ -251,20 +229,16 @@ def test_a_config_that_nobody_understands_is_replaced_but_never_changed(tmp_path
         assert await store.config("topics/t") == {"a": "1"}
         assert len(await store.config_changes()) == 1
 
-    play(tmp_path, scenario)
 
-
-def test_a_config_left_by_another_topic_of_that_name_is_replaced(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_a_config_left_by_another_topic_of_that_name_is_replaced(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
         await store.update_config("topics/t", lambda _stored: {"old": "1"})
         await store.create_topic("t", {0: [0]}, None, {"new": "2"})
         assert await store.topic_configs(["t"]) == {"t": {"new": "2"}}
 
-    play(tmp_path, scenario)
 
-
-def test_marks_for_deletion(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_marks_for_deletion(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
         marked = asyncio.Event()
         assert await store.topic_deletions(marked.set) == []
         await store.create_topic("t", {0: [0]}, None, {"a": "b"})
@@ -277,13 +251,10 @@ def test_marks_for_deletion(tmp_path: Path) -> None:
         await marked.wait()
         assert await store.topic_deletions() == ["t"]
 
-    play(tmp_path, scenario)
 
-
-def test_a_topic_that_goes_as_it_is_marked_leaves_no_mark_behind(tmp_path: Path) -> None:
+async def test_a_topic_that_goes_as_it_is_marked_leaves_no_mark_behind(tmp_path: Path) -> None:
     """The next topic of that name would be deleted."""
-
-    async def scenario(proxy: Proxy, store: KafkaZooKeeper, safe: KafkaZooKeeper) -> None:
+    async with playing_with_losses(tmp_path) as (proxy, store, safe):
         await safe.create_topic("t", {0: [0]}, None, {})
         proxy.hold_answers()
         marking = asyncio.ensure_future(store.mark_topic_for_deletion("t"))
@@ -294,11 +265,9 @@ def test_a_topic_that_goes_as_it_is_marked_leaves_no_mark_behind(tmp_path: Path)
         await asyncio.gather(marking, return_exceptions=True)
         assert await safe.topic_deletions() == []
 
-    play_with_losses(tmp_path, scenario)
 
-
-def test_partition_states(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_partition_states(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
         keys = [(topic, number) for topic in ("t", "u") for number in range(3)]
         for topic in ("t", "u"):
             await store.create_topic(topic, {number: [0] for number in range(3)}, None, {})
@@ -321,13 +290,10 @@ def test_partition_states(tmp_path: Path) -> None:
         assert isinstance(created[keys[0]], errors.NodeExists)
         assert created["u", 9] == 0
 
-    play(tmp_path, scenario)
 
-
-def test_a_partition_state_that_cannot_be_read_is_an_error_of_its_own(tmp_path: Path) -> None:
+async def test_a_partition_state_that_cannot_be_read_is_an_error_of_its_own(tmp_path: Path) -> None:
     """To take it for absent would begin its leader epochs anew; the others must stay available."""
-
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+    async with playing(tmp_path) as (_, store):
         await store.create_topic("t", {0: [0], 1: [0]}, None, {})
         fine = LeaderAndIsr(0, 0, (0,), 0)
         await write_states(store, {("t", 0): fine, ("t", 1): fine})
@@ -337,11 +303,9 @@ def test_a_partition_state_that_cannot_be_read_is_an_error_of_its_own(tmp_path: 
         assert isinstance(states["t", 0], ZnodeError)
         assert "/brokers/topics/t/partitions/0/state: leader is missing" in str(states["t", 0])
 
-    play(tmp_path, scenario)
 
-
-def test_a_changed_config_is_announced(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_a_changed_config_is_announced(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
         fired = Fired()
         await store.client.children("/config/changes", fired)
         await store.update_config("users/u/clients/c", lambda _stored: {"a": "1"})
@@ -353,13 +317,10 @@ def test_a_changed_config_is_announced(tmp_path: Path) -> None:
         ]
         assert (await store.client.get("/config/users/u/clients/c"))[0] == b'{"version":1,"config":{"a":"2"}}'
 
-    play(tmp_path, scenario)
 
-
-def test_a_config_changes_from_what_it_is(tmp_path: Path) -> None:
+async def test_a_config_changes_from_what_it_is(tmp_path: Path) -> None:
     """Two that change it at the same time both count, and one that refuses changes nothing."""
-
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+    async with playing(tmp_path) as (_, store):
         await store.update_config("topics/t", lambda stored: {**stored, "a": "1"})
         await asyncio.gather(
             *(
@@ -379,11 +340,9 @@ def test_a_config_changes_from_what_it_is(tmp_path: Path) -> None:
         assert len(await store.config("topics/t")) == 4
         assert len(await store.config_changes()) == 4
 
-    play(tmp_path, scenario)
 
-
-def test_a_config_that_cannot_be_understood_is_told_and_can_be_replaced(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_a_config_that_cannot_be_understood_is_told_and_can_be_replaced(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
         await store.client.ensure_path("/config/brokers")
         await store.client.create("/config/brokers/1", b"not JSON")
         with pytest.raises(ZnodeError, match="/config/brokers/1: not JSON"):
@@ -391,11 +350,9 @@ def test_a_config_that_cannot_be_understood_is_told_and_can_be_replaced(tmp_path
         await store.replace_config("brokers/1", {"a": "1"})
         assert await store.config("brokers/1") == {"a": "1"}
 
-    play(tmp_path, scenario)
 
-
-def test_notifications_are_read_and_removed(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_notifications_are_read_and_removed(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
         for topic in "ab":
             await store.update_config(f"topics/{topic}", lambda _stored: {})
         first, second = await store.config_changes()
@@ -405,14 +362,13 @@ def test_notifications_are_read_and_removed(tmp_path: Path) -> None:
         await store.delete_config_changes([first, "config_change_gone"])
         assert await store.config_changes() == [second]
 
-    play(tmp_path, scenario)
-
 
 # Every write, with the connection lost after each of its requests was done but not answered.
 
 
-def test_losses_during_creation_of_topics(tmp_path: Path) -> None:
-    async def scenario(proxy: Proxy, store: KafkaZooKeeper, safe: KafkaZooKeeper) -> None:
+async def test_losses_during_creation_of_topics(tmp_path: Path) -> None:
+    async with playing_with_losses(tmp_path) as (proxy, store, safe):
+
         async def create(step: int) -> None:
             await store.create_topic(f"t{step}", {0: [0]}, UUID(int=step + 1), {"a": "b"})
             await store.add_partitions(f"t{step}", {1: [0]})
@@ -426,11 +382,9 @@ def test_losses_during_creation_of_topics(tmp_path: Path) -> None:
             assert await safe.topic_configs([f"t{step}"]) == {f"t{step}": {"a": "b", "c": "d"}}
             assert len(await safe.partition_states([(f"t{step}", 0), (f"t{step}", 1)])) == 2
 
-    play_with_losses(tmp_path, scenario)
 
-
-def test_a_leader_changes_only_the_state_that_it_knows(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_a_leader_changes_only_the_state_that_it_knows(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
         await store.create_topic("t", {number: [0, 1] for number in range(5)}, None, {})
         known = LeaderAndIsr(0, 3, (0,), 1)
         await write_states(store, {("t", number): known for number in range(4)})
@@ -450,11 +404,9 @@ def test_a_leader_changes_only_the_state_that_it_knows(tmp_path: Path) -> None:
         assert await store.partition_states([("t", 1), ("t", 3)]) == before
         assert await store.partition_states([("t", 0)]) == {("t", 0): wanted}
 
-    play(tmp_path, scenario)
 
-
-def test_losses_during_a_leaders_changes(tmp_path: Path) -> None:
-    async def scenario(proxy: Proxy, store: KafkaZooKeeper, safe: KafkaZooKeeper) -> None:
+async def test_losses_during_a_leaders_changes(tmp_path: Path) -> None:
+    async with playing_with_losses(tmp_path) as (proxy, store, safe):
         await safe.create_topic("t", {number: [0, 1] for number in range(10)}, None, {})
         await write_states(safe, {("t", number): LeaderAndIsr(0, 0, (0,), 0) for number in range(10)})
 
@@ -466,11 +418,9 @@ def test_losses_during_a_leaders_changes(tmp_path: Path) -> None:
         results = await with_losses(proxy, change)
         assert results == [{("t", step): 1} for step in range(len(results))]
 
-    play_with_losses(tmp_path, scenario)
 
-
-def test_announcements_fit_into_their_znodes(tmp_path: Path) -> None:
-    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+async def test_announcements_fit_into_their_znodes(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
         partitions = [("n" * 249, 2**31 - 1 - number) for number in range(7000)]
         await store.propagate_isr_changes(partitions)
         names = await store.client.children(requests.ISR_CHANGES_PATH)
@@ -478,22 +428,18 @@ def test_announcements_fit_into_their_znodes(tmp_path: Path) -> None:
         assert max(map(len, contents)) < MAX_ZNODE_BYTES
         assert [key for content in contents for key in requests.decode_partitions("", content)] == partitions
 
-    play(tmp_path, scenario)
 
-
-def test_losses_during_allocation_of_producer_ids(tmp_path: Path) -> None:
-    async def scenario(proxy: Proxy, store: KafkaZooKeeper, safe: KafkaZooKeeper) -> None:
+async def test_losses_during_allocation_of_producer_ids(tmp_path: Path) -> None:
+    async with playing_with_losses(tmp_path) as (proxy, store, safe):
         blocks = await with_losses(proxy, lambda step: store.allocate_producer_id_block(0))
         assert len(blocks) == 3
         assert blocks == [(1000 * number, 1000 * number + 999) for number in range(3)]
         last = ProducerIdBlock.decode((await safe.client.get("/latest_producer_id_block"))[0])
         assert (last.first, last.last) == blocks[-1]
 
-    play_with_losses(tmp_path, scenario)
 
-
-def test_losses_during_registration(tmp_path: Path) -> None:
-    async def scenario(proxy: Proxy, store: KafkaZooKeeper, safe: KafkaZooKeeper) -> None:
+async def test_losses_during_registration(tmp_path: Path) -> None:
+    async with playing_with_losses(tmp_path) as (proxy, store, safe):
         epochs = await with_losses(
             proxy, lambda step: store.register_broker(BrokerRegistration(step, REGISTRATION.endpoints))
         )
@@ -504,30 +450,23 @@ def test_losses_during_registration(tmp_path: Path) -> None:
         cluster_ids = await with_losses(proxy, lambda step: store.get_or_create_cluster_id(f"id-{step}"))
         assert set(cluster_ids) == {"id-0"}
 
-    play_with_losses(tmp_path, scenario)
 
-
-def test_losses_while_topics_are_marked(tmp_path: Path) -> None:
-    async def scenario(proxy: Proxy, store: KafkaZooKeeper, safe: KafkaZooKeeper) -> None:
+async def test_losses_while_topics_are_marked(tmp_path: Path) -> None:
+    async with playing_with_losses(tmp_path) as (proxy, store, safe):
         for number in range(20):
             await safe.create_topic(f"t{number}", {0: [0]}, None, {})
         steps = len(await with_losses(proxy, lambda step: store.mark_topic_for_deletion(f"t{step}")))
         assert await safe.topic_deletions() == sorted(f"t{number}" for number in range(steps))
 
-    play_with_losses(tmp_path, scenario)
 
-
-def test_store_survives_a_client_without_chroot(tmp_path: Path) -> None:
-    async def main() -> None:
-        environment = SystemEnvironment()
-        server = ZooKeeperServer(environment, str(tmp_path))
-        await server.start()
-        client = ZooKeeperClient(environment, f"127.0.0.1:{server.port}")
-        await client.start()
-        await KafkaZooKeeper(client).create_persistent_paths()
-        assert await client.children("/brokers") == ["ids", "seqid", "topics"]
-        await client.close()
-        await server.stop()
-        environment.close()
-
-    asyncio.run(main())
+async def test_store_survives_a_client_without_chroot(tmp_path: Path) -> None:
+    environment = SystemEnvironment()
+    server = ZooKeeperServer(environment, str(tmp_path))
+    await server.start()
+    client = ZooKeeperClient(environment, f"127.0.0.1:{server.port}")
+    await client.start()
+    await KafkaZooKeeper(client).create_persistent_paths()
+    assert await client.children("/brokers") == ["ids", "seqid", "topics"]
+    await client.close()
+    await server.stop()
+    environment.close()

@@ -2,8 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -69,30 +69,28 @@ class Scene:
         return applied[:-1] if applied[-1] == "topics/last" else applied
 
 
-def play(tmp_path: Path, scenario: Callable[[Scene], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(30), AsyncExitStack() as stack:
-            scene = Scene()
-            server = ZooKeeperServer(scene.environment, str(tmp_path))
-            await server.start()
-            stack.push_async_callback(server.stop)
+@asynccontextmanager
+async def playing(tmp_path: Path) -> AsyncIterator[Scene]:
+    async with asyncio.timeout(30), AsyncExitStack() as stack:
+        scene = Scene()
+        server = ZooKeeperServer(scene.environment, str(tmp_path))
+        await server.start()
+        stack.push_async_callback(server.stop)
 
-            async def session() -> KafkaZooKeeper:
-                client = ZooKeeperClient(scene.environment, f"127.0.0.1:{server.port}")
-                await client.start(5_000)
-                stack.push_async_callback(client.close)
-                return KafkaZooKeeper(client)
+        async def session() -> KafkaZooKeeper:
+            client = ZooKeeperClient(scene.environment, f"127.0.0.1:{server.port}")
+            await client.start(5_000)
+            stack.push_async_callback(client.close)
+            return KafkaZooKeeper(client)
 
-            scene.store, scene.mine = await session(), await session()
-            await scene.store.create_persistent_paths()
-            stack.push_async_callback(scene.changes.stop)
-            await scenario(scene)
-
-    asyncio.run(main())
+        scene.store, scene.mine = await session(), await session()
+        await scene.store.create_persistent_paths()
+        stack.push_async_callback(scene.changes.stop)
+        yield scene
 
 
-def test_changes_are_applied_in_order_and_once(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_changes_are_applied_in_order_and_once(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         for entity_path in ("topics/b", "brokers/<default>", "topics/a", "topics/b"):
             await scene.change(entity_path)
         scene.changes.start()
@@ -102,17 +100,13 @@ def test_changes_are_applied_in_order_and_once(tmp_path: Path) -> None:
         assert await scene.until_last() == ["users/u/clients/c"]
         assert await scene.until_last() == []
 
-    play(tmp_path, scenario)
 
-
-def test_both_versions_of_notifications_are_understood(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_both_versions_of_notifications_are_understood(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.notify(b'{"version":1,"entity_type":"topics","entity_name":"old"}')
         await scene.notify(b'{"version":2,"entity_path":"topics/new"}')
         scene.changes.start()
         assert await scene.until_last() == ["topics/old", "topics/new"]
-
-    play(tmp_path, scenario)
 
 
 GARBAGE = [
@@ -128,33 +122,29 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("data", GARBAGE)
-def test_garbage_does_not_keep_the_changes_after_it(
+async def test_garbage_does_not_keep_the_changes_after_it(
     tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         scene.changes.start()
         await scene.until_last()
         await scene.notify(data)
         await scene.change("topics/t")
         assert await scene.until_last() == ["topics/t"]
-
-    play(tmp_path, scenario)
     assert re.search(r"ignored a notification .*config_change_0000000001", caplog.text)
 
 
-def test_a_znode_that_is_no_notification_is_left_alone_until_it_is_old(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_znode_that_is_no_notification_is_left_alone_until_it_is_old(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         for name in ("hello", "config_change_", "config_change_1x", "config_change_99999999999999999999"):
             await scene.store.client.create(f"{CONFIG_CHANGES_PATH}/{name}", b"{}")
         scene.changes.start()
         await scene.change("topics/t")
         assert await scene.until_last() == ["topics/t"]
 
-    play(tmp_path, scenario)
 
-
-def test_notifications_are_removed_after_a_quarter_of_an_hour(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_notifications_are_removed_after_a_quarter_of_an_hour(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         await scene.store.client.create(f"{CONFIG_CHANGES_PATH}/hello", b"")
         await scene.store.client.create(f"{CONFIG_CHANGES_PATH}/hello/there", b"")
         await scene.change("topics/t")
@@ -171,26 +161,20 @@ def test_notifications_are_removed_after_a_quarter_of_an_hour(tmp_path: Path) ->
         # The numbers go on.
         assert await scene.until_last() == []
 
-    play(tmp_path, scenario)
 
-
-def test_what_could_not_be_applied_is_applied_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_could_not_be_applied_is_applied_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("klamm.broker.configs.change_listener.RETRY_BACK_OFF_MS", 1)
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         scene.failing = 3
         await scene.change("topics/a")
         await scene.change("topics/b")
         scene.changes.start()
         assert await scene.until_last() == ["topics/a", "topics/b"]
 
-    play(tmp_path, scenario)
 
-
-def test_all_is_read_again_in_a_new_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_is_read_again_in_a_new_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("klamm.broker.configs.change_listener.RETRY_BACK_OFF_MS", 1)
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         scene.changes.start()
         await scene.until_last()
         await scene.mine.client.close()
@@ -199,11 +183,9 @@ def test_all_is_read_again_in_a_new_session(tmp_path: Path, monkeypatch: pytest.
         scene.changes.new_session()
         assert await scene.until_last() == ["all", "topics/t"]
 
-    play(tmp_path, scenario)
 
-
-def test_a_session_that_ends_while_all_is_read_again(tmp_path: Path) -> None:
-    async def scenario(scene: Scene) -> None:
+async def test_a_session_that_ends_while_all_is_read_again(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         is_reading, may_go_on = asyncio.Event(), asyncio.Event()
 
         async def reading() -> None:
@@ -221,16 +203,13 @@ def test_a_session_that_ends_while_all_is_read_again(tmp_path: Path) -> None:
         # Whether the second is read before or after `topics/last` does not matter.
         assert (applied + await scene.until_last()).count("all") == 2
 
-    play(tmp_path, scenario)
 
-
-def test_somebody_removes_all_notifications_and_the_znode_above_them(
+async def test_somebody_removes_all_notifications_and_the_znode_above_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next change makes it again, and its number is 0 again."""
     monkeypatch.setattr("klamm.broker.configs.change_listener.RETRY_BACK_OFF_MS", 1)
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         scene.changes.start()
         await scene.until_last()
         await scene.store.client.delete_recursive(CONFIG_CHANGES_PATH)
@@ -239,13 +218,10 @@ def test_somebody_removes_all_notifications_and_the_znode_above_them(
         assert await scene.until_last() == ["topics/t"]
         assert len(await scene.store.config_changes()) == 2
 
-    play(tmp_path, scenario)
 
-
-def test_changes_come_to_rest(tmp_path: Path) -> None:
+async def test_changes_come_to_rest(tmp_path: Path) -> None:
     """After `stop` nothing is applied any more."""
-
-    async def scenario(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         scene.changes.start()
         await scene.until_last()
         await scene.changes.stop()
@@ -255,5 +231,3 @@ def test_changes_come_to_rest(tmp_path: Path) -> None:
         await told.wait()
         await scene.mine.config_changes()
         assert scene.applied == []
-
-    play(tmp_path, scenario)

@@ -15,7 +15,7 @@ from klamm.storage.log_manager import LogManager
 from klamm.znodes.configs import encode_config
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.client import ZooKeeperClient
-from support.one_broker import Client, OneBroker, batch, run, until
+from support.one_broker import Client, OneBroker, batch, running, until
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 TOPIC, BROKER, LOGGER = 2, 4, 8
@@ -92,8 +92,8 @@ def partition(cluster: OneBroker, topic: str) -> Any:
     return cluster.broker.parts.replica_manager.partition(topic, 0)
 
 
-def test_a_topics_config_reaches_its_logs_and_partitions(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_topics_config_reaches_its_logs_and_partitions(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t", segment_bytes="5000")
         await client.create_topic("u")
         hosted = partition(cluster, "t")
@@ -117,11 +117,9 @@ def test_a_topics_config_reaches_its_logs_and_partitions(tmp_path: Path) -> None
         assert (await client.produce("t", 0, batch(b"x" * 200))).error_code == NONE
         assert await stored(cluster, "topics/t") == {"retention.ms": "-1"}
 
-    run(tmp_path, scenario)
 
-
-def test_nothing_is_stored_of_what_is_refused_or_only_validated(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_nothing_is_stored_of_what_is_refused_or_only_validated(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t", retention_ms="5")
         codes = [
             await change(client, TOPIC, "t", ("retention.ms", SET, "7"), validate_only=True),
@@ -157,13 +155,10 @@ def test_nothing_is_stored_of_what_is_refused_or_only_validated(tmp_path: Path) 
         assert await store.config("topics/t") == {"retention.ms": "5"}
         assert await store.client.children("/config/brokers") == []
 
-    run(tmp_path, scenario)
 
-
-def test_a_topic_that_is_gone_gets_no_configs(tmp_path: Path) -> None:
+async def test_a_topic_that_is_gone_gets_no_configs(tmp_path: Path) -> None:
     """Also where the broker has not heard of its end yet: nobody would ever remove them."""
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         zk = cluster.broker.zookeeper.store.client
         for path in ("/brokers/topics/t", "/config/topics/t"):
@@ -175,11 +170,9 @@ def test_a_topic_that_is_gone_gets_no_configs(tmp_path: Path) -> None:
             assert (await alter(client, TOPIC, "t", {}, validate_only=validate_only))[0] == unknown
         assert await zk.children("/config/topics") == []
 
-    run(tmp_path, scenario)
 
-
-def test_each_resource_is_answered_for_itself(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_each_resource_is_answered_for_itself(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         good, bad = ("retention.ms", SET, "7"), ("retention.ms", SET, "-7")
         resources = [
@@ -203,11 +196,9 @@ def test_each_resource_is_answered_for_itself(tmp_path: Path) -> None:
             assert [one.error_code for one in response.responses] == [INVALID_REQUEST, INVALID_REQUEST]
         assert await stored(cluster, "topics/t") == {"retention.ms": "7"}
 
-    run(tmp_path, scenario)
 
-
-def test_topics_inherit_what_brokers_have_now(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_topics_inherit_what_brokers_have_now(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         await client.create_topic("own", min_insync_replicas="1")
         assert (
@@ -233,13 +224,10 @@ def test_topics_inherit_what_brokers_have_now(tmp_path: Path) -> None:
         assert await alter(client, BROKER, "0", {}) == (NONE, None)
         await until(lambda: partition(cluster, "new").topic_config.min_insync_replicas == 3)
 
-    run(tmp_path, scenario)
 
-
-def test_dynamic_configs_outlive_a_restart(tmp_path: Path) -> None:
+async def test_dynamic_configs_outlive_a_restart(tmp_path: Path) -> None:
     """They are read before logs are opened: what must not be deleted is not deleted by a start."""
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         assert await change(client, BROKER, "", ("log.retention.ms", SET, "-1")) == NONE
         assert await change(client, BROKER, "0", ("log.segment.bytes", SET, "4096")) == NONE
@@ -250,13 +238,10 @@ def test_dynamic_configs_outlive_a_restart(tmp_path: Path) -> None:
         client = await cluster.connect()
         assert (await describe(client, BROKER, "0"))["log.segment.bytes"] == ("4096", 2)
 
-    run(tmp_path, scenario)
 
-
-def test_what_brokers_have_may_contradict_itself(tmp_path: Path) -> None:
+async def test_what_brokers_have_may_contradict_itself(tmp_path: Path) -> None:
     """As in Kafka only a topic's own configs are compared. Otherwise one request could stop all brokers."""
-
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         lags = (("log.cleaner.max.compaction.lag.ms", SET, "8"), ("log.cleaner.min.compaction.lag.ms", SET, "9"))
         assert await change(client, BROKER, "", *lags) == NONE
@@ -268,11 +253,9 @@ def test_what_brokers_have_may_contradict_itself(tmp_path: Path) -> None:
         client = await cluster.connect()
         assert (await client.produce("u", 0, batch(b"x"))).error_code == NONE
 
-    run(tmp_path, scenario)
 
-
-def test_the_same_value_from_elsewhere_is_described_with_its_source(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_the_same_value_from_elsewhere_is_described_with_its_source(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         for name, source in (("", 3), ("0", 2)):
             assert await change(client, BROKER, name, ("min.insync.replicas", SET, "1")) == NONE
@@ -282,11 +265,9 @@ def test_the_same_value_from_elsewhere_is_described_with_its_source(tmp_path: Pa
             assert (await describe(client, BROKER, "0"))["min.insync.replicas"] == ("1", source)
             assert (await describe(client, TOPIC, "t"))["min.insync.replicas"] == ("1", source)
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("is_allowed", [False, True])
-def test_the_first_election_goes_by_the_configs_of_then(
+async def test_the_first_election_goes_by_the_configs_of_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_allowed: bool
 ) -> None:
     """Not by those that were read before the logs were loaded, which may take long."""
@@ -296,7 +277,8 @@ def test_the_first_election_goes_by_the_configs_of_then(
         elects_unclean.append(controller.parts.config.current.unclean_leader_election_enable)
         await startup(controller, store)
 
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+    async with running(tmp_path, unclean_leader_election_enable=str(not is_allowed)) as (cluster, _):
+
         async def changing(*arguments: Any) -> None:
             await load(*arguments)
             config = {"unclean.leader.election.enable": str(is_allowed)}
@@ -307,11 +289,9 @@ def test_the_first_election_goes_by_the_configs_of_then(
         await cluster.restart_broker()
         assert elects_unclean == [is_allowed]
 
-    run(tmp_path, scenario, unclean_leader_election_enable=str(not is_allowed))
 
-
-def test_the_controller_works_with_what_the_cluster_has(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_the_controller_works_with_what_the_cluster_has(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         controller = cluster.broker.parts.controller
         asked: list[str] = []
         controller.enable_default_unclean_leader_election = lambda: asked.append("all")  # type: ignore[method-assign]
@@ -341,11 +321,9 @@ def test_the_controller_works_with_what_the_cluster_has(tmp_path: Path) -> None:
         await until(lambda: not controller.parts.config.current.unclean_leader_election_enable)
         assert asked == ["t", "all"]
 
-    run(tmp_path, scenario)
 
-
-def test_the_rebalance_is_planned_anew_when_it_is_switched_on(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_the_rebalance_is_planned_anew_when_it_is_switched_on(tmp_path: Path) -> None:
+    async with running(tmp_path, auto_leader_rebalance_enable="false") as (cluster, client):
         parts = cluster.broker.parts.controller.parts
         assert parts._leader_rebalance is None
         assert await change(client, BROKER, "", ("auto.leader.rebalance.enable", SET, "true")) == NONE
@@ -353,11 +331,9 @@ def test_the_rebalance_is_planned_anew_when_it_is_switched_on(tmp_path: Path) ->
         assert await change(client, BROKER, "", ("auto.leader.rebalance.enable", SET, "false")) == NONE
         await until(lambda: parts._leader_rebalance is None)
 
-    run(tmp_path, scenario, auto_leader_rebalance_enable="false")
 
-
-def test_listeners_take_fewer_connections_from_now_on(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_listeners_take_fewer_connections_from_now_on(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         assert await change(client, BROKER, "0", ("max.connections", SET, "0")) == NONE
         await until(lambda: current(cluster).max_connections == 0)
         assert await (await cluster.connect()).is_closed()
@@ -365,11 +341,9 @@ def test_listeners_take_fewer_connections_from_now_on(tmp_path: Path) -> None:
         await until(lambda: current(cluster).max_connections > 0)
         await (await cluster.connect()).create_topic("t")
 
-    run(tmp_path, scenario)
 
-
-def test_two_changes_at_once_both_count(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_two_changes_at_once_both_count(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         keys = ("retention.ms", "segment.ms", "flush.ms", "segment.bytes")
         clients = [await cluster.connect() for _ in keys]
@@ -378,8 +352,6 @@ def test_two_changes_at_once_both_count(tmp_path: Path) -> None:
         )
         assert codes == [NONE] * 4
         assert await stored(cluster, "topics/t") == dict.fromkeys(keys, "1000")
-
-    run(tmp_path, scenario)
 
 
 # -- znodes that somebody else wrote
@@ -412,8 +384,8 @@ KNOWN = ("brokers/0", "brokers/<default>", "topics/t")
 
 
 @pytest.mark.parametrize("data", GARBAGE)
-def test_garbage_stops_no_broker_and_is_passed_over(tmp_path: Path, data: bytes) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_garbage_stops_no_broker_and_is_passed_over(tmp_path: Path, data: bytes) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         zk = cluster.broker.zookeeper.store.client
         for entity_path in (*KNOWN, "topics/..", "topics/a/b", "brokers/x", "x"):
@@ -434,14 +406,12 @@ def test_garbage_stops_no_broker_and_is_passed_over(tmp_path: Path, data: bytes)
         assert await alter(client, BROKER, "0", {"log.segment.bytes": "77777"}) == (NONE, None)
         await until(lambda: current(cluster).log_segment_bytes == 77777)
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("data", [b"not JSON", b"[]", b'{"version":1}', b'{"version":1,"config":{"retention.ms":5}}'])
-def test_what_cannot_be_read_makes_no_topic_less_safe(tmp_path: Path, data: bytes) -> None:
+async def test_what_cannot_be_read_makes_no_topic_less_safe(tmp_path: Path, data: bytes) -> None:
     """The broker would keep records for a second and elect anybody. The topic says otherwise, and then nothing."""
+    async with running(tmp_path, log_retention_ms=1000, unclean_leader_election_enable="true") as (cluster, client):
 
-    async def scenario(cluster: OneBroker, client: Client) -> None:
         def guards() -> tuple[object, ...]:
             hosted = partition(cluster, "t")
             log, config = hosted.log.config, hosted.topic_config
@@ -470,11 +440,9 @@ def test_what_cannot_be_read_makes_no_topic_less_safe(tmp_path: Path, data: byte
         assert await alter(client, TOPIC, "t", {"retention.ms": "7"}) == (NONE, None)
         await until(lambda: guards() == (7, ("delete",), 2**63 - 1, 1, True))
 
-    run(tmp_path, scenario, log_retention_ms=1000, unclean_leader_election_enable="true")
 
-
-def test_a_bad_value_of_a_topic_leaves_the_others_in_force(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_bad_value_of_a_topic_leaves_the_others_in_force(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
         zk = cluster.broker.zookeeper.store.client
         await overwrite(zk, "topics/t", b'{"version":1,"config":{"retention.ms":"-1","segment.bytes":"x"}}')
@@ -483,11 +451,9 @@ def test_a_bad_value_of_a_topic_leaves_the_others_in_force(tmp_path: Path) -> No
         config = partition(cluster, "t").log.config
         assert (config.retention_ms, config.segment_bytes) == (-1, 1 << 30)
 
-    run(tmp_path, scenario)
 
-
-def test_a_broker_does_not_start_with_a_dynamic_listener_that_it_cannot_protect(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_broker_does_not_start_with_a_dynamic_listener_that_it_cannot_protect(tmp_path: Path) -> None:
+    async with running(tmp_path, may_fail=True) as (cluster, _):
         zk = cluster.broker.zookeeper.store.client
         await overwrite(
             zk, "brokers/0", b'{"version":1,"config":{"listeners":"SSL://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"}}'
@@ -495,16 +461,12 @@ def test_a_broker_does_not_start_with_a_dynamic_listener_that_it_cannot_protect(
         with pytest.raises(Exception, match="SSL is not supported yet"):
             await cluster.restart_broker()
 
-    run(tmp_path, scenario, may_fail=True)
 
-
-def test_a_list_does_not_grow_beyond_what_a_response_can_hold(tmp_path: Path) -> None:
-    async def scenario(cluster: OneBroker, client: Client) -> None:
+async def test_a_list_does_not_grow_beyond_what_a_response_can_hold(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
         await client.create_topic("t", cleanup_policy="delete")
         many = ",".join(["delete"] * 4_000)
         for kind, name, key in ((BROKER, "", "log.cleanup.policy"), (TOPIC, "t", "cleanup.policy")):
             assert await change(client, kind, name, (key, APPEND, many)) == NONE
             assert await change(client, kind, name, (key, APPEND, many)) == INVALID_REQUEST
         assert (await stored(cluster, "topics/t"))["cleanup.policy"] == "delete," + many
-
-    run(tmp_path, scenario)

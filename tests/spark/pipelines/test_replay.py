@@ -1,6 +1,5 @@
 """An archive back into topics, also by programs that die."""
 
-import asyncio
 import os
 import signal
 from contextlib import suppress
@@ -219,7 +218,7 @@ def test_a_partition_that_does_not_come_to_rest(cluster, archived, topic, tmp_pa
 
 
 @pytest.mark.parametrize("replica_id", [-1, -2])
-def test_the_end_of_a_broker_that_leads_no_more_does_not_count(replica_id):
+async def test_the_end_of_a_broker_that_leads_no_more_does_not_count(replica_id):
     """A follower of Kafka tells a debugging consumer where its own log ends, unless the leader epoch is another."""
     current = 4
     list_offsets, described = messages.response_class(ApiKey.LIST_OFFSETS), messages.response_class(ApiKey.METADATA)
@@ -260,7 +259,7 @@ def test_the_end_of_a_broker_that_leads_no_more_does_not_count(replica_id):
                 await client.close()
 
     broker = None
-    assert asyncio.run(main()) == 5
+    assert await main() == 5
 
 
 def test_a_row_group_at_a_time_is_read(tmp_path):

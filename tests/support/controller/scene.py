@@ -2,7 +2,8 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from uuid import UUID
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
 from klamm.controller.controller import KafkaController
-from klamm.controller.events import ControllerEvent
+from klamm.controller.events import ControllerEvent, Startup
 from klamm.controller.send_queue import SendQueue
 from klamm.environment import SystemEnvironment
 from klamm.metrics import Histogram
@@ -100,6 +101,12 @@ class ObservedController(KafkaController):
         await super()._process(event)
         self.scene.processed.append(type(event).__name__)
         self.scene.changed.set()
+
+    async def rejoin(self, store: ControllerStore) -> None:
+        """Takes part in the election in another session, in which the broker is registered already."""
+        event = Startup(store, answer=asyncio.get_running_loop().create_future())
+        self._events.put(event)
+        await event.answer
 
 
 class FakeBroker:
@@ -359,29 +366,26 @@ class Scene:
         return response.error_code, [item for topic_data in response.topics for item in topic_data.partitions]
 
 
-def play(tmp_path: Path, scenario: Callable[[Scene], Awaitable[None]]) -> None:
+@asynccontextmanager
+async def playing(tmp_path: Path) -> AsyncIterator[Scene]:
     """Runs the scenario; no illegal transition and no fault of the program may happen in it."""
-
-    async def main() -> None:
-        environment = SystemEnvironment()
-        server = ZooKeeperServer(environment, str(tmp_path))
-        await server.start()
-        scene = Scene(environment, server)
-        client = ZooKeeperClient(environment, scene.address)
-        try:
-            await client.start(PATIENCE_SECONDS * 1000)
-            scene.store = ControllerStore(client)
-            await scenario(scene)
-            assert scene.illegal == []
-            assert scene.failures == []
-        finally:
-            for broker in scene.brokers.values():
-                await broker.die()
-            await client.close()
-            await server.stop()
-            environment.close()
-
-    asyncio.run(main())
+    environment = SystemEnvironment()
+    server = ZooKeeperServer(environment, str(tmp_path))
+    await server.start()
+    scene = Scene(environment, server)
+    client = ZooKeeperClient(environment, scene.address)
+    try:
+        await client.start(PATIENCE_SECONDS * 1000)
+        scene.store = ControllerStore(client)
+        yield scene
+        assert scene.illegal == []
+        assert scene.failures == []
+    finally:
+        for broker in scene.brokers.values():
+            await broker.die()
+        await client.close()
+        await server.stop()
+        environment.close()
 
 
 def proxy_to(scene: Scene) -> Proxy:

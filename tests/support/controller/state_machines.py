@@ -1,7 +1,7 @@
 """A controller of three brokers before its state machines: a real ZooKeeper, a context, and a list of what is sent."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,24 +152,22 @@ class Scene(Batch):
         assert counts == self.context.recount()
 
 
-def play(directory: Path, scenario: Callable[[Scene], Awaitable[None]], **properties: str) -> None:
-    async def main() -> None:
-        environment = SystemEnvironment()
-        server = ZooKeeperServer(environment, str(directory))
-        await server.start()
-        client = ZooKeeperClient(environment, f"127.0.0.1:{server.port}", session_timeout_ms=10_000)
-        try:
-            await client.start(60_000)
-            scene = Scene(KafkaZooKeeper(client), **properties)
-            await scene.start()
-            await scenario(scene)
-            scene.check_counts()
-        finally:
-            await client.close()
-            await server.stop()
-            environment.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def playing(directory: Path, **properties: str) -> AsyncIterator[Scene]:
+    environment = SystemEnvironment()
+    server = ZooKeeperServer(environment, str(directory))
+    await server.start()
+    client = ZooKeeperClient(environment, f"127.0.0.1:{server.port}", session_timeout_ms=10_000)
+    try:
+        await client.start(60_000)
+        scene = Scene(KafkaZooKeeper(client), **properties)
+        await scene.start()
+        yield scene
+        scene.check_counts()
+    finally:
+        await client.close()
+        await server.stop()
+        environment.close()
 
 
 def context_with(assignments: dict[PartitionKey, tuple[int, ...]], *brokers: int) -> ControllerContext:

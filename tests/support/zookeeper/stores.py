@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,22 +16,20 @@ from support.zookeeper.scenarios import Scene
 T = TypeVar("T")
 
 
-def play(tmp_path: Path, scenario: Callable[[Scene, KafkaZooKeeper], Awaitable[None]]) -> None:
-    async def main() -> None:
-        environment = SystemEnvironment()
-        server = ZooKeeperServer(environment, str(tmp_path))
-        await server.start()
-        try:
-            scene = Scene(environment, "127.0.0.1", server.port, "/kafka")
-            async with scene.client() as client:
-                store = KafkaZooKeeper(client)
-                await store.create_persistent_paths()
-                await scenario(scene, store)
-        finally:
-            await server.stop()
-            environment.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def playing(tmp_path: Path) -> AsyncIterator[tuple[Scene, KafkaZooKeeper]]:
+    environment = SystemEnvironment()
+    server = ZooKeeperServer(environment, str(tmp_path))
+    await server.start()
+    try:
+        scene = Scene(environment, "127.0.0.1", server.port, "/kafka")
+        async with scene.client() as client:
+            store = KafkaZooKeeper(client)
+            await store.create_persistent_paths()
+            yield scene, store
+    finally:
+        await server.stop()
+        environment.close()
 
 
 async def with_losses(
@@ -61,13 +60,8 @@ async def with_losses(
     raise AssertionError
 
 
-def play_with_losses(
-    tmp_path: Path, scenario: Callable[[Proxy, KafkaZooKeeper, KafkaZooKeeper], Awaitable[None]]
-) -> None:
+@asynccontextmanager
+async def playing_with_losses(tmp_path: Path) -> AsyncIterator[tuple[Proxy, KafkaZooKeeper, KafkaZooKeeper]]:
     """The scenario gets a store whose connection the proxy can cut, and one that it cannot."""
-
-    async def main(scene: Scene, store: KafkaZooKeeper) -> None:
-        async with scene.proxy() as proxy, scene.client(proxy.address) as client:
-            await scenario(proxy, KafkaZooKeeper(client), store)
-
-    play(tmp_path, main)
+    async with playing(tmp_path) as (scene, store), scene.proxy() as proxy, scene.client(proxy.address) as client:
+        yield proxy, KafkaZooKeeper(client), store

@@ -1,7 +1,8 @@
 """The ZooKeeper client against the embedded server (tests/interop runs the same scenarios against real ones)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -65,8 +66,12 @@ class ScriptedServer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._has_shaken_hands = False
 
     def data_received(self, data: bytes) -> None:
+        if self._has_shaken_hands:
+            return
+        self._has_shaken_hands = True
         self.requests.append(jute.decode_connect_request(data[4:]))
         response = self._responses.pop(0)
         if response is None:
@@ -75,36 +80,32 @@ class ScriptedServer(asyncio.Protocol):
             self._transport.write(jute.encode_connect_response(response))
 
 
-def with_scripted_server(
+@asynccontextmanager
+async def scripted_server(
     responses: list[messages.ConnectResponse | None],
-    scenario: Callable[[ScriptedServer, ZooKeeperClient], Awaitable[None]],
-) -> None:
-    async def main() -> None:
-        environment = SystemEnvironment()
-        script = ScriptedServer(responses)
-        listener = await asyncio.get_running_loop().create_server(script, "127.0.0.1", 0)
-        client = ZooKeeperClient(environment, f"127.0.0.1:{listener.sockets[0].getsockname()[1]}")
-        try:
-            await scenario(script, client)
-        finally:
-            await client.close()
-            listener.close()
-            environment.close()
-
-    asyncio.run(main())
+) -> AsyncIterator[tuple[ScriptedServer, ZooKeeperClient]]:
+    environment = SystemEnvironment()
+    script = ScriptedServer(responses)
+    listener = await asyncio.get_running_loop().create_server(script, "127.0.0.1", 0)
+    client = ZooKeeperClient(environment, f"127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+    try:
+        yield script, client
+    finally:
+        await client.close()
+        listener.close()
+        environment.close()
 
 
-def test_a_server_that_closes_during_the_handshake_is_tried_again() -> None:
-    async def scenario(script: ScriptedServer, client: ZooKeeperClient) -> None:
+async def test_a_server_that_closes_during_the_handshake_is_tried_again() -> None:
+    async with scripted_server([None, None, messages.ConnectResponse(9000, 7, b"pw" * 8, None)]) as (script, client):
         await client.start(60_000)
         assert len(script.requests) == 3
         assert (client.session_id, client.session_timeout_ms) == (7, 9000)
 
-    with_scripted_server([None, None, messages.ConnectResponse(9000, 7, b"pw" * 8, None)], scenario)
 
-
-def test_a_foreign_session_is_garbage() -> None:
-    async def scenario(script: ScriptedServer, client: ZooKeeperClient) -> None:
+async def test_a_foreign_session_is_garbage() -> None:
+    first = messages.ConnectResponse(9000, 7, b"first password  ")
+    async with scripted_server([first, first._replace(session_id=8), first]) as (script, client):
         await client.start(60_000)
         states = States(client)
         script._transport.abort()
@@ -112,47 +113,35 @@ def test_a_foreign_session_is_garbage() -> None:
         assert [request.session_id for request in script.requests] == [0, 7, 7]
         assert script.requests[2].password == b"first password  "
 
-    first = messages.ConnectResponse(9000, 7, b"first password  ")
-    with_scripted_server([first, first._replace(session_id=8), first], scenario)
+
+async def test_no_server_is_an_error_that_names_the_servers() -> None:
+    environment = SystemEnvironment()
+    client = ZooKeeperClient(environment, "127.0.0.1:1,[::1]:1")
+    with pytest.raises(errors.ConnectionLoss, match=r"127\.0\.0\.1:1.*within 200 ms"):
+        await client.start(200)
+    with pytest.raises(errors.ClientClosed):
+        await client.get("/")
+    await client.close()
+    environment.close()
 
 
-def test_no_server_is_an_error_that_names_the_servers() -> None:
-    async def main() -> None:
-        environment = SystemEnvironment()
-        client = ZooKeeperClient(environment, "127.0.0.1:1,[::1]:1")
-        with pytest.raises(errors.ConnectionLoss, match=r"127\.0\.0\.1:1.*within 200 ms"):
-            await client.start(200)
-        with pytest.raises(errors.ClientClosed):
-            await client.get("/")
-        await client.close()
-        environment.close()
-
-    asyncio.run(main())
+async def test_a_cancelled_start_finishes_the_client() -> None:
+    environment = SystemEnvironment()
+    client = ZooKeeperClient(environment, "127.0.0.1:1")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client.start(), 0.05)
+    assert client.state is State.CLOSED
+    await client.close()
+    environment.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_a_cancelled_start_finishes_the_client() -> None:
-    async def main() -> None:
-        environment = SystemEnvironment()
-        client = ZooKeeperClient(environment, "127.0.0.1:1")
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(client.start(), 0.05)
-        assert client.state is State.CLOSED
-        await client.close()
-        environment.close()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
-
-
-def test_a_client_that_never_started_can_be_closed() -> None:
-    async def main() -> None:
-        environment = SystemEnvironment()
-        client = ZooKeeperClient(environment, "127.0.0.1:1")
-        await client.close()
-        assert client.state is State.CLOSED
-        environment.close()
-
-    asyncio.run(main())
+async def test_a_client_that_never_started_can_be_closed() -> None:
+    environment = SystemEnvironment()
+    client = ZooKeeperClient(environment, "127.0.0.1:1")
+    await client.close()
+    assert client.state is State.CLOSED
+    environment.close()
 
 
 @pytest.mark.parametrize(

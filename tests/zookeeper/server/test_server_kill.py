@@ -61,7 +61,7 @@ async def check(port: int, acknowledged: Acknowledged) -> None:
     await client.call(messages.CloseSession())
 
 
-def test_killed_ten_times_it_has_every_acknowledged_write(tmp_path: Path) -> None:
+async def test_killed_ten_times_it_has_every_acknowledged_write(tmp_path: Path) -> None:
     chance = random.Random(1)
     server = EmbeddedZooKeeper(tmp_path)
     acknowledged = Acknowledged()
@@ -78,10 +78,10 @@ def test_killed_ten_times_it_has_every_acknowledged_write(tmp_path: Path) -> Non
 
     for _ in range(ROUNDS):
         server.start(snapshot_every=chance.choice([300, 10**6]))
-        asyncio.run(check(server.port, acknowledged))
-        asyncio.run(attack())
+        await check(server.port, acknowledged)
+        await attack()
     server.start()
-    asyncio.run(check(server.port, acknowledged))
+    await check(server.port, acknowledged)
     server.stop()
     assert acknowledged.count > 5000
 

@@ -109,7 +109,7 @@ def test_a_block_of_another_file_is_no_block() -> None:
 # -- directories
 
 
-def fill(directory: Path, counts: list[int], snapshot_every: int = 10**9, data: bytes = b"data") -> list[str]:
+async def fill(directory: Path, counts: list[int], snapshot_every: int = 10**9, data: bytes = b"data") -> list[str]:
     """Runs a database several times; each time creates so many znodes, every one in a batch of its own. Their paths."""
     environment = SystemEnvironment()
     paths: list[str] = []
@@ -130,7 +130,7 @@ def fill(directory: Path, counts: list[int], snapshot_every: int = 10**9, data: 
         assert not failures
 
     for count in counts:
-        asyncio.run(run(count))
+        await run(count)
     environment.close()
     return paths
 
@@ -155,16 +155,16 @@ def snapshots(directory: Path) -> list[Path]:
     return sorted(directory.glob("snapshot.*"))
 
 
-def test_every_run_goes_on_where_the_one_before_ended(tmp_path: Path) -> None:
-    paths = fill(tmp_path, [3, 0, 2, 4])
+async def test_every_run_goes_on_where_the_one_before_ended(tmp_path: Path) -> None:
+    paths = await fill(tmp_path, [3, 0, 2, 4])
     tree = read(tmp_path)
     assert znodes(tree) == paths
     assert tree.zxid == 9
     assert [log.name for log in logs(tmp_path)] == [f"log.{first:016x}" for first in (1, 4, 6)]
 
 
-def test_a_torn_tail_is_cut_at_every_length(tmp_path: Path) -> None:
-    paths = fill(tmp_path, [3])
+async def test_a_torn_tail_is_cut_at_every_length(tmp_path: Path) -> None:
+    paths = await fill(tmp_path, [3])
     (log,) = logs(tmp_path)
     whole = log.read_bytes()
     ends = [end for end, _ in read_blocks(whole, read_salt(whole, LOG_MAGIC) or 0)]
@@ -178,8 +178,8 @@ def test_a_torn_tail_is_cut_at_every_length(tmp_path: Path) -> None:
         assert log.read_bytes() == whole
 
 
-def test_damage_with_a_batch_behind_it_is_refused_and_left_alone(tmp_path: Path) -> None:
-    fill(tmp_path, [3])
+async def test_damage_with_a_batch_behind_it_is_refused_and_left_alone(tmp_path: Path) -> None:
+    await fill(tmp_path, [3])
     (log,) = logs(tmp_path)
     whole = log.read_bytes()
     ends = [end for end, _ in read_blocks(whole, read_salt(whole, LOG_MAGIC) or 0)]
@@ -194,8 +194,8 @@ def test_damage_with_a_batch_behind_it_is_refused_and_left_alone(tmp_path: Path)
         assert log.read_bytes() == damaged
 
 
-def test_damage_before_the_newest_log_is_refused(tmp_path: Path) -> None:
-    fill(tmp_path, [2, 2])
+async def test_damage_before_the_newest_log_is_refused(tmp_path: Path) -> None:
+    await fill(tmp_path, [2, 2])
     first, _ = logs(tmp_path)
     whole = first.read_bytes()
     first.write_bytes(whole[:-1])
@@ -210,15 +210,15 @@ def test_damage_before_the_newest_log_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"klammZL1", bytes(HEADER_BYTES)])
-def test_a_log_whose_header_never_became_durable_is_dropped(tmp_path: Path, content: bytes) -> None:
-    paths = fill(tmp_path, [2])
+async def test_a_log_whose_header_never_became_durable_is_dropped(tmp_path: Path, content: bytes) -> None:
+    paths = await fill(tmp_path, [2])
     (tmp_path / "log.0000000000000003").write_bytes(content)
     assert znodes(read(tmp_path)) == paths
     assert len(logs(tmp_path)) == 1
 
 
-def test_two_snapshots_and_the_logs_that_the_older_needs_are_kept(tmp_path: Path) -> None:
-    paths = fill(tmp_path, [20], snapshot_every=3)
+async def test_two_snapshots_and_the_logs_that_the_older_needs_are_kept(tmp_path: Path) -> None:
+    paths = await fill(tmp_path, [20], snapshot_every=3)
     assert len(snapshots(tmp_path)) == 2
     oldest = int(snapshots(tmp_path)[0].name.removeprefix("snapshot."), 16)
     assert int(logs(tmp_path)[0].name.removeprefix("log."), 16) == oldest + 1
@@ -228,10 +228,10 @@ def test_two_snapshots_and_the_logs_that_the_older_needs_are_kept(tmp_path: Path
     assert znodes(read(tmp_path)) == paths[: int(snapshots(tmp_path)[1].name.removeprefix("snapshot."), 16)]
 
 
-def test_an_unreadable_snapshot_is_made_good_by_the_one_before(
+async def test_an_unreadable_snapshot_is_made_good_by_the_one_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    paths = fill(tmp_path, [20], snapshot_every=3)
+    paths = await fill(tmp_path, [20], snapshot_every=3)
     older, newest = snapshots(tmp_path)
     whole = newest.read_bytes()
     for damaged in (b"", whole[:10], whole[:-8], whole[:-1], whole[:50] + b"\xff" + whole[51:]):
@@ -243,8 +243,8 @@ def test_an_unreadable_snapshot_is_made_good_by_the_one_before(
         read(tmp_path)
 
 
-def test_large_znodes_come_back_from_a_snapshot(tmp_path: Path) -> None:
-    paths = fill(tmp_path, [60], snapshot_every=50, data=bytes(500_000))
+async def test_large_znodes_come_back_from_a_snapshot(tmp_path: Path) -> None:
+    paths = await fill(tmp_path, [60], snapshot_every=50, data=bytes(500_000))
     for log in logs(tmp_path):
         log.unlink()
     tree = read(tmp_path)
@@ -252,36 +252,32 @@ def test_large_znodes_come_back_from_a_snapshot(tmp_path: Path) -> None:
     assert {tree.get_data(path, Caller(1, ()))[0] for path in paths[:50]} == {bytes(500_000)}
 
 
-def test_a_session_with_megabytes_of_ephemerals_ends_and_stays_ended(tmp_path: Path) -> None:
+async def test_a_session_with_megabytes_of_ephemerals_ends_and_stays_ended(tmp_path: Path) -> None:
     environment = SystemEnvironment()
-
-    async def run() -> None:
-        failures: list[Exception] = []
-        database = Database(environment, str(tmp_path), 10**9, lambda zxid: None, failures.append)
-        await database.open()
-        database.commit(CreateSessionTxn(1, 1000, b"secret"))
-        for number in range(10):
-            create = messages.Create(f"/{number}" + 900_000 * "x", b"", flags=messages.CreateMode.EPHEMERAL)
-            database.commit(database.tree.prepare(create, Caller(1, ())))
-        database.commit(CloseSessionTxn(1))
-        await database.close()
-        assert not failures
-
-    asyncio.run(run())
+    failures: list[Exception] = []
+    database = Database(environment, str(tmp_path), 10**9, lambda zxid: None, failures.append)
+    await database.open()
+    database.commit(CreateSessionTxn(1, 1000, b"secret"))
+    for number in range(10):
+        create = messages.Create(f"/{number}" + 900_000 * "x", b"", flags=messages.CreateMode.EPHEMERAL)
+        database.commit(database.tree.prepare(create, Caller(1, ())))
+    database.commit(CloseSessionTxn(1))
+    await database.close()
+    assert not failures
     environment.close()
     tree = read(tmp_path)
     assert (tree.sessions, tree.ephemeral_count, znodes(tree)) == ({}, 0, [])
 
 
-def test_a_snapshot_that_was_not_finished_is_removed(tmp_path: Path) -> None:
-    paths = fill(tmp_path, [2])
+async def test_a_snapshot_that_was_not_finished_is_removed(tmp_path: Path) -> None:
+    paths = await fill(tmp_path, [2])
     (tmp_path / "snapshot.0000000000000002.tmp").write_bytes(b"half")
     assert znodes(read(tmp_path)) == paths
     assert snapshots(tmp_path) == []
 
 
-def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
-    paths = fill(tmp_path, [2])
+async def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
+    paths = await fill(tmp_path, [2])
     for name in ("log.txt", "snapshot.old", "notes"):
         (tmp_path / name).write_bytes(b"mine")
     assert znodes(read(tmp_path)) == paths
@@ -297,27 +293,23 @@ def test_a_batch_that_does_not_follow_is_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_data_and_acls_come_back_through_snapshot_and_log(tmp_path: Path) -> None:
+async def test_data_and_acls_come_back_through_snapshot_and_log(tmp_path: Path) -> None:
     environment = SystemEnvironment()
     acl = (Acl(31, "digest", "me:x="), Acl(1, "world", "anyone"))
-
-    async def run() -> None:
-        database = Database(environment, str(tmp_path), 2, lambda zxid: None, lambda error: None)
-        await database.open()
-        me = Caller(5, ())
-        database.commit(CreateSessionTxn(5, 4000, b"password"))
-        for request in (
-            messages.Create("/null", None),
-            messages.Create("/acl", b"x", acl),
-            messages.Create("/ephemeral", b"e", flags=1),
-            messages.SetData("/null", b"set"),
-            messages.SetData("/null", None),
-        ):
-            database.commit(database.tree.prepare(request, me))
-            await asyncio.sleep(0.01)
-        await database.close()
-
-    asyncio.run(run())
+    database = Database(environment, str(tmp_path), 2, lambda zxid: None, lambda error: None)
+    await database.open()
+    me = Caller(5, ())
+    database.commit(CreateSessionTxn(5, 4000, b"password"))
+    for request in (
+        messages.Create("/null", None),
+        messages.Create("/acl", b"x", acl),
+        messages.Create("/ephemeral", b"e", flags=1),
+        messages.SetData("/null", b"set"),
+        messages.SetData("/null", None),
+    ):
+        database.commit(database.tree.prepare(request, me))
+        await asyncio.sleep(0.01)
+    await database.close()
     environment.close()
     assert snapshots(tmp_path)
     tree = read(tmp_path)

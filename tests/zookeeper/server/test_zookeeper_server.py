@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,8 @@ from klamm.zookeeper.messages import Acl, CreateMode, EventType, OpCode, Watcher
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.server.cnxn import MAX_HELD
 from support.zookeeper.wire import Reply, WireClient
+
+pytestmark = pytest.mark.loop("uvloop")
 
 PORT = 2181
 
@@ -180,42 +181,39 @@ def test_requests_pipelined_behind_the_connect_request_are_answered() -> None:
     run(scenario)
 
 
-def test_a_pause_of_the_server_is_not_held_against_its_clients(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        client = socket.socket()
+async def test_a_pause_of_the_server_is_not_held_against_its_clients(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    client = socket.socket()
 
-        def stand_still(zxid: int, description: str) -> None:
-            if "/pause" in description:
-                client.sendall(jute.encode_request(jute.XID_PING, messages.Ping()))  # arrives, and is not read yet
-                time.sleep(1)
+    def stand_still(zxid: int, description: str) -> None:
+        if "/pause" in description:
+            client.sendall(jute.encode_request(jute.XID_PING, messages.Ping()))  # arrives, and is not read yet
+            time.sleep(1)
 
-        environment = SystemEnvironment()
-        server = ZooKeeperServer(
-            environment, str(tmp_path / "data"), min_session_timeout_ms=300, on_transaction=stand_still
-        )
-        await server.start()
-        other = await WireClient.connect(server.port)
-        client.setblocking(False)
-        await loop.sock_connect(client, ("127.0.0.1", server.port))
-        await loop.sock_sendall(client, jute.encode_connect_request(messages.ConnectRequest(0, 300, 0, bytes(16))))
-        response = jute.decode_connect_response((await loop.sock_recv(client, 100))[4:])
-        await loop.sock_sendall(
-            client, jute.encode_request(1, messages.Create("/e", b"", flags=CreateMode.EPHEMERAL, op=OpCode.CREATE))
-        )
-        await loop.sock_recv(client, 100)
-        await other.call(messages.Create("/pause", b""))
-        assert (await other.call(messages.Exists("/e"))).error == 0
-        header = jute.decode_reply_header((await loop.sock_recv(client, 100))[4:])
-        assert header.xid == jute.XID_PING
-        await other.call(messages.Exists("/e", True))
-        assert (await other.next_event()).type == EventType.NODE_DELETED, "silence still ends a session"
-        assert response.session_id not in [session.id for session in server._sessions]
-        client.close()
-        await server.stop()
-        environment.close()
-
-    uvloop.run(scenario())
+    environment = SystemEnvironment()
+    server = ZooKeeperServer(
+        environment, str(tmp_path / "data"), min_session_timeout_ms=300, on_transaction=stand_still
+    )
+    await server.start()
+    other = await WireClient.connect(server.port)
+    client.setblocking(False)
+    await loop.sock_connect(client, ("127.0.0.1", server.port))
+    await loop.sock_sendall(client, jute.encode_connect_request(messages.ConnectRequest(0, 300, 0, bytes(16))))
+    response = jute.decode_connect_response((await loop.sock_recv(client, 100))[4:])
+    await loop.sock_sendall(
+        client, jute.encode_request(1, messages.Create("/e", b"", flags=CreateMode.EPHEMERAL, op=OpCode.CREATE))
+    )
+    await loop.sock_recv(client, 100)
+    await other.call(messages.Create("/pause", b""))
+    assert (await other.call(messages.Exists("/e"))).error == 0
+    header = jute.decode_reply_header((await loop.sock_recv(client, 100))[4:])
+    assert header.xid == jute.XID_PING
+    await other.call(messages.Exists("/e", True))
+    assert (await other.next_event()).type == EventType.NODE_DELETED, "silence still ends a session"
+    assert response.session_id not in [session.id for session in server._sessions]
+    client.close()
+    await server.stop()
+    environment.close()
 
 
 def test_a_client_that_waits_for_the_disk_does_not_expire() -> None:
@@ -551,22 +549,20 @@ def test_a_frame_of_the_largest_size_is_taken_and_a_larger_one_is_not() -> None:
     run(scenario)
 
 
-def test_a_port_in_use_is_an_error_that_leaves_nothing_behind(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        environment = SystemEnvironment()
-        first = ZooKeeperServer(environment, str(tmp_path / "first"))
-        await first.start()
-        second = ZooKeeperServer(environment, str(tmp_path / "second"), port=first.port)
-        with pytest.raises(OSError, match="address already in use"):
-            await second.start()
-        assert os.listdir(tmp_path) == ["first"]
-        third = ZooKeeperServer(environment, str(tmp_path / "second"))
-        await third.start()
-        for server in (first, third, third):
-            await server.stop()
-        environment.close()
-
-    asyncio.run(scenario())
+@pytest.mark.loop("asyncio")
+async def test_a_port_in_use_is_an_error_that_leaves_nothing_behind(tmp_path: Path) -> None:
+    environment = SystemEnvironment()
+    first = ZooKeeperServer(environment, str(tmp_path / "first"))
+    await first.start()
+    second = ZooKeeperServer(environment, str(tmp_path / "second"), port=first.port)
+    with pytest.raises(OSError, match="address already in use"):
+        await second.start()
+    assert os.listdir(tmp_path) == ["first"]
+    third = ZooKeeperServer(environment, str(tmp_path / "second"))
+    await third.start()
+    for server in (first, third, third):
+        await server.stop()
+    environment.close()
 
 
 # -- operators
