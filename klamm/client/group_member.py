@@ -44,7 +44,6 @@ MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 1.0
 NO_GENERATION = -1
 # A coordinator answers a JoinGroup when the rebalance is over; a lost answer is noticed a little later.
 JOIN_MARGIN_MS = 5_000
-_GROUP = 0
 
 # The generation is over, or the member forgotten: it joins again.
 _REJOIN = frozenset({ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID})
@@ -181,7 +180,12 @@ class GroupMember:
     async def heartbeat(self) -> None:
         """Tells the coordinator that the member is alive. Raises MustRejoin when a rebalance has begun."""
         request = heartbeat_request(self.membership)
-        response = await self._repeat(ApiKey.HEARTBEAT, request, lambda response: [response.error_code])
+        response = await self._repeat(
+            ApiKey.HEARTBEAT,
+            request,
+            lambda response: [response.error_code],
+            timeout_ms=self.options.session_timeout_ms,
+        )
         self._check(response.error_code)
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:

@@ -167,7 +167,7 @@ async def under_faults(world: World) -> None:
     await village(world, world.random.choice(("range", "roundrobin")), rounds=60, steps=8, kills=4)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_record_is_read_and_nothing_is_committed_before_that(seed: int) -> None:
     world = World(seed)
     world.run(under_faults(world), time_limit_s=3_600)
@@ -184,8 +184,12 @@ def test_without_faults_each_record_is_read_once() -> None:
     world.run(without_faults(world), time_limit_s=3_600)
 
 
+async def short_story(world: World) -> None:
+    await village(world, "range", rounds=10, steps=2, kills=1)
+
+
 def test_a_run_with_producer_and_members_repeats_exactly() -> None:
-    assert len(assert_same_trace(f"{__file__}:under_faults", seed=2)) > 1_000
+    assert len(assert_same_trace(f"{__file__}:short_story", seed=2)) > 1_000
 
 
 # -- one member ------------------------------------------------------------------------------------------------------
