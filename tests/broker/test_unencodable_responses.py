@@ -122,15 +122,31 @@ def test_a_response_with_a_wrong_value_closes_its_connection_and_names_the_field
             fetch_response(("t", [PartitionData(partition_index=0, records=7)])),  # type: ignore[arg-type]
             "FetchResponse v4",
         ),
-        (ApiKey.LEADER_AND_ISR, 5, LeaderAndIsrResponse(None), "LeaderAndIsrResponse v5"),  # type: ignore[arg-type]
+        (
+            ApiKey.LEADER_AND_ISR,
+            5,
+            LeaderAndIsrResponse(None),
+            "LeaderAndIsrResponse v5: error_code: null does not fit Int16",
+        ),  # type: ignore[arg-type]
         (
             ApiKey.LEADER_AND_ISR,
             0,
             LeaderAndIsrResponse(0, [LeaderAndIsrTopicErrors("t", None, [(0, 2**15)])]),
-            "LeaderAndIsrResponse v0",
+            "LeaderAndIsrResponse v0: topics[0].partitions[0][1]: 32768 does not fit Int16",
         ),
-        (ApiKey.STOP_REPLICA, 3, StopReplicaResponse(0, {"t": [(2**31, 0)]}), "StopReplicaResponse v3"),
-        (ApiKey.UPDATE_METADATA, 7, UpdateMetadataResponse(2**15), "UpdateMetadataResponse v7"),
+        (
+            ApiKey.STOP_REPLICA,
+            3,
+            StopReplicaResponse(0, {"t": [(2**31, 0)]}),
+            "StopReplicaResponse v3: topics.t[0][0]: 2147483648 does not fit Int32",
+        ),
+        (
+            ApiKey.UPDATE_METADATA,
+            7,
+            UpdateMetadataResponse(2**15),
+            "UpdateMetadataResponse v7: error_code: 32768 does not fit Int16",
+        ),
+        (ApiKey.STOP_REPLICA, 0, StopReplicaResponse(0, [1]), "StopReplicaResponse v0: topics: a list is not a dict"),  # type: ignore[arg-type]
         (
             ApiKey.METADATA,
             9,
