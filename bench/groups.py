@@ -44,15 +44,14 @@ from sides import (
     process_cpu_seconds,
 )
 
+from klamm.client.fan_out import find_coordinator_request
+from klamm.client.group_member import Membership, heartbeat_request, join_request, sync_request
+from klamm.client.offsets import OffsetAndMetadata, offset_commit_request, offset_fetch_request
 from klamm.environment import SystemEnvironment
 from klamm.net.client import ClientError, Connection, connect
-from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
-from klamm.protocol.apis.join_group import JoinGroupRequest
-from klamm.protocol.apis.offset_commit import OffsetCommitRequest
-from klamm.protocol.apis.offset_fetch import OffsetFetchRequest
-from klamm.protocol.apis.sync_group import SyncGroupRequest
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.messages import ApiKey, decode_response, encode_request, request_class
+from klamm.protocol.messages import ApiKey, decode_response, encode_request
+from klamm.protocol.vocabulary import TopicPartition
 from klamm.zookeeper.client import ZooKeeperClient
 
 REPLICATION_FACTORS = ("default.replication.factor", "offsets.topic.replication.factor")
@@ -158,13 +157,12 @@ class Clients:
 
     async def coordinator(self, group: str) -> str:
         """Its address, once there is one."""
+        request = find_coordinator_request(group)
         while True:
             for address in self._addresses:
                 with contextlib.suppress(ClientError):
-                    response = await (await self.connection(address)).send(
-                        ApiKey.FIND_COORDINATOR,
-                        lambda version: FindCoordinatorRequest(key=group, key_type=0),
-                    )
+                    connection = await self.connection(address)
+                    response = await connection.send(ApiKey.FIND_COORDINATOR, lambda version: request)
                     found = f"{response.host}:{response.port}"
                     if not response.error_code and found in self._addresses:
                         return found
@@ -172,13 +170,11 @@ class Clients:
 
     async def committed(self, group: str, partitions: Sequence[int]) -> dict[int, int]:
         """The committed offsets, as soon as a coordinator tells them."""
-        topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=list(partitions))
+        request = offset_fetch_request(group, [TopicPartition(TOPIC, number) for number in partitions])
         while True:
             with contextlib.suppress(ClientError):
-                response = await (await self.connection(await self.coordinator(group))).send(
-                    ApiKey.OFFSET_FETCH,
-                    lambda version: OffsetFetchRequest(group_id=group, topics=[topic]),
-                )
+                connection = await self.connection(await self.coordinator(group))
+                response = await connection.send(ApiKey.OFFSET_FETCH, lambda version: request)
                 if not response.error_code:
                     return {p.partition_index: p.committed_offset for t in response.topics for p in t.partitions}
                 if response.error_code not in RETRIABLE:
@@ -187,7 +183,8 @@ class Clients:
 
 
 def commit_frame(group: str, offsets: dict[int, int]) -> bytes:
-    body = OffsetCommitRequest.of(group, {(TOPIC, number): offset for number, offset in offsets.items()})
+    wanted = {TopicPartition(TOPIC, number): OffsetAndMetadata(offset) for number, offset in offsets.items()}
+    body = offset_commit_request(group, wanted)
     return b"".join(encode_request(ApiKey.OFFSET_COMMIT, 8, 1, "bench", body))
 
 
@@ -247,8 +244,8 @@ class Consumer:
     """A member of the group: joins, syncs, sends heartbeats, and joins again when it hears of a rebalance."""
 
     def __init__(self, group: str, count: int) -> None:
-        self._group, self._count = group, count
-        self._member_id = ""
+        self._membership = Membership(group)
+        self._count = count
         self.generation = -1
         self.assignment = b""
 
@@ -262,36 +259,27 @@ class Consumer:
         finally:
             self._connection.close()
 
-    async def _send(self, key: ApiKey, **fields: Any) -> Any:
-        build = request_class(key)
-        return await self._connection.send(
-            key, lambda version: build(group_id=self._group, member_id=self._member_id, **fields)
-        )
+    async def _send(self, key: ApiKey, request: Any) -> Any:
+        return await self._connection.send(key, lambda version: request)
 
     async def _join(self) -> bool:
         self.generation = -1
-        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\1\0\0\0\0")
-        joined = await self._send(
-            ApiKey.JOIN_GROUP,
+        membership = self._membership
+        request = join_request(
+            membership,
+            "consumer",
+            {"range": b"\0\1\0\0\0\0"},
             session_timeout_ms=SESSION_TIMEOUT_MS,
             rebalance_timeout_ms=SESSION_TIMEOUT_MS,
-            protocol_type="consumer",
-            protocols=[protocol],
         )
-        self._member_id = joined.member_id
+        joined = await self._send(ApiKey.JOIN_GROUP, request)
+        membership.member_id, membership.generation_id = joined.member_id, joined.generation_id
         if joined.error_code:
             if joined.error_code not in {ErrorCode.MEMBER_ID_REQUIRED, *RETRIABLE}:
                 raise SystemExit(f"JoinGroup: error {joined.error_code}")
             return False
-        one = SyncGroupRequest.SyncGroupRequestAssignment
-        members = [member.member_id for member in joined.members]
-        synced = await self._send(
-            ApiKey.SYNC_GROUP,
-            generation_id=joined.generation_id,
-            protocol_type="consumer",
-            protocol_name="range",
-            assignments=[one(member_id=id_, assignment=str(index).encode()) for index, id_ in enumerate(members)],
-        )
+        assignments = {member.member_id: str(index).encode() for index, member in enumerate(joined.members)}
+        synced = await self._send(ApiKey.SYNC_GROUP, sync_request(membership, "consumer", "range", assignments))
         if synced.error_code:
             return False
         self.generation, self.assignment = joined.generation_id, bytes(synced.assignment)
@@ -300,7 +288,7 @@ class Consumer:
     async def _work(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_INTERVAL_MS / 1000)
-            answer = await self._send(ApiKey.HEARTBEAT, generation_id=self.generation)
+            answer = await self._send(ApiKey.HEARTBEAT, heartbeat_request(self._membership))
             if answer.error_code:
                 return
 
