@@ -53,7 +53,7 @@ def error_of(code: int, message: str | None = None) -> KafkaError | None:
     if code == ErrorCode.NONE:
         return None
     known = ErrorCode(code)
-    # Brokers newer than 2.8 have codes of their own.
+    # The newest brokers have codes that klamm does not know.
     return KafkaError(known, message or "" if known == code else f"error {code} of the broker: {message or 'no text'}")
 
 

@@ -303,7 +303,7 @@ async def test_an_election_that_an_old_broker_does_not_know_is_refused_by_the_cl
 def test_codes_become_errors() -> None:
     assert error_of(0, "ignored") is None
     assert str(error_of(40, "bad")) == "INVALID_CONFIG (40): bad"
-    assert str(error_of(110, None)) == "UNKNOWN_SERVER_ERROR (-1): error 110 of the broker: no text"
+    assert str(error_of(9999, None)) == "UNKNOWN_SERVER_ERROR (-1): error 9999 of the broker: no text"
     with pytest.raises(KafkaError, match="INVALID_CONFIG"):
         checked(KafkaError(ErrorCode.INVALID_CONFIG))
     assert checked(5) == 5
