@@ -102,7 +102,7 @@ class ControlledShutdown:
         finally:
             connection.close()
         if response.error_code == ErrorCode.STALE_CONTROLLER_EPOCH:
-            raise NotSent(f"broker {controller_id} is not the controller any more, and its successor is not known yet")
+            raise NotSent(f"broker {controller_id} is no longer the controller, and its successor is not known yet")
         return response
 
     def _others_are_alive(self) -> bool:

@@ -55,9 +55,7 @@ def read_sessions(file_system: FileSystem, directory: str, boot_id: str | None) 
         return nothing
     match = _CONTENT.fullmatch(content) or _CONTENT_VERSION_0.fullmatch(content)
     if match is None:
-        _log.warning(
-            "%s is passed over: it is not of the form 'version: 1', 'boot_id: ...', 'session_ids: 0x...'", path
-        )
+        _log.warning("%s is ignored: it is not of the form 'version: 1', 'boot_id: ...', 'session_ids: 0x...'", path)
         return nothing
     # ZooKeeper's ids are signed; as text they are 64 bits.
     ids = [struct.unpack(">q", int(text, 16).to_bytes(8))[0] for text in match[2].split()]

@@ -363,7 +363,7 @@ class _TopicsCreated(_TopicsChanged):
 
 
 class _TopicsDeleted(_TopicsChanged):
-    """No topic is in the metadata any more."""
+    """The metadata has no topics left."""
 
     def is_done(self, topic: str) -> bool:
         return topic not in self._metadata_cache.snapshot.topics

@@ -372,7 +372,7 @@ class Consumer:
                 continue
             if state.position is not None:
                 logger.warning(
-                    "%s: the log no longer has offset %d; reading goes on at %d (auto.offset.reset=%s)",
+                    "%s: the log no longer has offset %d; reading continues at %d (auto.offset.reset=%s)",
                     *(state.name, state.position, listed, state.reset.value),
                 )
             self.seek(state.name, listed)
@@ -440,12 +440,12 @@ class Consumer:
     def _truncated(self, state: _Partition, end_offset: int) -> None:
         what = (
             f"{state.name} was truncated: the records from offset {end_offset} to {(state.position or 0) - 1} that were"
-            " read are not in the log any more"
+            " read are no longer in the log"
         )
         if state.reset is OffsetReset.NONE:
             self._give_up(state, NoOffset(ErrorCode.OFFSET_OUT_OF_RANGE, what))
         else:
-            logger.warning("%s; reading goes on at %d", what, end_offset)
+            logger.warning("%s; reading continues at %d", what, end_offset)
             self.seek(state.name, end_offset)
 
     def _give_up(self, state: _Partition, error: KafkaError) -> None:

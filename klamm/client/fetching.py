@@ -96,8 +96,8 @@ class EpochEnd(NamedTuple):
 async def leader_epoch_ends(
     client: ClusterClient, epochs: Mapping[TopicPartition, int], *, retry: RetryPolicy | None = None
 ) -> dict[TopicPartition, EpochEnd | KafkaError]:
-    """Where these leader epochs end in the logs of the partitions' leaders: what was read of an epoch behind its end
-    is not in the log any more."""
+    """Where these leader epochs end in the logs of the partitions' leaders: records of an epoch behind its end are
+    no longer in the log."""
     struct = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
 
     def leader_epoch_of(partition: TopicPartition) -> int:

@@ -194,7 +194,7 @@ class GroupMember:
             return
         if self.membership.generation_id == NO_GENERATION:
             # The coordinator would take it for the commit of a client that is no member, which an empty group allows.
-            raise MustRejoin(ErrorCode.UNKNOWN_MEMBER_ID, "this client is not a member of the group any more")
+            raise MustRejoin(ErrorCode.UNKNOWN_MEMBER_ID, "this client is no longer a member of the group")
         request = commit_request(self.membership, offsets)
         response = await self._repeat(
             ApiKey.OFFSET_COMMIT, request, lambda response: list(response.error_codes().values())

@@ -161,7 +161,7 @@ class Batch(ABC):
 
     @abstractmethod
     def failed(self, error: BaseException) -> None:
-        """It will not be sent any more."""
+        """It will not be sent again."""
 
 
 class _SealedBatch(Batch):

@@ -292,7 +292,7 @@ def _contradictions(resolved: Mapping[str, Any], values: Mapping[str, Any]) -> l
     )
     require(
         values["max.connections.per.ip"] > 0 or bool(resolved["max.connections.per.ip.overrides"]),
-        "max.connections.per.ip=0 needs max.connections.per.ip.overrides, or nobody could connect",
+        "max.connections.per.ip=0 needs max.connections.per.ip.overrides, or no client could connect",
     )
     require(
         values["connections.max.idle.ms"] < 0

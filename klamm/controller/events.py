@@ -202,7 +202,7 @@ class ControlledShutdown(Question[list[PartitionKey]]):
 
     def preempt(self) -> None:
         # Not NOT_CONTROLLER: this is what Kafka's brokers get.
-        self.fail(KafkaError(ErrorCode.STALE_CONTROLLER_EPOCH, "this broker is not the controller any more"))
+        self.fail(KafkaError(ErrorCode.STALE_CONTROLLER_EPOCH, "this broker is no longer the controller"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +214,7 @@ class ReplicaLeaderElection(Question[ElectionResults]):
     election_type: ElectionType
 
     def preempt(self) -> None:
-        self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller any more"))
+        self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is no longer the controller"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +225,7 @@ class UpdateFeatures(Question[FeatureResults]):
     updates: Sequence[FeatureUpdate]
 
     def preempt(self) -> None:
-        self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller any more"))
+        self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is no longer the controller"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +236,7 @@ class ApiPartitionReassignment(Question[Mapping[PartitionKey, KafkaError | None]
     targets: Mapping[PartitionKey, tuple[int, ...] | None]
 
     def preempt(self) -> None:
-        self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller any more"))
+        self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is no longer the controller"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,7 +247,7 @@ class ListPartitionReassignments(Question[Mapping[PartitionKey, ReplicaAssignmen
     partitions: Sequence[PartitionKey] | None
 
     def preempt(self) -> None:
-        self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller any more"))
+        self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is no longer the controller"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +258,7 @@ class AlterIsrReceived(Question[AlterIsrResponse]):
     request: AlterIsrRequest
 
     def preempt(self) -> None:
-        self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller any more"))
+        self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is no longer the controller"))
 
 
 # -- timers and configurations ------------------------------------------------------------------------------------

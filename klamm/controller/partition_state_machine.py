@@ -274,7 +274,7 @@ class PartitionStateMachine:
                 changed.append(partition)
                 continue
             if election is None:
-                self._fail(outcomes, partition, f"nobody can be elected under {strategy.value}")
+                self._fail(outcomes, partition, f"no replica can be elected under {strategy.value}")
                 continue
             if election.unclean:
                 unclean.add(partition)

@@ -281,7 +281,7 @@ class Rebalances:
             _log.info("group %s: %s has not joined in time", group.group_id, member.member_id)
             self._forget_member(group, member.member_id)
         if not group.elect_joined_leader():
-            _log.warning("group %s: nobody has joined; it waits for its static members", group.group_id)
+            _log.warning("group %s: no member has joined; the group waits for its static members", group.group_id)
             self._await_joins(group, max(group.rebalance_timeout_ms, MIN_WAIT_FOR_ANYBODY_MS))
             return
         group.begin_next_generation(self._now_ms())

@@ -1,8 +1,8 @@
 """The memory of a listener's requests, over all connections: requests that are being received, and requests that are
 not answered yet. Each listener has its own, so that clients take no memory from a listener that only brokers use.
 
-A connection may always have one small request (up to `SMALL_BYTES`), so consumers, followers and the controller go on
-whatever others send. What more there may be is one budget with three parts:
+A connection may always have one small request (up to `SMALL_BYTES`), so consumers, followers and the controller
+continue whatever others send. What more there may be is one budget with three parts:
 
 - *small requests* beyond one for each connection: when their part is used up, a connection is muted until its own
   requests are answered;

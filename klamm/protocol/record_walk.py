@@ -40,7 +40,8 @@ class RefusedRecord(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a walk looks for. Timestamps are checked from `earliest_ms` to `latest_ms`, but for -1, which is none.
+    """What a walk looks for. Timestamps are checked from `earliest_ms` to `latest_ms`, except -1, which means no
+    timestamp.
 
     With `from_timestamp_ms` the walk ends at the first record that is not older, and whose offset is not below
     `from_offset`.

@@ -88,7 +88,7 @@ class GroupLedger:
     def fetched(self, partition: PartitionKey, offset: int, acknowledged_before: int) -> None:
         assert acknowledged_before <= offset <= self.attempted[partition], (
             f"{self.group_id}: {partition} is at {offset}; {acknowledged_before} had been acknowledged, "
-            f"{self.attempted[partition]} is the last that anybody tried"
+            f"{self.attempted[partition]} is the last attempted one"
         )
 
     def committed(self, partition: PartitionKey, offset: int) -> None:

@@ -184,8 +184,8 @@ def status_lines(
     for title, key, line in (
         ("Offline partitions", "offline_partitions", _partition_line),
         ("Under-replicated partitions", "under_replicated_partitions", _partition_line),
-        ("Deletions under way", "deletions", _deletion_line),
-        ("Reassignments under way", "reassignments", _reassignment_line),
+        ("Deletions in progress", "deletions", _deletion_line),
+        ("Reassignments in progress", "reassignments", _reassignment_line),
     ):
         yield from _list_lines(title, status[key], line)
 

@@ -317,7 +317,7 @@ def watch(cluster: Cluster, view: View, *, restart: bool) -> None:
             else:
                 cluster.dead[server.name] = server
         if "zookeeper" in cluster.dead or not any(broker.running for broker in cluster.brokers):
-            raise ServerFailed("the cluster cannot go on without " + ", ".join(cluster.dead))
+            raise ServerFailed("the cluster cannot continue without " + ", ".join(cluster.dead))
 
 
 def stop(cluster: Cluster) -> None:

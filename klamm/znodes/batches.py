@@ -58,7 +58,7 @@ async def write_together(client: ZooKeeperClient, operations: Sequence[MultiOper
 
 
 def _moved(guard: int) -> ControllerMoved:
-    return ControllerMoved(f"the version of {CONTROLLER_EPOCH_PATH} is not {guard} any more")
+    return ControllerMoved(f"the version of {CONTROLLER_EPOCH_PATH} is no longer {guard}")
 
 
 def _batches(operations: Sequence[MultiOperation], chroot_bytes: int = 0) -> Iterator[Sequence[MultiOperation]]:

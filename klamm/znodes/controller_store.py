@@ -73,7 +73,7 @@ class ControllerStore(KafkaZooKeeper):
         try:
             return ControllerNode(Controller.decode(data).broker_id, stat.ephemeral_owner)
         except ZnodeError as error:
-            logger.error("nobody knows who the controller is: %s", error)
+            logger.error("the controller is unknown: %s", error)
             return ControllerNode(NO_CONTROLLER, stat.ephemeral_owner)
 
     async def register_controller_and_increment_epoch(self, broker_id: int, now_ms: int) -> ControllerEpoch:

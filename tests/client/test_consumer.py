@@ -354,7 +354,9 @@ def test_removed_records_are_told_and_passed_over_with_a_reset(caplog):
 
     with caplog.at_level(logging.WARNING):
         assert against(log, scenario, auto_offset_reset=EARLIEST) == numbers(2) + numbers(3, 6)
-    assert "events-0: the log no longer has offset 2; reading goes on at 3 (auto.offset.reset=earliest)" in caplog.text
+    assert (
+        "events-0: the log no longer has offset 2; reading continues at 3 (auto.offset.reset=earliest)" in caplog.text
+    )
 
 
 def test_no_more_records_than_wanted_are_handed_out_and_the_position_is_behind_them():

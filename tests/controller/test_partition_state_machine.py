@@ -230,7 +230,7 @@ async def test_an_unclean_election_must_be_allowed(
         if elected:
             assert await elect(scene, strategy) == LeaderAndIsr(2, 11, (2,), EPOCH)
         else:
-            assert "nobody can be elected" in await failure(scene, strategy)
+            assert "no replica can be elected" in await failure(scene, strategy)
         assert scene.context.unclean_leader_election_count == int(elected)
 
 

@@ -110,5 +110,5 @@ def test_an_error_while_reading_is_the_readers(
     produce(cluster.bootstrap, name, numbered(3))
     reader = arrow.read(cluster.bootstrap, subscribe=name)
     cluster.delete_topic(name)
-    with pytest.raises(DataLoss, match="does not exist any more"):
+    with pytest.raises(DataLoss, match="no longer exists"):
         reader.read_all()

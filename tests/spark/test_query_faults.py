@@ -190,7 +190,7 @@ def test_a_topic_that_goes_away_under_a_batch_query(
             cluster.create_topic(name)
             produce(cluster.bootstrap, name, numbered(600, first=1000), **{"batch.num.messages": 20})
         gate.open()
-        told = "was deleted and created again: its id was" if again else "does not exist any more"
+        told = "was deleted and created again: its id was" if again else "no longer exists"
         with pytest.raises(PySparkException, match=f"DataLoss: topic {name} {told}.*failOnDataLoss=false"):
             strict.result()
         left = tolerant.result()
@@ -236,7 +236,7 @@ def test_a_topic_that_goes_away_and_grows_under_streams(
         gate.arrival(), gate.arrival()
         cluster.delete_topic(name)
         gate.open()
-        with pytest.raises(StreamingQueryException, match=f"DataLoss: topic {name} does not exist any more"):
+        with pytest.raises(StreamingQueryException, match=f"DataLoss: topic {name} no longer exists"):
             strict.query.awaitTermination(60)
     cluster.until(lambda: tolerant.rows)
     begin = len(tolerant.rows)

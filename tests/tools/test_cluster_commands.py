@@ -494,7 +494,7 @@ def test_the_last_brokers_death_is_told_and_ends_the_cluster(up: Callable[..., U
     assert died["exit_code"] == -9
     assert died["reason"].startswith("broker-0 was ended by SIGKILL; the end of ")
     assert cluster.process.wait() == 1
-    assert "klamm: the cluster cannot go on without broker-0" in cluster.process.output()
+    assert "klamm: the cluster cannot continue without broker-0" in cluster.process.output()
     assert ends(zookeeper)
 
 

@@ -128,9 +128,9 @@ def test_a_status_for_people() -> None:
         "\t... and 1 more",
         "Under-replicated partitions: 1",
         "\tTopic: t\tPartition: 1\tLeader: 1\tReplicas: 1,2\tIsr: 1\tWhy: so",
-        "Deletions under way: 1",
+        "Deletions in progress: 1",
         "\tTopic: u\tDeleted: 1 of 3 replicas\tWaits for: its turn",
-        "Reassignments under way: 1",
+        "Reassignments in progress: 1",
         "\tTopic: v\tPartition: 0\tReplicas: 3,1\tAddingReplicas: 3\tRemovingReplicas: 1\tIsr: 1"
         "\tWaits for: not caught up: broker 3",
     ]

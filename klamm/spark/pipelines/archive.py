@@ -2,7 +2,7 @@
 
 The offsets of a partition are cut at multiples of `offsets_per_file`. Executors write the ranges, each to a file whose
 name says which records it has; the driver commits them (`commit_log.py`), some at a time. A program that begins again
-goes on where the last commit ended, and takes over files that were finished but not committed.
+continues where the last commit ended, and takes over files that were finished but not committed.
 
 A row has all columns of the data source, headers and leader epochs among them. Records that retention removes before
 they are archived are missing in the files; which they were, the log says.
@@ -173,12 +173,12 @@ def _check_no_loss(partition: TopicPartition, start: int, begin: int, end: int) 
     if start < begin:
         raise DataLoss(
             f"{partition}: the offsets from {start} to {begin - 1} were removed before they were archived;"
-            " with failOnDataLoss=false the archive goes on behind them, and says so"
+            " with failOnDataLoss=false the archive continues behind them and reports the loss"
         )
     if start > end:
         raise DataLoss(
-            f"{partition} ends at offset {end}, but the archive goes on at {start}; with failOnDataLoss=false it waits"
-            " until the partition has come further than that"
+            f"{partition} ends at offset {end}, but the archive continues at {start}; with failOnDataLoss=false it"
+            " waits until the partition has come further than that"
         )
 
 

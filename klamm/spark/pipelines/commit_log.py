@@ -172,8 +172,8 @@ class CommitLog:
             expected = ends.get(each.key)
             if expected not in (None, each.start_offset):
                 raise ArchiveError(
-                    f"{where}: {each.topic}-{each.partition} goes on at offset {each.start_offset}, but was archived to"
-                    f" {expected}"
+                    f"{where}: {each.topic}-{each.partition} continues at offset {each.start_offset}, but was"
+                    f" archived to {expected}"
                 )
             ends[each.key] = each.end_offset
 

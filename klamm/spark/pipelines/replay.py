@@ -403,7 +403,7 @@ def _write_offsets(piece: _Piece, offsets: pa.Array) -> None:
 
 
 async def _end(client: ClusterClient, *, piece: _Piece) -> int:
-    """The end of a partition when all in-sync replicas have it and, where somebody has begun the file, it stays."""
+    """The end of a partition when all in-sync replicas have it and, where the file was begun, it stays."""
     began, quiet_since, last = await _now(client), 0.0, -1
     while True:
         end = await _log_end(client, piece.topic, piece.partition, DEBUGGING_REPLICA_ID)

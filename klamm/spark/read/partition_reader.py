@@ -194,7 +194,7 @@ class _Fetcher:
         topic = client.metadata.topics.get(name)
         if topic is None or topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             if not at_end:
-                raise _Passing(DataLoss(f"topic {name} does not exist any more"), GRACE_MS)
+                raise _Passing(DataLoss(f"topic {name} no longer exists"), GRACE_MS)
         elif topic.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
             raise self._error(topic.error_code, "the cluster does not tell the topic's partitions")
         elif planned is not None and topic.topic_id is not None and topic.topic_id.hex != planned:
@@ -203,7 +203,7 @@ class _Fetcher:
                 GRACE_MS,
             )
         elif self._partition not in topic.partitions:
-            raise _Passing(DataLoss(f"topic {name} has no partition {self._partition} any more"), GRACE_MS)
+            raise _Passing(DataLoss(f"topic {name} no longer has partition {self._partition}"), GRACE_MS)
 
     async def _attempt(
         self, client: ClusterClient, offset: int, max_bytes: int, *, is_fresh: bool

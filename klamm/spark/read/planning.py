@@ -294,8 +294,8 @@ def _missing(start: Position, end: Position) -> list[str]:
 
 def _report_loss(options: ReadOptions, loss: str) -> None:
     if options.fail_on_data_loss:
-        raise DataLoss(f"{loss}; with the option failOnDataLoss=false the query goes on with what there is")
-    logger.warning("%s; the query goes on (failOnDataLoss=false)", loss)
+        raise DataLoss(f"{loss}; with the option failOnDataLoss=false the query continues with the remaining records")
+    logger.warning("%s; the query continues (failOnDataLoss=false)", loss)
 
 
 # -- ranges -----------------------------------------------------------------------------------------------------------
@@ -372,8 +372,8 @@ async def _describe(
 ) -> dict[str, TopicMetadata]:
     """The topics that are read, by name and sorted. One that does not exist is an error, or left out.
 
-    A pattern that no topic matches is none; with `must_exist` that, too, is believed only after a while. `elsewhere` as
-    in `ClusterClient.refresh_metadata`.
+    A pattern that no topic matches selects no topic; with `must_exist` that, too, is believed only after a while.
+    `elsewhere` as in `ClusterClient.refresh_metadata`.
     """
     topics, patience = options.topics, _Patience()
     while True:

@@ -316,7 +316,7 @@ def test_records_that_are_gone(tmp_path):
     assert planned(25, 40, failOnDataLoss="false") == [(20, 30), (30, 40)]
     assert planned(75, 80, failOnDataLoss="false") == [(20, 80)]
     assert planned(80, 80, failOnDataLoss="false") == [(20, 80)]
-    with pytest.raises(DataLoss, match="t-0 ends at offset 15, but the archive goes on at 20"):
+    with pytest.raises(DataLoss, match="t-0 ends at offset 15, but the archive continues at 20"):
         planned(0, 15)
     assert planned(0, 15, failOnDataLoss="false") == []
 

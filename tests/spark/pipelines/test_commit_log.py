@@ -40,7 +40,7 @@ def test_what_was_committed_is_there_again(tmp_path):
 def test_neither_overlap_nor_gap(tmp_path, start):
     with locked(str(tmp_path)) as log:
         log.commit([FIRST])
-        with pytest.raises(ArchiveError, match=f"t-0 goes on at offset {start}, but was archived to 10"):
+        with pytest.raises(ArchiveError, match=f"t-0 continues at offset {start}, but was archived to 10"):
             log.commit([replace(NEXT, start_offset=start)])
     assert CommitLog(str(tmp_path)).ranges == [FIRST]
 

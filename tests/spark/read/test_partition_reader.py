@@ -188,9 +188,9 @@ def test_a_topic_that_is_deleted_and_created_again(
     under_way = read_range(small, records, ("value",))
     next(under_way)
     cluster.delete_topic(name)
-    with pytest.raises(DataLoss, match=f"topic {name} does not exist any more"):
+    with pytest.raises(DataLoss, match=f"topic {name} no longer exists"):
         values(under_way)
-    with pytest.raises(DataLoss, match=f"topic {name} does not exist any more"):
+    with pytest.raises(DataLoss, match=f"topic {name} no longer exists"):
         values(read_range(options, records, ("value",)))
 
     cluster.create_topic(name)
