@@ -181,8 +181,8 @@ async def _ask(
             await client.refresh_metadata_once((), elsewhere=stale)
         chosen = any_broker()
         if chosen is None:
-            nobody = Unroutable(KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster has no broker"))
-            return dict.fromkeys(resources, nobody)
+            unroutable = Unroutable(KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster has no broker"))
+            return dict.fromkeys(resources, unroutable)
         return {resource: int(resource.name) if _is_of_one_broker(resource) else chosen for resource in resources}
 
     return await fan_out(client, resources, route, ask, retriable=retriable, repeatable=repeatable, retry=retry)

@@ -288,8 +288,8 @@ def controller(client: ClusterClient) -> Route[K]:
             await client.refresh_metadata_once((), elsewhere=stale)
         controller_id = client.metadata.controller_id
         if controller_id not in client.metadata.brokers:
-            nobody = Unroutable(KafkaError(ErrorCode.NOT_CONTROLLER, "the cluster has no controller"))
-            return dict.fromkeys(things, nobody)
+            unroutable = Unroutable(KafkaError(ErrorCode.NOT_CONTROLLER, "the cluster has no controller"))
+            return dict.fromkeys(things, unroutable)
         return dict.fromkeys(things, controller_id)
 
     return route

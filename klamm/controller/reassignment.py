@@ -247,7 +247,7 @@ async def _resume(parts: ControllerParts, partitions: Collection[PartitionKey]) 
     results = await on_partition_reassignment(parts, reassignments)
     for error in results.values():
         if error is not None:
-            _log.error("a reassignment does not go on: %s", error)
+            _log.error("a reassignment does not continue: %s", error)
 
 
 async def complete_reassignments(parts: ControllerParts, partitions: Iterable[PartitionKey]) -> None:

@@ -294,7 +294,7 @@ class ReplicaFetcher:
             self._in_flight = None
         if self._session.accept(response):
             if self._failures:
-                _LOGGER.info("Fetching from %s goes on", self.endpoint)
+                _LOGGER.info("Fetching from %s continues", self.endpoint)
                 self._failures = 0
             await self._process(response)
         elif request.session_epoch == INITIAL_EPOCH:

@@ -288,7 +288,7 @@ def _zookeeper(zookeeper: str | None, bootstrap_server: str, command_config: Any
 
 
 async def zookeeper_of_brokers(client: "ClusterClient") -> str:
-    """zookeeper.connect of the first broker that answers.
+    """The zookeeper.connect of the first broker that answers.
 
     Raises KafkaError when no broker answers, and ToolError when no broker is known or it has no zookeeper.connect.
     """
@@ -392,7 +392,7 @@ async def _read_controller(store: Any) -> tuple[ControllerAddress, int] | None:
 
 
 def _first_address(endpoints: Sequence[Any]) -> str:
-    """host:port of the first listener; brokers before Kafka 0.9 register no listeners."""
+    """The host:port of the first listener; brokers before Kafka 0.9 register no listeners."""
     if not endpoints:
         return "unknown"
     host = endpoints[0].host

@@ -214,7 +214,7 @@ def session(name: str, master: str | None, remote: str | None) -> "Iterator[Spar
 
 
 def worker_python() -> str:
-    """bin/klamm-python, with which PySpark starts faster, if it exists; otherwise this Python."""
+    """The path of bin/klamm-python, with which PySpark starts faster, if it exists; otherwise this Python."""
     sooner = Path(sys.executable).with_name("klamm-python")
     return str(sooner) if sooner.exists() else sys.executable
 

@@ -86,7 +86,7 @@ async def leader_without_followers(world: World) -> None:
 
 
 async def leader_without_zookeeper(world: World) -> None:
-    """A leader whose session expires while its followers go on fetching from it."""
+    """A leader whose session expires while its followers still fetch from it."""
     async with working_cluster(world) as (cluster, workload):
         leader = cluster.leader(TOPIC, 0)
         cluster.isolate(leader, from_zookeeper=True)

@@ -241,7 +241,7 @@ def decode_batch(payload: bytes) -> list[tuple[int, int, Txn]]:
 
 
 def decode_snapshot_start(payload: bytes) -> tuple[int, int, dict[int, SessionState]]:
-    """zxid, last session id, sessions."""
+    """The zxid, the last session id and the sessions."""
 
     def read(reader: _Reader) -> tuple[int, int, dict[int, SessionState]]:
         zxid, last_session_id, count = reader.unpack(_SNAPSHOT_START)
