@@ -5,14 +5,14 @@ A named broker answers for its own configuration; any broker answers for topics 
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.fan_out import Unroutable, error_of, fan_out, in_turn
 from klamm.config.definition import ConfigSource
 from klamm.net.client import Connection
 from klamm.protocol.apis.alter_configs import AlterConfigsRequest
-from klamm.protocol.apis.describe_configs import DescribeConfigsRequest
+from klamm.protocol.apis.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
 from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfigsRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -70,20 +70,18 @@ async def describe_configs(
             ]
         )
         response = await connection.send(ApiKey.DESCRIBE_CONFIGS, lambda version: request)
-        results: dict[ConfigResource, dict[str, ConfigEntry] | KafkaError] = {}
-        for result in response.results:
-            resource = ConfigResource(ConfigResourceType(result.resource_type), result.resource_name)
-            entries = {
-                entry.name: ConfigEntry(
-                    entry.name, entry.value, _source(entry.config_source), entry.read_only, entry.is_sensitive
-                )
-                for entry in result.configs
-            }
-            error = error_of(result.error_code, result.error_message)
-            results[resource] = entries if error is None else error
-        return results
+        return _of(resources, response.results, _entries)
 
     return await _ask(client, resources, ask, retriable=retriable, retry=retry)
+
+
+def _entries(result: DescribeConfigsResponse.DescribeConfigsResult) -> dict[str, ConfigEntry] | KafkaError:
+    return error_of(result.error_code, result.error_message) or {
+        entry.name: ConfigEntry(
+            entry.name, entry.value, _source(entry.config_source), entry.read_only, entry.is_sensitive
+        )
+        for entry in result.configs
+    }
 
 
 def _source(number: int) -> ConfigSource:
@@ -118,12 +116,7 @@ async def incremental_alter_configs(
             validate_only=validate_only,
         )
         response = await connection.send(ApiKey.INCREMENTAL_ALTER_CONFIGS, lambda version: request)
-        return {
-            ConfigResource(ConfigResourceType(each.resource_type), each.resource_name): error_of(
-                each.error_code, each.error_message
-            )
-            for each in response.responses
-        }
+        return _of(resources, response.responses, lambda each: error_of(each.error_code, each.error_message))
 
     # A list that was appended to twice holds the value twice.
     lists = {OpType.APPEND, OpType.SUBTRACT}
@@ -154,14 +147,19 @@ async def alter_configs(
             validate_only=validate_only,
         )
         response = await connection.send(ApiKey.ALTER_CONFIGS, lambda version: request)
-        return {
-            ConfigResource(ConfigResourceType(each.resource_type), each.resource_name): error_of(
-                each.error_code, each.error_message
-            )
-            for each in response.responses
-        }
+        return _of(resources, response.responses, lambda each: error_of(each.error_code, each.error_message))
 
     return await _ask(client, configs, ask)
+
+
+def _of(
+    resources: Iterable[ConfigResource], answers: Iterable[Any], result_of: Callable[[Any], T]
+) -> dict[ConfigResource, T]:
+    """The results of these resources in a response."""
+    known: dict[tuple[int, str], ConfigResource] = {(one.type, one.name): one for one in resources}
+    return {
+        known[key]: result_of(each) for each in answers if (key := (each.resource_type, each.resource_name)) in known
+    }
 
 
 async def _ask(

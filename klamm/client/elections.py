@@ -49,4 +49,8 @@ async def elect_leaders(
         error = error_of(response.error_code) or next(iter(refused), None)
         return {None: results if error is None else error}
 
-    return checked((await ask_controller(client, [None], ask))[None])
+    results = checked((await ask_controller(client, [None], ask))[None])
+    if wanted is None:
+        return results
+    missing = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the controller returned nothing for the partition")
+    return {partition: results.get(partition, missing) for partition in wanted}

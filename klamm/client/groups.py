@@ -16,7 +16,7 @@ from klamm.protocol.apis.list_groups import ListGroupsRequest
 from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, decode_assignment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.vocabulary import TopicPartition
+from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 
 
 @dataclass(frozen=True)
@@ -116,21 +116,22 @@ async def describe_groups(client: ClusterClient, groups: Iterable[str]) -> dict[
     """The groups by name, including those that do not exist."""
 
     async def ask(connection: Connection, names: Sequence[str]) -> dict[str, GroupDescription | KafkaError]:
+        coordinator = Coordinator(client.coordinators.get(names[0], NO_LEADER), *connection.address)
         request = DescribeGroupsRequest(groups=list(names))
         response = await connection.send(ApiKey.DESCRIBE_GROUPS, lambda version: request)
-        return {group.group_id: _description(client, group) for group in response.groups}
+        return {group.group_id: _description(group, coordinator) for group in response.groups}
 
     return await fan_out(client, groups, coordinators(client), ask)
 
 
-def _description(client: ClusterClient, group: DescribeGroupsResponse.DescribedGroup) -> GroupDescription | KafkaError:
+def _description(
+    group: DescribeGroupsResponse.DescribedGroup, coordinator: Coordinator
+) -> GroupDescription | KafkaError:
     # For an unknown group, brokers since Kafka 4.0 send this error besides the state Dead.
     if group.error_code != ErrorCode.GROUP_ID_NOT_FOUND:
         error = error_of(group.error_code, f"group {group.group_id}")
         if error is not None:
             return error
-    broker_id = client.coordinators[group.group_id]
-    coordinator = Coordinator(broker_id, *client.metadata.brokers[broker_id])
     try:
         members = [_member(each, group.protocol_type == CONSUMER_PROTOCOL_TYPE) for each in group.members]
     except ValueError as error:

@@ -245,11 +245,18 @@ class _ProducerBatch(Batch):
                 offset = UNKNOWN_OFFSET if base_offset == UNKNOWN_OFFSET else base_offset + index
                 written_ms = timestamp_ms if log_append_time_ms < 0 else log_append_time_ms
                 on_completion(RecordMetadata(topic, partition, offset, written_ms), None)
+        self._end()
 
     def failed(self, error: BaseException) -> None:
         for _, on_completion in self._callbacks:
             if on_completion is not None:
                 on_completion(None, error)
+        self._end()
+
+    def _end(self) -> None:
+        """The producer still knows its last batch of each partition: it takes no more records, and no more memory."""
+        self._is_closed = True
+        self._body, self._callbacks, self._sealed, self.data = bytearray(), [], None, None
 
     def _header(self, size_bytes: int, identity: Identity, sequence: int) -> BatchHeader:
         count = len(self._callbacks)

@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.client.options import ProducerOptions
-from klamm.net.client import BuildRequest, Disconnected, NotSent
+from klamm.net.client import BuildRequest, Disconnected, InvalidResponse, NotSent
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
-from klamm.protocol.apis.metadata import MetadataRequest
+from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -214,18 +214,14 @@ class Sender:
         response = await self._client.send_to_any(
             ApiKey.METADATA,
             lambda version: _metadata_request(version, names),
-            errors_of=lambda response: [topic.error_code for topic in response.topics],
+            errors_of=lambda response: _topic_errors(response, names).values(),
         )
-        found = {}
-        for topic in response.topics:
-            if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic.name}")
-            if topic.error_code != ErrorCode.NONE:
-                raise KafkaError(ErrorCode(topic.error_code), f"topic {topic.name}")
-            partitions = topic.partitions
-            led = [partition.partition_index for partition in partitions if partition.leader_id >= 0]
-            found[topic.name] = TopicPartitions(len(partitions), sorted(led) or list(range(len(partitions))))
-        return found
+        for name, code in _topic_errors(response, names).items():
+            if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
+            if code != ErrorCode.NONE:
+                raise KafkaError(ErrorCode(code), f"topic {name}")
+        return {topic.name: _partitions(topic) for topic in response.topics if topic.name in names}
 
     async def append(self, batches: Sequence[PartitionBatch]) -> dict[str, int]:
         """Takes sealed batches over, in the order of their sequence numbers, as soon as there is room for them.
@@ -387,7 +383,7 @@ class PartitionQueue:
             nonlocal why
             if response is None:
                 return []
-            code = _result(response).error_code
+            code = self._result(response).error_code
             why = ErrorCode(code).name
             return [code]
 
@@ -395,6 +391,7 @@ class PartitionQueue:
             async with asyncio.timeout_at(batch.deadline):
                 await self._seal(0)
                 response = await self._send_to_leader(batch, error_of)
+                result = None if response is None else self._result(response)
         except TimeoutError:
             raise self._timed_out(why) from None
         except (NotSent, Disconnected) as error:
@@ -404,10 +401,10 @@ class PartitionQueue:
                 raise _Refused(error.code, error.message) from None
             why = str(error)
         else:
-            if response is None:
+            if result is None:
                 self._forget(batch).acknowledged(UNKNOWN_OFFSET, -1)
                 return
-            if self._settle(batch, _result(response)):
+            if self._settle(batch, result):
                 return
         if asyncio.get_running_loop().time() + BACKOFF_S >= batch.deadline:
             raise self._timed_out(why)
@@ -438,7 +435,7 @@ class PartitionQueue:
                     in_flight.append(asyncio.create_task(connection.send(ApiKey.PRODUCE, build)))
                 response = await in_flight[0]
                 in_flight.popleft()
-                self._settle(self.batches[0], _result(response))
+                self._settle(self.batches[0], self._result(response))
         except _Refused:
             await self._unseal_refused(in_flight)
             raise
@@ -457,7 +454,8 @@ class PartitionQueue:
         responses = await asyncio.gather(*in_flight, return_exceptions=True)
         for batch, response in zip(islice(self.batches, 1, None), responses, strict=False):
             if isinstance(response, ProduceResponse) and batch.attempts == 1:
-                code = _result(response).error_code
+                result = self._find_result(response)
+                code = ErrorCode.NONE if result is None else result.error_code
                 if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER or code in _NOT_APPENDED:
                     batch.unseal()
 
@@ -489,6 +487,20 @@ class PartitionQueue:
         return build
 
     # -- answers --------------------------------------------------------------------------------------------------
+
+    def _result(self, response: ProduceResponse) -> Result:
+        """What the response says of this partition. Raises InvalidResponse when that is nothing."""
+        result = self._find_result(response)
+        if result is None:
+            raise InvalidResponse(f"the leader returned nothing for {self.topic}-{self.number}")
+        return result
+
+    def _find_result(self, response: ProduceResponse) -> Result | None:
+        for topic in response.responses:
+            for result in topic.partition_responses:
+                if (topic.name, result.index) == (self.topic, self.number):
+                    return result
+        return None
 
     def _settle(self, batch: Batch, result: Result) -> bool:
         """Takes note of the answer to the first batch. Returns whether the batch is done with; raises _Refused when
@@ -603,8 +615,22 @@ def _rebuilt(records: Sequence[Record], header: BatchHeader, first: int) -> byte
     )
 
 
-def _result(response: ProduceResponse) -> Result:
-    return response.responses[0].partition_responses[0]
+def _partitions(topic: MetadataResponse.MetadataResponseTopic) -> TopicPartitions:
+    count = len(topic.partitions)
+    led = [partition.partition_index for partition in topic.partitions if partition.leader_id >= 0]
+    return TopicPartitions(count, sorted(led) or list(range(count)))
+
+
+def _topic_errors(response: MetadataResponse, names: Sequence[str]) -> dict[str, int]:
+    """The error of each topic; one without partitions has no leader yet."""
+    described = {topic.name: topic for topic in response.topics}
+    errors = {}
+    for name in names:
+        topic = described.get(name)
+        errors[name] = int(ErrorCode.LEADER_NOT_AVAILABLE)
+        if topic is not None and (topic.error_code != ErrorCode.NONE or topic.partitions):
+            errors[name] = topic.error_code
+    return errors
 
 
 def _metadata_request(version: int, names: Sequence[str]) -> Any:

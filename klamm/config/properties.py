@@ -92,7 +92,8 @@ def _unescape(text: str) -> str:
             continue
         digits = text[position : position + 4]
         if len(digits) < 4 or not _HEX_DIGITS.issuperset(digits):
-            raise PropertiesError(f"\\u must be followed by four hexadecimal digits, not {digits!r}")
+            # What stands there may be a part of a password.
+            raise PropertiesError("\\u must be followed by four hexadecimal digits")
         parts.append(chr(int(digits, 16)))
         position += 4
     # Java's strings are UTF-16: two escapes may be the halves of one character.

@@ -4,6 +4,7 @@ Every record ends with its offset or its error, and what is in the log is what w
 """
 
 import asyncio
+import gc
 import random
 from collections import Counter, defaultdict
 
@@ -15,7 +16,7 @@ from kafka.partitioner.default import murmur2 as java_murmur2
 from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.partitioner import StickyPartitions, murmur2, partition_of_key
-from klamm.client.producer import Producer, ProducerRecord
+from klamm.client.producer import Producer, ProducerRecord, _ProducerBatch
 from klamm.environment import SystemEnvironment
 from klamm.net.client import ConnectionOptions
 from klamm.protocol.compression import CompressionType
@@ -243,6 +244,36 @@ def test_a_record_that_is_not_acknowledged_in_time_is_an_error_and_later_ones_go
     assert list(ledger.errors) == values(3)
     assert list(ledger.offsets) == [b"before", b"after"]
     assert leader.producer_ids == 2, "a sequence number that may be in the log is given to no other record"
+
+
+def test_a_batch_that_failed_before_it_was_sent_takes_no_more_records():
+    leader = Leader()
+    leader.has_producer_ids = False
+
+    async def scenario(producer, ledger):
+        await ledger.send(producer, b"early")
+        await producer.flush()
+        leader.has_producer_ids = True
+        await ledger.send(producer, b"late")
+        async with asyncio.timeout(5):
+            await producer.flush()
+
+    ledger = against(leader, scenario, delivery_timeout_ms=300)
+    assert (list(ledger.errors), list(ledger.offsets), leader.values) == ([b"early"], [b"late"], [b"late"])
+
+
+def test_a_producer_keeps_nothing_of_what_is_acknowledged():
+    leader = Leader()
+    kept = []
+
+    async def scenario(producer, ledger):
+        await ledger.send(producer, bytes(300_000))
+        await producer.flush()
+        gc.collect()
+        kept.extend(each for each in gc.get_objects() if isinstance(each, _ProducerBatch) and each.data is not None)
+
+    against(leader, scenario)
+    assert not kept
 
 
 def test_a_leader_that_has_lost_the_producer_gets_the_records_under_a_new_id():

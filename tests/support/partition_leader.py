@@ -30,6 +30,7 @@ class Leader:
         self.swallows_an_answer = False
         self.answered = 0
         self.producer_ids = 0
+        self.has_producer_ids = True
         self.requests: list[ProduceRequest] = []
         self.node_address = ("", 0)
         self._asked = asyncio.Event()
@@ -49,6 +50,8 @@ class Leader:
             return metadata_response(self.node_address, [topic.name for topic in body.topics])
         if header.api_key is ApiKey.INIT_PRODUCER_ID:
             response = messages.response_class(ApiKey.INIT_PRODUCER_ID)
+            if not self.has_producer_ids:
+                return response(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
             self.producer_ids += 1
             return response(error_code=0, producer_id=6 + self.producer_ids, producer_epoch=0)
         assert body.transactional_id is None
