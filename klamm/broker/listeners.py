@@ -10,6 +10,7 @@ from klamm.broker.metadata_cache import Endpoint
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
 from klamm.environment import Environment
+from klamm.metrics import MetricName, Metrics
 from klamm.net.response_memory import ResponseMemory
 from klamm.net.server import ServerLimits, SocketServer
 from klamm.protocol.messages import request_size_limit
@@ -87,6 +88,20 @@ class Listeners(Mapping[str, SocketServer]):
             port = listener.port or self._servers[listener.name].port
             endpoints[listener.name] = Endpoint(host, port, listener.security_protocol)
         return endpoints
+
+    def register(self, metrics: Metrics) -> None:
+        """Adds the gauges of the requests in memory (queued.max.request.bytes), of all listeners together."""
+        memories = [server.request_memory for server in self._servers.values()]
+        metrics.gauge(
+            MetricName("kafka.network", "SocketServer", "MemoryPoolUsed"),
+            "Bytes of requests in memory.",
+            lambda: sum(memory.held_bytes for memory in memories),
+        )
+        metrics.gauge(
+            MetricName("kafka.network", "SocketServer", "MemoryPoolAvailable"),
+            "Bytes of requests that may still be in memory.",
+            lambda: sum(max(0, memory.budget_bytes - memory.held_bytes) for memory in memories),
+        )
 
     def _config_changed(self, _old: BrokerConfig, new: BrokerConfig) -> None:
         for server in self._servers.values():

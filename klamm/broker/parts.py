@@ -229,6 +229,7 @@ class BrokerParts:
         metrics = Metrics()
         register_controller_metrics(metrics, self.controller)
         register_group_metrics(metrics, self.groups)
+        self.listeners.register(metrics)
         return MetricsEndpoint(
             self.listeners[self._config.inter_broker_listener_name].host,
             self._config.klamm_metrics_port,

@@ -180,6 +180,7 @@ class RequestMemory:
     """The budget of one listener."""
 
     def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
         self.small = Part(budget_bytes // SHARE_OF_SMALL)
         self.others = Part(budget_bytes // SHARE_OF_OTHERS)
         self.produces = Part(budget_bytes - self.small.limit_bytes - self.others.limit_bytes)

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from klamm.broker import metrics_endpoint
 from klamm.broker.prometheus_text import prometheus_name, render
 from klamm.metrics import Histogram, MetricName, Metrics
+from klamm.net.framing import FIRST_ALLOCATION_BYTES
 from support.group_wire import commit, committed, find_coordinator
 from support.one_broker import OneBroker, running
 
@@ -116,6 +117,19 @@ async def test_metrics_of_groups(tmp_path: Path) -> None:
         assert found[f"{prefix}groups"] == found[f"{prefix}groupsempty"] == {"": 1}
         assert found[f"{prefix}groupsstable"] == {"": 0}
         assert found[f"{prefix}offsets"] == {"": 2}
+
+
+async def test_metrics_of_requests_in_memory(tmp_path: Path) -> None:
+    budget_bytes = 256 * 1024 * 1024
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
+        prefix = "kafka_network_socketserver_memorypool"
+        # Half of a large produce request.
+        client.send_raw((4 * 1024 * 1024).to_bytes(4) + bytes(100))
+        while (found := await metrics(cluster))[f"{prefix}used"][""] < FIRST_ALLOCATION_BYTES:
+            pass
+        # The controller's own requests come and go.
+        assert found[f"{prefix}used"][""] < FIRST_ALLOCATION_BYTES + 64 * 1024
+        assert found[f"{prefix}available"][""] + found[f"{prefix}used"][""] == budget_bytes
 
 
 GAUGES = {
