@@ -24,7 +24,7 @@ from klamm.controller.reassignment import complete_reassignments, resume_reassig
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import CHEAP_SLICE, Slices, slices
+from klamm.slices import CHEAP_SLICE, Slices, in_slices, slices
 from klamm.znodes.fields import ZnodeError
 
 UNKNOWN_BROKER_EPOCH = -1
@@ -55,7 +55,7 @@ async def broker_change(parts: ControllerParts) -> None:
         channels.add_broker(broker.registration)
     context.remove_live_brokers((*bounced, *dead))
     if bounced:
-        replicas = context.replicas_on_brokers(bounced)
+        replicas = await in_slices(context.replicas_on_brokers(bounced))
         decided = await decide_about_bounced_replicas(parts, dict.fromkeys([key for key, _ in replicas], bounced))
         await on_broker_failure(parts, list(bounced), decided)
         context.add_live_brokers(bounced)
@@ -105,7 +105,7 @@ async def on_broker_startup(parts: ControllerParts, new: Sequence[int]) -> None:
     # in ZooKeeper.
     known = [*context.partitions_with_leaders(), *context.partitions_being_deleted()]
     await parts.send_update_metadata(new, known)
-    await _on_replicas_become_online(parts, context.replicas_on_brokers(new))
+    await _on_replicas_become_online(parts, await in_slices(context.replicas_on_brokers(new)))
 
 
 async def _on_replicas_become_online(parts: ControllerParts, replicas: Collection[PartitionAndReplica]) -> None:
@@ -130,7 +130,7 @@ async def on_broker_failure(
         parts.context.remove_shutting_down_broker(broker_id)
     if were_shutting_down:
         parts.announce(f"Removed {_listed(were_shutting_down)} from list of shutting down brokers.")
-    await on_replicas_become_offline(parts, parts.context.replicas_on_brokers(dead), decided)
+    await on_replicas_become_offline(parts, await in_slices(parts.context.replicas_on_brokers(dead)), decided)
 
 
 async def on_replicas_become_offline(
@@ -182,7 +182,7 @@ async def log_dir_event_notification(parts: ControllerParts) -> None:
     live = parts.context.live_or_shutting_down_broker_ids
     broker_ids = [id_ for id_ in await parts.store.log_dir_event_brokers(names) if id_ in live]
     parts.announce(f"Handling log directory failure for brokers {_listed(broker_ids)}")
-    replicas = await _not_deleted(parts, parts.context.replicas_on_brokers(broker_ids))
+    replicas = await _not_deleted(parts, await in_slices(parts.context.replicas_on_brokers(broker_ids)))
     # A replica that a reassignment has made NEW gets no LeaderAndIsr with its first ONLINE; it may lead already.
     new: list[PartitionAndReplica] = []
     async for piece in slices(replicas, CHEAP_SLICE):
@@ -266,8 +266,8 @@ async def controlled_shutdown(parts: ControllerParts, broker_id: int, broker_epo
     context.add_shutting_down_broker(broker_id)
     led: list[PartitionKey] = []
     followed: list[PartitionKey] = []
-    async for piece in slices(context.partitions_on_broker(broker_id)):
-        for partition in piece:
+    async for replicas in slices(await in_slices(context.replicas_on_brokers([broker_id]))):
+        for partition, _ in replicas:
             state = context.partition_leadership_info(partition)
             has_others = len(context.partition_replica_assignment(partition)) > 1
             if state is None or not has_others or parts.deletions.is_topic_queued_up_for_deletion(partition[0]):

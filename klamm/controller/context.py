@@ -17,7 +17,9 @@ from typing import NamedTuple
 from uuid import UUID
 
 from klamm.controller.states import PartitionState, ReplicaState
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
+from klamm.slices import CHEAP_SLICE, Slices
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.store import LiveBroker
 from klamm.znodes.topics import LeaderAndIsr
@@ -212,18 +214,20 @@ class ControllerContext:
     def partitions_for_topic(self, topic: str) -> list[PartitionKey]:
         return [(topic, number) for number in self.partition_assignments.get(topic, ())]
 
-    def partitions_on_broker(self, broker_id: int) -> list[PartitionKey]:
-        return [partition for partition, _ in self.replicas_on_brokers((broker_id,))]
-
-    def replicas_on_brokers(self, broker_ids: Iterable[int]) -> list[PartitionAndReplica]:
+    def replicas_on_brokers(self, broker_ids: Iterable[int]) -> Steps[list[PartitionAndReplica]]:
         """All replicas of the brokers, broker by broker."""
-        return [
-            ((topic, number), broker_id)
-            for broker_id in broker_ids
-            for topic, assignments in self.partition_assignments.items()
-            for number, assignment in assignments.items()
-            if broker_id in assignment.replicas
-        ]
+        found: list[PartitionAndReplica] = []
+        taken = Slices(CHEAP_SLICE)
+        for broker_id in broker_ids:
+            for topic, assignments in list(self.partition_assignments.items()):
+                found += [
+                    ((topic, number), broker_id)
+                    for number, assignment in assignments.items()
+                    if broker_id in assignment.replicas
+                ]
+                if taken.is_over(1 + len(assignments)):
+                    yield
+        return found
 
     def replicas_for_topic(self, topic: str) -> list[PartitionAndReplica]:
         return self.replicas_for_partitions(self.partitions_for_topic(topic))

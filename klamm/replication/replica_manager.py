@@ -62,6 +62,9 @@ T = TypeVar("T")
 
 # A fetch of more partitions than this yields the loop to other requests in between.
 PARTITIONS_PER_SLICE = 500
+# So many are looked at between two looks at the clock: an offset of a follower may move the high watermark, which wakes
+# others.
+LOOK_SLICE = 50
 # An append takes some microseconds to look at.
 APPENDS_PER_SLICE = 500
 # The least and the greatest wait before the next try to open logs that had no space.
@@ -320,7 +323,7 @@ class ReplicaManager:
             self.partition, wanted, replica_id, isolation_level, min(min_bytes, max_bytes), self._clock_ms()
         )
         purgatory = self.follower_fetch_purgatory if is_follower else self.fetch_purgatory
-        if not delayed.look(PARTITIONS_PER_SLICE):
+        if not self._look_at_once(delayed):
             await _wait(purgatory, delayed, max_wait_ms)
         else:
             await self._look_and_wait(purgatory, delayed, max_wait_ms)
@@ -332,12 +335,23 @@ class ReplicaManager:
                     await self._read_records(delayed, wanted, max_bytes)
         return delayed.results
 
+    def _look_at_once(self, delayed: DelayedFetch) -> bool:
+        """Looks at the first partitions. Returns whether more are left."""
+        if not delayed.look(LOOK_SLICE):
+            return False
+        slices = Slices(PARTITIONS_PER_SLICE, self._loop.time)
+        while not slices.is_over(LOOK_SLICE):
+            if not delayed.look(LOOK_SLICE):
+                return False
+        return True
+
     async def _look_and_wait(self, purgatory: Purgatory[PartitionKey], delayed: DelayedFetch, max_wait_ms: int) -> None:
         """Looks at the rest of many partitions in slices, and registers for them in slices. Partitions that change
         meanwhile are looked at again before the wait."""
         with purgatory.watching(delayed, max_wait_ms) as watch:
             with purgatory.noting_changes() as changed:
-                await in_slices(_look(delayed, changed, watch if max_wait_ms > 0 else None))
+                slices = Slices(PARTITIONS_PER_SLICE, self._loop.time)
+                await in_slices(_look(delayed, changed, watch if max_wait_ms > 0 else None, slices))
             # Every change has been looked at, because nothing else has run on the loop since.
             if max_wait_ms > 0 and not delayed.is_ready():
                 await watch.future
@@ -346,7 +360,7 @@ class ReplicaManager:
         """Puts records into the results of a fetch."""
         results = delayed.results
         read_bytes = 0
-        read = Slices(PARTITIONS_PER_SLICE)
+        read = Slices(PARTITIONS_PER_SLICE, self._loop.time)
         for index in sorted(delayed.readable):
             want = wanted[index][1]
             limit_bytes = min(want.partition_max_bytes, max(0, max_bytes - read_bytes))
@@ -422,16 +436,20 @@ class ReplicaManager:
             self._on_leadership(key, True, partition.leading_since_epoch)
 
 
-def _look(delayed: DelayedFetch, changed: dict[PartitionKey, None], watch: Watch[PartitionKey] | None) -> Steps[None]:
+def _look(
+    delayed: DelayedFetch, changed: dict[PartitionKey, None], watch: Watch[PartitionKey] | None, slices: Slices
+) -> Steps[None]:
     yield
-    while delayed.look(PARTITIONS_PER_SLICE):
-        yield
+    while delayed.look(LOOK_SLICE):
+        if slices.is_over(LOOK_SLICE):
+            yield
     if watch is not None and not delayed.is_ready():
         while not delayed.is_ready() and (keys := delayed.next_keys(PARTITIONS_PER_SLICE)):
             watch.add(keys)
             yield
-        while not delayed.is_ready() and delayed.look_again(changed, PARTITIONS_PER_SLICE):
-            yield
+        while not delayed.is_ready() and delayed.look_again(changed, LOOK_SLICE):
+            if slices.is_over(LOOK_SLICE):
+                yield
 
 
 async def _wait(purgatory: Purgatory[PartitionKey], delayed: DelayedFetch, max_wait_ms: int) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from klamm.controller.context import ControllerContext, ReplicaAssignment
 from klamm.controller.states import PartitionState, ReplicaState
+from klamm.protocol.primitives import in_one_go
 from klamm.znodes.topics import LeaderAndIsr
 from support.controller.state_machines import context_with, live_broker, live_brokers
 
@@ -45,8 +46,8 @@ def test_partitions_and_replicas_come_in_the_order_in_which_they_were_added() ->
     context = context_with({("b", 1): (2, 1), ("b", 0): (1, 3), ("a", 0): (3, 2)})
     assert context.all_partitions() == [("b", 1), ("b", 0), ("a", 0)]
     assert context.partitions_for_topic("b") == [("b", 1), ("b", 0)]
-    assert context.partitions_on_broker(1) == [("b", 1), ("b", 0)]
-    assert context.replicas_on_brokers((3, 2)) == [
+    assert in_one_go(context.replicas_on_brokers([1])) == [(("b", 1), 1), (("b", 0), 1)]
+    assert in_one_go(context.replicas_on_brokers((3, 2))) == [
         (("b", 0), 3),
         (("a", 0), 3),
         (("b", 1), 2),

@@ -512,6 +512,7 @@ async def test_a_fetch_of_many_partitions_looks_at_few_of_them_in_a_turn_of_the_
     looks, in_turn = [], []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replica_manager, "PARTITIONS_PER_SLICE", 3)
+        patch.setattr(replica_manager, "LOOK_SLICE", 1)
         patch.setattr(Partition, "require_leader", lambda partition, epoch: looks.append(partition.partition))
         wanted = [want(0, partition=number) for number in range(10)]
         fetching = asyncio.create_task(fetch(broker, *wanted, replica_id=2))
@@ -528,6 +529,7 @@ async def test_an_append_while_many_partitions_are_looked_at_is_not_missed(broke
     loop = asyncio.get_running_loop()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replica_manager, "PARTITIONS_PER_SLICE", 3)
+        patch.setattr(replica_manager, "LOOK_SLICE", 1)
         for turn in range(7):
             wanted = [want(turn if number == 1 else 0, partition=number) for number in range(10)]
             began = loop.time()
