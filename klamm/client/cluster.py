@@ -283,6 +283,11 @@ class ClusterClient:
         client.metadata.topics = dict(self.metadata.topics)
         return client
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called; no retry helps then."""
+        return self._closed
+
     def brokers_to_ask(self) -> list[int]:
         """The brokers of the metadata, those with an open connection first."""
 

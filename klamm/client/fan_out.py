@@ -1,10 +1,10 @@
-"""Requests about many things at once: partitions, groups or brokers, for each of which one broker is responsible.
+"""Requests about many items at once: partitions, groups or brokers, for each of which one broker is responsible.
 
-`fan_out` looks up the responsible brokers, asks all of them at the same time, and asks again about the things that
+`fan_out` looks up the responsible brokers, asks all of them at the same time, and asks again about the items that
 failed for a transient reason. Its callers say how brokers are looked up (`Route`) and how one broker is asked (`Ask`).
 
 What must stay true:
-- Every thing has a result: what its broker answered, or the KafkaError of the last attempt. The error of one thing does
+- Every item has a result: what its broker answered, or the KafkaError of the last attempt. The error of one item does
   not affect the others.
 - The call ends: at the deadline of the client's policy, after at most one more attempt.
 - A request that may not be executed twice is not sent again once it was written.
@@ -43,9 +43,9 @@ class Unroutable:
 
 
 Route = Callable[[Sequence[K], bool], Awaitable[Mapping[K, int | Unroutable]]]
-"""The broker ids of these things. True for the second argument: what is known has not helped, look it up again."""
+"""The broker ids of these items. True for the second argument: what is known has not helped, look it up again."""
 Ask = Callable[[Connection, Sequence[K]], Awaitable[Mapping[K, T | KafkaError]]]
-"""Sends one request about these things and returns the result of each."""
+"""Sends one request about these items and returns the result of each."""
 
 
 def error_of(code: int, message: str | None = None) -> KafkaError | None:
@@ -74,7 +74,7 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 
 async def fan_out(
     client: ClusterClient,
-    things: Iterable[K],
+    items: Iterable[K],
     route: "Route[K]",
     ask: "Ask[K, T]",
     *,
@@ -82,13 +82,13 @@ async def fan_out(
     repeatable: bool = True,
     retry: RetryPolicy | None = None,
 ) -> dict[K, T | KafkaError]:
-    """The result of each thing. Errors in `retriable` are retried, and lost connections if the request is `repeatable`.
+    """The result of each item. Errors in `retriable` are retried, and lost connections if the request is `repeatable`.
 
     `retry` replaces the client's policy.
 
     Raises ClientError when no broker could be asked who is responsible, or a broker does not trust this client.
     """
-    wanted = list(dict.fromkeys(things))
+    wanted = list(dict.fromkeys(items))
     results: dict[K, T | KafkaError] = {}
     attempts, open_, stale = Attempts(retry or client.retry), wanted, False
     while open_:
@@ -96,16 +96,16 @@ async def fan_out(
         try:
             again = await _attempt(client, await route(open_, stale), ask, results, retriable, repeatable)
         except (NotSent, Disconnected):
-            if is_last:
+            if is_last or client.is_closed:
                 raise
             again = set(open_)
-        open_ = [thing for thing in open_ if thing in again]
-        if is_last:
+        open_ = [item for item in open_ if item in again]
+        if is_last or client.is_closed:
             break
         if open_:
             await attempts.pause()
             stale = True
-    return {thing: results[thing] for thing in wanted}
+    return {item: results[item] for item in wanted}
 
 
 async def _attempt(
@@ -116,43 +116,43 @@ async def _attempt(
     retriable: Collection[ErrorCode],
     repeatable: bool,
 ) -> set[K]:
-    """Asks each broker once and notes the results; returns the things for which another attempt may help."""
+    """Asks each broker once and notes the results; returns the items for which another attempt may help."""
     again: set[K] = set()
     by_broker: dict[int, list[K]] = {}
-    for thing, broker in brokers.items():
+    for item, broker in brokers.items():
         if isinstance(broker, Unroutable):
-            results[thing] = broker.error
+            results[item] = broker.error
             if broker.is_transient:
-                again.add(thing)
+                again.add(item)
         else:
-            by_broker.setdefault(broker, []).append(thing)
+            by_broker.setdefault(broker, []).append(item)
 
-    async def ask_broker(broker_id: int, things: list[K]) -> None:
+    async def ask_broker(broker_id: int, items: list[K]) -> None:
         try:
             connection = await client.connection_to(broker_id)
         except (NotSent, KafkaError) as error:
-            note(things, _unreachable(error), True)
+            note(items, _unreachable(error), True)
             return
         try:
-            found = await ask(connection, things)
+            found = await ask(connection, items)
         except NotSent as error:
-            note(things, _unreachable(error), True)
+            note(items, _unreachable(error), True)
         except Disconnected as error:
-            note(things, _unreachable(error), repeatable)
+            note(items, _unreachable(error), repeatable)
         else:
-            for thing in things:
-                result = found.get(thing)
-                if thing not in found:
-                    result = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{connection} returned nothing for {thing}")
-                note([thing], result, isinstance(result, KafkaError) and result.code in retriable)
+            for item in items:
+                result = found.get(item)
+                if item not in found:
+                    result = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{connection} returned nothing for {item}")
+                note([item], result, isinstance(result, KafkaError) and result.code in retriable)
 
-    def note(things: Iterable[K], result: T | KafkaError | None, is_transient: bool) -> None:
-        for thing in things:
-            results[thing] = result  # type: ignore[assignment]  # None may be a T
+    def note(items: Iterable[K], result: T | KafkaError | None, is_transient: bool) -> None:
+        for item in items:
+            results[item] = result  # type: ignore[assignment]  # None may be a T
             if is_transient:
-                again.add(thing)
+                again.add(item)
 
-    await asyncio.gather(*(ask_broker(broker_id, things) for broker_id, things in by_broker.items()))
+    await asyncio.gather(*(ask_broker(broker_id, items) for broker_id, items in by_broker.items()))
     return again
 
 
@@ -281,27 +281,27 @@ def brokers(client: ClusterClient) -> Route[int]:
 
 
 def controller(client: ClusterClient) -> Route[K]:
-    """Everything goes to the active controller."""
+    """Every item goes to the active controller."""
 
-    async def route(things: Sequence[K], stale: bool) -> dict[K, int | Unroutable]:
+    async def route(items: Sequence[K], stale: bool) -> dict[K, int | Unroutable]:
         if stale or client.metadata.controller_id not in client.metadata.brokers:
             await client.refresh_metadata_once((), elsewhere=stale)
         controller_id = client.metadata.controller_id
         if controller_id not in client.metadata.brokers:
             unroutable = Unroutable(KafkaError(ErrorCode.NOT_CONTROLLER, "the cluster has no controller"))
-            return dict.fromkeys(things, unroutable)
-        return dict.fromkeys(things, controller_id)
+            return dict.fromkeys(items, unroutable)
+        return dict.fromkeys(items, controller_id)
 
     return route
 
 
 async def ask_controller(
     client: ClusterClient,
-    things: Iterable[K],
+    items: Iterable[K],
     ask: "Ask[K, T]",
     *,
     retriable: Collection[ErrorCode] = CONTROLLER_ERRORS,
     repeatable: bool = False,
 ) -> dict[K, T | KafkaError]:
     """`fan_out` to the controller, for requests that change the cluster."""
-    return await fan_out(client, things, controller(client), ask, retriable=retriable, repeatable=repeatable)
+    return await fan_out(client, items, controller(client), ask, retriable=retriable, repeatable=repeatable)

@@ -86,7 +86,7 @@ async def list_groups(client: ClusterClient, states: Collection[str] = ()) -> li
                 *(_list_groups(client, broker_id, states) for broker_id in sorted(client.metadata.brokers))
             )
         except (NotSent, Disconnected):
-            if is_last:
+            if is_last or client.is_closed:
                 raise
         except KafkaError as error:
             if is_last or error.code not in {*RETRIABLE_ERRORS, ErrorCode.BROKER_NOT_AVAILABLE}:

@@ -4,6 +4,7 @@ What must stay true: a ListOffsets request carries the leader epoch that the cli
 leader nor a follower answers with an end that is not the leader's (KIP-320).
 """
 
+import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -129,7 +130,8 @@ async def list_consumer_group_offsets(
     async def ask(
         connection: Connection, names: Sequence[str]
     ) -> dict[str, dict[TopicPartition, OffsetAndMetadata] | KafkaError]:
-        return {name: await _committed(connection, name) for name in names}
+        found = await asyncio.gather(*(_committed(connection, name) for name in names))
+        return dict(zip(names, found, strict=True))
 
     return await fan_out(client, groups, coordinators(client), ask)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, ParamSpec, TypeVar
 import typer
 
 from klamm.processes.errors import ToolError
+from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.tools.properties import read_properties
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from klamm.client.cluster import ClusterClient
     from klamm.client.options import ClientOptions
-    from klamm.protocol.errors import KafkaError
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -57,14 +57,14 @@ LOOK_MS: Final = 1_000
 
 # What codes mean that brokers send without a message.
 _MEANINGS: Final = {
-    3: "There is no such topic or partition, or it may not be described.",
-    22: "The group has begun another generation.",
-    24: "The group's id is not valid.",
-    25: "The group has members, and this client is not one of them.",
-    30: "The group may not be accessed.",
-    68: "The group is not empty.",
-    69: "There is no such group.",
-    86: "The group consumes this topic.",
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "There is no such topic or partition, or it may not be described.",
+    ErrorCode.ILLEGAL_GENERATION: "The group has begun another generation.",
+    ErrorCode.INVALID_GROUP_ID: "The group's id is not valid.",
+    ErrorCode.UNKNOWN_MEMBER_ID: "The group has members, and this client is not one of them.",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "The group may not be accessed.",
+    ErrorCode.NON_EMPTY_GROUP: "The group is not empty.",
+    ErrorCode.GROUP_ID_NOT_FOUND: "There is no such group.",
+    ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: "The group consumes this topic.",
 }
 
 
@@ -85,7 +85,6 @@ def cluster_errors() -> Iterator[None]:
     """Turns the errors of the client and of the cluster into ToolErrors."""
     from klamm.net.client import ClientError
     from klamm.net.security import SecurityError
-    from klamm.protocol.errors import KafkaError
 
     try:
         yield
@@ -162,19 +161,15 @@ def command_options(
     )
 
 
-def succeeded(result: "T | KafkaError") -> T:
+def succeeded(result: T | KafkaError) -> T:
     """The value of a result. Raises ToolError for an error of the cluster."""
-    from klamm.protocol.errors import KafkaError
-
     if isinstance(result, KafkaError):
         raise ToolError(error_line(result)) from result
     return result
 
 
-def error_line(error: "KafkaError") -> str:
+def error_line(error: KafkaError) -> str:
     """One line for an error of the cluster: Kafka's name and code, and what is known beside them."""
-    from klamm.protocol.errors import error_name
-
     name = error_name(error.code)
     text = error.message or _MEANINGS.get(error.code, "")
     return f"{name}: {text}" if text else name

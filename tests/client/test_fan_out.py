@@ -1,5 +1,7 @@
 """Requests to leaders, coordinators, brokers and the controller: which broker gets what, and what is retried."""
 
+import asyncio
+
 import pytest
 
 from klamm.client.cluster import ClusterClient, RetryPolicy
@@ -138,6 +140,19 @@ async def test_a_cluster_that_cannot_be_reached_is_an_error_of_the_client() -> N
     with pytest.raises(ClientError, match="connection refused"):
         await ask(client, P0)
     await client.close()
+
+
+@in_loop
+async def test_a_client_that_is_closed_does_not_go_on_asking() -> None:
+    async with ScriptedCluster((ApiKey.LIST_OFFSETS, lambda _: None), topics={"t": [0]}) as cluster:
+        client = cluster.client()
+        asking = asyncio.ensure_future(ask(client, P0))
+        while not cluster.asked:  # noqa: ASYNC110  # nothing else tells
+            await asyncio.sleep(0.001)
+        await client.close()
+        assert await asyncio.wait_for(asking, 5) == {P0: "NETWORK_EXCEPTION"}
+        with pytest.raises(ClientError, match="this client is closed"):
+            await ask(client, P1)
 
 
 # -- coordinators -----------------------------------------------------------------------------------------------------

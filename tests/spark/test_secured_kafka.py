@@ -423,6 +423,8 @@ def test_commands_take_the_properties_of_javas_clients(
     assert "Configs: retention.ms=-1" in klamm("topics", "describe", "--topic", topic)
     klamm("produce", "--topic", topic, "--file", str(records), "--json")
     group = ("--group", topic)
+    read = klamm("consume", "--topic", topic, *group, "--from-beginning", "--max-messages", "2")
+    assert sorted(read.split()) == ["one", "two"]
     klamm("groups", "reset-offsets", *group, "--topic", topic, "--to-earliest", "--execute")
     assert topic in klamm("groups", "list").split()
     assert klamm("groups", "describe", *group).count(topic) == 4, "a group and a topic, in two lines"
