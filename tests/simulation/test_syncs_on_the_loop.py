@@ -19,7 +19,6 @@ from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.records import Record, build_batch
 from klamm.protocol.vocabulary import ACKS_LEADER
 from klamm.simulation.cluster import SimulatedCluster
-from klamm.simulation.group_workload import GROUP_KEY_TYPE
 from klamm.simulation.workload import create_topic, delete_topic
 from klamm.simulation.world import World
 
@@ -70,7 +69,7 @@ async def commit(client: ClusterClient, connection: Connection, group: str) -> N
     find = request_class(ApiKey.FIND_COORDINATOR)
     request = OffsetCommitRequest.of(group, {(TOPIC, 0): 1})
     while True:
-        await client.send_to_any(ApiKey.FIND_COORDINATOR, lambda version: find(key=group, key_type=GROUP_KEY_TYPE))
+        await client.send_to_any(ApiKey.FIND_COORDINATOR, lambda version: find(key=group, key_type=0))
         response = await connection.send(ApiKey.OFFSET_COMMIT, lambda _version: request, timeout_ms=TIMEOUT_MS)
         (error_code,) = response.error_codes().values()
         if error_code == ErrorCode.NONE:

@@ -97,7 +97,7 @@ class Proxy:
             task.add_done_callback(self._tasks.discard)
 
     async def _to_server(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, RuntimeError):  # uvloop raises that for a connection that was cut
             while data := await reader.read(65536):
                 self.requests += data
                 if self._deaf:
@@ -112,7 +112,7 @@ class Proxy:
 
     async def _to_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         splitter = FrameSplitter(MAX_FRAME_BYTES)
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, RuntimeError):  # uvloop raises that for a connection that was cut
             while data := await reader.read(65536):
                 if not self._open.is_set() and self._answers_to_pass > 0:
                     self._answers_to_pass -= 1
