@@ -17,7 +17,8 @@ What must stay true:
   requests alone fill the part. So requests that are all half received do not wait for each other.
 - A client that has begun a large request and does not send cannot keep the memory: while others wait, clients that have
   sent nothing for `STALLED_AFTER_MS`, or not everything within `RECEIVED_WITHIN_MS`, are disconnected. No client is
-  disconnected while there is room.
+  disconnected while there is room. A client that is muted for its own unanswered requests is not silent, but has no
+  more time than the others.
 - The bound is the budget, one small request for each connection, and two of the largest requests.
 """
 
@@ -44,6 +45,10 @@ class Sender(Protocol):
     @property
     def received_bytes(self) -> int:
         """How much of the request that is being received has arrived."""
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether it is this broker that does not read from the connection, and not the client that does not send."""
 
     def memory_granted(self) -> None:
         """The memory for which the sender was kept waiting is there: its connection may be read again."""
@@ -156,7 +161,7 @@ class Part:
         now_s = loop.time()
         sending = [(sender, entry) for sender, entry in self._incomplete.items() if not entry.wanted_bytes]
         for sender, entry in sending:
-            if sender.received_bytes > entry.received_bytes:
+            if sender.received_bytes > entry.received_bytes or sender.is_held_up:
                 entry.received_bytes, entry.since_s = sender.received_bytes, now_s
         for sender, entry in sorted(sending, key=lambda one: one[1].since_s):
             silent_ms, took_ms = (now_s - entry.since_s) * 1000, (now_s - entry.began_s) * 1000

@@ -210,6 +210,10 @@ class ServerConnection(FrameReader):
     def received_bytes(self) -> int:
         return self._filled
 
+    @property
+    def is_held_up(self) -> bool:
+        return self._writable and not self._reading
+
     def frame_received(self, frame: bytearray) -> None:
         if self._receiving is not None:
             self._receiving.received(self, len(frame))

@@ -25,6 +25,7 @@ class Client:
     def __init__(self, part: Part) -> None:
         self.part = part
         self.received_bytes = 0
+        self.is_held_up = False
         self.granted = 0
         self.reasons: list[str] = []
 
@@ -117,6 +118,20 @@ async def test_silent_clients_are_disconnected_while_others_wait_and_no_others_a
     assert waiting.reasons == [], "the time that it was kept waiting does not count, and it sends"
     part.gone(waiting)
     assert late.granted == 1
+
+
+async def test_a_client_that_the_broker_does_not_read_is_not_silent() -> None:
+    """It is muted for its own requests, which wait for their acknowledgement. It has no more time than others."""
+    part = Part(2 * MB)
+    muted, waiting = Client(part), Client(part)
+    muted.is_held_up = True
+    assert part.grow(muted, 2 * MB)
+    assert not part.grow(waiting, MB)
+    await asyncio.sleep(29)
+    assert muted.reasons == [] and not waiting.granted
+    await asyncio.sleep(2)
+    assert "not all within 30" in muted.reasons[0] and waiting.granted == 1
+    part.gone(waiting)
 
 
 async def test_a_waiting_client_that_goes_leaves_nothing_behind() -> None:
