@@ -2,7 +2,7 @@
 
 Each program runs two brokers with a real ZooKeeper 3.5.9. The partitions, three replicas each, are on three stub
 brokers: they register in ZooKeeper, answer whatever the controller sends at once, and what they were sent is decoded
-only when nothing comes any more, so that they take no time from the controller.
+only when no more requests come, so that they take no time from the controller.
 
 | what        | from                                  | until                                                          |
 |-------------|---------------------------------------|----------------------------------------------------------------|

@@ -151,7 +151,7 @@ async def test_a_client_vanishes_in_a_long_poll(tmp_path: Path) -> None:
 
 
 async def test_a_client_vanishes_in_a_produce(tmp_path: Path) -> None:
-    """Half a request is none; a whole one counts, whether or not anybody waits for its answer."""
+    """Half a request has no effect; a whole one counts, whether or not a client waits for its answer."""
     async with running(tmp_path, **OWN_LISTENER_FOR_BROKERS) as (cluster, client):
         await client.create_topic("t")
         for cut in (1, 5, 20, 40, 80):
@@ -270,5 +270,5 @@ def test_connections_leave_file_descriptors_to_logs(tmp_path: Path) -> None:
         assert cluster.broker(0).running
         for one in crowd:
             one.close()
-        # Whoever comes when there is room again is served.
+        # A client that connects when there is room again is served.
         cluster.create_topic("u", partitions=20)

@@ -232,7 +232,7 @@ async def test_fetching_offsets_in_every_version(tmp_path):
 
 async def test_an_error_of_the_whole_group_is_told_where_the_version_has_room_for_it(tmp_path):
     async with running_with_topic(tmp_path) as (cluster, client):
-        # Nobody leads that partition any more.
+        # That partition no longer has a leader.
         coordinator(cluster).on_resignation(1, None)
         answer = await fetch_offsets(client, {"t": [0, 1]}, "g", version=1)
         assert [one.error_code for one in answer.topics[0].partitions] == [ErrorCode.NOT_COORDINATOR] * 2

@@ -57,7 +57,7 @@ async def test_a_killed_controller_takes_over_at_once_and_leaves_others_alone(tm
 
 
 async def test_a_rack_that_no_request_can_hold(tmp_path: Path) -> None:
-    """The controller could not tell any broker of the cluster any more."""
+    """The controller could not send any broker the state of the cluster."""
     async with running(tmp_path) as (cluster, _):
         await cluster.broker.stop()
         cluster.properties["broker.rack"] = "é" * (MAX_TEXT_BYTES // 2) + "ab"

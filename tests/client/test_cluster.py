@@ -1,4 +1,4 @@
-"""The client of a cluster against scripted brokers that share one idea of who leads."""
+"""The client of a cluster against scripted brokers that share one idea of the leaders."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.loop("asyncio", "uvloop")
 
 
 class ToyCluster:
-    """Toy brokers 1..n that share one idea of who leads topic t, partition 0, and count the heartbeats they answer."""
+    """Toy brokers 1..n that share one idea of the leader of topic t, partition 0, and count answered heartbeats."""
 
     def __init__(self):
         self.leader = 1

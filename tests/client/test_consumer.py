@@ -1,6 +1,6 @@
 """The consumer in a simulated cluster under faults, and against a leader with a log that a test makes.
 
-Every record is handed out once and in its order, and what is missing is never passed over in silence.
+Every record is handed out once and in its order, and missing records are never skipped in silence.
 """
 
 import asyncio

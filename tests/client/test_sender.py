@@ -126,7 +126,7 @@ def test_a_passing_error_is_passed(skipped, error):
 
 
 def test_a_topic_that_the_metadata_has_lost():
-    """Others share the client: whoever asks for all topics while one is deleted makes it forget that one."""
+    """Others share the client: a refresh of all topics while one is deleted makes it forget that topic."""
     leader = Leader()
 
     async def scenario(producer, batches):

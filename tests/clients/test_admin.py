@@ -70,7 +70,7 @@ def test_a_deleted_topic_made_again_is_empty(bootstrap: str, admin: AdminClient)
 
 
 def create_once_deleted(admin: AdminClient, topic: str) -> None:
-    """Creates the topic; a deletion has been answered when brokers forget the topic, but may still be under way."""
+    """Creates the topic; a deletion has been answered when brokers forget the topic, but may still be in progress."""
     deadline = time.monotonic() + 30
     while True:
         try:

@@ -58,7 +58,7 @@ async def test_the_first_broker_becomes_the_controller(tmp_path: Path) -> None:
         assert node == (1, scene.brokers[1].client.session_id)
         data, _ = await scene.store.client.get("/feature")
         assert Features.decode(data) == Features(FeatureStatus.ENABLED)
-        # Everybody is told who is alive.
+        # All brokers get the live brokers.
         last = of(scene.sent, ApiKey.UPDATE_METADATA, 2)[-1]
         assert [(broker.id, broker.endpoints[0].port) for broker in last.live_brokers] == [(1, 9001), (2, 9002)]
         assert (last.controller_id, last.controller_epoch) == (1, 1)
@@ -186,7 +186,7 @@ async def test_a_znode_of_ones_own_session_is_taken_over(tmp_path: Path) -> None
 async def test_a_znode_that_somebody_rewrites_ends_the_controllership_and_an_election_follows(
     tmp_path: Path, content: bytes
 ) -> None:
-    """Its session still owns it, so that nobody else could be elected: nobody would speak for who stands in there."""
+    """Its session still owns the znode, so no other broker could be elected, and no broker acts as the named one."""
     async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [1, 2])
@@ -828,7 +828,7 @@ async def test_alter_isr_errors(tmp_path: Path) -> None:
 
 
 async def test_nobody_joins_the_isr_who_is_not_there(tmp_path: Path) -> None:
-    """Dead, or shutting down: the leader's news are old. It is told who is in the ISR, and goes on."""
+    """Dead, or shutting down: the leader's news are old. It gets the present ISR, and continues."""
     async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
         await scene.create("t", [1, 2, 3])

@@ -88,7 +88,7 @@ async def test_a_proposal_from_before_a_bounce_is_refused(tmp_path: Path) -> Non
         await scene.create("t", [1, 2])
         await scene.alter_isr("t", [1])
         proposed = (await scene.states(("t", 0)))["t", 0]
-        # The proposal that 2 joins is under way when 2 bounces.
+        # The proposal that 2 joins is in flight when 2 bounces.
         await scene.kill(2)
         await scene.start(2)
         error, [item] = await scene.alter_isr(

@@ -1,4 +1,4 @@
-"""What an operator is told: who, what is under way, and why it waits."""
+"""The status for an operator: the controller, pending work, and what it is blocked on."""
 
 from pathlib import Path
 from typing import Any

@@ -34,7 +34,7 @@ def codes(results: ElectionResults) -> dict[PartitionKey, int | ErrorCode]:
 
 
 async def away_and_back(scene: Scene, broker_id: int, *topics: str) -> None:
-    """The broker dies and comes back into the ISR of partition 0 of these topics: it leads none of them any more."""
+    """The broker dies and comes back into the ISR of partition 0 of these topics: it no longer leads any of them."""
     await scene.kill(broker_id)
     await scene.start(broker_id)
     for topic in topics:

@@ -97,7 +97,7 @@ async def test_who_waits_for_an_answer_gets_one(make: Any, number: int, error: A
     answered.resolve("answer")
     answered.preempt()
     assert await answered.answer == "answer"
-    # Nobody waits any more.
+    # No sender waits for an answer.
     left = make(loop.create_future())
     left.answer.cancel()
     left.preempt()

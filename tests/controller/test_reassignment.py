@@ -430,7 +430,7 @@ async def test_started_by_the_znode(tmp_path: Path) -> None:
         await scene.create("t", [1, 2])
         await scene.create("u", [1, 2])
         await ask_by_znode(scene, t=[3, 4], u=[2, 1], missing=[1])
-        # What cannot begin, and what is done at once, is not in it any more.
+        # Reassignments that cannot begin, or are done at once, are no longer in it.
         assert await scene.store.partition_reassignment(lambda: None) == {T0: (3, 4)}
         assert list(await scene.controller.list_partition_reassignments(None)) == [T0]
         stage.journal.take()

@@ -26,7 +26,7 @@ Scenario = Callable[[Coordination], Coroutine[Any, Any, None]]
 
 @asynccontextmanager
 async def running(**config: object) -> AsyncIterator[Any]:
-    """With a coordinator that is elected, and afterwards has nobody waiting any more."""
+    """With an elected coordinator that afterwards has no waiting member."""
     coordination = await Coordination.elected(**config)
     yield coordination
     await coordination.stop()
@@ -444,7 +444,7 @@ async def test_while_members_join_those_count_who_have() -> None:
         c.config.replace(c.with_config(group_max_size=1))
         new = c.join(a.member_id)
         await settle()
-        # The last to join again has no room any more; the others need not wait for it.
+        # There is no room for the last member to join again; the others need not wait for it.
         assert await c.join(b.member_id) == JoinResult(ErrorCode.GROUP_MAX_SIZE_REACHED, "")
         assert (await new).generation_id == 2
         assert list(c.group().members) == [a.member_id]

@@ -1,7 +1,7 @@
 """Random histories of a group: whatever its members do, and whatever the log and the elections do to them.
 
 What must hold: everybody is answered, once; no slot has two owners in one generation; a generation never goes back
-while the group is loaded, nor what is committed, ever; and when nobody says anything any more, nothing is left waiting.
+while the group is loaded, nor what is committed, ever; and when no member sends a request, nothing is left waiting.
 """
 
 import asyncio
@@ -225,7 +225,7 @@ class History:
             assert not any(member.is_awaiting_sync for member in members.values())
 
     async def end(self) -> None:
-        """The log works, and nobody says anything any more."""
+        """The log works, and no member sends another request."""
         self.c.log.error, self.c.log.delay_s = NONE, 0
         await after(16)
         await self.elect(self.clients[0], None)

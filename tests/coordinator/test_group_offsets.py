@@ -39,7 +39,7 @@ async def test_who_is_no_member_may_commit_without_a_generation_while_nobody_is(
         assert await c.commit(None, 7) is NONE
         assert committed(c, T0, T1) == [7, None]
         assert c.group().state is GroupState.EMPTY
-        # Whoever has a generation must know a group.
+        # A client with a generation must know a group.
         assert await c.coordinator.commit_offsets("other", 0, "", None, {T0: c.an_offset(1)}) == {
             T0: ErrorCode.ILLEGAL_GENERATION
         }

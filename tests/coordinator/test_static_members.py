@@ -67,7 +67,7 @@ async def test_the_former_self_is_fenced() -> None:
 
 
 async def test_nobody_commits_in_the_name_of_an_instance_of_an_empty_group() -> None:
-    """Nobody is there: whoever has no generation may commit, with any name."""
+    """Without members a client without a generation may commit, with any name."""
     async with running() as c:
         [old] = await c.stable(1, instances=[0])
         assert c.leave("", "s0") is NONE

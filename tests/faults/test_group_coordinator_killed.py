@@ -150,7 +150,7 @@ async def stage(seed: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Sta
         logged = await asyncio.to_thread(logged_commits, cluster.bootstrap, GROUP, OFFSETS_PARTITIONS)
         check_no_commit_goes_back(logged)
         assert {partition: offsets[-1] for partition, offsets in logged.items()} == acknowledged
-        # Whoever comes with nothing but the group's id begins where the last one has ended.
+        # A consumer that knows only the group's id begins where the last one has ended.
         found = await asyncio.to_thread(committed, cluster.bootstrap)
         assert found == acknowledged
 

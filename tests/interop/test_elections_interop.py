@@ -23,7 +23,7 @@ def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
 
 @pytest.fixture
 def lost(cluster: Cluster) -> list[int]:
-    """The partitions that a broker, stopped and started, does not lead any more."""
+    """The partitions that a broker, stopped and started, no longer leads."""
     broker = cluster.replicas(TOPIC, 0)[0]
     cluster.stop(broker)
     cluster.start(broker)

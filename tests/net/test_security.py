@@ -1,4 +1,4 @@
-"""Kafka's properties of security: what they become, and what a person is told who gives a wrong one."""
+"""Kafka's properties of security: their values, and the errors for wrong ones."""
 
 import base64
 import pickle

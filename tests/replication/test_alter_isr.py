@@ -32,7 +32,7 @@ class Controller:
 
     async def send(self, request):
         loop = asyncio.get_running_loop()
-        assert self._answer is None or self._answer.done(), "two requests are under way"
+        assert self._answer is None or self._answer.done(), "two requests at once"
         self.requests.append(request)
         self.times.append(loop.time())
         self._answer = loop.create_future()

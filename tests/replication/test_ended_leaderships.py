@@ -40,7 +40,7 @@ async def update(
 # What is said of a partition that this broker, 1, leads or follows in epoch 5: leader, epoch, replicas, topic id; then
 # whether it still leads or follows, and the epoch that it is in.
 SAID: list[Any] = [
-    # The same epoch, or an older one, ends nothing, whoever is named.
+    # The same epoch, or an older one, ends nothing, whichever leader is named.
     ((2, 5, ELSEWHERE, TOPIC_ID), True, True, 5),
     ((2, 4, ELSEWHERE, TOPIC_ID), True, True, 5),
     ((2, 5, HERE, TOPIC_ID), True, True, 5),
@@ -108,7 +108,7 @@ async def test_one_that_is_a_replica_again_goes_on_with_its_log(tmp_path: Path) 
         await broker.tell(state(0, epoch=5, isr=(1,)))
         broker.manager.append_records("t", 0, batch(b"a"), 1)
         await update(broker, 2, 6, ELSEWHERE)
-        # What was under way on a connection that has ended comes late, and changes nothing.
+        # Requests from a connection that has ended come late, and change nothing.
         assert await broker.tell(state(0, epoch=6, isr=(1,))) == [ErrorCode.STALE_CONTROLLER_EPOCH]
         assert await broker.tell(state(0, leader=2, epoch=7)) == [OK]
         assert T0 in broker.fetchers.following

@@ -302,7 +302,7 @@ async def test_those_that_are_behind_for_too_long_leave_but_count_until_that_is_
 
 @scenario
 async def test_members_of_the_isr_that_are_no_replicas_leave_it_and_nothing_is_committed_before(broker, partition):
-    """A reassignment shrinks the replicas first, then the ISR: whoever is still in there may be elected if the
+    """A reassignment shrinks the replicas first, then the ISR: a member that is still in there may be elected if the
     controller dies in between. (KAFKA-9672 is that they could not leave.)"""
     partition.make_leader(state(isr=(1, 2, 3), replicas=(1, 2)))
     append(partition, b"a")

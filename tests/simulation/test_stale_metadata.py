@@ -1,7 +1,7 @@
 """Brokers that were not there when something ended, in a simulated cluster: what they do not hear, they must find out.
 
-A controller tells of the end of a leadership or of a topic once, and only those who are there. Whoever comes back later
-is told what there is, and must conclude from that what there is no more.
+A controller reports the end of a leadership or of a topic once, and only to brokers that are there. A broker that comes
+back later gets the present state, and must conclude from it what has ended.
 """
 
 import asyncio
@@ -121,7 +121,7 @@ async def back_again(cluster: SimulatedCluster) -> None:
 
 
 async def ask_broker(cluster: SimulatedCluster, broker_id: int, api_key: ApiKey, request: Any) -> int:
-    """The error that this broker answers for partition 0, whoever leads."""
+    """The error that this broker answers for partition 0, whichever broker leads."""
     connection = await connect(cluster.brokers[broker_id].node.name, BROKER_PORT, CLIENT_OPTIONS)
     answer = await connection.send(api_key, lambda _version: request)
     connection.close()

@@ -1,4 +1,4 @@
-"""Options: what they become, and what a person is told who gives a wrong one."""
+"""Options: their values, and the errors for wrong ones."""
 
 import contextlib
 import pickle

@@ -64,7 +64,7 @@ async def join_fully(client: Client, group: str = "g", **options: Any) -> Any:
 async def sync(
     client: Client, joined: Any, assignments: dict[str, bytes], group: str = "g", *, version: int = 5
 ) -> Any:
-    """The answer to the SyncGroup of who has joined."""
+    """The answer to the SyncGroup of a joined member."""
     return await client.ask(
         ApiKey.SYNC_GROUP,
         version,
@@ -111,7 +111,7 @@ async def leave(client: Client, member_id: str, group: str = "g", *, version: in
 def commit_request(
     offsets: Offsets, group: str = "g", *, joined: Any = None, metadata: str | None = "note", **fields: Any
 ) -> OffsetCommitRequest:
-    """Without `joined`: of who is no member. `fields` replace what the request has."""
+    """Without `joined`: of a client that is not a member. `fields` replace fields of the request."""
     request = OffsetCommitRequest.of(group, offsets, metadata=metadata)
     if joined is not None:
         request.generation_id_or_member_epoch, request.member_id = joined.generation_id, joined.member_id

@@ -36,7 +36,7 @@ class DiskEnvironment(Environment):
         self.disk = disk or Disk("disk", random.Random(seed), Trace(lambda: 0), lambda: self.clock_ms)
         self.random = random.Random(seed)
         self.file_system = SimulatedFileSystem(self.disk, Process("process", "host"))
-        self.before_blocking = None  # a test's chance to do something while a read or a flush is under way
+        self.before_blocking = None  # a test's chance to do something during a read or a flush
         self.worked = []  # what has run in the worker
         self.is_blocking = False
         self.bytes_read_on_the_loop = 0

@@ -220,7 +220,7 @@ async def test_somebody_removes_all_notifications_and_the_znode_above_them(
 
 
 async def test_changes_come_to_rest(tmp_path: Path) -> None:
-    """After `stop` nothing is applied any more."""
+    """After `stop` no change is applied."""
     async with playing(tmp_path) as scene:
         scene.changes.start()
         await scene.until_last()

@@ -131,7 +131,7 @@ def test_memory_is_bounded_by_the_size_of_a_fetch(
     frames = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert rows == 3000
-    # The records that are handed out and those of the batch before, and two fetches with a third under way.
+    # The records that are handed out and those of the batch before, and two fetches with a third in flight.
     assert most < 5_000_000
     assert frames < 10_000_000
 

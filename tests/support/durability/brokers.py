@@ -79,7 +79,7 @@ class Brokers(ABC):
         return None if node is None else int(node["brokerid"])
 
     def resign_controller(self) -> None:
-        """Takes the controllership from whoever has it, as operators do: every broker then runs for it."""
+        """Takes the controllership from its broker, as operators do: every broker then takes part in the election."""
         with contextlib.suppress(NoNodeError):
             self._zookeeper.delete("/controller")
 

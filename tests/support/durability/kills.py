@@ -3,7 +3,7 @@
     report = run(brokers, passes=[Pass(rounds=2, wait_for_isr=True), Pass(rounds=2, wait_for_isr=False)])
     assert not report.problems()
 
-A round kills every broker once, beginning with whoever is the controller. A pass that waits starts a killed broker when
+A round kills every broker once, beginning with the controller. A pass that waits starts a killed broker when
 its ZooKeeper session has ended, and lets every replica catch up before the next kill. One that does not wait starts it
 whether its death has been noticed or not, and kills the next as soon as it serves again, in sync or not.
 """

@@ -131,7 +131,7 @@ def _next(stream: Iterator[Batch], start: int) -> Batch | None:
 def compare_when_equally_long(
     topic: str, partitions: int, log_directories: Mapping[int, Path], timeout_s: float = TIMEOUT_S
 ) -> list[Comparison]:
-    """All partitions, when nobody writes any more and the followers have caught up (or should have)."""
+    """All partitions, when no client writes and the followers have caught up (or should have)."""
     deadline = time.monotonic() + timeout_s
     while True:
         comparisons = [compare(topic, partition, log_directories) for partition in range(partitions)]

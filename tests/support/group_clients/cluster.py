@@ -47,7 +47,7 @@ class GroupCluster:
         return {(place.topic, place.partition): place.offset for place in found}
 
     def move_coordinator(self, group: str) -> None:
-        """Moves the group's coordinator to the other broker; the old one runs on, and says that it is none."""
+        """Moves the group's coordinator to the other broker; the old one keeps running, and answers NOT_COORDINATOR."""
         old = self._coordinator(group)
         assert old is not None
         place = TopicPartition(GROUP_METADATA_TOPIC_NAME, 0)
@@ -62,7 +62,7 @@ class GroupCluster:
 
     def _coordinator(self, group: str) -> int | None:
         """The coordinator that answers; None while there is none."""
-        # librdkafka's own idea of where the coordinator is outlives the answer that it is none.
+        # librdkafka's own idea of where the coordinator is outlives the answer NOT_COORDINATOR.
         self._admin = AdminClient({"bootstrap.servers": self.bootstrap})
         try:
             return int(self.describe(group).coordinator.id)

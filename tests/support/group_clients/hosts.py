@@ -19,7 +19,7 @@ Partition = tuple[str, int]
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 30.0
-# Longer than any wait of a test, so that nobody is ever expelled for being slow, and whoever is gone has left.
+# Longer than any wait of a test, so that no member is ever expelled for being slow, and a member that is gone has left.
 SESSION_MS = 60_000
 
 EAGER = ("range", "roundrobin", "sticky")
@@ -127,7 +127,7 @@ class Host(ManagedProcess):
 
 
 class World:
-    """All hosts of a test session: one of each client for whoever needs a member, more for those who will be killed."""
+    """All hosts of a test session: one of each client as members, more to be killed."""
 
     def __init__(self, directory: Path, jars: Callable[[str], Path]) -> None:
         self.changed = threading.Condition()

@@ -32,7 +32,7 @@ TIMEOUT_S = 120
 
 
 class Gate:
-    """Whoever comes to it stops; when it is opened all go on, and nobody stops any more."""
+    """Callers stop at the gate; when it is opened all continue, and later callers do not stop."""
 
     def __init__(self) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -47,7 +47,7 @@ class Gate:
         self.open()
 
     def arrival(self, under_way: Callable[[], bool] = lambda: True) -> "Stopped":
-        """The next one that comes, while what should bring it is under way."""
+        """The next one that comes, while the action that should bring it runs."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             is_under_way = under_way()

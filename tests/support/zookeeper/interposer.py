@@ -3,7 +3,7 @@
     async with Interposer("127.0.0.1", port) as interposer:  # brokers connect to interposer.address
         stop = interposer.stop_at(broker_id, 3, answered=False)
         ...
-        await stop.reached.wait()  # Nothing passes between this broker and ZooKeeper any more: kill it.
+        await stop.reached.wait()  # Now nothing passes between this broker and ZooKeeper: kill it.
 
 The n-th write either does not reach ZooKeeper (`BEFORE`), or is done and its answer does not reach the broker
 (`UNANSWERED`). Brokers are told apart by their registrations.
@@ -47,7 +47,7 @@ class Stop:
 @dataclass
 class _Connection:
     session: Session | None = None
-    is_cut: bool = False  # The broker hears nothing any more.
+    is_cut: bool = False  # The broker gets nothing from ZooKeeper.
 
 
 class Interposer:
