@@ -11,14 +11,17 @@ Source: org.apache.kafka.clients.CommonClientConfigs, AdminClientConfig, Consume
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from klamm.client.options import ClientOptions
+from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, OffsetReset, ProducerOptions
 from klamm.net.security import PROPERTIES as SECURITY_PROPERTIES
 from klamm.net.security import REFUSED, SecurityError, security_options
+from klamm.protocol.vocabulary import ACKS_ALL, ACKS_LEADER, ACKS_NONE, READ_COMMITTED, READ_UNCOMMITTED
 
 if TYPE_CHECKING:
     from klamm.net.client import Address
+
+T = TypeVar("T")
 
 INT_MAX: Final = 2**31 - 1
 
@@ -33,17 +36,42 @@ _NUMBERS: Final = {
 CLIENT_PROPERTIES: Final = ("bootstrap.servers", "client.id", *_NUMBERS, *SECURITY_PROPERTIES)
 """The properties that `client_options` puts into effect."""
 
+_PRODUCER_NUMBERS: Final = {
+    "batch.size": ("batch_size_bytes", 0),
+    "buffer.memory": ("buffer_memory_bytes", 1),
+    "delivery.timeout.ms": ("delivery_timeout_ms", 1),
+    "linger.ms": ("linger_ms", 0),
+    "max.request.size": ("max_request_size_bytes", 1),
+}
+_CONSUMER_NUMBERS: Final = {
+    "fetch.max.bytes": ("fetch_max_bytes", 1),
+    "fetch.max.wait.ms": ("fetch_max_wait_ms", 0),
+    "fetch.min.bytes": ("fetch_min_bytes", 0),
+    "max.partition.fetch.bytes": ("max_partition_fetch_bytes", 1),
+    "max.poll.records": ("max_poll_records", 1),
+}
+_GROUP_NUMBERS: Final = {
+    "heartbeat.interval.ms": ("heartbeat_interval_ms", 1),
+    "max.poll.interval.ms": ("max_poll_interval_ms", 1),
+    "session.timeout.ms": ("session_timeout_ms", 1),
+}
+_JAVA_ASSIGNORS: Final = "org.apache.kafka.clients.consumer."
+_ASSIGNORS: Final = {
+    "range": "range",
+    "roundrobin": "roundrobin",
+    f"{_JAVA_ASSIGNORS}RangeAssignor": "range",
+    f"{_JAVA_ASSIGNORS}RoundRobinAssignor": "roundrobin",
+}
+_ACKS: Final = {"all": ACKS_ALL, "-1": ACKS_ALL, "1": ACKS_LEADER, "0": ACKS_NONE}
+_ISOLATION_LEVELS: Final = {"read_uncommitted": READ_UNCOMMITTED, "read_committed": READ_COMMITTED}
+
 PRODUCER_PROPERTIES: Final = (
     "acks",
-    "batch.size",
-    "buffer.memory",
     "compression.type",
-    "delivery.timeout.ms",
     "enable.idempotence",
-    "linger.ms",
     "max.block.ms",
     "max.in.flight.requests.per.connection",
-    "max.request.size",
+    *_PRODUCER_NUMBERS,
 )
 CONSUMER_PROPERTIES: Final = (
     "allow.auto.create.topics",
@@ -52,18 +80,12 @@ CONSUMER_PROPERTIES: Final = (
     "check.crcs",
     "enable.auto.commit",
     "exclude.internal.topics",
-    "fetch.max.bytes",
-    "fetch.max.wait.ms",
-    "fetch.min.bytes",
     "group.id",
     "group.instance.id",
-    "heartbeat.interval.ms",
     "isolation.level",
-    "max.partition.fetch.bytes",
-    "max.poll.interval.ms",
-    "max.poll.records",
     "partition.assignment.strategy",
-    "session.timeout.ms",
+    *_CONSUMER_NUMBERS,
+    *_GROUP_NUMBERS,
 )
 PROPERTIES_WITHOUT_EFFECT: Final = (
     "client.dns.lookup",
@@ -119,6 +141,52 @@ def client_options(
     except SecurityError as error:
         raise PropertyError(str(error)) from None
     return replace(options, client_id=given.get("client.id") or options.client_id, **numbers(given, _NUMBERS))
+
+
+def producer_options(properties: Mapping[str, str], defaults: ProducerOptions) -> ProducerOptions:
+    """The defaults, changed as a producer's properties say. Raises PropertyError."""
+    from klamm.protocol.compression import CompressionType
+
+    given = {name: value.strip() for name, value in properties.items()}
+    changes = numbers(given, _PRODUCER_NUMBERS)
+    if "compression.type" in given:
+        codecs = {codec.name.lower(): codec for codec in CompressionType}
+        changes["compression"] = _one_of("compression.type", given["compression.type"], codecs)
+    acks = _one_of("acks", given["acks"], _ACKS) if "acks" in given else defaults.acks
+    is_idempotent = acks == ACKS_ALL and defaults.enable_idempotence
+    if "enable.idempotence" in given:
+        is_idempotent = _one_of("enable.idempotence", given["enable.idempotence"], {"true": True, "false": False})
+        if is_idempotent and acks != ACKS_ALL:
+            raise PropertyError("enable.idempotence is 'true', which needs acks=all")
+    return replace(defaults, **changes, acks=acks, enable_idempotence=is_idempotent)
+
+
+def consumer_options(properties: Mapping[str, str], defaults: ConsumerOptions) -> ConsumerOptions:
+    """The defaults, changed as a consumer's properties say. Raises PropertyError."""
+    given = {name: value.strip() for name, value in properties.items()}
+    changes = numbers(given, _CONSUMER_NUMBERS)
+    if "isolation.level" in given:
+        changes["isolation_level"] = _one_of("isolation.level", given["isolation.level"], _ISOLATION_LEVELS)
+    if "auto.offset.reset" in given:
+        resets = {reset.value: reset for reset in OffsetReset}
+        changes["auto_offset_reset"] = _one_of("auto.offset.reset", given["auto.offset.reset"], resets)
+    return replace(defaults, **changes)
+
+
+def group_options(properties: Mapping[str, str], group_id: str) -> GroupOptions:
+    """A member of this group with a consumer's properties. Raises PropertyError."""
+    given = {name: value.strip() for name, value in properties.items()}
+    changes = numbers(given, _GROUP_NUMBERS)
+    if "partition.assignment.strategy" in given:
+        names = [name.strip() for name in given["partition.assignment.strategy"].split(",")]
+        changes["assignors"] = tuple(_one_of("partition.assignment.strategy", name, _ASSIGNORS) for name in names)
+    return GroupOptions(group_id, given.get("group.instance.id") or None, **changes)
+
+
+def _one_of(name: str, text: str, values: Mapping[str, T]) -> T:
+    if text not in values:
+        raise PropertyError(f"{name} is {text!r}; allowed: {', '.join(values)}")
+    return values[text]
 
 
 def check_names(properties: Collection[str], *, used: Collection[str] = ()) -> None:

@@ -144,13 +144,12 @@ def command_options(
     """
     from dataclasses import replace
 
-    from klamm.client.properties import PropertyError, client_options, parse_addresses
+    from klamm.client.properties import client_options, parse_addresses
 
-    properties = {} if command_config is None else read_properties(command_config)
-    try:
-        options = client_options(properties, bootstrap=parse_addresses("--bootstrap-server", bootstrap_server))
-    except PropertyError as error:
-        raise ToolError(f"{command_config}: {error}") from None
+    with property_errors(command_config):
+        options = client_options(
+            command_properties(command_config), bootstrap=parse_addresses("--bootstrap-server", bootstrap_server)
+        )
     if timeout_ms is None:
         return options
     return replace(
@@ -159,6 +158,22 @@ def command_options(
         connect_timeout_ms=min(options.connect_timeout_ms, timeout_ms),
         request_timeout_ms=min(options.request_timeout_ms, timeout_ms),
     )
+
+
+def command_properties(command_config: Path | None) -> dict[str, str]:
+    """The properties of `--command-config`."""
+    return {} if command_config is None else read_properties(command_config)
+
+
+@contextmanager
+def property_errors(command_config: Path | None) -> Iterator[None]:
+    """Turns a property that cannot be used into a ToolError."""
+    from klamm.client.properties import PropertyError
+
+    try:
+        yield
+    except PropertyError as error:
+        raise ToolError(f"{command_config}: {error}") from None
 
 
 def succeeded(result: T | KafkaError) -> T:

@@ -7,7 +7,7 @@ each record is written at least once.
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
@@ -23,6 +23,8 @@ from klamm.tools.clients import (
     TopicName,
     client_in_thread,
     command_options,
+    command_properties,
+    property_errors,
 )
 from klamm.tools.progress import progress
 from klamm.tools.text import RecordFormat, parse_separator, record_json
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
     from klamm.client.consumer import Consumer
     from klamm.client.group_consumer import GroupConsumer
-    from klamm.client.options import ConsumerOptions
+    from klamm.client.options import ConsumerOptions, GroupOptions
     from klamm.protocol.vocabulary import TopicPartition
 
 POLL_TIMEOUT_MS = 200
@@ -69,7 +71,7 @@ def consume(
 ) -> None:
     """Read the records of a topic until Ctrl-C, --max-messages or --timeout-ms."""
     _check_options(offset, from_beginning, group, partition)
-    start = "earliest" if from_beginning else offset or "latest"
+    start = "earliest" if from_beginning else offset
     record_format = RecordFormat(
         key=print_key,
         headers=print_headers,
@@ -78,12 +80,16 @@ def consume(
         separator=parse_separator("--separator", separator),
     )
     from klamm.client.group_consumer import GroupConsumer
+    from klamm.client.properties import group_options
 
-    options = _consumer_options(start)
+    properties = command_properties(command_config)
+    with property_errors(command_config):
+        options = _consumer_options(properties, start)
+        membership = None if group is None else group_options(properties, group)
     with ExitStack() as stack:
         target: BinaryIO = stack.enter_context(output.open("wb")) if output is not None else sys.stdout.buffer
         client = stack.enter_context(client_in_thread(command_options(bootstrap_server, command_config)))
-        consumer = client.call(lambda cluster: _start(cluster, options, topic, partition or [], start, group))
+        consumer = client.call(lambda cluster: _start(cluster, options, topic, partition or [], start, membership))
         stack.callback(lambda: client.call(lambda _: consumer.close()))
         # A terminal that shows the records needs no bar.
         advance = stack.enter_context(progress("consume", max_messages, visible=not target.isatty()))
@@ -127,12 +133,14 @@ def _check_options(
         raise typer.BadParameter("must not be empty", param_hint="--group")
 
 
-def _consumer_options(start: str) -> "ConsumerOptions":
-    from klamm.client.options import ConsumerOptions, OffsetReset
+def _consumer_options(properties: Mapping[str, str], start: str | None) -> "ConsumerOptions":
+    from klamm.client.options import ConsumerOptions
+    from klamm.client.properties import consumer_options
 
-    # A start offset that retention has removed is an error only if the user gave it as a number.
-    reset = OffsetReset(start) if start in ("earliest", "latest") else OffsetReset.NONE
-    return ConsumerOptions(auto_offset_reset=reset, max_poll_records=MAX_POLL_RECORDS)
+    if start is not None:
+        # A start offset that retention has removed is an error only if the user gave it as a number.
+        properties = {**properties, "auto.offset.reset": start if start in ("earliest", "latest") else "none"}
+    return consumer_options(properties, ConsumerOptions(max_poll_records=MAX_POLL_RECORDS))
 
 
 async def _start(
@@ -140,22 +148,21 @@ async def _start(
     options: "ConsumerOptions",
     topic: str,
     partitions: Sequence[int],
-    start: str,
-    group: str | None,
+    start: str | None,
+    group: "GroupOptions | None",
 ) -> "Consumer | GroupConsumer":
     """A member of the group, or a consumer of the named partitions, or of all."""
     from klamm.client.consumer import Consumer
     from klamm.client.group_consumer import GroupConsumer
-    from klamm.client.options import GroupOptions
     from klamm.protocol.vocabulary import TopicPartition
 
     existing = await _existing_partitions(client, topic)
     if group is not None:
-        return GroupConsumer(client, GroupOptions(group), [topic], options)
+        return GroupConsumer(client, group, [topic], options)
     if missing := [number for number in partitions if number not in existing]:
         raise ToolError(f"{topic} has no partition {missing[0]}, it has {len(existing)} partitions")
     assigned = [TopicPartition(topic, number) for number in partitions or existing]
-    offset = int(start) if start not in ("earliest", "latest") else None
+    offset = int(start) if start not in (None, "earliest", "latest") else None
     if offset is not None:
         await _check_offset(client, assigned, offset)
     consumer = Consumer(client, options)

@@ -7,7 +7,7 @@ command reads only a bounded amount ahead of the acknowledgements.
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from io import BufferedReader
 from pathlib import Path
@@ -24,6 +24,8 @@ from klamm.tools.clients import (
     TopicName,
     client_in_thread,
     command_options,
+    command_properties,
+    property_errors,
 )
 from klamm.tools.progress import progress
 from klamm.tools.text import BadRecord, parse_record, parse_separator, split_records
@@ -42,7 +44,6 @@ MAX_BLOCK_MS = 20_000
 MAX_REQUEST_SIZE_BYTES = 100 * 1024 * 1024
 
 COMPRESSION_TYPES = ("none", "gzip", "snappy", "lz4", "zstd")
-ACKS = {"all": -1, "-1": -1, "0": 0, "1": 1}
 
 
 def produce(
@@ -60,13 +61,16 @@ def produce(
         bool, typer.Option("--headers", help="Each record begins with name:value,name:value and a tab.")
     ] = False,
     partition: Annotated[int | None, typer.Option(min=0, help="Write to this partition only.")] = None,
-    compression_type: Annotated[str, typer.Option(help=f"One of {', '.join(COMPRESSION_TYPES)}.")] = "none",
+    compression_type: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(COMPRESSION_TYPES)}; none if not given.")
+    ] = None,
     acks: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Replicas that must have a record before it is acknowledged: all (the ISR), 1 (the leader), 0."
+            help="Replicas that must have a record before it is acknowledged: all (the ISR, if not given), 1 (the"
+            " leader), 0."
         ),
-    ] = "all",
+    ] = None,
     idempotence: Annotated[
         bool | None, typer.Option("--idempotence/--no-idempotence", help="By default on with --acks all, else off.")
     ] = None,
@@ -74,21 +78,23 @@ def produce(
     as_json: AsJson = False,
 ) -> None:
     """Write each line of standard input, or of files, to a topic as a record."""
-    if compression_type not in COMPRESSION_TYPES:
+    if compression_type not in (None, *COMPRESSION_TYPES):
         raise typer.BadParameter(f"{compression_type!r} is not one of {', '.join(COMPRESSION_TYPES)}",
                                  param_hint="--compression-type")  # fmt: skip
-    if acks not in ACKS:
+    if acks not in (None, "all", "-1", "1", "0"):
         raise typer.BadParameter(f"{acks!r} is not one of all, 1, 0", param_hint="--acks")
-    if idempotence and ACKS[acks] != ACKS["all"]:
+    if idempotence and acks in ("1", "0"):
         raise typer.BadParameter("needs --acks all", param_hint="--idempotence")
     record_end = b"\0" if null else parse_separator("--separator", separator)
     key_end = parse_separator("--key-separator", key_separator) if key_separator is not None else None
-    options = _producer_options(
-        command_options(bootstrap_server, command_config),
-        compression_type,
-        ACKS[acks],
-        idempotence is not False and ACKS[acks] == ACKS["all"],
-    )
+    given = {
+        "compression.type": compression_type,
+        "acks": acks,
+        "enable.idempotence": None if idempotence is None else str(idempotence).lower(),
+    }
+    properties = command_properties(command_config) | {key: value for key, value in given.items() if value is not None}
+    with property_errors(command_config):
+        options = _producer_options(command_options(bootstrap_server, command_config), properties)
     with ExitStack() as stack:
         streams: list[BufferedReader] = [stack.enter_context(path.open("rb")) for path in file or []]
         client = stack.enter_context(client_in_thread(options.client))
@@ -115,24 +121,22 @@ def produce(
     lines.require_success()
 
 
-def _producer_options(
-    client: "ClientOptions", compression_type: str, acks: int, enable_idempotence: bool
-) -> "ProducerOptions":
+def _producer_options(client: "ClientOptions", properties: Mapping[str, str]) -> "ProducerOptions":
     from dataclasses import replace
 
     from klamm.client.options import ProducerOptions
+    from klamm.client.properties import producer_options
     from klamm.protocol.compression import CompressionType
 
-    return ProducerOptions(
+    defaults = ProducerOptions(
         replace(client, retry_timeout_ms=min(client.retry_timeout_ms, MAX_BLOCK_MS)),
-        CompressionType[compression_type.upper()],
+        CompressionType.NONE,
         batch_size_bytes=BATCH_SIZE_BYTES,
         max_request_size_bytes=MAX_REQUEST_SIZE_BYTES,
         buffer_memory_bytes=PENDING_LIMIT_BYTES,
         linger_ms=LINGER_MS,
-        acks=acks,
-        enable_idempotence=enable_idempotence,
     )
+    return producer_options(properties, defaults)
 
 
 async def _start(

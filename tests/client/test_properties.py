@@ -4,9 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.client.options import ClientOptions
-from klamm.client.properties import PropertyError, check_names, client_options
+from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, OffsetReset, ProducerOptions
+from klamm.client.properties import (
+    PropertyError,
+    check_names,
+    client_options,
+    consumer_options,
+    group_options,
+    producer_options,
+)
 from klamm.net.security import SaslOptions, SecurityOptions, TlsOptions
+from klamm.protocol.compression import CompressionType
+from klamm.protocol.vocabulary import ACKS_ALL, ACKS_LEADER, READ_COMMITTED
 
 SERVERS = {"bootstrap.servers": "a:1"}
 
@@ -69,6 +78,70 @@ def test_one_file_serves_all_clients() -> None:
 def test_a_property_that_cannot_be_used_is_an_error(properties: dict[str, str], message: str) -> None:
     with pytest.raises(PropertyError) as raised:
         client_options({**SERVERS, **properties})
+    assert str(raised.value).startswith(message)
+
+
+def test_the_properties_of_producers_and_consumers() -> None:
+    client = ClientOptions((("a", 1),))
+    defaults = ProducerOptions(client, CompressionType.NONE, batch_size_bytes=5)
+    assert producer_options({}, defaults) == defaults
+    assert producer_options(
+        {
+            "acks": " all ",
+            "batch.size": "0",
+            "buffer.memory": "1",
+            "compression.type": "zstd",
+            "delivery.timeout.ms": "2",
+            "enable.idempotence": "false",
+            "linger.ms": "3",
+            "max.request.size": "4",
+        },
+        defaults,
+    ) == ProducerOptions(client, CompressionType.ZSTD, 0, 4, 1, 2, 3, ACKS_ALL, False)
+    without_replicas = producer_options({"acks": "1"}, defaults)
+    assert (without_replicas.acks, without_replicas.enable_idempotence) == (ACKS_LEADER, False)
+
+    assert consumer_options({}, ConsumerOptions(max_poll_records=7)) == ConsumerOptions(max_poll_records=7)
+    consumer = {
+        "auto.offset.reset": "none",
+        "fetch.max.bytes": "1",
+        "fetch.max.wait.ms": "2",
+        "fetch.min.bytes": "3",
+        "isolation.level": "read_committed",
+        "max.partition.fetch.bytes": "4",
+        "max.poll.records": "5",
+    }
+    assert consumer_options(consumer, ConsumerOptions()) == ConsumerOptions(
+        READ_COMMITTED, OffsetReset.NONE, 5, 1, 4, 3, 2
+    )
+    group = {
+        "group.instance.id": "i",
+        "heartbeat.interval.ms": "1",
+        "max.poll.interval.ms": "2",
+        "partition.assignment.strategy": "org.apache.kafka.clients.consumer.RoundRobinAssignor, range",
+        "session.timeout.ms": "3",
+    }
+    assert group_options(group, "g") == GroupOptions("g", "i", 3, 1, 2, ("roundrobin", "range"))
+
+
+@pytest.mark.parametrize(
+    ("properties", "message"),
+    [
+        ({"acks": "2"}, "acks is '2'; allowed: all, -1, 1, 0"),
+        ({"compression.type": "rar"}, "compression.type is 'rar'; allowed: none, gzip, snappy, lz4, zstd"),
+        ({"enable.idempotence": "yes"}, "enable.idempotence is 'yes'; allowed: true, false"),
+        ({"enable.idempotence": "true", "acks": "1"}, "enable.idempotence is 'true', which needs acks=all"),
+        ({"linger.ms": "-1"}, "linger.ms is '-1'; allowed: a number from 0 to 2147483647"),
+        ({"isolation.level": "x"}, "isolation.level is 'x'; allowed: read_uncommitted, read_committed"),
+        ({"auto.offset.reset": "x"}, "auto.offset.reset is 'x'; allowed: earliest, latest, none"),
+        ({"partition.assignment.strategy": "sticky"}, "partition.assignment.strategy is 'sticky'; allowed: range, rou"),
+    ],
+)
+def test_a_value_that_a_producer_or_consumer_cannot_use_is_an_error(properties: dict[str, str], message: str) -> None:
+    with pytest.raises(PropertyError) as raised:
+        producer_options(properties, ProducerOptions(ClientOptions((("a", 1),)), CompressionType.NONE))
+        consumer_options(properties, ConsumerOptions())
+        group_options(properties, "g")
     assert str(raised.value).startswith(message)
 
 

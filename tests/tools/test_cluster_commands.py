@@ -313,6 +313,24 @@ def test_records_that_are_not_delivered_are_counted(klamm: Run, tmp_path: Path) 
     assert klamm("consume", "--topic", "narrow", "--offset", "earliest", "--timeout-ms", "300") == "small\n"
 
 
+def test_the_properties_of_a_producer_and_of_a_consumer(klamm: Run, tmp_path: Path) -> None:
+    source, config = tmp_path / "source", tmp_path / "client.properties"
+    source.write_bytes(b"small\n" + b"x" * 5000 + b"\n")
+    config.write_text("max.request.size=1000\nauto.offset.reset=earliest\nmax.poll.records=1\n")
+    told = klamm("produce", "--topic", "modest", "--file", str(source), "--command-config", str(config), code=1)
+    assert re.fullmatch(
+        r"klamm: record 2: MESSAGE_TOO_LARGE \(10\): a record needs \d+ bytes, max.request.size allows 1000;"
+        r" the 1 records before it were delivered\n",
+        told,
+    )
+    consume = ("consume", "--topic", "modest", "--max-messages", "1", "--command-config", str(config))
+    assert klamm(*consume) == "small\n"
+    config.write_text("isolation.level=serializable\n")
+    assert klamm(*consume, code=1).endswith(
+        "isolation.level is 'serializable'; allowed: read_uncommitted, read_committed\n"
+    )
+
+
 def test_input_that_is_not_as_promised(klamm: Run, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"k=v\nk=v\nnothing\nk=v\n")
