@@ -64,7 +64,7 @@ __all__ = [
     "response_steps",
 ]
 
-# In all arrays of a request together, by what it carries.
+# The most elements in all arrays of a request together, by its size class.
 MAX_ELEMENTS = {Size.SMALL: 10_000, Size.LIST: 100_000, Size.WHOLE: 100_000}
 # A response of this size or more is decoded in steps.
 LARGE_RESPONSE_BYTES = 16 * 1024

@@ -1,6 +1,6 @@
 """Record batches, message format v2: the 61-byte header, and the batch as opaque bytes behind it.
 
-The hot path reads a batch's header only; `records` decodes what is inside, `compression` has the codecs.
+The hot path reads a batch's header only; `records` decodes the records inside, `compression` has the codecs.
 
 What must stay true:
 - No length or count is trusted before it has been checked against the available bytes.
@@ -223,7 +223,7 @@ def set_log_append_time(buffer: bytearray | memoryview, position: int, header: B
 
 
 def write_header(buffer: bytearray | memoryview, position: int, header: BatchHeader) -> None:
-    """Puts the header, with the CRC of what it covers instead of its own, before the records that are there already."""
+    """Writes the header before records that are in the buffer already, with the computed CRC instead of its own."""
     _HEADER.pack_into(buffer, position, *header)
     _write_crc(buffer, position, header.size_bytes)
 

@@ -69,7 +69,7 @@ _REQUIRED: Any = object()
 
 
 class Size(IntEnum):
-    """How large a request may be, by what it carries."""
+    """The size class of a request, by its content."""
 
     SMALL = 1
     """Neither records nor long lists."""

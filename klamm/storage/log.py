@@ -1,8 +1,8 @@
 """The log of one partition replica: append, read, roll, truncate, retain, flush.
 
 The log's offsets, segments and producer state change here and nowhere else, because they must agree with each other.
-What precedes a change is decided in other modules: `log_validator` and `follower_batches` (what is appended),
-`truncation` (what is cut off), `retention` (what is deleted), `log_reader` (where a read finds its batches).
+Other modules decide about each change: `log_validator` and `follower_batches` (the appended batches), `truncation` (the
+new end), `retention` (the deleted segments), `log_reader` (the place of a read).
 
 What must stay true:
 - log start offset <= high watermark <= log end offset; recovery point <= log end offset.

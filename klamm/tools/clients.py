@@ -184,7 +184,7 @@ def succeeded(result: T | KafkaError) -> T:
 
 
 def error_line(error: KafkaError) -> str:
-    """One line for an error of the cluster: Kafka's name and code, and what is known beside them."""
+    """One line for an error of the cluster: Kafka's name and code, and further details."""
     name = error_name(error.code)
     text = error.message or _MEANINGS.get(error.code, "")
     return f"{name}: {text}" if text else name

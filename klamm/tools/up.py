@@ -321,7 +321,7 @@ def watch(cluster: Cluster, view: View, *, restart: bool) -> None:
 
 
 def stop(cluster: Cluster) -> None:
-    """Stops the brokers together, then ZooKeeper. A second Ctrl-C kills what is left."""
+    """Stops the brokers together, then ZooKeeper. A second Ctrl-C kills the remaining ones."""
     try:
         cluster.processes.close(together=cluster.brokers)
     except KeyboardInterrupt:

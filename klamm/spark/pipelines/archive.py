@@ -1,11 +1,11 @@
-"""Topics to Parquet files, exactly once: every record that a topic had is in the archive once, however often it dies.
+"""Archives topics as Parquet files, exactly once: each record is in the archive once, however often a run dies.
 
 The offsets of a partition are cut at multiples of `offsets_per_file`. Executors write the ranges, each to a file whose
-name says which records it has; the driver commits them (`commit_log.py`), some at a time. A program that begins again
+name gives its offsets; the driver commits several at a time (`commit_log.py`). A program that begins again
 continues where the last commit ended, and takes over files that were finished but not committed.
 
 A row has all columns of the data source, headers and leader epochs among them. Records that retention removes before
-they are archived are missing in the files; which they were, the log says.
+they are archived are missing in the files; the log names their offsets.
 
 What must stay true:
 - A file has its name only when it is complete and on disk; it is never replaced, because it may have been committed.
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 COLUMNS = schema.ALL_COLUMNS
 DEFAULT_OFFSETS_PER_FILE = 1_000_000
-# How many ranges are written between two commits.
+# The ranges between two commits.
 RANGES_PER_COMMIT = 16
 
-# Of a row group, which is in memory as a whole, before it is compressed.
+# The size of a row group before compression; a row group is in memory as a whole.
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 
 _LOST = b"klamm.lost"
-# What of it pays was measured: dictionaries of keys and values cost more time than they save in space, behind zstd.
+# Measured: dictionaries of keys and values cost more time than they save in space, because zstd follows.
 _PARQUET: dict[str, Any] = {
     "compression": "zstd",
     "use_dictionary": ["topic", "partition", "timestampType", "leaderEpoch", "headers.list.element.key"],
@@ -62,7 +62,7 @@ _PARQUET: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come, in offsets, of which some may have no record."""
+    """The progress of a run in offsets, some of which may have no record."""
 
     offsets_done: int
     offsets_total: int
@@ -70,7 +70,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What a run has added."""
+    """The result of a run: the additions to the archive."""
 
     records: int
     files: int
@@ -88,10 +88,10 @@ def archive(
     delta: bool = False,
     on_progress: Callable[[Progress], object] = lambda progress: None,
 ) -> Archived:
-    """Adds to the archive what the topics have now and the archive does not have yet.
+    """Adds to the archive the topics' present records that it does not have yet.
 
-    `options` are those of a batch query: subscribe, subscribePattern or assign; where a partition begins that is not in
-    the archive yet (startingOffsets, earliest by default); failOnDataLoss; kafka.*, of which kafka.isolation.level is
+    `options` are those of a batch query: subscribe, subscribePattern or assign; the beginning of partitions that the
+    archive lacks (startingOffsets, earliest by default); failOnDataLoss; kafka.*, of which kafka.isolation.level is
     read_committed unless it is given. A run ends at the present ends of the topics. With `delta` the archive's
     directory `data` becomes a Delta table, or catches up when it is one.
 
@@ -147,9 +147,9 @@ def files(directory: str, topic: str | None = None) -> list[str]:
 def plan(
     log: CommitLog, options: ReadOptions, first: Position, earliest: Position, last: Position, offsets_per_file: int
 ) -> list[ArchivedRange]:
-    """What is to be archived, as ranges without files: from the archive's ends, or `first`, to `last`.
+    """The ranges to archive, without files: from the archive's ends, or `first`, to `last`.
 
-    `earliest` is what the partitions still have; which offsets before it are lost is found out by reading.
+    `earliest` are the first offsets of the logs; reading finds out which offsets before them are lost.
     """
     archived_to = log.ends_of(last.topic_ids)
     ranges: list[ArchivedRange] = []
@@ -221,7 +221,7 @@ def _file_name(fetch: FetchOptions, records: ArchivedRange) -> str:
 
 
 def _write_file(path: str, fetch: FetchOptions, records: ArchivedRange) -> list[tuple[int, int]]:
-    """Writes the records of a range, no file when it has none; returns which offsets were lost."""
+    """Writes the records of a range, or no file when it has none. Returns the lost offsets."""
     disk = SystemFileSystem()
     disk.make_durable_directories(os.path.dirname(path))
     # No two attempts write to the same file, not even on two machines.

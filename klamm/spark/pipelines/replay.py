@@ -2,21 +2,21 @@
 
 The output directory records the new offsets, and lets a new run finish a replay that died:
 
-    plan.json                                      what goes where, written down before the first record
-    offsets/<topic>/<partition>-<start>.parquet    of a file of the archive: runs of old offsets and their new ones
+    plan.json                                      the plan, written before the first record
+    offsets/<topic>/<partition>-<start>.parquet    for each file of the archive: runs of old offsets and the new ones
     lock                                           held by the one program that replays
 
 A partition gets the files of the archive one after another, so the new offset of every record is known beforehand. An
-attempt that finds records behind where its file begins compares them with the file and writes the rest.
+attempt that finds records where its file should begin compares them with the file and writes the rest.
 
 What must stay true:
 - No other program writes to the partitions meanwhile. A task that finds records of another program fails.
 - All attempts are one producer to the brokers: a plan has one producer id, and the sequence number of a record is its
-  place in its partition. So two attempts at the same time, or one that outlived its driver, write no record twice: one
-  of them is refused (OUT_OF_ORDER_SEQUENCE_NUMBER).
+  place in its partition. So two attempts at the same time, or one that outlived its driver, write no record twice:
+  brokers refuse one of them (OUT_OF_ORDER_SEQUENCE_NUMBER).
 - A file of offsets is there only when all in-sync replicas have the file's records, at those offsets.
-- Where the topic has message.timestamp.type=LogAppendTime, brokers set timestamps of their own.
-- Of the records that are read, to write or to compare them, as many are in memory as one of Parquet's row groups has.
+- With the topic's message.timestamp.type=LogAppendTime, brokers set their own timestamps.
+- No more records are in memory, to be written or compared, than one of Parquet's row groups has.
 """
 
 import asyncio
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WRITTEN_COLUMNS = ("key", "value", "headers", "timestamp", "partition")
-# What is compared; a broker may have changed the timestamps.
+# The compared columns; a broker may have changed the timestamps.
 COMPARED_COLUMNS = ("key", "value", "headers")
-# Between two steps of the progress.
+# The time between two reports of progress.
 FILES_PER_TASK = 4
 _ROWS_PER_BATCH = 10_000
-# How long an end must stay before it counts: a task that died may have left requests on their way. And how long it may
-# take until it does.
+# How long an end must stay unchanged before it counts, because a task that died may have left requests in flight; and
+# the longest wait for that.
 _QUIET_S = 1.0
 _SETTLE_TIMEOUT_S = 60.0
 _BACKOFF_S = 0.2
@@ -69,12 +69,12 @@ _COMMIT_TIMEOUT_MS = 30_000
 
 
 class ReplayError(Exception):
-    """The topics are not as the replay left them; the message says where."""
+    """A topic has changed since the replay wrote to it; the message names the place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a replay has come."""
+    """The progress of a replay."""
 
     records_done: int
     records_total: int
@@ -82,9 +82,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What is in the topics now.
+    """The result of a replay.
 
-    `groups` has what was committed: `{group: {topic: {partition: offset}}}`; `refused`, why nothing was for a group.
+    `groups` has the committed offsets, `{group: {topic: {partition: offset}}}`; `refused` the reason for each group
+    without a commit.
     """
 
     records: int
@@ -96,7 +97,7 @@ class Replayed:
 class _Piece:
     """A file of the archive, whose records go to a partition of `topic`, from `new_offset` on.
 
-    `place` is how many records of the archive come before them in their partition.
+    `place` is the number of the archive's records before them in their partition.
     """
 
     file: str
@@ -119,16 +120,16 @@ def replay(
     commit_groups: bool = False,
     on_progress: Callable[[Progress], object] = lambda progress: None,
 ) -> Replayed:
-    """Writes the records of an archive to topics; one that died is finished by another with the same arguments.
+    """Writes the records of an archive to topics. After a replay has died, the same call finishes it.
 
     - `output`: a directory for the new offsets, which all executors see, as they see the archive.
     - `options`: `kafka.*`, as of the sink.
-    - `topics`: the archived topics, and under which names they are written; all, under their own, by default. A topic
-      that does not exist is created with the archived configs and number of partitions. Of topics that were deleted and
-      created again the last one is taken.
-    - `max_records_per_second`: of all partitions together; each that still has files gets an equal share, also if Spark
-      has fewer cores than there are partitions.
-    - `commit_groups`: what the groups had committed in the archive's last snapshot is translated and committed.
+    - `topics`: archived topics, and the names to write them to; by default all, to their own names. A missing topic is
+      created with the archived configs and number of partitions. Of topics that were deleted and created again only the
+      last one is written.
+    - `max_records_per_second`: for all partitions together; each partition with remaining files gets an equal share,
+      also if Spark has fewer cores than partitions.
+    - `commit_groups`: translates and commits the groups' offsets of the archive's last snapshot.
 
     Raises OptionError, ArchiveError, ReplayError, KafkaError, ClientError, and Spark's errors when a task fails.
     """
@@ -155,7 +156,7 @@ def replay(
 
 
 def offset_map(output: str) -> pa.Table:
-    """Where all records went: topic, partition, old_offset, new_offset, count; a row is a run of `count` records."""
+    """The new offsets: topic, partition, old_offset, new_offset, count; a row is a run of `count` records."""
     directory, tables = os.path.join(os.path.abspath(output), "offsets"), []
     disk = SystemFileSystem()
     # Until the first file is finished there is no such directory.
@@ -191,7 +192,7 @@ def translate(runs: Sequence[tuple[int, int, int]], offset: int) -> int:
 
 @contextmanager
 def _locked(output: str) -> Iterator[None]:
-    """Raises ReplayError when another program has the output directory, which is made if need be."""
+    """Locks the output directory, which is made if absent. Raises ReplayError when another program has it."""
     disk = SystemFileSystem()
     disk.make_durable_directories(output)
     try:
@@ -228,7 +229,7 @@ def _load_plan(output: str) -> dict[str, Any] | None:
 def _make_plan(
     options: ProducerOptions, log: CommitLog, output: str, topics: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Creates the topics that are missing, and writes down where the records go."""
+    """Creates missing topics, and stores the plan."""
     archived = _newest(log.ranges)
     chosen = {name: name for name in archived} if topics is None else dict(topics)
     missing = [name for name in chosen if name not in archived]
@@ -260,7 +261,7 @@ async def _begins(
 
 
 def _newest(ranges: Iterable[ArchivedRange]) -> dict[str, list[ArchivedRange]]:
-    """The ranges of each topic, of the last of its ids only."""
+    """The ranges of each topic, for its last id only."""
     found: dict[str, list[ArchivedRange]] = {}
     for each in ranges:
         of_topic = found.setdefault(each.topic, [])
@@ -316,7 +317,7 @@ def _batches(path: str, skip: int, columns: Sequence[str] = WRITTEN_COLUMNS) -> 
     """The rows of a file behind the first ones."""
     file = pq.ParquetFile(path)
     for group in range(file.num_row_groups):
-        # By itself pyarrow makes a batch of the rows of many row groups, however large they are.
+        # By default pyarrow makes a batch of the rows of many row groups, however large they are.
         for batch in file.iter_batches(_ROWS_PER_BATCH, row_groups=[group], columns=list(columns)):
             left = batch.slice(min(skip, batch.num_rows))
             skip -= batch.num_rows - left.num_rows
@@ -448,7 +449,7 @@ async def _sleep_until(client: ClusterClient, *, time: float) -> None:
 def _commit_groups(
     client: ClientOptions, log: CommitLog, output: str, plan: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, dict[int, int]]], dict[str, str]]:
-    """What was committed for each group of the archive, and why nothing was."""
+    """The committed offsets of each group of the archive, or the reason why there are none."""
     committed: dict[str, dict[str, dict[int, int]]] = {}
     refused: dict[str, str] = {}
     offsets = offset_map(output)
@@ -465,7 +466,7 @@ def _commit_groups(
 def _translated(
     offsets: pa.Table, topics: Mapping[str, str], committed: Mapping[str, Mapping[int, int]]
 ) -> dict[str, dict[int, int]]:
-    """What a group had committed, as offsets of the replayed topics; nothing for partitions without a record."""
+    """A group's archived offsets as offsets of the replayed topics; partitions without a record are left out."""
     found: dict[str, dict[int, int]] = {}
     for name, target in topics.items():
         for number, offset in committed.get(name, {}).items():

@@ -53,7 +53,7 @@ class Batches(NamedTuple):
 
 
 class Decoder:
-    """Makes record batches with `columns` of what is fetched from one partition.
+    """Makes record batches with `columns` of the records fetched from one partition.
 
     `max_batch_bytes`: a record batch is no larger, unless it has one record only. What is decompressed takes little
     memory beside it, unless one of the brokers' batches is large.
@@ -237,7 +237,7 @@ class Decoder:
             raise self._explained(data, bodies[where])
         if rows == 0:
             return
-        # Only what was asked for is made; topic and partition, which are the same in all rows, follow below.
+        # Only requested columns are made; topic and partition, which are the same in all rows, follow below.
         make: dict[str, Callable[[], pa.Array]] = {
             "key": lambda: keys.array(rows, key_bytes, null_keys, pa.binary()),
             "value": lambda: values.array(rows, value_bytes, null_values, pa.binary()),

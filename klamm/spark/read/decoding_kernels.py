@@ -24,7 +24,7 @@ from klamm.spark.memcpy import copy_bytes
 POSITION, SIZE, CRC, ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, BASE_TIMESTAMP, MAX_TIMESTAMP, PRODUCER_ID = range(9)
 RECORD_COUNT, LEADER_EPOCH = 9, 10
 BATCH_FIELDS = 11
-# The table of uncompressed records that `decode` reads: where those of a batch are, and what they have in common.
+# The table of uncompressed records that `decode` reads: the place of each batch's records, and their common values.
 # A timestamp that is common to them (LogAppendTime) is in COMMON_TIMESTAMP.
 BODY_START, BODY_END, FIRST_OFFSET, FIRST_TIMESTAMP, COMMON_TIMESTAMP, TIMESTAMP_TYPE, COUNT, EPOCH = range(8)
 BODY_FIELDS = 8

@@ -3,12 +3,13 @@
 The next fetch runs while the caller decodes and uses the records of the previous one.
 
 What must stay true:
-- Every record of the range that the partition still has is handed out once, in the order of the offsets. Offsets that
+- Every record of the range that the partition still has is returned once, in the order of the offsets. Offsets that
   have no record (compaction, control records, aborted transactions) are skipped in silence; records that were
   removed, or that belong to another topic of the same name, never are.
-- Removed means: a leader that the newest metadata names says that its log begins after the offset. A broker with old
-  metadata may report an offset after its log's end, an unknown topic or another topic id; the reader accepts such an
-  answer only if all answers agree for `GRACE_MS`, and a log that ends within the range only after `poll_timeout_ms`.
+- A record counts as removed when a leader in the newest metadata reports a log that begins after its offset. A broker
+  with old metadata may report an offset after its log's end, an unknown topic or another topic id; the reader accepts
+  such an answer only if all answers agree for `GRACE_MS`, and a log that ends within the range only after
+  `poll_timeout_ms`.
 - At most two fetches are in memory, beside the record batches that the caller holds.
 
 Source: org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer; KIP-320, KIP-516.
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 # How long a broker's metadata may be old: the time it takes to learn of a deletion or of a new leader.
 GRACE_MS = 10_000
-# The first fetch of a range; the next ones are as large as the rest of the range seems to be.
+# The size of a range's first fetch; later fetches have the estimated size of the remaining range.
 FIRST_FETCH_BYTES = 1024 * 1024
 # Well below the largest response that the client takes, which a batch larger than this may still need.
 LARGEST_FETCH_BYTES = 64 * 1024 * 1024
@@ -51,7 +52,7 @@ MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 
 
 class Loss(NamedTuple):
-    """The offsets from `start_offset` to before `end_offset` of which records were removed; and a sentence about it."""
+    """A range of offsets whose records were removed, from `start_offset` to before `end_offset`, and the reason."""
 
     start_offset: int
     end_offset: int
@@ -70,9 +71,9 @@ def read_range(
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range, in the order of their offsets, with these columns (`schema.schema(columns)`).
 
-    Without `fail_on_data_loss`, `on_loss` is told of each loss before the records behind it are handed out, and no
-    record of a topic is handed out that has replaced this one. That this happened behind the last record is not known
-    for certain: the whole range counts as lost then.
+    Without `fail_on_data_loss`, `on_loss` gets each loss before the records behind it are returned, and no record of a
+    topic is returned that has replaced this one. Whether that happened behind the last record is uncertain: the whole
+    range counts as lost then.
 
     Raises DataLoss when records of the range were removed, or the topic was deleted (and perhaps created again); and
     KafkaError or ClientError when the cluster does not give them within `poll_timeout_ms`, or they are corrupt.
@@ -88,7 +89,7 @@ def read_range(
             fetched, losses = under_way.result()
             for loss in losses:
                 on_loss(loss)
-                # The batch there may begin with records that were removed.
+                # The batch at that offset may begin with removed records.
                 offset = loss.end_offset
             if fetched is None:
                 return
@@ -136,10 +137,10 @@ class _Fetcher:
         return f"{self._range.topic}-{self._partition}"
 
     def fetch(self, offset: int, max_bytes: int) -> Work[_Fetched]:
-        """What a leader has from `offset` on.
+        """The leader's records from `offset` on.
 
-        At both ends of the range the metadata is read, so that another topic of this name is noticed. Where an error at
-        the end does not take back what was handed out before, it is also read behind every fetch.
+        The metadata is read at both ends of the range, to notice another topic of the same name. It is also read after
+        every fetch where an error at the end would not take back the records returned before.
         """
         return lambda client: self._fetch(client, offset, max_bytes)
 
@@ -147,7 +148,7 @@ class _Fetcher:
         loop = asyncio.get_running_loop()
         losses: list[Loss] = []
         began, backoff_s = loop.time(), MIN_BACKOFF_S
-        # Since when nothing but losses is heard: brokers that were gone before tell nothing about them.
+        # Since when brokers have reported only losses: brokers that were gone before know nothing about them.
         doubted: float | None = None
         refresh, again = offset in (self._range.start_offset, self._range.end_offset), False
         while True:
@@ -189,7 +190,7 @@ class _Fetcher:
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     def _check_topic(self, client: ClusterClient, *, at_end: bool) -> None:
-        """That the topic is the one that was planned. At the end of the range it may have been deleted."""
+        """Checks that the topic is the planned one. At the end of the range it may have been deleted."""
         name, planned = self._range.topic, self._range.topic_id
         topic = client.metadata.topics.get(name)
         if topic is None or topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -208,7 +209,7 @@ class _Fetcher:
     async def _attempt(
         self, client: ClusterClient, offset: int, max_bytes: int, *, is_fresh: bool
     ) -> PartitionData | Loss | int:
-        """One fetch: records, or what is lost of them, or the next offset that may have some."""
+        """One fetch: records, or lost offsets, or the next offset that may have records."""
         state = self._state(client)
         connection = await self._connection(client, state)
         answer = _only(await connection.send(ApiKey.FETCH, lambda _: self._request(state, offset, max_bytes)))
@@ -227,7 +228,7 @@ class _Fetcher:
         if readable >= self._range.end_offset:
             # A leader returns at least one batch where there is one, so compaction has left none.
             return self._range.end_offset
-        # A leader that does not know yet how far its log is committed refuses to tell the end.
+        # A new leader that does not know its high watermark yet refuses to report the end.
         end = await self._log_offset(connection, state, LATEST_TIMESTAMP)
         if end < self._range.end_offset:
             last = self._range.end_offset - 1
@@ -240,7 +241,7 @@ class _Fetcher:
         )
 
     async def _out_of_range(self, connection: Connection, state: PartitionMetadata, offset: int) -> Loss:
-        """What is lost when the leader has no such offset."""
+        """The loss if the leader does not have the offset."""
         first = await self._log_offset(connection, state, EARLIEST_TIMESTAMP)
         if offset < first:
             lost = min(first, self._range.end_offset)
@@ -298,5 +299,5 @@ class _Fetcher:
 
 
 def _only(response: FetchResponse) -> PartitionData | None:
-    """The answer for the one partition that was asked for."""
+    """The response's entry for the one requested partition."""
     return next((partition for topic in response.responses for partition in topic.partitions), None)

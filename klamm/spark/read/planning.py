@@ -1,14 +1,14 @@
-"""Decides which offsets of which partitions are read: by a batch query, and by each micro-batch of a streaming query.
+"""Plans the offsets that a batch query, or a micro-batch of a streaming query, reads from each partition.
 
-It asks the brokers for topics and offsets, and reads no record; this runs on the driver.
+Planning runs on the driver. It asks the brokers for topics and offsets, and reads no records.
 
 What must stay true:
 - The ranges of a plan do not overlap, and together hold every offset from where reading begins to where it ends.
-- A plan is made of its arguments and of what the brokers answered, in sorted order: Spark compares positions as text.
+- A plan depends only on its arguments and on the brokers' answers, in sorted order: Spark compares positions as text.
 - Removed records are reported (`DataLoss`, or a warning with failOnDataLoss=false), never skipped in silence. So
   is a range that would begin behind its end: no plan leaves one out without saying so.
-- Where a micro-batch begins comes from the checkpoint. A begin that was only just asked for never counts for a batch
-  that was planned before.
+- The begin of a micro-batch comes from the checkpoint. An initial position that was read later never counts for a
+  batch that was planned before.
 
 Source: org.apache.spark.sql.kafka010.KafkaOffsetReaderAdmin, KafkaMicroBatchStream, KafkaOffsetRangeCalculator.
 """
@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 
 Offsets = dict[TopicPartition, int]
 
-# A topic that was just created is not known to every broker yet, and a broker that was just started knows none: what is
-# missing is believed after this time, not before.
+# Not every broker knows a new topic at once, and a broker that has just started knows no topics: a topic or partition
+# counts as missing only after this time.
 MISSING_TIMEOUT_MS = 5_000
 BACKOFF_MS = 50
 
@@ -54,15 +54,15 @@ _BEGIN = "$begin"
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a streaming query has come: the next offset of each partition.
+    """The position of a streaming query: the next offset of each partition.
 
-    `topic_ids` are the topics' ids, where the brokers tell them. `begin` is where the micro-batch that ends here began,
-    of the partitions for which the position before it does not say so: new ones, and all of a query's first batch.
-    Spark writes the end of a batch down before it runs and, after a restart, asks for the begin of the first batch
-    anew; with `begin` it is the same batch nevertheless. An initial position is the end of an empty batch.
+    `topic_ids` are the topics' ids, if the brokers have them. `begin` is the begin of the micro-batch that ends here,
+    for partitions that the previous position lacks: new ones, and all partitions of a query's first batch. Spark stores
+    the end of a batch before it runs and, after a restart, asks again for the begin of the first batch; `begin` makes
+    that the same batch. An initial position is the end of an empty batch.
 
-    As JSON it is what Spark's Kafka connector keeps in a checkpoint, `{"topic": {"0": 23}}`, and the rest under names
-    that no topic can have: a checkpoint of that connector is read as well.
+    Its JSON is that of Spark's Kafka connector, `{"topic": {"0": 23}}`, with the other fields under names that no topic
+    can have. So a checkpoint of that connector can be read, too.
     """
 
     offsets: Offsets
@@ -110,8 +110,8 @@ def _offsets_from_json(json: Mapping[str, Mapping[str, int]]) -> Offsets:
 def plan_batch(options: ReadOptions) -> list[PartitionRange]:
     """The ranges that a batch query reads, by topic and partition.
 
-    Raises OptionError when the options do not fit the topics, DataLoss when a partition ends before the offset where it
-    is to be read from, KafkaError and ClientError when the cluster does not answer or there is no such topic.
+    Raises OptionError when the options do not fit the topics, DataLoss when a partition ends before its start
+    offset, KafkaError and ClientError when the cluster does not answer or a topic does not exist.
     """
 
     async def plan(client: ClusterClient) -> list[PartitionRange]:
@@ -126,10 +126,10 @@ def plan_batch(options: ReadOptions) -> list[PartitionRange]:
 
 
 async def _check_beginnings(client: ClusterClient, options: ReadOptions, starting: Offsets, ending: Offsets) -> None:
-    """Says why a partition begins behind its end.
+    """Reports partitions that begin behind their end, with the reason.
 
-    Only one reason is harmless: the partition is to be read up to its present end, its log is long enough, and
-    read_committed waits for a transaction.
+    Only one reason is harmless: the partition is read up to its present end, its log is long enough, and read_committed
+    waits for a transaction.
     """
     late = [partition for partition in sorted(ending) if starting[partition] > ending[partition]]
     uncommitted = replace(options, fetch=replace(options.fetch, read_committed=False))
@@ -158,7 +158,7 @@ def _begins_at_earliest(limit: Limit, partition: TopicPartition) -> bool:
 
 
 def initial_position(options: ReadOptions) -> Position:
-    """Where a new streaming query begins. Raises as `plan_batch`."""
+    """The position where a new streaming query begins. Raises the errors of `plan_batch`."""
 
     async def find(client: ClusterClient) -> Position:
         described = await _describe(client, options, must_exist=True)
@@ -198,11 +198,11 @@ def latest_position(options: ReadOptions, start: Position) -> Position:
 
 
 def with_begin(options: ReadOptions, start: Position, latest: Position) -> Position:
-    """`latest` as the end of the micro-batch that begins at `start`: it says where new partitions begin.
+    """`latest` as the end of the micro-batch that begins at `start`, with the begins of new partitions.
 
-    Raises DataLoss for topics and partitions of `start` that are gone, for topics that were created anew, for
-    partitions that end before `start` and for new ones of which records were removed; with failOnDataLoss=false these
-    are warnings, and a topic that was created anew is read from its beginning.
+    Raises DataLoss for topics and partitions of `start` that are gone, for recreated topics, for partitions that
+    end before `start` and for new partitions with removed records; with failOnDataLoss=false these are warnings, and a
+    recreated topic is read from its beginning.
     """
     for loss in _losses(start, latest):
         _report_loss(options, loss)
@@ -217,7 +217,7 @@ def with_begin(options: ReadOptions, start: Position, latest: Position) -> Posit
 
 
 def count_offsets(start: Position, end: Position) -> int:
-    """How many offsets the micro-batch from `start` to `end` has."""
+    """The number of offsets in the micro-batch from `start` to `end`."""
     begin = _begin(start, end)
     return sum(max(0, offset - begin[partition]) for partition, offset in end.offsets.items())
 
@@ -225,7 +225,7 @@ def count_offsets(start: Position, end: Position) -> int:
 def limit_position(start: Position, end: Position, max_offsets: int) -> Position:
     """An earlier end of the micro-batch from `start` to `end`, so that it has about `max_offsets`.
 
-    Each partition gets a share in proportion to what it has, and at least one offset.
+    Each partition gets a share in proportion to its offsets, and at least one offset.
     """
     begin = _begin(start, end)
     sizes = {partition: max(0, offset - begin[partition]) for partition, offset in end.offsets.items()}
@@ -258,10 +258,10 @@ def plan_micro_batch(options: ReadOptions, start: Position, end: Position) -> li
 
 
 def _begin(start: Position, end: Position) -> Offsets:
-    """Where the micro-batch that ends at `end` begins.
+    """The begin of the micro-batch that ends at `end`.
 
-    Spark's own connector does not write down where new partitions begin. They begin at their first offset: what has
-    been removed since is a loss, which readers find.
+    Spark's own connector does not store the begins of new partitions. They begin at their first offset; records removed
+    since are a loss, which readers find.
     """
     return {**dict.fromkeys(end.offsets, 0), **start.offsets, **end.begin}
 
@@ -279,7 +279,7 @@ def _losses(start: Position, end: Position) -> list[str]:
 
 
 def _missing(start: Position, end: Position) -> list[str]:
-    """A sentence for partitions that are gone or end too early, except of topics that were created anew."""
+    """A sentence for partitions that are gone or end too early, except those of recreated topics."""
     recreated = _recreated(start, end)
     missing = []
     for partition, offset in start.offsets.items():
@@ -317,7 +317,7 @@ def split(ranges: Sequence[PartitionRange], options: ReadOptions) -> list[Partit
     wanted = options.min_partitions
     if wanted is None or len(ranges) >= wanted or not ranges:
         return list(ranges)
-    # What is too small to be cut takes no part in how the rest is divided.
+    # Ranges too small to be cut do not count when the others are divided.
     total = sum(map(_size, ranges))
     large = [records for records in ranges if _share_of(_size(records), total, wanted) > 1]
     large_total = sum(map(_size, large))
@@ -349,8 +349,8 @@ def _cut(records: PartitionRange, parts: int) -> list[PartitionRange]:
 
 
 class _Patience:
-    """How long it is not believed that something is missing: from the first time that it is, because the client itself
-    may have waited for brokers before that."""
+    """The time until a topic or partition counts as missing. It runs from the first miss, because the client itself may
+    have waited for brokers before that."""
 
     def __init__(self) -> None:
         self._deadline: float | None = None
@@ -360,7 +360,7 @@ class _Patience:
         return self._deadline is not None
 
     def is_over(self) -> bool:
-        """Asked whenever something is missing."""
+        """Called on each miss. Returns whether the missing topic or partition now counts as missing."""
         now = asyncio.get_running_loop().time()
         if self._deadline is None:
             self._deadline = now + MISSING_TIMEOUT_MS / 1000
@@ -370,7 +370,7 @@ class _Patience:
 async def _describe(
     client: ClusterClient, options: ReadOptions, *, must_exist: bool, elsewhere: bool = False
 ) -> dict[str, TopicMetadata]:
-    """The topics that are read, by name and sorted. One that does not exist is an error, or left out.
+    """The topics to read, sorted by name. A topic that does not exist is an error, or left out.
 
     A pattern that no topic matches selects no topic; with `must_exist` that, too, is believed only after a while.
     `elsewhere` as in `ClusterClient.refresh_metadata`.
@@ -427,7 +427,7 @@ async def _resolve(
     *,
     is_end: bool = False,
 ) -> Offsets:
-    """The offset of each partition that a limit stands for."""
+    """The offset that a limit means for each partition."""
     if limit.each is None:
         wanted = dict.fromkeys(partitions, limit.all)
     else:
