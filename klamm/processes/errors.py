@@ -5,7 +5,7 @@
 | 0 | done; a server was stopped by SIGTERM or Ctrl-C; the reader of the output has closed it |
 | 1 | failed; the reason is on stderr |
 | 2 | the command was called wrongly |
-| 130 | interrupted by Ctrl-C |
+| 130 | interrupted by Ctrl-C; `produce` and `consume` also by SIGTERM |
 """
 
 import errno

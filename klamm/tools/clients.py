@@ -1,9 +1,11 @@
 """How a command reaches a Kafka cluster, and how it reports that it cannot."""
 
 import re
+import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Final, ParamSpec, TypeVar
 
 import typer
@@ -133,6 +135,20 @@ class ClientInThread:
 
         with cluster_errors():
             return threads.call(self._options, lambda _: request(self._client, *arguments, **named))
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does: it says what it has done, and leaves its group."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def command_options(

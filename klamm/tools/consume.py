@@ -24,6 +24,7 @@ from klamm.tools.clients import (
     client_in_thread,
     command_options,
     command_properties,
+    ended_by_sigterm,
     property_errors,
 )
 from klamm.tools.progress import progress
@@ -87,6 +88,7 @@ def consume(
         options = _consumer_options(properties, start)
         membership = None if group is None else group_options(properties, group)
     with ExitStack() as stack:
+        stack.enter_context(ended_by_sigterm())
         target: BinaryIO = stack.enter_context(output.open("wb")) if output is not None else sys.stdout.buffer
         client = stack.enter_context(client_in_thread(command_options(bootstrap_server, command_config)))
         consumer = client.call(lambda cluster: _start(cluster, options, topic, partition or [], start, membership))

@@ -25,6 +25,7 @@ from klamm.tools.clients import (
     client_in_thread,
     command_options,
     command_properties,
+    ended_by_sigterm,
     property_errors,
 )
 from klamm.tools.progress import progress
@@ -42,6 +43,9 @@ BATCH_SIZE_BYTES = 256 * 1024
 MAX_BLOCK_MS = 20_000
 # The broker, not the client, limits the size of a record.
 MAX_REQUEST_SIZE_BYTES = 100 * 1024 * 1024
+
+# Different reasons for failures that are kept apart: each batch may have its own.
+MAX_REASONS = 5
 
 COMPRESSION_TYPES = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -96,6 +100,7 @@ def produce(
     with property_errors(command_config):
         options = _producer_options(command_options(bootstrap_server, command_config), properties)
     with ExitStack() as stack:
+        stack.enter_context(ended_by_sigterm())
         streams: list[BufferedReader] = [stack.enter_context(path.open("rb")) for path in file or []]
         client = stack.enter_context(client_in_thread(options.client))
         lines = client.call(lambda cluster: _start(cluster, options, topic, partition, key_end, headers))
@@ -207,7 +212,10 @@ class Lines:
             self.delivered += 1
         else:
             self.failed += 1
-            self._reasons[str(error)] += 1
+            reason = str(error)
+            self._reasons[
+                reason if reason in self._reasons or len(self._reasons) < MAX_REASONS else "other reasons"
+            ] += 1
 
     async def flush(self) -> None:
         """Returns when every record is delivered or has failed."""
@@ -233,6 +241,6 @@ def _read(streams: Sequence[BufferedReader], separator: bytes) -> Iterator[list[
     with progress("produce", total, visible=bool(streams) or not sys.stdin.isatty()) as advance:
         for stream in streams or [cast(BufferedReader, sys.stdin.buffer)]:
             # read1 returns at once with the bytes a pipe has, so records are sent as they arrive.
-            for records in split_records(stream.read1, separator):
+            for records in split_records(stream.read1, separator, MAX_REQUEST_SIZE_BYTES):
                 yield records
                 advance(sum(map(len, records)) + len(records) * len(separator))

@@ -32,19 +32,25 @@ def parse_separator(option: str, text: str) -> bytes:
     return separator
 
 
-def split_records(read: Callable[[int], bytes], separator: bytes) -> Iterator[list[bytes]]:
+def split_records(read: Callable[[int], bytes], separator: bytes, limit_bytes: int) -> Iterator[list[bytes]]:
     """The parts of a stream between separators, a list for each read; the rest behind the last separator is a record
-    unless it is empty.
+    unless it is empty. A part over the limit, which no broker would take, is the last that is read, and not whole.
 
     `read(size_bytes)` returns the next bytes, and b"" at the end.
     """
-    rest = b""
+    rest = bytearray()
     while chunk := read(READ_SIZE_BYTES):
-        *records, rest = (rest + chunk).split(separator)
-        if records:
+        # The separator may have begun in the bytes before.
+        begin = max(0, len(rest) - len(separator) + 1)
+        rest += chunk
+        if rest.find(separator, begin) >= 0:
+            *records, last = bytes(rest).split(separator)
             yield records
+            rest = bytearray(last)
+        if len(rest) > limit_bytes:
+            break
     if rest:
-        yield [rest]
+        yield [bytes(rest)]
 
 
 def parse_record(

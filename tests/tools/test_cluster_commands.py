@@ -343,8 +343,9 @@ def test_input_that_is_not_as_promised(klamm: Run, tmp_path: Path) -> None:
     )
 
 
-def test_ctrl_c_ends_consume_with_130(cluster: Up, klamm: Run, tmp_path: Path) -> None:
-    klamm("topics", "create", "--topic", "endless")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_consume_with_130(cluster: Up, klamm: Run, tmp_path: Path, number: int) -> None:
+    klamm("topics", "create", "--topic", "endless", "--if-not-exists")
     source = tmp_path / "source"
     source.write_text("seen\n")
     klamm("produce", "--topic", "endless", "--file", str(source))
@@ -352,10 +353,28 @@ def test_ctrl_c_ends_consume_with_130(cluster: Up, klamm: Run, tmp_path: Path) -
     consumer = ManagedProcess("consume", command, tmp_path / "consume.out")
     try:
         consumer.wait_for("^seen$")
-        assert consumer.stop(number=signal.SIGINT) == 130
-        assert consumer.output() == "seen\n"
+        assert consumer.stop(number=number) == 130
+        assert set(consumer.output().split("\n")) == {"seen", ""}
     finally:
         consumer.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_produce_which_says_what_was_delivered(cluster: Up, klamm: Run, number: int) -> None:
+    klamm("topics", "create", "--topic", f"signal-{number}")
+    command = [*KLAMM, "produce", "--topic", f"signal-{number}", "--bootstrap-server", cluster.bootstrap]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as producer:
+        assert producer.stdin is not None and producer.stderr is not None
+        producer.stdin.write(b"1\n2\n")
+        producer.stdin.flush()
+        read = ("consume", "--topic", f"signal-{number}", "--from-beginning", "--max-messages", "2")
+        assert klamm(*read) == "1\n2\n"
+        producer.send_signal(number)
+        assert producer.wait(20) == 130
+        told = producer.stderr.read().decode()
+    # The records may be read before their acknowledgement has come.
+    counts = re.match(r"klamm: interrupted: (\d) records delivered, (\d) without an acknowledgement", told)
+    assert counts is not None and int(counts[1]) + int(counts[2]) == 2, told
 
 
 # -- several brokers ----------------------------------------------------------------------------------------------

@@ -58,3 +58,12 @@ async def test_a_record_that_cannot_be_sent_ends_the_reading_and_takes_no_other_
     assert str(error.value) == (
         "record 2: MESSAGE_TOO_LARGE (10): a record needs 2 bytes; the 1 records before it were delivered"
     )
+
+
+async def test_a_few_reasons_are_told_and_the_others_are_counted() -> None:
+    producer = StubProducer()
+    lines = await sent(producer, *[b"%d" % number for number in range(100)])
+    for number, completed in enumerate(producer.completions):
+        completed(None, KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {number} bytes"))
+    with pytest.raises(ToolError, match=r"a batch of 4 bytes; 95 records were not delivered: other reasons$"):
+        lines.require_success()

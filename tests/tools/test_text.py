@@ -33,14 +33,19 @@ def test_records_are_split_whatever_the_chunks(parts: list[bytes], separator: by
     whole = stream.getvalue().split(separator)
     if whole[-1] == b"":
         del whole[-1]
-    pieces = list(split_records(lambda _: stream.read(chunk_size), separator))
+    pieces = list(split_records(lambda _: stream.read(chunk_size), separator, 100))
     assert [record for records in pieces for record in records] == whole
 
 
 def test_large_chunks_are_read() -> None:
     sizes = []
-    list(split_records(lambda size: sizes.append(size) or b"", b"\n"))  # type: ignore[func-returns-value]
+    list(split_records(lambda size: sizes.append(size) or b"", b"\n", 100))  # type: ignore[func-returns-value]
     assert sizes == [text.READ_SIZE_BYTES]
+
+
+def test_a_record_without_an_end_is_not_read_for_ever() -> None:
+    chunks = iter([b"1\n", b"2\n3", *[b"x" * 40] * 10**6])
+    assert list(split_records(lambda _: next(chunks), b"\n", 100)) == [[b"1"], [b"2"], [b"3" + b"x" * 120]]
 
 
 @pytest.mark.parametrize(
