@@ -153,6 +153,11 @@ class Connection(FrameReader):
         return self._end is None
 
     @property
+    def has_broken_off(self) -> bool:
+        """Whether the connection was closed because what came is no response."""
+        return isinstance(self._end, InvalidResponse)
+
+    @property
     def was_open(self) -> bool:
         """Whether a program listens at the address, whatever it answered."""
         return self._transport is not None
@@ -401,13 +406,13 @@ async def connect(
         if options.ssl_context is not None and hung_up and await _speaks_plaintext(host, port, options):
             raise AuthenticationFailed(f"{connection}: {NO_TLS}") from None
         raise ConnectFailed(f"{connection}: {_why_not_connected(error)}") from error
-    except InvalidResponse as error:
-        connection.close()
-        told = "" if connection.api_versions is not None else f"{connection}: not a Kafka broker, its answer is "
-        raise ConnectFailed(told + str(error).removeprefix(f"{connection}: " if told else "")) from error
     except (NotSent, Disconnected) as error:
         connection.close()
-        raise ConnectFailed(*error.args) from error
+        told = str(error)
+        # A program that speaks first, as an SSH server does, may have ended the connection before the first request.
+        if connection.api_versions is None and connection.has_broken_off:
+            told = f"{connection}: not a Kafka broker, its answer is {told.removeprefix(f'{connection}: ')}"
+        raise ConnectFailed(told) from error
     except BaseException:
         connection.close()
         raise
