@@ -306,7 +306,9 @@ class Consumer:
 
     async def _prepare(self) -> bool:
         """Looks up leaders and positions, and checks that logs still have what was read. False: it must be repeated."""
-        if self._stale and self._partitions:
+        if not self._partitions:
+            return True
+        if self._stale:
             topics = dict.fromkeys(topic for topic, _ in self._partitions)
             await self._client.refresh_metadata_once(topics, elsewhere=self._backoff_s > MIN_BACKOFF_S)
             self._stale = False
