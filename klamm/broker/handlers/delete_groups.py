@@ -5,6 +5,7 @@ from klamm.broker.security import Operation
 from klamm.protocol.apis.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 from klamm.slices import in_slices, mapped, slices
 
@@ -14,11 +15,9 @@ Result = DeleteGroupsResponse.DeletableGroupResult
 GROUPS_PER_SLICE = 50
 
 
-def error_response(request: Request[DeleteGroupsRequest], error: KafkaError) -> DeleteGroupsResponse:
-    results = [
-        Result(group_id=group_id, error_code=error.code) for group_id in dict.fromkeys(request.body.groups_names)
-    ]
-    return DeleteGroupsResponse(results=results)
+def error_response(request: Request[DeleteGroupsRequest], error: KafkaError) -> Steps[DeleteGroupsResponse]:
+    failed = lambda group_id: Result(group_id=group_id, error_code=error.code)  # noqa: E731
+    return DeleteGroupsResponse(results=(yield from mapped(failed, dict.fromkeys(request.body.groups_names))))
 
 
 @handler(

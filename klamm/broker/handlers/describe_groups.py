@@ -8,8 +8,9 @@ from klamm.broker.security import Operation
 from klamm.protocol.apis.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import each
+from klamm.slices import each, mapped
 
 Group = DescribeGroupsResponse.DescribedGroup
 Member = Group.DescribedGroupMember
@@ -18,8 +19,9 @@ Member = Group.DescribedGroupMember
 GROUPS_PER_SLICE = 50
 
 
-def error_response(request: Request[DescribeGroupsRequest], error: KafkaError) -> DescribeGroupsResponse:
-    return DescribeGroupsResponse(groups=[_failed(group_id, error.code) for group_id in request.body.groups])
+def error_response(request: Request[DescribeGroupsRequest], error: KafkaError) -> Steps[DescribeGroupsResponse]:
+    groups = yield from mapped(lambda group_id: _failed(group_id, error.code), request.body.groups)
+    return DescribeGroupsResponse(groups=groups)
 
 
 @handler(

@@ -6,11 +6,11 @@ Versions: 2 flexible.
 from __future__ import annotations
 
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.schema import SMALL, Int16, Int32, Request, Response, String, Struct
+from klamm.protocol.schema import LIST, Int16, Int32, Request, Response, String, Struct
 
 
 class DeleteGroupsRequest(
-    Request["DeleteGroupsResponse"], api=ApiKey.DELETE_GROUPS, versions="0-2", flexible="2+", size=SMALL
+    Request["DeleteGroupsResponse"], api=ApiKey.DELETE_GROUPS, versions="0-2", flexible="2+", size=LIST
 ):
     groups_names: list[String]
 

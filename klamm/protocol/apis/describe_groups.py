@@ -7,7 +7,7 @@ Versions: 1 throttle time; 3 authorized operations (KIP-430); 4 group instance i
 from __future__ import annotations
 
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.schema import SMALL, BitField, Bool, Bytes, Int16, Int32, Request, Response, String, Struct, field
+from klamm.protocol.schema import LIST, BitField, Bool, Bytes, Int16, Int32, Request, Response, String, Struct, field
 
 
 class DescribeGroupsRequest(
@@ -16,7 +16,7 @@ class DescribeGroupsRequest(
     versions="0-5",
     known="0-6",
     flexible="5+",
-    size=SMALL,
+    size=LIST,
 ):
     groups: list[String]
     include_authorized_operations: Bool = field("3+", default=False)
