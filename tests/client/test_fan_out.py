@@ -1,18 +1,21 @@
 """Requests to leaders, coordinators, brokers and the controller: which broker gets what, and what is retried."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.elections import elect_leaders
-from klamm.client.fan_out import checked, error_of
+from klamm.client.fan_out import checked, error_of, fan_out
 from klamm.client.groups import delete_groups
 from klamm.client.log_dirs import describe_log_dirs
 from klamm.client.offsets import ListedOffset, list_consumer_group_offsets, list_offsets
 from klamm.client.reassignments import list_partition_reassignments
 from klamm.client.topics import CreatedTopic, NewTopic, create_topics
-from klamm.net.client import ClientError, UnsupportedVersion
+from klamm.net.client import ClientError, ConnectFailed, Disconnected, UnsupportedVersion
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.create_topics import CreateTopicsResponse
 from klamm.protocol.apis.delete_groups import DeleteGroupsResponse
@@ -310,6 +313,80 @@ async def test_an_election_that_an_old_broker_does_not_know_is_refused_by_the_cl
         connection.api_versions[ApiKey.ELECT_LEADERS] = (0, 0)
         with pytest.raises(UnsupportedVersion, match=r"brokers before Kafka 2\.4 elect only preferred leaders"):
             await elect_leaders(client, ElectionType.UNCLEAN, [P0])
+
+
+# -- any answers ------------------------------------------------------------------------------------------------------
+
+# What becomes of an item in an attempt; a lost connection takes all items of its broker with it.
+FINE, PASSES, REFUSED, LEFT_OUT, LOST, UNREACHABLE = "fine", "passes", "refused", "left out", "lost", "unreachable"
+ANSWERS = {
+    PASSES: KafkaError(ErrorCode.NOT_COORDINATOR),
+    REFUSED: KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED),
+}
+EXPECTED = {
+    FINE: FINE,
+    LEFT_OUT: ErrorCode.UNKNOWN_SERVER_ERROR,
+    LOST: ErrorCode.NETWORK_EXCEPTION,
+    UNREACHABLE: ErrorCode.NETWORK_EXCEPTION,
+    **{outcome: error.code for outcome, error in ANSWERS.items()},
+}
+OUTCOMES = st.sampled_from([FINE, PASSES, PASSES, REFUSED, LEFT_OUT, LOST, UNREACHABLE])
+
+
+class Brokers:
+    """Two brokers, in place of a client; item n belongs to broker n % 2. `outcomes` has those of each item in turn."""
+
+    retry = RetryPolicy(deadline_ms=8, backoff_ms=1, max_backoff_ms=1)
+    is_closed = False
+
+    def __init__(self, outcomes: list[list[str]]) -> None:
+        self.seen: list[list[str]] = [[] for _ in outcomes]
+        self._outcomes = [list(reversed(each)) for each in outcomes]
+        self._now: dict[int, str] = {}
+
+    async def route(self, items: Sequence[int], stale: bool) -> dict[int, int]:
+        self._now = {item: self._outcomes[item].pop() if self._outcomes[item] else FINE for item in items}
+        return {item: item % 2 for item in items}
+
+    async def connection_to(self, broker_id: int) -> int:
+        if UNREACHABLE in self._of(broker_id):
+            self._note(broker_id, UNREACHABLE)
+            raise ConnectFailed("unreachable")
+        return broker_id
+
+    async def ask(self, broker_id: int, items: Sequence[int]) -> dict[int, object]:
+        if LOST in self._of(broker_id):
+            self._note(broker_id, LOST)
+            raise Disconnected("lost")
+        for item in items:
+            self.seen[item].append(self._now[item])
+        return {item: ANSWERS.get(self._now[item], FINE) for item in items if self._now[item] != LEFT_OUT}
+
+    def _of(self, broker_id: int) -> list[str]:
+        return [outcome for item, outcome in self._now.items() if item % 2 == broker_id]
+
+    def _note(self, broker_id: int, outcome: str) -> None:
+        for item in self._now:
+            if item % 2 == broker_id:
+                self.seen[item].append(outcome)
+
+
+@given(st.lists(st.lists(OUTCOMES, max_size=3), min_size=1, max_size=5), st.booleans())
+@settings(max_examples=60)
+def test_every_item_has_the_result_of_its_last_attempt_and_nothing_final_is_asked_again(
+    outcomes: list[list[str]], repeatable: bool
+) -> None:
+    brokers = Brokers(outcomes)
+    items = range(len(outcomes))
+    asking = fan_out(brokers, items, brokers.route, brokers.ask, repeatable=repeatable)  # type: ignore[arg-type]
+    results = asyncio.run(asking)
+    passing = {PASSES, UNREACHABLE, LOST} if repeatable else {PASSES, UNREACHABLE}
+    assert list(results) == list(items)
+    for item in items:
+        *before, last = brokers.seen[item]
+        assert set(before) <= passing, f"{before} was final"
+        result = results[item]
+        assert (result.code if isinstance(result, KafkaError) else result) == EXPECTED[last]
 
 
 # -- error codes ------------------------------------------------------------------------------------------------------
