@@ -209,26 +209,42 @@ class ClusterClient:
         return await self._repeat(attempt, errors_of, repeatable)
 
     async def reach(self, timeout_ms: int) -> None:
-        """Connects to a bootstrap address, and tries again for `timeout_ms` while no address answers.
+        """Connects to a bootstrap address, and tries again for half of `timeout_ms` while none answers.
 
-        Other requests are tried for much longer; a person who gave a wrong address wants to know soon. Raises
-        ConnectFailed, with the reason for each address, or AuthenticationFailed.
+        Other requests are tried for much longer; a person who gave a wrong address wants to know soon. A program that
+        says nothing has `timeout_ms` too, but with TLS or SASL as long as any connection: those take several round
+        trips. Raises ConnectFailed, with the reason for each address, or AuthenticationFailed.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_ms / 1000
-        options = replace(self._options, connect_timeout_ms=min(timeout_ms, self._options.connect_timeout_ms))
-        while True:
-            outcomes = await asyncio.gather(
-                *(self._connection(address, options) for address in self._bootstrap), return_exceptions=True
-            )
-            errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-            if len(errors) < len(outcomes):
-                return
+        deadline = loop.time() + timeout_ms / 2 / 1000
+        options = self._options
+        if options.ssl_context is None and options.authenticate is None:
+            options = replace(options, connect_timeout_ms=min(timeout_ms, options.connect_timeout_ms))
+        while errors := await self._connect_to_one(options):
             if final := [error for error in errors if not isinstance(error, NotSent)]:
                 raise final[0]
             if loop.time() >= deadline:
                 raise ConnectFailed("; ".join(map(str, errors)))
             await asyncio.sleep(self.retry.backoff_ms / 1000)
+
+    async def _connect_to_one(self, options: ConnectionOptions) -> list[BaseException]:
+        """Connects to all bootstrap addresses at once, until one answers; else the error of each."""
+        settled = asyncio.Event()
+
+        async def connect_to(address: Address) -> None:
+            await self._connection(address, options)
+            settled.set()
+
+        attempts = asyncio.gather(*map(connect_to, self._bootstrap), return_exceptions=True)
+        attempts.add_done_callback(lambda _: settled.set())
+        try:
+            await settled.wait()
+            outcomes = attempts.result() if attempts.done() else [None]
+        finally:
+            attempts.cancel()
+            await asyncio.gather(attempts, return_exceptions=True)
+        errors = [outcome for outcome in outcomes if outcome is not None]
+        return errors if len(errors) == len(outcomes) else []
 
     async def refresh_metadata(
         self, topics: Iterable[str] | None = None, *, elsewhere: bool = False

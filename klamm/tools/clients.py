@@ -54,8 +54,8 @@ CommandConfig = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
-# Long enough for a broker that has just been started to accept connections.
-LOOK_MS: Final = 1_000
+# How long a broker is looked for, before a person is told that there is none.
+LOOK_MS: Final = 2_000
 
 # What codes mean that brokers send without a message.
 _MEANINGS: Final = {

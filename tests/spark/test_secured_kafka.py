@@ -458,3 +458,15 @@ def test_a_command_tells_what_is_wrong_with_its_properties(
     assert message.count("\n") == 1
     assert "guess" not in message
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("arguments", ["topics list", "groups list", "groups describe --group g", "controller status"])
+@pytest.mark.parametrize(("listener", "told"), [("SASL_PLAINTEXT", "the broker wants SASL"), ("SSL", "speaks TLS at")])
+def test_a_command_without_properties_learns_at_once_what_the_broker_wants(
+    secured: Secured, capfd: pytest.CaptureFixture[str], arguments: str, listener: str, told: str
+) -> None:
+    began = time.monotonic()
+    assert main.run([*arguments.split(), "--bootstrap-server", secured.at(listener)]) == 1
+    message = capfd.readouterr().err
+    assert told in message and "see security.protocol" in message
+    assert time.monotonic() - began < 5

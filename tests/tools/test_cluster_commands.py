@@ -172,7 +172,7 @@ def test_no_broker_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not a Kafka broker, its answer is a frame of 1213486160 bytes"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "not a Kafka broker, its answer is a frame of 1397966893 bytes"),
-        (b"", "a connection, but no answer of a Kafka broker, within 1000 ms"),
+        (b"", "a connection, but no answer of a Kafka broker, within 2000 ms"),
     ],
 )
 def test_another_program_than_a_broker_is_told_within_two_seconds(

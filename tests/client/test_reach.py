@@ -1,0 +1,77 @@
+"""What a person is told, and how soon, about addresses at which there is no broker."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from klamm.client.cluster import ClusterClient
+from klamm.net.client import ConnectFailed, ConnectionOptions
+from support.processes import free_port
+from support.scripted_broker import ScriptedBroker
+from support.scripted_cluster import ScriptedCluster
+
+Address = tuple[str, int]
+
+
+@asynccontextmanager
+async def program(says: bytes) -> AsyncIterator[Address]:
+    """A program that is no broker: it says this at once, and nothing more."""
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(says)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()
+
+
+async def test_a_silent_program_does_not_hold_back_the_broker_beside_it() -> None:
+    async with ScriptedCluster() as cluster, program(b"") as silent:
+        client = ClusterClient([silent, cluster.address(0)])
+        began = time.monotonic()
+        await client.reach(20_000)
+        assert time.monotonic() - began < 10
+        await client.refresh_metadata(())
+        await client.close()
+
+
+async def test_each_address_has_its_reason() -> None:
+    nobody = "127.0.0.1", free_port()
+    async with program(b"") as silent, program(b"HTTP/1.1 400 Bad Request\r\n\r\n") as http:
+        client = ClusterClient([silent, http, nobody])
+        with pytest.raises(ConnectFailed) as raised:
+            await client.reach(400)
+        await client.close()
+    told = str(raised.value).split("; ")
+    assert told == [
+        f"{silent[0]}:{silent[1]}: a connection, but no answer of a Kafka broker, within 400 ms",
+        f"{http[0]}:{http[1]}: not a Kafka broker, its answer is a frame of 1213486160 bytes (first two bytes 12081), "
+        "allowed are 0 to 134217728",
+        f"{nobody[0]}:{nobody[1]}: connection refused, no program listens at this port",
+    ]
+
+
+async def test_a_secured_connection_takes_longer_than_a_plain_one() -> None:
+    """TLS and SASL take several round trips, and a broker's first ones are slow."""
+
+    async def authenticate(_: object) -> int:
+        await asyncio.sleep(0.3)
+        return 0
+
+    async with ScriptedCluster() as cluster:
+        client = ClusterClient([cluster.address(0)], ConnectionOptions(authenticate=authenticate))
+        await client.reach(100)
+        await client.close()
+
+
+async def test_a_broker_that_is_just_starting_is_waited_for() -> None:
+    port = free_port()
+    client = ClusterClient([("127.0.0.1", port)])
+    reaching = asyncio.ensure_future(client.reach(20_000))
+    await asyncio.sleep(0.05)
+    broker = await ScriptedBroker().start(port)
+    await reaching
+    await client.close()
+    broker.stop()
