@@ -27,7 +27,7 @@ from klamm.protocol.apis.offset_fetch import OffsetFetchResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, ElectionType, TopicPartition
 from support.processes import free_port
-from support.scripted_cluster import HANG_UP, ScriptedCluster, in_loop
+from support.scripted_cluster import HANG_UP, ScriptedCluster
 
 P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
 
@@ -60,7 +60,6 @@ async def ask(client: ClusterClient, *partitions: TopicPartition, **options: int
 # -- leaders ----------------------------------------------------------------------------------------------------------
 
 
-@in_loop
 async def test_each_leader_is_asked_once_and_told_the_epoch_that_the_client_knows() -> None:
     async with ScriptedCluster(topics={"t": [0, 1, 0]}) as cluster:
         cluster.answers = [ends(p0=(0, 5), p2=(0, 7)), ends(p1=(0, 6))]
@@ -70,7 +69,6 @@ async def test_each_leader_is_asked_once_and_told_the_epoch_that_the_client_know
         assert epochs == [3, 3, 3]
 
 
-@in_loop
 async def test_a_leader_that_has_moved_is_looked_up_and_only_its_partitions_are_asked_for_again() -> None:
     moved = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     async with ScriptedCluster(ends(p0=(0, 5), p1=(moved, -1)), ends(p1=(0, 6)), topics={"t": [0, 0]}) as cluster:
@@ -78,7 +76,6 @@ async def test_a_leader_that_has_moved_is_looked_up_and_only_its_partitions_are_
         assert [each.partition_index for each in cluster.requests[1].topics[0].partitions] == [1]
 
 
-@in_loop
 async def test_partitions_without_a_leader_do_not_hide_the_others() -> None:
     async with ScriptedCluster(ends(p0=(0, 5)), topics={"t": [0, -1]}) as cluster:
         nowhere = TopicPartition("nope", 0)
@@ -91,14 +88,12 @@ async def test_partitions_without_a_leader_do_not_hide_the_others() -> None:
         }
 
 
-@in_loop
 async def test_a_partition_that_does_not_exist_is_not_waited_for() -> None:
     async with ScriptedCluster(topics={"t": [0]}) as cluster:
         assert await ask(cluster.client(), P2) == {P2: "UNKNOWN_TOPIC_OR_PARTITION"}
         assert cluster.metadata_requests == 1
 
 
-@in_loop
 async def test_a_partition_may_be_missing_for_a_while() -> None:
     async with ScriptedCluster(ends(p0=(0, 5))) as cluster:
         client = cluster.client()
@@ -114,14 +109,12 @@ async def test_a_partition_may_be_missing_for_a_while() -> None:
         assert await ask(client, P1, missing_timeout_ms=5) == {P1: "UNKNOWN_TOPIC_OR_PARTITION"}
 
 
-@in_loop
 async def test_a_broker_that_hangs_up_is_asked_again_and_others_are_not() -> None:
     async with ScriptedCluster((ApiKey.LIST_OFFSETS, HANG_UP), ends(p0=(0, 5)), topics={"t": [1]}) as cluster:
         assert await ask(cluster.client(), P0) == {P0: 5}
         assert cluster.asked == [(ApiKey.LIST_OFFSETS, 1)] * 2
 
 
-@in_loop
 async def test_an_answer_that_leaves_a_partition_out_is_an_error_of_that_partition() -> None:
     async with ScriptedCluster(ends(p0=(0, 5)), topics={"t": [0, 0]}) as cluster:
         found = await list_offsets(cluster.client(), dict.fromkeys([P0, P1], LATEST_TIMESTAMP))
@@ -130,14 +123,12 @@ async def test_an_answer_that_leaves_a_partition_out_is_an_error_of_that_partiti
         assert str(found[P1]) == f"UNKNOWN_SERVER_ERROR (-1): {host}:{port} returned nothing for t-1"
 
 
-@in_loop
 async def test_a_topic_that_may_not_be_described_is_not_retried() -> None:
     async with ScriptedCluster(topics={"t": []}) as cluster:
         cluster.topic_errors["t"] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         assert await ask(cluster.client(), P0) == {P0: "TOPIC_AUTHORIZATION_FAILED"}
 
 
-@in_loop
 async def test_a_cluster_that_cannot_be_reached_is_an_error_of_the_client() -> None:
     client = ClusterClient([("127.0.0.1", free_port())], retry=RetryPolicy(deadline_ms=20))
     with pytest.raises(ClientError, match="connection refused"):
@@ -145,7 +136,6 @@ async def test_a_cluster_that_cannot_be_reached_is_an_error_of_the_client() -> N
     await client.close()
 
 
-@in_loop
 async def test_a_client_that_is_closed_does_not_go_on_asking() -> None:
     async with ScriptedCluster((ApiKey.LIST_OFFSETS, lambda _: None), topics={"t": [0]}) as cluster:
         client = cluster.client()
@@ -165,7 +155,6 @@ def committed(code: int = 0) -> tuple[ApiKey, OffsetFetchResponse]:
     return ApiKey.OFFSET_FETCH, OffsetFetchResponse(error_code=code)
 
 
-@in_loop
 async def test_a_coordinator_that_has_moved_is_looked_up_again() -> None:
     moved = committed(ErrorCode.NOT_COORDINATOR)
     async with ScriptedCluster(moved, committed(), coordinators=[0, 1]) as cluster:
@@ -173,7 +162,6 @@ async def test_a_coordinator_that_has_moved_is_looked_up_again() -> None:
         assert cluster.asked == [(ApiKey.OFFSET_FETCH, 0), (ApiKey.OFFSET_FETCH, 1)]
 
 
-@in_loop
 async def test_a_coordinator_that_is_known_is_not_looked_up() -> None:
     async with ScriptedCluster(committed(), committed(), coordinators=[1, 0]) as cluster:
         client = cluster.client()
@@ -182,14 +170,12 @@ async def test_a_coordinator_that_is_known_is_not_looked_up() -> None:
         assert cluster.asked == [(ApiKey.OFFSET_FETCH, 1)] * 2
 
 
-@in_loop
 async def test_a_coordinator_that_is_not_in_the_cluster_is_looked_up_until_the_deadline() -> None:
     async with ScriptedCluster(coordinators=[7]) as cluster:
         (result,) = (await list_consumer_group_offsets(cluster.client(deadline_ms=20), ["g"])).values()
         assert str(result) == "COORDINATOR_NOT_AVAILABLE (15): the coordinator of group g, 7"
 
 
-@in_loop
 async def test_a_broker_that_is_cut_off_and_knows_a_former_coordinator_does_not_hold_the_client_back() -> None:
     async with ScriptedCluster(committed(ErrorCode.NOT_COORDINATOR), committed(), coordinators=[1]) as cluster:
         cluster.cut_off = {0: 0}
@@ -197,7 +183,6 @@ async def test_a_broker_that_is_cut_off_and_knows_a_former_coordinator_does_not_
         assert cluster.asked == [(ApiKey.OFFSET_FETCH, 0), (ApiKey.OFFSET_FETCH, 1)]
 
 
-@in_loop
 async def test_a_deletion_is_not_sent_again_when_its_answer_was_lost() -> None:
     async with ScriptedCluster((ApiKey.DELETE_GROUPS, HANG_UP)) as cluster:
         (result,) = (await delete_groups(cluster.client(), ["g"])).values()
@@ -206,7 +191,6 @@ async def test_a_deletion_is_not_sent_again_when_its_answer_was_lost() -> None:
         assert len(cluster.asked) == 1
 
 
-@in_loop
 async def test_each_group_has_its_own_result() -> None:
     struct = DeleteGroupsResponse.DeletableGroupResult
 
@@ -228,7 +212,6 @@ async def test_each_group_has_its_own_result() -> None:
 # -- the controller ---------------------------------------------------------------------------------------------------
 
 
-@in_loop
 async def test_a_controller_that_has_moved_is_looked_up_again() -> None:
     async with ScriptedCluster(created(a=ErrorCode.NOT_CONTROLLER), created(a=0)) as cluster:
         cluster.controllers = [0, 1]
@@ -236,7 +219,6 @@ async def test_a_controller_that_has_moved_is_looked_up_again() -> None:
         assert cluster.asked == [(ApiKey.CREATE_TOPICS, 0), (ApiKey.CREATE_TOPICS, 1)]
 
 
-@in_loop
 async def test_elections_are_asked_of_the_next_controller_too() -> None:
     struct = ElectLeadersResponse.ReplicaElectionResult
 
@@ -251,7 +233,6 @@ async def test_elections_are_asked_of_the_next_controller_too() -> None:
         assert cluster.asked == [(ApiKey.ELECT_LEADERS, 0), (ApiKey.ELECT_LEADERS, 1)]
 
 
-@in_loop
 async def test_a_creation_whose_answer_was_lost_is_sent_again_only_if_it_is_repeatable() -> None:
     lost = (ApiKey.CREATE_TOPICS, HANG_UP)
     async with ScriptedCluster(lost) as cluster:
@@ -263,7 +244,6 @@ async def test_a_creation_whose_answer_was_lost_is_sent_again_only_if_it_is_repe
         assert str(result) == "TOPIC_ALREADY_EXISTS (36)"
 
 
-@in_loop
 async def test_only_topics_over_their_quota_are_created_again() -> None:
     throttled = int(ErrorCode.THROTTLING_QUOTA_EXCEEDED)
     async with ScriptedCluster(created(a=0, b=throttled, c=ErrorCode.INVALID_PARTITIONS), created(b=0)) as cluster:
@@ -273,7 +253,6 @@ async def test_only_topics_over_their_quota_are_created_again() -> None:
         assert [[topic.name for topic in request.topics] for request in cluster.requests] == [["a", "b", "c"], ["b"]]
 
 
-@in_loop
 async def test_a_cluster_without_a_controller() -> None:
     async with ScriptedCluster() as cluster:
         cluster.controllers = [-1]
@@ -281,7 +260,6 @@ async def test_a_cluster_without_a_controller() -> None:
         assert str(result) == "NOT_CONTROLLER (41): the cluster has no controller"
 
 
-@in_loop
 async def test_a_request_that_is_refused_as_a_whole_is_raised() -> None:
     response = ListPartitionReassignmentsResponse(
         error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, error_message="no", topics=[]
@@ -294,7 +272,6 @@ async def test_a_request_that_is_refused_as_a_whole_is_raised() -> None:
 # -- single brokers ---------------------------------------------------------------------------------------------------
 
 
-@in_loop
 async def test_a_broker_that_is_not_in_the_cluster_is_an_error_of_that_broker() -> None:
     answer = DescribeLogDirsResponse(results=[])
     async with ScriptedCluster((ApiKey.DESCRIBE_LOG_DIRS, answer)) as cluster:
@@ -303,7 +280,6 @@ async def test_a_broker_that_is_not_in_the_cluster_is_an_error_of_that_broker() 
         assert str(results[9]) == "BROKER_NOT_AVAILABLE (8): broker 9 is not in the cluster"
 
 
-@in_loop
 async def test_an_election_that_an_old_broker_does_not_know_is_refused_by_the_client() -> None:
     async with ScriptedCluster() as cluster:
         client = cluster.client()

@@ -16,7 +16,7 @@ from klamm.protocol.apis.sync_group import SyncGroupResponse
 from klamm.protocol.consumer_protocol import decode_assignment, encode_assignment, encode_subscription
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
-from support.scripted_cluster import HANG_UP, ScriptedCluster, in_loop
+from support.scripted_cluster import HANG_UP, ScriptedCluster
 
 P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
 OPTIONS = GroupOptions("g", assignors=("roundrobin", "range"))
@@ -84,7 +84,6 @@ class Joined:
         await self.cluster.__aexit__()
 
 
-@in_loop
 async def test_a_member_asks_for_its_id_first_and_names_its_assignors_by_preference() -> None:
     cluster = ScriptedCluster(
         joined(ErrorCode.MEMBER_ID_REQUIRED, member_id="given"), joined(member_id="given"), synced(0, P2)
@@ -101,7 +100,6 @@ async def test_a_member_asks_for_its_id_first_and_names_its_assignors_by_prefere
     assert (sync.generation_id, sync.member_id, sync.assignments) == (7, "given", [])
 
 
-@in_loop
 async def test_the_leader_assigns_the_partitions_of_all_topics_that_members_want() -> None:
     subscriptions = [("a", encode_subscription(["t"])), ("b", encode_subscription(["t", "u", "missing"]))]
     cluster = ScriptedCluster(
@@ -120,7 +118,6 @@ async def test_the_leader_assigns_the_partitions_of_all_topics_that_members_want
     "error",
     [ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, HANG_UP],
 )
-@in_loop
 async def test_a_coordinator_that_moves_is_found_again(error: Any) -> None:
     def failing(api_key: ApiKey, response: Any) -> tuple[ApiKey, Any]:
         return api_key, HANG_UP if error is HANG_UP else response
@@ -157,7 +154,6 @@ async def test_a_coordinator_that_moves_is_found_again(error: Any) -> None:
         (ErrorCode.UNKNOWN_MEMBER_ID, ""),
     ],
 )
-@in_loop
 async def test_the_end_of_a_generation_makes_the_member_join_again(error: ErrorCode, member_id: str) -> None:
     again = [joined(), synced(error), joined(), synced(0, P2)]
     heartbeat = (ApiKey.HEARTBEAT, HeartbeatResponse(error_code=error))
@@ -174,7 +170,6 @@ async def test_the_end_of_a_generation_makes_the_member_join_again(error: ErrorC
 @pytest.mark.parametrize(
     "error", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.REBALANCE_IN_PROGRESS]
 )
-@in_loop
 async def test_a_commit_of_a_former_generation_is_refused_and_never_sent_as_that_of_a_stranger(
     error: ErrorCode,
 ) -> None:
@@ -199,7 +194,6 @@ async def test_a_commit_of_a_former_generation_is_refused_and_never_sent_as_that
         (joined(member_id="m", leader="m", members=[("x", b"\0")]), "member x has sent no valid subscription"),
     ],
 )
-@in_loop
 async def test_an_error_for_good_ends_the_join(answer: tuple[ApiKey, Any], message: str) -> None:
     async with ScriptedCluster(answer) as cluster:
         member = GroupMember(cluster.client(), OPTIONS)
@@ -208,7 +202,6 @@ async def test_an_error_for_good_ends_the_join(answer: tuple[ApiKey, Any], messa
         await member.close()
 
 
-@in_loop
 async def test_an_assignment_that_is_none_is_an_error() -> None:
     async with ScriptedCluster(joined(), synced(assignment=b"\0")) as cluster:
         member = GroupMember(cluster.client(), OPTIONS)
@@ -217,7 +210,6 @@ async def test_an_assignment_that_is_none_is_an_error() -> None:
         await member.close()
 
 
-@in_loop
 async def test_an_offset_that_a_transaction_may_still_commit_is_waited_for() -> None:
     """And a partition without a committed offset is left out."""
     answers = [fetched(0, (-1, ErrorCode.UNSTABLE_OFFSET_COMMIT), (3, 0)), fetched(0, (9, 0), (-1, 0))]
@@ -227,7 +219,6 @@ async def test_an_offset_that_a_transaction_may_still_commit_is_waited_for() -> 
     assert all(request.require_stable for request in state.cluster.requests[-2:])
 
 
-@in_loop
 async def test_only_dynamic_members_leave() -> None:
     state = Joined((ApiKey.LEAVE_GROUP, LeaveGroupResponse(error_code=0)))
     async with state as member:

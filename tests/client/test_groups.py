@@ -22,7 +22,7 @@ from klamm.protocol.apis.offset_fetch import OffsetFetchResponse
 from klamm.protocol.consumer_protocol import encode_assignment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
-from support.scripted_cluster import HANG_UP, ScriptedCluster, in_loop
+from support.scripted_cluster import HANG_UP, ScriptedCluster
 
 P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
 
@@ -59,7 +59,6 @@ def described(
     return ApiKey.DESCRIBE_GROUPS, DescribeGroupsResponse(groups=[one])
 
 
-@in_loop
 async def test_the_groups_of_all_brokers_are_listed() -> None:
     async with ScriptedCluster(listed(("b", "consumer"), ("c", "connect")), listed(("a", ""))) as cluster:
         found = await list_groups(cluster.client())
@@ -72,14 +71,12 @@ async def test_the_groups_of_all_brokers_are_listed() -> None:
         assert sorted(broker for _, broker in cluster.asked) == [0, 1]
 
 
-@in_loop
 async def test_a_coordinator_that_loads_is_asked_again() -> None:
     loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     async with ScriptedCluster(listed(), listed(error_code=loading), listed(), listed(("a", "consumer"))) as cluster:
         assert [each.group for each in await list_groups(cluster.client())] == ["a"]
 
 
-@in_loop
 async def test_a_broker_that_is_lost_while_groups_are_listed_is_left_out_when_it_has_left_the_cluster() -> None:
     async with ScriptedCluster(listed(), (ApiKey.LIST_GROUPS, HANG_UP), listed(("a", "consumer"))) as cluster:
         client = cluster.client()
@@ -88,7 +85,6 @@ async def test_a_broker_that_is_lost_while_groups_are_listed_is_left_out_when_it
         assert [each.group for each in await list_groups(client)] == ["a"]
 
 
-@in_loop
 async def test_an_old_broker_cannot_list_groups_by_their_states() -> None:
     async with ScriptedCluster(brokers=1) as cluster:
         client = cluster.client()
@@ -100,7 +96,6 @@ async def test_an_old_broker_cannot_list_groups_by_their_states() -> None:
             await list_groups(client, ["Stable"])
 
 
-@in_loop
 async def test_the_coordinators_of_listed_groups_are_known() -> None:
     async with ScriptedCluster(listed(("g", "consumer")), described("g"), brokers=1, coordinators=[]) as cluster:
         client = cluster.client()
@@ -111,7 +106,6 @@ async def test_the_coordinators_of_listed_groups_are_known() -> None:
         assert group.members[0].assignment == [P0, P1]
 
 
-@in_loop
 async def test_a_coordinator_that_hangs_up_is_looked_up_again() -> None:
     async with ScriptedCluster((ApiKey.DESCRIBE_GROUPS, HANG_UP), described("g"), coordinators=[0, 1]) as cluster:
         group = checked((await describe_groups(cluster.client(), ["g"]))["g"])
@@ -119,7 +113,6 @@ async def test_a_coordinator_that_hangs_up_is_looked_up_again() -> None:
 
 
 @pytest.mark.parametrize("error_code", [0, ErrorCode.GROUP_ID_NOT_FOUND])
-@in_loop
 async def test_a_group_that_does_not_exist_is_dead(error_code: int) -> None:
     """The error code is what brokers since Kafka 4.0 answer besides."""
     async with ScriptedCluster(described("g", error_code=error_code, state="Dead", kind="")) as cluster:
@@ -127,7 +120,6 @@ async def test_a_group_that_does_not_exist_is_dead(error_code: int) -> None:
         assert checked(group).state == "Dead"
 
 
-@in_loop
 async def test_an_error_that_does_not_pass_is_the_groups_result() -> None:
     denied = described("g", error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     async with ScriptedCluster(denied) as cluster:
@@ -138,7 +130,6 @@ async def test_an_error_that_does_not_pass_is_the_groups_result() -> None:
         assert str(result) == "COORDINATOR_LOAD_IN_PROGRESS (14): group g"
 
 
-@in_loop
 async def test_only_assignments_of_consumers_are_decoded() -> None:
     async with ScriptedCluster(described("g", kind="connect", assignment=b"\xff")) as cluster:
         (group,) = (await describe_groups(cluster.client(), ["g"])).values()
@@ -157,7 +148,6 @@ def rows(topic_class: Any, partition_class: Any, partitions: dict[int, dict[str,
     return [topic_class(name="t", partitions=made)]
 
 
-@in_loop
 async def test_committed_offsets() -> None:
     topic = OffsetFetchResponse.OffsetFetchResponseTopic
     partitions = {
@@ -177,7 +167,6 @@ def commit_answer(*codes: int) -> tuple[ApiKey, OffsetCommitResponse]:
     return ApiKey.OFFSET_COMMIT, response
 
 
-@in_loop
 async def test_a_commit_is_repeated_until_its_coordinator_is_found_and_refusals_are_those_of_the_last_answer() -> None:
     moved = commit_answer(ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_COORDINATOR)
     async with ScriptedCluster(moved, commit_answer(0, ErrorCode.UNKNOWN_MEMBER_ID)) as cluster:
@@ -188,7 +177,6 @@ async def test_a_commit_is_repeated_until_its_coordinator_is_found_and_refusals_
         assert len(cluster.asked) == 2
 
 
-@in_loop
 async def test_a_partition_that_does_not_exist_is_no_reason_to_repeat_a_commit() -> None:
     async with ScriptedCluster(commit_answer(0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)) as cluster:
         offsets = {P0: OffsetAndMetadata(1), P1: OffsetAndMetadata(2)}
@@ -196,7 +184,6 @@ async def test_a_partition_that_does_not_exist_is_no_reason_to_repeat_a_commit()
         assert [str(result) for result in results.values()] == ["None", "UNKNOWN_TOPIC_OR_PARTITION (3)"]
 
 
-@in_loop
 async def test_offsets_are_deleted_by_partition_unless_the_whole_request_is_refused() -> None:
     topic = OffsetDeleteResponse.OffsetDeleteResponseTopic
     codes = {0: {"error_code": 0}, 1: {"error_code": ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}}

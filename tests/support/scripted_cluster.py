@@ -1,9 +1,7 @@
 """A cluster of brokers that answer as a test's script says: for error codes that no real cluster gives on demand."""
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import wraps
 from typing import Any
 
 from klamm.client.cluster import ClusterClient, RetryPolicy
@@ -126,13 +124,3 @@ class ScriptedCluster:
                 for number, leader in enumerate(self.topics.get(name, ()))
             ],
         )
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine."""
-
-    @wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*arguments, **named), 30))
-
-    return run

@@ -32,7 +32,7 @@ from klamm.tools.controller import (
     zookeeper_of_brokers,
 )
 from support.processes import ManagedProcess
-from support.scripted_cluster import HANG_UP, ScriptedCluster, in_loop
+from support.scripted_cluster import HANG_UP, ScriptedCluster
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main"]
 Run = Callable[..., str]
@@ -287,7 +287,6 @@ def described(broker_id: int, address: str | None) -> tuple[ApiKey, DescribeConf
     return ApiKey.DESCRIBE_CONFIGS, DescribeConfigsResponse(results=[result])
 
 
-@in_loop
 async def test_where_zookeeper_is_says_the_first_broker_that_answers() -> None:
     dead = (ApiKey.DESCRIBE_CONFIGS, HANG_UP)
     async with ScriptedCluster(dead, described(1, "zk:2181/k")) as cluster:

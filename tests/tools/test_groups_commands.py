@@ -22,7 +22,7 @@ from klamm.testing import Cluster
 from klamm.tools import live, main
 from klamm.tools.groups import parse_states, positions
 from support.processes import ManagedProcess
-from support.scripted_cluster import ScriptedCluster, in_loop
+from support.scripted_cluster import ScriptedCluster
 
 RESET = ["reset-offsets", "--group", "g", "--topic", "t"]
 
@@ -130,7 +130,6 @@ def test_a_partition_without_a_leader_is_shown_without_lag() -> None:
 
 
 @pytest.mark.parametrize("silent", [ApiKey.LIST_GROUPS, ApiKey.DESCRIBE_GROUPS])
-@in_loop
 async def test_a_broker_that_does_not_answer_holds_a_command_no_longer_than_its_timeout(
     capsys: pytest.CaptureFixture[str], silent: ApiKey
 ) -> None:
