@@ -271,6 +271,8 @@ class ServerConnection(FrameReader):
     def hold_followers(self) -> Callable[[], None]:
         """For `dispatch`: the request has not yet had its effect, so no later request may start, not even one of the
         same API. Calling the returned function, once for each call of this one, lets later requests start."""
+        if not self._exchanges:
+            return _nothing  # The client has hung up between two steps of the request.
         exchange = self._exchanges[-1]
         exchange.holds += 1
 
@@ -575,6 +577,10 @@ class SocketServer:
                 # Not `close`, which would wait for ever for a client that does not read its responses.
                 connection.transport.abort()
         self._schedule_idle_check()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _wake(future: "asyncio.Future[None] | None") -> None:

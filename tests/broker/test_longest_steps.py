@@ -4,6 +4,7 @@ A step is measured in opcodes, because time differs from run to run. Slices are 
 does not pause stands out in a request of some hundred elements.
 """
 
+import asyncio
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +24,7 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.schema import Field, Struct, fields_of
 from klamm.simulation.small_slices import small_slices
 from support.group_wire import find_coordinator
-from support.one_broker import Client, batch, running
+from support.one_broker import Client, batch, running, until
 from support.opcodes import Steps, counted_steps
 
 ELEMENTS = 200
@@ -36,6 +37,9 @@ MAX_ELEMENTS = {
     (ApiKey.ALTER_CONFIGS, "configs"): MAX_CONFIGS,
     (ApiKey.INCREMENTAL_ALTER_CONFIGS, "configs"): MAX_CONFIGS,
 }
+
+# Some of them lie in each phase of a request: decoding, the handler, encoding.
+TURNS_UNTIL_HANG_UP = (1, 2, 4, 8, 50, 250)
 
 TOPIC = "name-0"
 ZEROS: dict[str, Any] = {
@@ -163,6 +167,25 @@ async def test_no_step_grows_with_the_request(tmp_path: Path, small_steps: None)
             if steps.opcodes > max_opcodes(key, path):
                 too_long.append(f"{key.name} {'.'.join(path)}: {steps.opcodes} opcodes, most in {steps.function}")
     assert not too_long, "\n".join(too_long)
+
+
+async def test_a_client_may_hang_up_at_any_step_of_any_request(tmp_path: Path, small_steps: None) -> None:
+    properties = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
+    async with running(tmp_path, auto_create_topics_enable=False, **properties) as (cluster, client):
+        await client.create_topic(TOPIC)
+        await find_coordinator(client, "g")
+        (listener,) = cluster.broker.parts.listeners.values()
+        others = listener.connection_count
+        for key, path in CASES:
+            frame = frame_of(key, path)
+            for turns in TURNS_UNTIL_HANG_UP:
+                leaving = await cluster.connect()
+                leaving.send_raw(frame)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await leaving.close()
+                await until(lambda: listener.connection_count == others and not listener._abandoned)
+            assert not cluster.broker.failure.done(), f"{key.name} {path}: {cluster.broker.failure.result()!r}"
 
 
 def refuse(request: Any) -> None:
