@@ -10,6 +10,25 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from support.clusters import KlammCluster
 from support.oracles import RealKafka, RealZooKeeper
 
+HERE = Path(__file__).parent
+
+
+# What `make test` plays of the matrices of clients and compressions; `make interop` plays all of them.
+SHORT = {
+    "client": ("librdkafka", "klamm", "java-2.8"),
+    "compression": ("none", "zstd"),
+    "assignor": ("range", "cooperative-sticky"),
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before those marked as long are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            given = item.callspec.params
+            if any(given.get(name, short[0]) not in short for name, short in SHORT.items()):
+                item.add_marker(pytest.mark.long)
+
 
 @pytest.fixture(scope="session")
 def against_kafka(pytestconfig: pytest.Config) -> bool:

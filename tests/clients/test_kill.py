@@ -14,7 +14,6 @@ from support.clients import TIMEOUT_S
 from support.clusters import Broker, KlammBroker, KlammZooKeeper, ZooKeeper, forget_dead_broker
 from support.oracles import RealKafka, RealZooKeeper
 
-KILLS = 20
 ACKNOWLEDGED_BETWEEN_KILLS = 2000
 TOPIC = "killed"
 
@@ -97,12 +96,13 @@ class NumberProducer:
 
 
 @pytest.mark.timeout(600)
-def test_twenty_kills_lose_nothing(broker: tuple[ZooKeeper, Broker]) -> None:
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
+def test_kills_lose_nothing(broker: tuple[ZooKeeper, Broker], kills: int) -> None:
     zookeeper, killed = broker
     admin = AdminClient({"bootstrap.servers": killed.bootstrap, "log_level": 0})
     admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(30)
     producer = NumberProducer(killed.bootstrap)
-    for _ in range(KILLS):
+    for _ in range(kills):
         producer.wait_for(len(producer.acknowledged) + ACKNOWLEDGED_BETWEEN_KILLS)
         killed.kill()
         if isinstance(killed, RealKafka):  # klamm knows its own session again
@@ -112,7 +112,7 @@ def test_twenty_kills_lose_nothing(broker: tuple[ZooKeeper, Broker]) -> None:
     producer.finish()
 
     stored = read_all(killed.bootstrap)
-    print(f"kills: {KILLS}; acknowledged: {len(producer.acknowledged)}; stored: {len(stored)}")
+    print(f"kills: {kills}; acknowledged: {len(producer.acknowledged)}; stored: {len(stored)}")
     # The producer has ended with nothing unacknowledged, so the log is exactly the numbers in order.
     assert len(producer.acknowledged) == len(stored)
     assert stored == list(range(len(stored)))
