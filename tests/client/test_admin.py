@@ -104,6 +104,12 @@ def test_topics(use: Use) -> None:
         assert errors(await create_partitions(client, grown)) == {"never": "UNKNOWN_TOPIC_OR_PARTITION"}
         found = await describe_topics(client)
         assert {"plain", "assigned"} <= found.keys()
+
+        async def has_grown() -> bool:
+            """The controller answers before every broker knows the new partition."""
+            return len(checked((await describe_topics(client, ["assigned"]))["assigned"]).partitions) == 3
+
+        await until(has_grown)
         described = await describe_topics(client, ["assigned", "never"])
         assert errors(described) == {"never": "UNKNOWN_TOPIC_OR_PARTITION"}
         topic = checked(described["assigned"])
