@@ -10,7 +10,8 @@ continue whatever others send. What more there may be is one budget with three p
 - *other large requests*, which are in memory until they are decoded. They do not share the part of produces, because
   produces wait for the fetches of followers.
 
-A large request gets memory in pieces as it arrives. Where there is no more, its connection is not read.
+A large request gets memory in pieces as it arrives. Where there is no more, its connection is not read; nor is it read
+while the request could not start once it has arrived, because an earlier one of the connection waits.
 
 What must stay true:
 - Progress: the connection whose large request began first gets its memory, even beyond the part, unless complete

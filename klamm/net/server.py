@@ -134,8 +134,10 @@ class ServerConnection(FrameReader):
         self._waiting: deque[bytearray] = deque()
         self._exchanges: deque[_Exchange] = deque()
         self._held_bytes = 0
-        # Where the incomplete frame counts, if it is a large one, and whether it waits for memory.
+        # Where the incomplete frame counts, if it is a large one; what it takes at first, while it waits for its turn;
+        # and whether it waits for memory.
         self._receiving: Part | None = None
+        self._awaits_turn_for_bytes = 0
         self._awaits_memory = False
         self._reading = True
         self._writable = True
@@ -188,7 +190,19 @@ class ServerConnection(FrameReader):
         if part is self._server.request_memory.small:
             return True
         self._receiving = part
-        return self._take_memory(first_bytes)
+        if self._may_receive_large():
+            return self._take_memory(first_bytes)
+        self._awaits_turn_for_bytes = first_bytes
+        self._adjust_reading()
+        return False
+
+    def _may_receive_large(self) -> bool:
+        """Whether the large request could start once it has arrived. One behind a request that waits would hold its
+        memory for as long as its client likes."""
+        if self._waiting or not self._writable:
+            return False
+        is_produce = self._receiving is self._server.request_memory.produces
+        return not self._exchanges or (is_produce and all(exchange.pipelined for exchange in self._exchanges))
 
     def frame_grows(self, more_bytes: int) -> None:
         if self._receiving is not None:
@@ -405,12 +419,16 @@ class ServerConnection(FrameReader):
         self._adjust_reading()
 
     def _adjust_reading(self) -> None:
+        if self._awaits_turn_for_bytes and self._may_receive_large():
+            first_bytes, self._awaits_turn_for_bytes = self._awaits_turn_for_bytes, 0
+            self._take_memory(first_bytes)
         limits = self._server.limits
         wanted = (
             self._writable
             and self._throttle_timer is None
             and len(self._waiting) + len(self._exchanges) < limits.max_in_flight
             and self._held_bytes < limits.max_in_flight_bytes
+            and not self._awaits_turn_for_bytes
             and not self._awaits_memory
             and not (self._held_bytes and self._server.request_memory.small.is_full)
         )

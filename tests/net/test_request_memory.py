@@ -293,9 +293,47 @@ async def test_what_a_client_leaves_behind_is_given_back() -> None:
         memory = harness.server.request_memory
         peer = await connect()
         for _ in range(3):
-            peer.send(b"\0\1wait" + bytes(10 * KB))
+            peer.send(b"\0\0wait" + bytes(10 * KB))
         peer.send(b"\0\0wait" + bytes(MB))
         peer.send(b"\0\0" + bytes(100 * KB), size=MB)
         await until(lambda: memory.held_bytes >= MB + 30 * KB)
         peer.writer.transport.abort()
         await until(lambda: memory.held_bytes == 0)
+
+
+@pytest.mark.loop("asyncio")
+@pytest.mark.parametrize("key", [b"\0\0", b"\0\1"])
+async def test_large_requests_behind_one_that_waits_take_no_memory_from_others(key: bytes) -> None:
+    """A fetch may wait for days."""
+    async with running(budget_bytes=8 * MB) as (harness, connect):
+        greedy = [await connect() for _ in range(8)]
+        for peer in greedy:
+            peer.send(b"\0\1wait....")
+            peer.send(key + b"large..." + bytes(MB - 10))
+        memory = harness.server.request_memory
+        connections = harness.server._connections
+        await until(lambda: sum(one.mid_frame or bool(one._waiting) for one in connections) == len(greedy))
+        other = await connect()
+        other.send(key + b"other..." + bytes(MB))
+        async with asyncio.timeout(5):
+            assert await other.answer() == key + b"other..."
+        assert memory.produces.held_bytes == memory.others.held_bytes == 0
+        harness.release.set()
+        for peer in greedy:
+            assert await peer.answer() == b"\0\1wait...."
+            assert await peer.answer() == key + b"large..."
+
+
+@pytest.mark.loop("asyncio")
+async def test_a_large_request_of_a_client_that_does_not_read_its_responses_takes_no_memory() -> None:
+    async with running(budget_bytes=8 * MB) as (harness, connect):
+        peer = await connect()
+        peer.send(b"\0\1small...")
+        assert await peer.answer() == b"\0\1small..."
+        (connection,) = harness.server._connections
+        connection.pause_writing()
+        peer.send(b"\0\0large..." + bytes(MB))
+        await until(lambda: connection.mid_frame)
+        assert harness.server.request_memory.held_bytes == 0
+        connection.resume_writing()
+        assert await peer.answer() == b"\0\0large..."
