@@ -12,7 +12,8 @@ Source: kafka.log.LogManager (loadLogs).
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from klamm.environment import Environment, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -31,6 +32,8 @@ from klamm.storage.log_directory import (
 )
 from klamm.storage.log_loader import LoadedLog, load_log
 from klamm.storage.segment import LOG_SUFFIX
+
+_T = TypeVar("_T")
 
 _LOGGER = logging.getLogger(__name__)
 NAMES_PER_SLICE = 1_000
@@ -144,7 +147,7 @@ class DirectoryLoader:
         """Tries again after a shortage. Raises KafkaError(KAFKA_STORAGE_ERROR) after the last attempt."""
         for attempts_left in range(_SHORTAGE_ATTEMPTS - 1, -1, -1):
             try:
-                return await self._environment.run_blocking(open_log)
+                return await _to_its_end(self._environment.run_blocking(open_log))
             except OSError as error:
                 if error.errno not in SHORTAGES:
                     raise
@@ -152,6 +155,17 @@ class DirectoryLoader:
                 shortage = error
             await asyncio.sleep(SHORTAGE_BACK_OFF_MS / 1000)
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"loading {path} failed: {shortage}")
+
+
+async def _to_its_end(work: Awaitable[_T]) -> _T:
+    """Waits for the work even if cancelled. A recovery continues off the loop and may truncate its log, so the
+    directory must stay locked until it ends."""
+    working = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.gather(working, return_exceptions=True)
+        raise
 
 
 async def check_unique(loaders: Sequence[DirectoryLoader]) -> None:

@@ -13,6 +13,7 @@ from klamm.simulation.loop import SimulatedLoop
 from klamm.simulation.process import Process
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import MetaProperties
+from klamm.storage.log_loader import load_log
 from klamm.storage.log_manager import LogManager, LogManagerSettings
 from support.logs import NOW_MS, DiskEnvironment, append, read_all
 
@@ -556,3 +557,32 @@ def test_the_machine_may_die_at_any_time_once_a_log_was_flushed():
 
     for seed in range(10):
         in_virtual_time(run(seed))
+
+
+async def test_a_cancelled_load_ends_when_the_recovery_under_way_has_ended(monkeypatch):
+    """A stop during the start would otherwise unlock the directory for another process, whose log it then truncates."""
+    fixture = Fixture()
+    manager = await fixture.loaded()
+    manager.get_or_create("t", 0, TOPIC_ID, CONFIG)
+    await manager.stop()
+    recovering, is_recovered = asyncio.Event(), asyncio.Event()
+    run_blocking = fixture.environment.run_blocking
+
+    async def slowly(function, *arguments):
+        if getattr(function, "func", None) is load_log:
+            recovering.set()
+            await is_recovered.wait()
+        return await run_blocking(function, *arguments)
+
+    monkeypatch.setattr(fixture.environment, "run_blocking", slowly)
+    restarted = fixture.manager()
+    loading = asyncio.ensure_future(restarted.load({}))
+    await recovering.wait()
+    loading.cancel()
+    await asyncio.sleep(1)
+    assert not loading.done()
+    is_recovered.set()
+    await asyncio.wait((loading,))
+    assert loading.cancelled()
+    await restarted.stop()
+    assert (await fixture.loaded()).get("t", 0) is not None
