@@ -126,7 +126,7 @@ async def test_very_many_changes_go_in_rounds_and_those_left_undecided_let_the_o
     "code",
     [ErrorCode.INVALID_UPDATE_VERSION, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION],
 )
-def test_final_errors_are_told_and_not_sent_again(code):
+async def test_final_errors_are_told_and_not_sent_again(code):
     @scenario
     async def run(controller, manager, results):
         manager.submit(change(results))
@@ -136,7 +136,7 @@ def test_final_errors_are_told_and_not_sent_again(code):
         assert results == [(0, code)]
         assert len(controller.requests) == 1
 
-    run()
+    await run()
 
 
 @scenario
@@ -155,7 +155,7 @@ async def test_another_error_of_a_partition_sends_it_again_after_a_while(control
     "code",
     [ErrorCode.NOT_CONTROLLER, ErrorCode.STALE_BROKER_EPOCH, ErrorCode.CLUSTER_AUTHORIZATION_FAILED],
 )
-def test_errors_of_the_whole_request_send_it_again_after_a_while(code):
+async def test_errors_of_the_whole_request_send_it_again_after_a_while(code):
     @scenario
     async def run(controller, manager, results):
         manager.submit(change(results))
@@ -168,7 +168,7 @@ def test_errors_of_the_whole_request_send_it_again_after_a_while(code):
         assert controller.sent() == [("t", 0, 0, (1, 2), 0)]
         assert not results
 
-    run()
+    await run()
 
 
 @scenario

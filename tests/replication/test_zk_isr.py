@@ -99,7 +99,7 @@ async def test_a_leader_may_propose_the_next_change_when_it_hears_of_the_last(st
 
 
 @pytest.mark.parametrize("error", [ConnectionLoss, SessionExpired])
-def test_a_change_is_written_when_zookeeper_is_back(error):
+async def test_a_change_is_written_when_zookeeper_is_back(error):
     @scenario
     async def run(store, manager, results):
         store.failures = [error("/x")] * 100
@@ -110,7 +110,7 @@ def test_a_change_is_written_when_zookeeper_is_back(error):
         await asyncio.sleep(1)
         assert results == [(0, WrittenIsr(7, (1, 2), 1))]
 
-    run()
+    await run()
 
 
 @scenario
