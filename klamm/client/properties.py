@@ -9,13 +9,14 @@ Source: org.apache.kafka.clients.CommonClientConfigs, AdminClientConfig, Consume
 """
 
 import difflib
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, OffsetReset, ProducerOptions
 from klamm.net.security import PROPERTIES as SECURITY_PROPERTIES
-from klamm.net.security import REFUSED, SecurityError, security_options
+from klamm.net.security import REFUSED, SecurityError, is_encodable, security_options
 from klamm.protocol.vocabulary import ACKS_ALL, ACKS_LEADER, ACKS_NONE, READ_COMMITTED, READ_UNCOMMITTED
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 INT_MAX: Final = 2**31 - 1
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 
 # The field of ClientOptions, and the smallest value, of each property that is a number.
 _NUMBERS: Final = {
@@ -133,6 +135,9 @@ def client_options(
     """
     check_names(properties)
     given = {name: value.strip() for name, value in properties.items()}
+    for name, value in given.items():
+        if not is_encodable(value):
+            raise PropertyError(f"{name} has an invalid character")
     if bootstrap is None:
         bootstrap = parse_addresses("bootstrap.servers", given.get("bootstrap.servers", ""))
     security = {name: value for name, value in given.items() if name in SECURITY_PROPERTIES}
@@ -199,6 +204,9 @@ def check_names(properties: Collection[str], *, used: Collection[str] = ()) -> N
             raise PropertyError(f"{name} is not supported: {REFUSED[name]}")
         if name in _ELSEWHERE:
             raise PropertyError(f"{name} is not a property of Java's clients: {_ELSEWHERE[name]}")
+        if not _NAME.fullmatch(name):
+            # A value on a line of its own, after a forgotten backslash, may be a password.
+            raise PropertyError("a name is not letters, digits and dots; does a line end without its backslash?")
         close = difflib.get_close_matches(name, sorted(known), 1)
         hint = f"did you mean {close[0]}? " if close else ""
         allowed = ", ".join([*CLIENT_PROPERTIES, *used])

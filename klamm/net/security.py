@@ -249,12 +249,13 @@ def _sasl(properties: Mapping[str, str]) -> SaslOptions:
         raise SecurityError("sasl.jaas.config does not have exactly the options username and password")
     username, password = module.options["username"], module.options["password"]
     for name, value in module.options.items():
-        if not value or "\0" in value or not _is_encodable(value):
+        if not value or "\0" in value or not is_encodable(value):
             raise SecurityError(f"sasl.jaas.config has a {name} that is empty or has an invalid character")
     return SaslOptions(mechanism, username, password)
 
 
-def _is_encodable(text: str) -> bool:
+def is_encodable(text: str) -> bool:
+    """Whether a request can carry the text: a lone half of a UTF-16 pair, as `\\ud800` in a file is, cannot be sent."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -68,6 +68,8 @@ def test_one_file_serves_all_clients() -> None:
             {"security.protocl": "SSL"},
             "security.protocl is not a known client property; did you mean security.protocol? allowed: bootstrap.ser",
         ),
+        ({'"s3cret";': ""}, "a name is not letters, digits and dots; does a line end without its backslash?"),
+        ({"client.id": "\ud800"}, "client.id has an invalid character"),
         ({"sasl.username": "u"}, "sasl.username is not a property of Java's clients: the credentials are in sasl.jaas"),
         ({"ssl.ca.location": "u"}, "ssl.ca.location is not a property of Java's clients: the name is ssl.truststore.l"),
         ({"ssl.provider": "u"}, "ssl.provider is not supported: it is a setting of Java's TLS"),
