@@ -32,7 +32,7 @@ WARNING = "WARN: No action will be performed as the --execute option is missing.
 Tool = Callable[..., str]
 
 
-@pytest.fixture(scope="module", params=["kafka", "klamm"])
+@pytest.fixture(scope="module", params=[pytest.param("kafka", marks=pytest.mark.long), "klamm"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[str]:
     """The bootstrap address of one broker."""
     if request.param == "kafka":
