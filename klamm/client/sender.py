@@ -8,6 +8,8 @@ What must stay true:
 - With idempotence (KIP-98) nothing is written twice and nothing out of order: a partition's batches carry consecutive
   sequence numbers, and a batch is sent again unchanged. At most `MAX_IN_FLIGHT` of a partition are on their way:
   a broker recognizes only a producer's last five batches. Without idempotence one batch is on its way at a time.
+  One case is left, as in Java's client: a leader that has stopped cleanly keeps only a producer's last batch. When the
+  answers to several batches are lost with it, and no other replica leads, the earlier of them are written again.
 - Only one batch of a partition is on its way until one has been acknowledged, and again after each failure. A broker
   that does not know the producer yet accepts any sequence number as the first, so the second batch must not overtake.
 - The first sealed batch that cannot be delivered ends the sender: later batches could not be in order.
