@@ -280,15 +280,15 @@ async def test_a_directory_that_fails_while_the_broker_starts_to_serve_is_report
 ) -> None:
     """The controller may have told the broker of its partitions by then, and does not ask again by itself."""
     start, startup = log_manager.LogManager.start, KafkaController.startup
-    running: list[log_manager.LogManager] = []
+    managers: list[log_manager.LogManager] = []
     reports: list[int] = []
 
     def starting(manager: log_manager.LogManager) -> None:
-        running.append(manager)
+        managers.append(manager)
         start(manager)
 
     async def failing(controller: KafkaController, store: KafkaZooKeeper) -> None:
-        running[-1].directories[0].fail(OSError(errno.EIO, "broken"), "the test")
+        managers[-1].directories[0].fail(OSError(errno.EIO, "broken"), "the test")
         await startup(controller, store)
 
     async def reporting(_store: KafkaZooKeeper, broker_id: int) -> None:
