@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import types
 import unittest
 from collections.abc import Iterator
@@ -45,6 +46,20 @@ from kazoo.tests import (  # noqa: E402
     test_queue,
     test_watchers,
 )
+
+# kazoo's tests join their threads without a limit: a thread that a failed test left in wait would hold up all others.
+JOIN_TIMEOUT_S = 60
+
+
+class BoundedThread(threading.Thread):
+    """A thread whose join ends, with an error if the thread has not ended."""
+
+    def join(self, timeout: float | None = None) -> None:
+        super().join(JOIN_TIMEOUT_S if timeout is None else timeout)
+        assert timeout is not None or not self.is_alive(), f"{self.name} did not end within {JOIN_TIMEOUT_S} s"
+
+
+test_lock.threading = types.SimpleNamespace(**{**vars(threading), "Thread": BoundedThread})
 
 
 class EmbeddedServer:
