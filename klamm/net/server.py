@@ -134,6 +134,7 @@ class ServerConnection(FrameReader):
         self._waiting: deque[bytearray] = deque()
         self._exchanges: deque[_Exchange] = deque()
         self._held_bytes = 0
+        self._small_requests = server.request_memory.small
         # Where the incomplete frame counts, if it is a large one; what it takes at first, while it waits for its turn;
         # and whether it waits for memory.
         self._receiving: Part | None = None
@@ -187,7 +188,7 @@ class ServerConnection(FrameReader):
 
     def frame_begins(self, api_key: int | None, size_bytes: int, first_bytes: int) -> bool:
         part = self._server.request_memory.part_of(size_bytes, api_key)
-        if part is self._server.request_memory.small:
+        if part is self._small_requests:
             return True
         self._receiving = part
         if self._may_receive_large():
@@ -233,7 +234,7 @@ class ServerConnection(FrameReader):
             self._receiving.received(self, len(frame))
             self._receiving = None
         else:
-            self._server.request_memory.small.held_bytes += len(frame)
+            self._small_requests.held_bytes += len(frame)
         self._waiting.append(frame)
         if self._server.stopping:
             self._drop_waiting()
@@ -274,8 +275,9 @@ class ServerConnection(FrameReader):
             self._memory_of(frame).release(len(frame))
 
     def _memory_of(self, frame: bytearray) -> Part:
-        memory = self._server.request_memory
-        return memory.small if len(frame) <= SMALL_BYTES else memory.part_of(len(frame), int.from_bytes(frame[:2]))
+        if len(frame) <= SMALL_BYTES:
+            return self._small_requests
+        return self._server.request_memory.part_of(len(frame), int.from_bytes(frame[:2]))
 
     def frame_release(self) -> Callable[[], None]:
         """For `dispatch`: calling the returned function says that the request's bytes are no longer needed. Otherwise
@@ -430,7 +432,7 @@ class ServerConnection(FrameReader):
             and self._held_bytes < limits.max_in_flight_bytes
             and not self._awaits_turn_for_bytes
             and not self._awaits_memory
-            and not (self._held_bytes and self._server.request_memory.small.is_full)
+            and not (self._held_bytes and self._small_requests.is_full)
         )
         if wanted != self._reading and not self.transport.is_closing():
             self._reading = wanted

@@ -262,7 +262,7 @@ def request_steps(api_key: ApiKey, version: int, frame: Buffer, position: int) -
 
 def encode_request_body_steps(api_key: ApiKey, version: int, message: Any) -> Steps[Sequence[Buffer]] | None:
     """The body for `encode_request`, in steps; None for a request that is not large enough for that."""
-    return _large_body_steps(request_class(api_key), _request_encoder_in_steps, api_key, version, message)
+    return _large_body_steps(request_class, _request_encoder_in_steps, api_key, version, message)
 
 
 def encode_request(
@@ -307,7 +307,7 @@ def encode_response_steps(
     api_key: ApiKey, version: int, correlation_id: int, message: Any
 ) -> Steps[list[Buffer]] | None:
     """As `encode_response`, in steps; None for a response that is not large enough for that."""
-    steps = _large_body_steps(response_class(api_key), _response_encoder_in_steps, api_key, version, message)
+    steps = _large_body_steps(response_class, _response_encoder_in_steps, api_key, version, message)
     return None if steps is None else _response_steps(api_key, version, correlation_id, steps)
 
 
@@ -319,7 +319,7 @@ def _response_steps(
 
 
 def _large_body_steps(
-    message_class: type,
+    class_of: Callable[[ApiKey], type],
     encoder_in_steps: Callable[[ApiKey, int], compiler.EncoderInSteps],
     api_key: ApiKey,
     version: int,
@@ -329,8 +329,8 @@ def _large_body_steps(
         if not _is_large(api_key, message):
             return None
     except Exception as error:
-        raise _unencodable(message_class, api_key, version, message, error) from error
-    return _encode_in_steps(message_class, encoder_in_steps(api_key, version), api_key, version, message)
+        raise _unencodable(class_of(api_key), api_key, version, message, error) from error
+    return _encode_in_steps(class_of(api_key), encoder_in_steps(api_key, version), api_key, version, message)
 
 
 def _is_large(api_key: ApiKey, message: Any) -> bool:

@@ -93,9 +93,9 @@ def handle(request: Request[ProduceRequest]) -> object:
         return None
     if body.acks == ACKS_ALL and not request.services.replica_manager.is_replicated(appended):
         return AnswerOnly(partial(_wait_replicated, request, appended))
-    answers = _Answers()
-    answers.add(appended)
-    return answers.response()
+    topics: dict[str, Topic] = {}
+    _add_answers(topics, appended, MAX_NAMED_RECORDS)
+    return ProduceResponse(responses=list(topics.values()))
 
 
 def _handle_in_steps(request: Request[ProduceRequest]) -> Steps[object]:
@@ -210,39 +210,32 @@ async def _wait_replicated(request: Request[ProduceRequest], appended: Appended)
 
 
 async def _respond(appended: Appended) -> ProduceResponse:
-    answers = _Answers()
+    topics: dict[str, Topic] = {}
+    named_left = MAX_NAMED_RECORDS
     async for piece in pieces(appended, ANSWERS_PER_SLICE):
-        answers.add(piece)
-    return answers.response()
+        named_left = _add_answers(topics, piece, named_left)
+    return ProduceResponse(responses=list(topics.values()))
 
 
-class _Answers:
-    """The results of a request, by topic."""
-
-    def __init__(self) -> None:
-        self._topics: dict[str, Topic] = {}
-        self._named_left = MAX_NAMED_RECORDS
-
-    def add(self, appended: Appended) -> None:
-        for topic, number, result in appended:
-            record_errors = result.record_errors[: self._named_left]
-            self._named_left -= len(record_errors)
-            partition = Partition(
-                index=number,
-                error_code=result.error_code,
-                base_offset=result.base_offset,
-                log_append_time_ms=result.log_append_time_ms,
-                log_start_offset=result.log_start_offset,
-                record_errors=[
-                    RecordError(batch_index=index, batch_index_error_message=message)
-                    for index, message in record_errors
-                ],
-                error_message=result.error_message,
-            )
-            answer = self._topics.get(topic)
-            if answer is None:
-                answer = self._topics[topic] = Topic(name=topic, partition_responses=[])
+def _add_answers(topics: dict[str, Topic], appended: Appended, named_left: int) -> int:
+    """Adds the results to the answers of their topics; returns how many more records may be named."""
+    for topic, number, result in appended:
+        record_errors = result.record_errors[:named_left]
+        named_left -= len(record_errors)
+        partition = Partition(
+            index=number,
+            error_code=result.error_code,
+            base_offset=result.base_offset,
+            log_append_time_ms=result.log_append_time_ms,
+            log_start_offset=result.log_start_offset,
+            record_errors=[
+                RecordError(batch_index=index, batch_index_error_message=message) for index, message in record_errors
+            ],
+            error_message=result.error_message,
+        )
+        answer = topics.get(topic)
+        if answer is None:
+            topics[topic] = Topic(name=topic, partition_responses=[partition])
+        else:
             answer.partition_responses.append(partition)
-
-    def response(self) -> ProduceResponse:
-        return ProduceResponse(responses=list(self._topics.values()))
+    return named_left
