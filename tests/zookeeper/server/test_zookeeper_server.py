@@ -41,6 +41,18 @@ class Stage:
         """A connection without a session."""
         return await self.world.node("client").run(WireClient.open(PORT, self.node.address))
 
+    def hold_disk(self) -> "asyncio.Future[None]":
+        """From now on the server's disk does nothing until the future that is returned has a result."""
+        release = self.world.loop.create_future()
+        run_blocking = self.node.environment.run_blocking
+
+        async def held(function: Any, *arguments: Any) -> Any:
+            await release
+            return await run_blocking(function, *arguments)
+
+        self.node.environment.run_blocking = held  # type: ignore[method-assign]
+        return release
+
 
 def run(scenario: Callable[[Stage], Awaitable[None]], seed: int = 1, **options: Any) -> None:
     world = World(seed)
@@ -219,14 +231,7 @@ async def test_a_pause_of_the_server_is_not_held_against_its_clients(tmp_path: P
 def test_a_client_that_waits_for_the_disk_does_not_expire() -> None:
     async def scenario(stage: Stage) -> None:
         client = await stage.client(timeout_ms=4000)
-        release = stage.world.loop.create_future()
-        run_blocking = stage.node.environment.run_blocking
-
-        async def slow_disk(function: Any, *arguments: Any) -> Any:
-            await release
-            return await run_blocking(function, *arguments)
-
-        stage.node.environment.run_blocking = slow_disk  # type: ignore[method-assign]
+        release = stage.hold_disk()
         client.send(messages.Create("/e", b"", flags=CreateMode.EPHEMERAL))
         await asyncio.sleep(20)
         release.set_result(None)
@@ -475,14 +480,7 @@ def test_a_client_that_does_not_read_is_muted_and_the_others_are_served() -> Non
 def test_what_waits_for_the_disk_is_bounded() -> None:
     async def scenario(stage: Stage) -> None:
         client = await stage.client(timeout_ms=40_000)
-        release = stage.world.loop.create_future()
-        run_blocking = stage.node.environment.run_blocking
-
-        async def slow_disk(function: Any, *arguments: Any) -> Any:
-            await release
-            return await run_blocking(function, *arguments)
-
-        stage.node.environment.run_blocking = slow_disk  # type: ignore[method-assign]
+        release = stage.hold_disk()
         client.send(messages.Create("/a", b""))
         for _ in range(3 * MAX_HELD):
             client.send(messages.Exists("/a"))
