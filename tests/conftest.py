@@ -56,6 +56,12 @@ def kafka_jars(java: None) -> Path:
 
 
 @pytest.fixture(scope="session")
+def kafka4_jars(java: None) -> Path:
+    """Directory with the jars of Apache Kafka 4.3 and its tools."""
+    return oracles.kafka4_jars()
+
+
+@pytest.fixture(scope="session")
 def zookeeper39_jars(java: None) -> Path:
     """Directory with the jars of Apache ZooKeeper 3.9."""
     return oracles.zookeeper39_jars()

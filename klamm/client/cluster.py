@@ -73,13 +73,17 @@ RETRIABLE_ERRORS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PartitionMetadata:
-    """The replicas of a partition; `leader` is -1 when the partition has no leader."""
+    """The replicas of a partition; `leader` is -1 when the partition has no leader.
+
+    `offline_replicas` are those whose broker or log directory has failed.
+    """
 
     error_code: int
     leader: int
     leader_epoch: int
     replicas: list[int]
     isr: list[int]
+    offline_replicas: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +98,13 @@ class TopicMetadata:
 
 @dataclass(slots=True)
 class ClusterMetadata:
-    """The newest metadata of the cluster: brokers by id, topics by name."""
+    """The newest metadata of the cluster: brokers by id, topics by name; `racks` of the brokers that have one."""
 
     cluster_id: str | None = None
     controller_id: int = -1
     brokers: dict[int, Address] = field(default_factory=dict)
     topics: dict[str, TopicMetadata] = field(default_factory=dict)
+    racks: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +403,7 @@ class ClusterClient:
         metadata.cluster_id = response.cluster_id
         metadata.controller_id = response.controller_id
         metadata.brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
+        metadata.racks = _racks(response)
         described, refreshes = {}, -1
         # Another response may have arrived meanwhile and be newer than this one.
         while refreshes != self._refreshes:
@@ -459,7 +465,12 @@ async def metadata_of(
         response.controller_id,
         {broker.node_id: (broker.host, broker.port) for broker in response.brokers},
         await in_slices(_topics_metadata(response.topics, {})),
+        _racks(response),
     )
+
+
+def _racks(response: MetadataResponse) -> dict[int, str]:
+    return {broker.node_id: broker.rack for broker in response.brokers if broker.rack is not None}
 
 
 def _topics_metadata(
@@ -485,6 +496,7 @@ def _topic_metadata(topic: MetadataResponse.MetadataResponseTopic, known: TopicM
             partition.leader_epoch,
             partition.replica_nodes,
             partition.isr_nodes,
+            partition.offline_replicas,
         )
         for partition in topic.partitions
     }

@@ -9,7 +9,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +17,11 @@ import typer
 
 from klamm.processes.errors import ToolError, describe_os_error
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, run_with_client
+from klamm.tools.zookeeper_access import open_znodes
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
+    from klamm.znodes.store import KafkaZooKeeper
 
 app = typer.Typer(help="Watch the controller, or move it.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -30,7 +32,6 @@ ZooKeeper = Annotated[
     ),
 ]
 
-SESSION_TIMEOUT_MS = 10_000
 HTTP_TIMEOUT_S = 10.0
 # A stream may stay without events for any length of time.
 ELECTION_TIMEOUT_S = 30.0
@@ -321,7 +322,7 @@ def find_controller(connect: str) -> ControllerAddress | None:
 
 
 async def _find_controller(connect: str) -> ControllerAddress | None:
-    async with _store(connect) as store:
+    async with open_znodes(connect) as store:
         found = await _read_controller(store)
         return None if found is None else found[0]
 
@@ -332,30 +333,7 @@ def _require_controller(address: ControllerAddress | None) -> ControllerAddress:
     return address
 
 
-@contextlib.asynccontextmanager
-async def _store(connect: str) -> AsyncIterator[Any]:
-    """The cluster's znodes."""
-    from klamm.environment import SystemEnvironment
-    from klamm.znodes.fields import ZnodeError
-    from klamm.znodes.store import KafkaZooKeeper
-    from klamm.zookeeper.client import ZooKeeperClient
-    from klamm.zookeeper.errors import ZooKeeperError
-
-    environment = SystemEnvironment(blocking_workers=1)
-    try:
-        client = ZooKeeperClient(environment, connect, session_timeout_ms=SESSION_TIMEOUT_MS)
-        try:
-            await client.start(SESSION_TIMEOUT_MS)
-            yield KafkaZooKeeper(client)
-        finally:
-            await client.close()
-    except (ZooKeeperError, ZnodeError, ValueError) as error:
-        raise ToolError(f"ZooKeeper at {connect}: {error}") from error
-    finally:
-        environment.close()
-
-
-async def _read_controller(store: Any) -> tuple[ControllerAddress, int] | None:
+async def _read_controller(store: "KafkaZooKeeper") -> tuple[ControllerAddress, int] | None:
     """The controller, and the version of /controller_epoch at its election."""
     from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
     from klamm.zookeeper.errors import NoNode
@@ -406,7 +384,7 @@ async def _move(connect: str) -> tuple[ControllerAddress, ControllerAddress]:
     from klamm.zookeeper.errors import BadVersion, NoNode
     from klamm.zookeeper.messages import Check, Delete
 
-    async with _store(connect) as store:
+    async with open_znodes(connect) as store:
         found = await _read_controller(store)
         before = _require_controller(None if found is None else found[0])
         assert found is not None

@@ -25,7 +25,7 @@ def needs_java(java: None) -> None:
     """Every test here needs it, with or without a fixture of its own."""
 
 
-Server = oracles.RealZooKeeper | oracles.RealEnsemble | oracles.RealKafka
+Server = oracles.RealZooKeeper | oracles.RealEnsemble | oracles.RealKafka | oracles.RealKraft
 
 
 @pytest.fixture
@@ -77,3 +77,15 @@ def real_kafka(
         yield server
     finally:
         server.kill()
+
+
+@pytest.fixture(scope="session")
+def real_kraft(kafka4_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[oracles.RealKraft]:
+    """Three running brokers of Apache Kafka 4.3 in KRaft mode that the tests of a session share: use topics of your
+    own."""
+    cluster = oracles.RealKraft(kafka4_jars, tmp_path_factory.mktemp("kraft"), size=3)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.kill()

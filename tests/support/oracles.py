@@ -34,6 +34,11 @@ ZOOKEEPER_3_9 = (
     "org.xerial.snappy:snappy-java:1.1.10.5",
     "ch.qos.logback:logback-classic:1.3.15",
 )
+KAFKA_4 = (
+    "org.apache.kafka:kafka_2.13:4.3.0",
+    "org.apache.kafka:kafka-tools:4.3.0",
+    "org.slf4j:slf4j-simple:1.7.36",
+)
 KAFKA_CLIENTS_4 = ("org.apache.kafka:kafka-clients:4.4.0", "org.slf4j:slf4j-nop:1.7.36")
 # Streaming queries of PySpark 4.3 need a connector later than 4.0, whose part for tokens has not changed since.
 SPARK_KAFKA_4 = (
@@ -98,6 +103,11 @@ def _pom(coordinates: Iterable[str]) -> str:
 def kafka_jars() -> Path:
     """Apache Kafka 2.8.2 (Scala 2.13), its tools, and the ZooKeeper 3.5.9 that it is built with."""
     return bring_jars("kafka-2.8.2", KAFKA_2_8)
+
+
+def kafka4_jars() -> Path:
+    """Apache Kafka 4.3 (Scala 2.13) and its tools."""
+    return bring_jars("kafka-4.3", KAFKA_4)
 
 
 def zookeeper39_jars() -> Path:
@@ -387,6 +397,115 @@ class RealKafka(_JavaServer):
         config.write_text("".join(f"{key}={value}\n" for key, value in self.properties.items()), encoding="utf-8")
         options = (*self.options, *_logging(self.directory))
         return java_command(self.jars, "kafka.Kafka", config, options=options)
+
+
+class RealKraft:
+    """Brokers of Apache Kafka 4.3 in KRaft mode, on 127.0.0.1: `size` processes, of which the first is the controller
+    too. Broker ids begin with 1.
+
+    `properties` are added to (and replace) the defaults below; `of_broker` adds those of single brokers, by id.
+    """
+
+    def __init__(
+        self,
+        jars: Path,
+        directory: Path,
+        *,
+        size: int = 1,
+        properties: Mapping[str, str | int] | None = None,
+        of_broker: Mapping[int, Mapping[str, str | int]] | None = None,
+        options: Sequence[str] = SMALL_HEAP,
+    ) -> None:
+        controller_port = free_port()
+        self.brokers = [
+            _KraftBroker(
+                jars,
+                directory / str(broker_id),
+                broker_id,
+                controller_port,
+                {**(properties or {}), **(of_broker or {}).get(broker_id, {})},
+                options,
+            )
+            for broker_id in range(1, size + 1)
+        ]
+
+    @property
+    def bootstrap(self) -> str:
+        """The bootstrap addresses for clients."""
+        return ",".join(broker.address for broker in self.brokers)
+
+    def broker(self, broker_id: int) -> "_KraftBroker":
+        return self.brokers[broker_id - 1]
+
+    def start(self, timeout_s: float = 90) -> None:
+        for broker in self.brokers:
+            broker.launch()
+        for broker in self.brokers:
+            broker.wait_ready(timeout_s)
+
+    def kill(self) -> None:
+        for broker in self.brokers:
+            broker.kill()
+
+
+class _KraftBroker(_JavaServer):
+    """One broker of `RealKraft`."""
+
+    CLUSTER_ID = "a2xhbW0ta3JhZnQtdGVzdA"
+
+    def __init__(
+        self,
+        jars: Path,
+        directory: Path,
+        broker_id: int,
+        controller_port: int,
+        properties: Mapping[str, str | int],
+        options: Sequence[str],
+    ) -> None:
+        self.name, self.broker_id = f"kraft-{broker_id}", broker_id
+        super().__init__(jars, directory, None, options)
+        self.data_directory = directory / "data"
+        is_controller = broker_id == 1
+        listeners = f"PLAINTEXT://{self.address}"
+        controller = f"127.0.0.1:{controller_port}"
+        self.properties: dict[str, str | int | Path] = {
+            "process.roles": "broker,controller" if is_controller else "broker",
+            "node.id": broker_id,
+            "controller.quorum.voters": f"1@{controller}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"{listeners},CONTROLLER://{controller}" if is_controller else listeners,
+            "advertised.listeners": listeners,
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": self.data_directory,
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "share.coordinator.state.topic.replication.factor": 1,
+            "share.coordinator.state.topic.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            **properties,
+        }
+
+    def wait_ready(self, timeout_s: float = 60) -> None:
+        assert self.process is not None
+        self.process.wait_for(r"Transition from STARTING to STARTED", timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        while self.broker_id not in AdminClient({"bootstrap.servers": self.address}).list_topics(timeout=60).brokers:
+            if time.monotonic() > deadline_s:
+                raise ProcessFailed(f"{self.name} is not in its own metadata after {timeout_s} s")
+
+    def _command(self) -> list[str]:
+        config = self.directory / "server.properties"
+        config.write_text("".join(f"{key}={value}\n" for key, value in self.properties.items()), encoding="utf-8")
+        quiet = (
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+            "-Dorg.slf4j.simpleLogger.log.kafka.server.BrokerServer=info",
+        )
+        if not self.data_directory.exists():
+            java_tool(
+                self.jars, "kafka.tools.StorageTool", "format", "--config", config, "--cluster-id", self.CLUSTER_ID
+            )
+        return java_command(self.jars, "kafka.Kafka", config, options=(*self.options, *quiet))
 
 
 def _logging(directory: Path) -> list[str]:

@@ -1,0 +1,150 @@
+"""The brokers and partitions of a cluster at one moment, which the tools' plans are made from.
+
+A view is plain values. It is read over the wire from any cluster, or from the znodes of one that has ZooKeeper.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
+
+if TYPE_CHECKING:
+    from klamm.client.cluster import ClusterClient
+    from klamm.znodes.store import KafkaZooKeeper
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerView:
+    """A live broker. `address` is the host and port that clients reach it by."""
+
+    broker_id: int
+    address: tuple[str, int]
+    rack: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """A partition. `replicas` are all present ones, those that a reassignment adds and removes included.
+
+    `offline` are replicas whose broker or log directory has failed, as far as the source of the view tells.
+    """
+
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    offline: tuple[int, ...] = ()
+
+    @property
+    def is_reassigning(self) -> bool:
+        return bool(self.adding or self.removing)
+
+    @property
+    def target(self) -> tuple[int, ...]:
+        """The replicas that stay when the reassignment, if there is one, is done."""
+        return tuple(each for each in self.replicas if each not in self.removing)
+
+    @property
+    def origin(self) -> tuple[int, ...]:
+        """The replicas without those that a reassignment adds: what Kafka's tools count as replication factor."""
+        return tuple(each for each in self.replicas if each not in self.adding)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """`brokers` are the live ones by id, ascending; `partitions` are sorted; `topic_ids` is without unknown ids."""
+
+    brokers: Mapping[int, BrokerView]
+    partitions: Mapping[TopicPartition, PartitionView]
+    topic_ids: Mapping[str, UUID] = field(default_factory=dict)
+    controller_id: int = -1
+
+    def of_topics(self) -> dict[str, dict[int, PartitionView]]:
+        """The partitions of each topic."""
+        topics: dict[str, dict[int, PartitionView]] = {}
+        for (topic, number), partition in self.partitions.items():
+            topics.setdefault(topic, {})[number] = partition
+        return topics
+
+
+async def read_cluster(client: "ClusterClient", topics: Iterable[str] | None = None) -> ClusterView:
+    """The view of these topics, or of all. A topic that does not exist is left out.
+
+    Raises KafkaError for a topic that may not be described, and ClientError.
+    """
+    from klamm.client.reassignments import list_partition_reassignments
+    from klamm.client.topics import describe_topics
+
+    described = await describe_topics(client, topics)
+    metadata = client.metadata
+    # Clusters older than Kafka 2.4 do not list reassignments; the tools do not serve them.
+    moving = await list_partition_reassignments(client)
+    partitions, topic_ids = {}, {}
+    for name, topic in sorted(described.items()):
+        if isinstance(topic, KafkaError):
+            if topic.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                continue
+            raise topic
+        if topic.topic_id is not None:
+            topic_ids[name] = topic.topic_id
+        for number, each in sorted(topic.partitions.items()):
+            key = TopicPartition(name, number)
+            move = moving.get(key)
+            partitions[key] = PartitionView(
+                each.leader,
+                each.leader_epoch,
+                tuple(each.replicas),
+                tuple(each.isr),
+                () if move is None else move.adding_replicas,
+                () if move is None else move.removing_replicas,
+                tuple(each.offline_replicas),
+            )
+    brokers = {
+        broker_id: BrokerView(broker_id, address, metadata.racks.get(broker_id))
+        for broker_id, address in sorted(metadata.brokers.items())
+    }
+    return ClusterView(brokers, partitions, topic_ids, metadata.controller_id)
+
+
+async def read_znodes(znodes: "KafkaZooKeeper", topics: Iterable[str] | None = None) -> ClusterView:
+    """The same from the znodes. A partition without a state has no leader and an empty ISR.
+
+    Raises ZooKeeperError, and ZnodeError for a state that is malformed.
+    """
+    live = await znodes.live_brokers()
+    names = await znodes.topic_names() if topics is None else sorted(dict.fromkeys(topics))
+    assignments = await znodes.topic_assignments(names)
+    keys = [
+        TopicPartition(name, number)
+        for name, assignment in sorted(assignments.items())
+        for number in sorted(assignment.partitions)
+    ]
+    states = await znodes.partition_states(keys)
+    partitions = {}
+    for key in keys:
+        assignment, state = assignments[key.topic], states.get(key)
+        if isinstance(state, Exception):
+            raise state
+        replicas = tuple(assignment.partitions[key.partition])
+        partitions[key] = PartitionView(
+            NO_LEADER if state is None else state.leader,
+            NO_EPOCH if state is None else state.leader_epoch,
+            replicas,
+            () if state is None else state.isr,
+            tuple(assignment.adding_replicas.get(key.partition, ())),
+            tuple(assignment.removing_replicas.get(key.partition, ())),
+            tuple(each for each in replicas if each not in live),
+        )
+    brokers = {}
+    for broker_id, broker in live.items():
+        endpoint = next((each for each in broker.registration.endpoints if each.host), None)
+        address = ("", -1) if endpoint is None else (endpoint.host, endpoint.port)
+        brokers[broker_id] = BrokerView(broker_id, address, broker.registration.rack)
+    controller_id = await znodes.controller_id()
+    ids = {name: found.topic_id for name, found in assignments.items() if found.topic_id is not None}
+    return ClusterView(brokers, partitions, ids, -1 if controller_id is None else controller_id)

@@ -1,0 +1,32 @@
+"""Asks before a command changes something.
+
+The plan goes to stderr, so that stdout holds only results. A terminal is asked; a script must have said `--yes`.
+"""
+
+import sys
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from klamm.processes.errors import ToolError
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Make the changes without asking.")]
+Force = Annotated[bool, typer.Option("--force", help="The same as --yes, as Kafka's tool has it.")]
+
+
+def confirm(plan: Iterable[str], question: str, *, yes: bool) -> None:
+    """Shows the plan and returns if its changes may be made.
+
+    `question` is "Delete 3 topics?" for example. Raises typer.Abort when the answer is no, and ToolError when there is
+    no terminal to ask.
+    """
+    for line in plan:
+        print(line, file=sys.stderr)
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ToolError(f"{question} Nothing was changed: say --yes, because there is no terminal to ask.")
+    if not typer.confirm(question, err=True):
+        print("Nothing was changed.", file=sys.stderr)
+        raise typer.Abort
