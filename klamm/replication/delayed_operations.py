@@ -107,10 +107,12 @@ class DelayedProduce(DelayedOperation):
 
 
 class Readable(NamedTuple):
-    """Records that can be read: their partition, its leader epoch, the offset where they end, and about their size."""
+    """Records that can be read: their partition, its leader epoch, whether this broker leads it, the offset where they
+    end, and about their size."""
 
     partition: Partition
     leader_epoch: int
+    is_led_here: bool
     upper_bound: int
     size_bytes: int
 
@@ -122,7 +124,8 @@ class DelayedFetch(DelayedOperation):
     for one of them pays for that one alone. `results` has an answer without records for each of `wanted` that was
     looked at; `readable` has, by the same index, the partitions with records.
 
-    The first look tells each partition the follower's offset, as of `follower_now_ms`, if the two logs agree.
+    The first look tells each partition the follower's offset, as of `follower_now_ms`, if the two logs agree. Unless
+    `only_leader`, followers answer too (KIP-392).
     """
 
     def __init__(
@@ -133,12 +136,15 @@ class DelayedFetch(DelayedOperation):
         isolation_level: int,
         min_bytes: int,
         follower_now_ms: float,
+        *,
+        only_leader: bool = True,
     ) -> None:
         self._partition = partition
         self._wanted = wanted
         self._replica_id = replica_id
         self._isolation_level = isolation_level
         self._min_bytes = min_bytes
+        self._only_leader = only_leader
         self._readable_bytes = 0
         self._must_answer = False
         self._follower_now_ms = follower_now_ms
@@ -192,7 +198,10 @@ class DelayedFetch(DelayedOperation):
     def _look(self, index: int, topic: str, want: FetchPartition, follower_now_ms: float | None) -> PartitionData:
         try:
             partition = self._partition(topic, want.partition)
-            partition.require_leader(want.current_leader_epoch)
+            if self._only_leader:
+                partition.require_leader(want.current_leader_epoch)
+            else:
+                partition.require_leader_or_follower(want.current_leader_epoch)
             diverging_epoch = partition.diverging_epoch(want.fetch_offset, want.last_fetched_epoch)
             if diverging_epoch is None:
                 self._look_for_records(index, want, partition, follower_now_ms)
@@ -219,6 +228,9 @@ class DelayedFetch(DelayedOperation):
     ) -> None:
         log, offset = partition.log, want.fetch_offset
         if not log.log_start_offset <= offset <= log.log_end_offset:
+            if not partition.is_leader and want.current_leader_epoch == NO_EPOCH:
+                # The client may take this broker for the leader. OFFSET_OUT_OF_RANGE would make it reset its offset.
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
         if self._replica_id > CONSUMER_REPLICA_ID:
             partition.require_replica(self._replica_id)
@@ -229,5 +241,7 @@ class DelayedFetch(DelayedOperation):
             upper_bound = partition.fetch_upper_bound(self._isolation_level)
         if offset < upper_bound:
             size_bytes = min(want.partition_max_bytes, log.readable_bytes(offset, upper_bound))
-            self.readable[index] = Readable(partition, partition.leader_epoch, upper_bound, size_bytes)
+            self.readable[index] = Readable(
+                partition, partition.leader_epoch, partition.is_leader, upper_bound, size_bytes
+            )
             self._readable_bytes += size_bytes

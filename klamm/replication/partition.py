@@ -2,7 +2,8 @@
 the progress of the followers.
 
 What must stay true:
-- Only the leader appends for clients and answers fetches; only a follower copies and truncates.
+- Only the leader appends for clients and answers followers; only a follower copies and truncates. Both answer
+  consumers, each below its own high watermark (KIP-392).
 - The leader epoch never goes back while the partition is hosted. It is -1 until the first LeaderAndIsr.
 - The high watermark moves only to an offset that every member of the maximal ISR has reached (see `isr.py`). On a
   leader it never goes back. A client reads nothing at or above it, and with isolation level read_committed nothing at
@@ -49,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class Partition:
-    """A hosted partition. `on_high_watermark` is called for each advance while this broker leads."""
+    """A hosted partition. `on_high_watermark` is called for each advance."""
 
     def __init__(
         self,
@@ -71,6 +72,8 @@ class Partition:
         self.topic_config = topic_config
         self.leader_id = NO_LEADER
         self.leader_epoch = NO_EPOCH
+        # Whether the controller has made this broker a follower in the leader epoch.
+        self.is_follower = False
         # The first epoch of this broker's unbroken leadership; only meaningful while it leads.
         self.leading_since_epoch = NO_EPOCH
         # Where the log ended when the current epoch began; None unless this broker leads.
@@ -136,6 +139,7 @@ class Partition:
         # Another broker may have led in a skipped epoch, and followers may have truncated this broker's records then.
         forget_offsets = is_new_leader or state.leader_epoch > self.leader_epoch + 1
         self._take_assignment(state, state.isr)
+        self.is_follower = False
         self.leader_epoch_start_offset = start_offset
         now_ms = self._clock_ms()
         for replica in self._remote_replicas.values():
@@ -151,6 +155,7 @@ class Partition:
         """Follows the leader of `state`. Returns whether the leader or the epoch is new."""
         changed = (self.leader_id, self.leader_epoch) != (state.leader, state.leader_epoch)
         self._take_assignment(state, ())
+        self.is_follower = True
         self.leader_epoch_start_offset = None
         return changed
 
@@ -180,18 +185,30 @@ class Partition:
     def stop(self) -> None:
         """The partition is no longer hosted here: this broker does not lead it and ignores answers to its proposals."""
         self.leader_id = NO_LEADER
+        self.is_follower = False
         self.leader_epoch_start_offset = None
         self._remote_replicas = {}
         self._commit_isr(())
         self._isr_changes.clear_pending(self.topic_partition)
 
-    # -- what clients ask of the leader ---------------------------------------------------------------------------
+    # -- what clients ask -----------------------------------------------------------------------------------------
 
     def require_leader(self, current_leader_epoch: int = NO_EPOCH) -> None:
         """Checks that this broker leads in `current_leader_epoch`, the epoch that the client knows (-1: any; KIP-320).
 
         Raises KafkaError: NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH.
         """
+        self._require_leader_epoch(current_leader_epoch)
+        if self.leader_id != self._broker_id:
+            raise self._not_leader()
+
+    def require_leader_or_follower(self, current_leader_epoch: int) -> None:
+        """As `require_leader`, but this broker may also follow the leader of that epoch."""
+        self._require_leader_epoch(current_leader_epoch)
+        if not self.is_follower and self.leader_id != self._broker_id:
+            raise self._not_leader()
+
+    def _require_leader_epoch(self, current_leader_epoch: int) -> None:
         if current_leader_epoch not in (NO_EPOCH, self.leader_epoch):
             raise KafkaError(
                 ErrorCode.FENCED_LEADER_EPOCH
@@ -199,8 +216,6 @@ class Partition:
                 else ErrorCode.UNKNOWN_LEADER_EPOCH,
                 f"{self} is in leader epoch {self.leader_epoch}, not {current_leader_epoch}",
             )
-        if self.leader_id != self._broker_id:
-            raise self._not_leader()
 
     def append_records_as_leader(
         self,
@@ -427,7 +442,11 @@ class Partition:
         It may go back: the leader's high watermark can be behind for a while after an election.
         """
         self._require_follower()
-        return self.log.update_high_watermark(leader_high_watermark)
+        before = self.log.high_watermark
+        after = self.log.update_high_watermark(leader_high_watermark)
+        if after > before:
+            self._on_high_watermark(self)  # Consumers that read here may wait for it.
+        return after
 
     def maybe_increment_log_start_offset(self, leader_log_start_offset: int) -> None:
         """Moves the log start offset forward to the leader's, but not above the high watermark."""

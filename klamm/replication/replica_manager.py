@@ -310,9 +310,11 @@ class ReplicaManager:
         max_wait_ms: int,
         min_bytes: int,
         max_bytes: int,
+        only_leader: bool = True,
     ) -> list[PartitionData]:
         """Reads for a consumer, or for the follower `replica_id`: at once if `min_bytes` are available or a partition
-        has an error, else within `max_wait_ms`.
+        has an error, else within `max_wait_ms`. Unless `only_leader`, a consumer also reads partitions that this broker
+        follows.
 
         Results are in the order of `wanted`. The first non-empty partition may exceed `max_bytes` and its own limit by
         one batch, so that a batch larger than the limits can still be consumed (KIP-74). A fetch never waits for more
@@ -320,7 +322,13 @@ class ReplicaManager:
         """
         is_follower = replica_id > CONSUMER_REPLICA_ID
         delayed = DelayedFetch(
-            self.partition, wanted, replica_id, isolation_level, min(min_bytes, max_bytes), self._clock_ms()
+            self.partition,
+            wanted,
+            replica_id,
+            isolation_level,
+            min(min_bytes, max_bytes),
+            self._clock_ms(),
+            only_leader=only_leader,
         )
         purgatory = self.follower_fetch_purgatory if is_follower else self.fetch_purgatory
         if not self._look_at_once(delayed):
@@ -466,7 +474,12 @@ async def _read(
     try:
         fetched = await log.read(want.fetch_offset, max_bytes, max_offset=readable.upper_bound, minimum_one_batch=first)
         # If another broker became the leader during the read, the records read may have been truncated and replaced.
-        readable.partition.require_leader(readable.leader_epoch)
+        if readable.is_led_here:
+            readable.partition.require_leader(readable.leader_epoch)
+        else:
+            readable.partition.require_leader_or_follower(readable.leader_epoch)
+            if log.high_watermark < readable.upper_bound:
+                return result  # The follower has been truncated below its high watermark, after an unclean election.
     except KafkaError as error:
         return PartitionData(partition_index=want.partition, error_code=error.code)
     result.records = fetched.data

@@ -191,6 +191,38 @@ async def test_leader_epochs_are_checked(tmp_path: Path) -> None:
         assert result_of(response).error_code == ErrorCode.FENCED_LEADER_EPOCH
 
 
+async def test_followers_answer_consumers_and_tools(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
+        await client.create_topic("t")
+        await client.produce("t", 0, batch(b"a"))
+        await cluster.begin_leader_epoch(client, "t", 1, leader=1, isr=(0, 1), replicas=(0, 1))
+        for replica_id in (-1, -2):
+            for version, epoch, code, found in (
+                (10, 1, ErrorCode.NOT_LEADER_OR_FOLLOWER, []),
+                (11, 1, ErrorCode.NONE, [b"a"]),
+                (12, 1, ErrorCode.NONE, [b"a"]),
+                (12, -1, ErrorCode.NONE, [b"a"]),
+                (12, 0, ErrorCode.FENCED_LEADER_EPOCH, []),
+            ):
+                body = fetch_request(("t", [to_fetch(0, 0, 1000, epoch=epoch)]), replica_id=replica_id, max_wait_ms=0)
+                result = result_of(await client.request(ApiKey.FETCH, version, body))
+                assert (result.error_code, values(result.records or b"")) == (code, found), (version, epoch)
+        request = messages.request_class(ApiKey.LIST_OFFSETS)
+        for replica_id, timestamp, epoch, expected in (
+            (-1, -1, 1, (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1, -1)),
+            (-2, -1, 1, (ErrorCode.NONE, 1, 1)),
+            (-2, -2, -1, (ErrorCode.NONE, 0, 0)),
+            (-2, -1, 0, (ErrorCode.FENCED_LEADER_EPOCH, -1, -1)),
+        ):
+            wanted = request.ListOffsetsTopic.ListOffsetsPartition(
+                partition_index=0, current_leader_epoch=epoch, timestamp=timestamp
+            )
+            topics = [request.ListOffsetsTopic(name="t", partitions=[wanted])]
+            answer = await client.ask(ApiKey.LIST_OFFSETS, 6, replica_id=replica_id, isolation_level=0, topics=topics)
+            found_offset = answer.topics[0].partitions[0]
+            assert (found_offset.error_code, found_offset.offset, found_offset.leader_epoch) == expected
+
+
 async def test_a_reader_learns_where_its_log_differs(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")

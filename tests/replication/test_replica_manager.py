@@ -51,7 +51,7 @@ def append(broker, *values, partition=0, acks=-1):
     return broker.manager.append_records("t", partition, batch(*values), acks)
 
 
-async def fetch(broker, *wanted, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=10**6, isolation_level=0):
+async def fetch(broker, *wanted, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=10**6, isolation_level=0, **more):
     return await broker.manager.fetch(
         wanted,
         replica_id=replica_id,
@@ -59,6 +59,7 @@ async def fetch(broker, *wanted, replica_id=-1, max_wait_ms=0, min_bytes=1, max_
         max_wait_ms=max_wait_ms,
         min_bytes=min_bytes,
         max_bytes=max_bytes,
+        **more,
     )
 
 
@@ -504,6 +505,102 @@ async def test_what_was_read_while_the_partition_was_deleted_is_not_given_out(br
     partition.log.read = read_and_delete
     [result] = await fetch(broker, want(0))
     assert (result.error_code, result.records) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, b"")
+
+
+async def follows(broker, *values, high_watermark):
+    """t-0 follows broker 2 in epoch 3 and holds a batch for each value."""
+    await broker.tell(state(0, epoch=3, leader=2))
+    partition = broker.manager.partitions[T0]
+    for offset, value in enumerate(values):
+        partition.append_records_as_follower(batch(value, base_offset=offset, partition_leader_epoch=3))
+    partition.update_follower_high_watermark(high_watermark)
+    return partition
+
+
+@pytest.mark.parametrize("replica_id", [-1, -2])
+async def test_a_follower_answers_consumers_below_its_high_watermark(tmp_path, replica_id):
+    async with hosting_broker(tmp_path) as broker:
+        partition = await follows(broker, b"a", b"b", b"c", high_watermark=2)
+        partition.maybe_increment_log_start_offset(1)
+        for offset, epoch, code, values in (
+            (1, 3, OK, [b"b"]),
+            (1, -1, OK, [b"b"]),
+            (2, 3, OK, []),
+            (3, 3, OK, []),
+            (0, 3, ErrorCode.OFFSET_OUT_OF_RANGE, []),
+            (4, 3, ErrorCode.OFFSET_OUT_OF_RANGE, []),
+            # Such a client may take this broker for the leader and would reset its offset.
+            (4, -1, ErrorCode.NOT_LEADER_OR_FOLLOWER, []),
+            (1, 2, ErrorCode.FENCED_LEADER_EPOCH, []),
+            (1, 4, ErrorCode.UNKNOWN_LEADER_EPOCH, []),
+        ):
+            wanted = want(offset, epoch=epoch)
+            [result] = await fetch(broker, wanted, replica_id=replica_id, only_leader=False)
+            assert (result.error_code, values_in(result.records or b"")) == (code, values), (offset, epoch)
+            if code == OK:
+                assert (result.high_watermark, result.log_start_offset) == (2, 1)
+            [result] = await fetch(broker, wanted, replica_id=replica_id)
+            expected = code if epoch in (2, 4) else ErrorCode.NOT_LEADER_OR_FOLLOWER
+            assert (result.error_code, result.records) == (expected, b"")
+
+
+@scenario
+async def test_a_consumer_that_waits_at_a_follower_wakes_with_its_high_watermark(broker):
+    partition = await follows(broker, b"a", b"b", high_watermark=1)
+    waiting = asyncio.ensure_future(fetch(broker, want(1, epoch=3), max_wait_ms=60_000, only_leader=False))
+    await settle()
+    assert not waiting.done()
+    partition.update_follower_high_watermark(2)
+    assert values_in((await waiting)[0].records) == [b"b"]
+
+
+@scenario
+async def test_a_consumer_that_waits_at_a_follower_hears_of_a_new_leader_epoch(broker):
+    await follows(broker, b"a", high_watermark=1)
+    waiting = asyncio.ensure_future(fetch(broker, want(1, epoch=3), max_wait_ms=60_000, only_leader=False))
+    await settle()
+    await broker.tell(state(0, epoch=4, leader=3))
+    assert (await waiting)[0].error_code == ErrorCode.FENCED_LEADER_EPOCH
+
+
+@scenario
+async def test_a_replica_that_neither_leads_nor_follows_answers_no_consumer(broker):
+    partition = await follows(broker, b"a", high_watermark=1)
+    partition.step_down(3, -1)
+    [result] = await fetch(broker, want(0), only_leader=False)
+    assert (result.error_code, result.records) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, b"")
+
+
+@scenario
+async def test_what_a_follower_has_truncated_while_it_was_read_is_not_given_out(broker):
+    partition = await follows(broker, b"a", b"b", high_watermark=2)
+    read = partition.log.read
+
+    async def read_and_truncate(*arguments, **options):
+        fetched = await read(*arguments, **options)
+        partition.truncate_to(1)
+        return fetched
+
+    partition.log.read = read_and_truncate
+    [result] = await fetch(broker, want(0, epoch=3), only_leader=False)
+    assert (result.error_code, result.records) == (OK, b"")
+
+
+@scenario
+async def test_a_leader_that_follows_after_a_read_gives_nothing_out_to_those_who_may_read_from_followers(broker):
+    await broker.tell(state(0, isr=(1,)))
+    append(broker, b"a")
+    partition = broker.manager.partitions[T0]
+    read = partition.log.read
+
+    async def read_and_lose_leadership(*arguments, **options):
+        fetched = await read(*arguments, **options)
+        await broker.tell(state(0, epoch=1, leader=2))
+        return fetched
+
+    partition.log.read = read_and_lose_leadership
+    [result] = await fetch(broker, want(0), only_leader=False)
+    assert (result.error_code, result.records) == (ErrorCode.FENCED_LEADER_EPOCH, b"")
 
 
 @scenario

@@ -3,6 +3,9 @@
 Versions 0 to 3, which would need batches converted down to message sets, are not served. A follower fetches with its
 broker's id and reads up to the end of the log; its fetch offset tells the leader which records it has. A follower must
 be authorized to act in the cluster.
+
+From version 11 on consumers, and tools that look at replicas (replica id -2), also read from followers, below the
+follower's high watermark (KIP-392). The leader names no follower to them.
 """
 
 import asyncio
@@ -25,6 +28,8 @@ from klamm.slices import Slices, each, in_slices, mapped
 FIRST_VERSION_WITH_ZSTD = 10
 # From this version on a response has a field for an error of the session itself.
 FIRST_VERSION_WITH_SESSIONS = 7
+# Clients of earlier versions do not know that a follower may answer, and that it may be behind.
+FIRST_VERSION_WITH_FOLLOWERS = 11
 
 
 def error_response(request: Request[FetchRequest], error: KafkaError) -> Steps[FetchResponse]:
@@ -61,6 +66,7 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
         max_wait_ms=0 if refused else body.max_wait_ms,
         min_bytes=body.min_bytes,
         max_bytes=min(body.max_bytes, services.config.current.fetch_max_bytes),
+        only_leader=is_follower or request.version < FIRST_VERSION_WITH_FOLLOWERS,
     )
     request.connection.has_read(sum(len(result.records) for result in results if result.records))
     allowed = iter(results)

@@ -1,7 +1,8 @@
 """ListOffsets (key 2), versions 1 to 6: the first offset, the next offset, or the first at or after a timestamp.
 
 Version 0 (a list of segment boundaries) is not served. The next offset is the high watermark, with isolation level
-read_committed the last stable offset, and for a follower the log's end.
+read_committed the last stable offset, and for a follower the log's end. A tool that looks at replicas (replica id -2)
+gets the log's end, too, and followers answer it.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from klamm.protocol.primitives import Steps
 from klamm.protocol.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import (
     CONSUMER_REPLICA_ID,
+    DEBUGGING_REPLICA_ID,
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
     NO_EPOCH,
@@ -72,7 +74,10 @@ async def handle(request: Request[ListOffsetsRequest]) -> ListOffsetsResponse:
 async def _list(request: Request[ListOffsetsRequest], topic: str, wanted: Wanted) -> Partition:
     number, timestamp = wanted.partition_index, wanted.timestamp
     partition = request.services.replica_manager.partition(topic, number)
-    partition.require_leader(wanted.current_leader_epoch)
+    if request.body.replica_id == DEBUGGING_REPLICA_ID:
+        partition.require_leader_or_follower(wanted.current_leader_epoch)
+    else:
+        partition.require_leader(wanted.current_leader_epoch)
     if timestamp < 0 and timestamp not in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp}: allowed are -1, -2 and those from 0 on")
     is_consumer = request.body.replica_id == CONSUMER_REPLICA_ID
