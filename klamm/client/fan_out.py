@@ -271,11 +271,17 @@ def in_turn(client: ClusterClient) -> Callable[[], int | None]:
 
 def brokers(client: ClusterClient) -> Route[int]:
     """Brokers, by their ids, answer for themselves."""
+    return of_brokers(client, int)
 
-    async def route(broker_ids: Sequence[int], stale: bool) -> dict[int, int | Unroutable]:
-        if stale or not all(broker_id in client.metadata.brokers for broker_id in broker_ids):
+
+def of_brokers(client: ClusterClient, broker_of: Callable[[K], int]) -> Route[K]:
+    """Each item names the broker that answers for it, as a replica does."""
+
+    async def route(items: Sequence[K], stale: bool) -> dict[K, int | Unroutable]:
+        responsible: dict[K, int | Unroutable] = {item: broker_of(item) for item in items}
+        if stale or not all(broker_id in client.metadata.brokers for broker_id in responsible.values()):
             await client.refresh_metadata_once(())
-        return {broker_id: broker_id for broker_id in broker_ids}
+        return responsible
 
     return route
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from klamm.client.cluster import ClusterClient
-from klamm.client.fan_out import Unroutable, brokers, by_topic, error_of, fan_out
+from klamm.client.fan_out import brokers, by_topic, error_of, fan_out, of_brokers
 from klamm.net.client import Connection
 from klamm.protocol.apis.alter_replica_log_dirs import AlterReplicaLogDirsRequest
 from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest
@@ -104,12 +104,4 @@ async def alter_replica_log_dirs(
         }
         return {replica: errors[key] for replica in replicas if (key := (replica.topic, replica.partition)) in errors}
 
-    of_brokers = brokers(client)
-
-    async def route(
-        replicas: Sequence[TopicPartitionReplica], stale: bool
-    ) -> dict[TopicPartitionReplica, int | Unroutable]:
-        found = await of_brokers(sorted({replica.broker_id for replica in replicas}), stale)
-        return {replica: found[replica.broker_id] for replica in replicas}
-
-    return await fan_out(client, paths, route, ask)
+    return await fan_out(client, paths, of_brokers(client, lambda replica: replica.broker_id), ask)

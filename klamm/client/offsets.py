@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata, RetryPolicy
-from klamm.client.fan_out import by_topic, coordinators, error_of, fan_out, leaders
+from klamm.client.fan_out import Route, by_topic, coordinators, error_of, fan_out, leaders, of_brokers
+from klamm.client.log_dirs import TopicPartitionReplica
 from klamm.net.client import Connection, UnsupportedVersion
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
@@ -18,7 +19,16 @@ from klamm.protocol.apis.offset_delete import OffsetDeleteRequest
 from klamm.protocol.apis.offset_fetch import OffsetFetchRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, NO_EPOCH, READ_UNCOMMITTED, TopicPartition
+from klamm.protocol.vocabulary import (
+    CONSUMER_REPLICA_ID,
+    DEBUGGING_REPLICA_ID,
+    LATEST_TIMESTAMP,
+    NO_EPOCH,
+    READ_UNCOMMITTED,
+    TopicPartition,
+)
+
+ONE_ATTEMPT = RetryPolicy(deadline_ms=0)
 
 
 class ListedOffset(NamedTuple):
@@ -117,6 +127,30 @@ async def list_offsets_of_leader(
         for topic in response.topics
         for each in topic.partitions
     }
+
+
+async def list_replica_offsets(
+    client: ClusterClient,
+    replicas: Iterable[TopicPartitionReplica],
+    timestamp: int = LATEST_TIMESTAMP,
+    *,
+    retry: RetryPolicy | None = None,
+) -> dict[TopicPartitionReplica, ListedOffset | KafkaError]:
+    """An end of each replica's own log, which a follower and a replica without a leader have too.
+
+    Each is asked once, unless `retry` says otherwise: a broker that is down is a result, not a reason to wait.
+    KAFKA_STORAGE_ERROR means that the replica's log directory is offline.
+    """
+
+    async def ask(
+        connection: Connection, asked: Sequence[TopicPartitionReplica]
+    ) -> dict[TopicPartitionReplica, ListedOffset | KafkaError]:
+        partitions = {TopicPartition(each.topic, each.partition): Asked(timestamp, NO_EPOCH) for each in asked}
+        found = await list_offsets_of_leader(connection, partitions, replica_id=DEBUGGING_REPLICA_ID)
+        return {each: found[key] for each in asked if (key := TopicPartition(each.topic, each.partition)) in found}
+
+    route: Route[TopicPartitionReplica] = of_brokers(client, lambda replica: replica.broker_id)
+    return await fan_out(client, replicas, route, ask, retry=retry or ONE_ATTEMPT)
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from klamm.client.offsets import (
     delete_consumer_group_offsets,
     list_consumer_group_offsets,
     list_offsets,
+    list_replica_offsets,
 )
 from klamm.client.options import ClientOptions
 from klamm.client.properties import parse_addresses
@@ -242,6 +243,23 @@ def test_offsets_of_partitions(use: Use, cluster: Cluster) -> None:
         assert [checked(each).offset for each in mixed.values()] == [0, UNKNOWN_OFFSET]
         (first,) = (await list_offsets(client, {read: 0})).values()
         assert (checked(first).offset, checked(first).timestamp_ms > 0) == (0, True)
+
+    use(test)
+
+
+def test_ends_of_replicas(use: Use, cluster: Cluster) -> None:
+    cluster.create_topic("copied", replication_factor=2)
+    produce(cluster.bootstrap, "copied", numbered(7))
+    cluster.until(lambda: cluster.isr("copied") == [0, 1] or cluster.isr("copied") == [1, 0])
+
+    async def test(client: ClusterClient) -> None:
+        replicas = [TopicPartitionReplica("copied", 0, broker_id) for broker_id in (0, 1)]
+        elsewhere = [TopicPartitionReplica("copied", 1, 0), TopicPartitionReplica("copied", 0, 7)]
+        ends = await list_replica_offsets(client, [*replicas, *elsewhere])
+        assert errors(ends) == dict(zip(elsewhere, ["UNKNOWN_TOPIC_OR_PARTITION", "BROKER_NOT_AVAILABLE"], strict=True))
+        assert [checked(ends[each]).offset for each in replicas] == [7, 7]
+        begins = await list_replica_offsets(client, replicas, EARLIEST_TIMESTAMP)
+        assert [checked(begins[each]).offset for each in replicas] == [0, 0]
 
     use(test)
 
