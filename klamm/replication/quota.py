@@ -1,0 +1,135 @@
+"""Rates of bytes over a sliding window, and the quotas that bound copying between replicas (KIP-73). Pure.
+
+Callers pass the time, in milliseconds of any one clock that never goes back.
+
+What must stay true:
+- A quota lets bytes flow while the rate over its window is below the bound. What flows is never split for it, so the
+  last piece may exceed the bound; the excess is paid back in full before the next piece, however large it was.
+- A bound above 0 never stops progress, even if a single batch is larger than the whole window allows.
+
+Source: kafka.server.ReplicationQuotaManager, org.apache.kafka.common.metrics.stats.SimpleRate.
+"""
+
+from collections import deque
+from typing import Final
+
+UNLIMITED: Final = 2**63 - 1
+"""The bound, in bytes per second, of a quota that is not set."""
+
+_NO_PARTITIONS: Final[frozenset[int]] = frozenset()
+
+
+class SampledRate:
+    """How much was recorded in the newest `samples` windows of `window_ms`. A window begins with its first record."""
+
+    __slots__ = ("_samples", "_windows", "total", "window_ms")
+
+    def __init__(self, *, samples: int, window_ms: float) -> None:
+        self.window_ms = window_ms
+        self.total = 0
+        self._samples = samples
+        # [start, total] of each window, the oldest first.
+        self._windows: deque[list[float]] = deque()
+
+    def record(self, value: int, now_ms: float) -> None:
+        windows = self._windows
+        if not windows or now_ms - windows[-1][0] >= self.window_ms:
+            windows.append([now_ms, 0])
+            if len(windows) > self._samples:  # Nothing was forgotten for long: the memory stays bounded.
+                start_ms, total = windows.popleft()
+                windows[0][0] = start_ms
+                windows[0][1] += total
+        windows[-1][1] += value
+        self.total += value
+
+    def elapsed_ms(self, now_ms: float) -> float:
+        """The time that `total` was recorded in: at least one window."""
+        return max(self.window_ms, now_ms - self._windows[0][0]) if self._windows else self.window_ms
+
+    def per_second(self, now_ms: float) -> float:
+        return self.total * 1000 / self.elapsed_ms(now_ms)
+
+    def forget_old(self, now_ms: float) -> None:
+        """Forgets the windows that began too long ago."""
+        oldest_ms = now_ms - self._samples * self.window_ms
+        while self._windows and self._windows[0][0] <= oldest_ms:
+            self.total -= int(self._windows.popleft()[1])
+
+    def clear(self) -> None:
+        self._windows.clear()
+        self.total = 0
+
+
+class ReplicationQuota:
+    """One bound on the bytes per second of all throttled replicas of a broker together."""
+
+    def __init__(self, *, samples: int, window_ms: float, bytes_per_second: int = UNLIMITED) -> None:
+        self._rate = SampledRate(samples=samples, window_ms=window_ms)
+        self._bytes_per_second = bytes_per_second
+        # The throttled partitions of a topic; None means all.
+        self._throttled: dict[str, frozenset[int] | None] = {}
+
+    # -- which replicas are throttled -----------------------------------------------------------------------------
+
+    @property
+    def has_throttled_replicas(self) -> bool:
+        return bool(self._throttled)
+
+    def is_throttled(self, topic: str, partition: int) -> bool:
+        partitions = self._throttled.get(topic, _NO_PARTITIONS)
+        return partitions is None or partition in partitions
+
+    def throttle(self, topic: str, partitions: frozenset[int] | None) -> None:
+        """Throttles these partitions of a topic and no others; None throttles all."""
+        if partitions is not None and not partitions:
+            self._throttled.pop(topic, None)
+        else:
+            self._throttled[topic] = partitions
+
+    # -- the rate -------------------------------------------------------------------------------------------------
+
+    @property
+    def bytes_per_second(self) -> int:
+        """The bound. A new bound takes effect at once: what was recorded under another bound is forgotten."""
+        return self._bytes_per_second
+
+    @bytes_per_second.setter
+    def bytes_per_second(self, bound: int) -> None:
+        if bound != self._bytes_per_second:
+            self._bytes_per_second = bound
+            self._rate.clear()
+
+    def record(self, size_bytes: int, now_ms: float) -> None:
+        """Counts bytes that have flowed, also beyond the bound."""
+        self._settle(now_ms)
+        self._rate.record(size_bytes, now_ms)
+
+    def rate(self, now_ms: float) -> float:
+        """Bytes per second."""
+        self._settle(now_ms)
+        return self._rate.per_second(now_ms)
+
+    def allowance_bytes(self, now_ms: float) -> int:
+        """How many bytes may flow now; 0 while the quota is exceeded."""
+        self._settle(now_ms)
+        return max(0, self._left(now_ms))
+
+    def is_exceeded(self, now_ms: float) -> bool:
+        """Whether nothing may flow now."""
+        return self.allowance_bytes(now_ms) == 0
+
+    def wait_ms(self, now_ms: float) -> float:
+        """How long until something may flow, if nothing is recorded meanwhile; infinite with a bound of 0."""
+        if not self.is_exceeded(now_ms):
+            return 0.0
+        if self._bytes_per_second == 0:
+            return float("inf")
+        return (self._rate.total + 1) * 1000 / self._bytes_per_second - self._rate.elapsed_ms(now_ms)
+
+    def _left(self, now_ms: float) -> int:
+        return int(self._bytes_per_second * self._rate.elapsed_ms(now_ms) / 1000) - self._rate.total
+
+    def _settle(self, now_ms: float) -> None:
+        """Forgets old windows, but only once the quota has paid for them."""
+        if self._left(now_ms) >= 0:
+            self._rate.forget_old(now_ms)
