@@ -32,14 +32,27 @@ class ConfigResource(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigSynonym:
+    """A source that supplies, or would supply, a config's value."""
+
+    name: str
+    value: str | None
+    source: ConfigSource
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """A config's value and where it comes from. The value of a sensitive config is None."""
+    """A config's value and where it comes from. The value of a sensitive config is None.
+
+    `synonyms` are all sources in the order of precedence, if they were asked for.
+    """
 
     name: str
     value: str | None
     source: ConfigSource
     is_read_only: bool
     is_sensitive: bool
+    synonyms: tuple[ConfigSynonym, ...] = ()
 
 
 async def describe_configs(
@@ -47,6 +60,7 @@ async def describe_configs(
     resources: Iterable[ConfigResource],
     keys: Collection[str] | None = None,
     *,
+    include_synonyms: bool = False,
     retriable: Collection[ErrorCode] = CONFIG_ERRORS,
     retry: RetryPolicy | None = None,
 ) -> dict[ConfigResource, dict[str, ConfigEntry] | KafkaError]:
@@ -67,7 +81,8 @@ async def describe_configs(
                     configuration_keys=None if keys is None else list(keys),
                 )
                 for resource in resources
-            ]
+            ],
+            include_synonyms=include_synonyms,
         )
         response = await connection.send(ApiKey.DESCRIBE_CONFIGS, lambda version: request)
         return _of(resources, response.results, _entries)
@@ -78,7 +93,12 @@ async def describe_configs(
 def _entries(result: DescribeConfigsResponse.DescribeConfigsResult) -> dict[str, ConfigEntry] | KafkaError:
     return error_of(result.error_code, result.error_message) or {
         entry.name: ConfigEntry(
-            entry.name, entry.value, _source(entry.config_source), entry.read_only, entry.is_sensitive
+            entry.name,
+            entry.value,
+            _source(entry.config_source),
+            entry.read_only,
+            entry.is_sensitive,
+            tuple(ConfigSynonym(each.name, each.value, _source(each.source)) for each in entry.synonyms),
         )
         for entry in result.configs
     }

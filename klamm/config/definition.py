@@ -133,12 +133,12 @@ class ConfigKey:
 
 
 class ConfigDef:
-    """The keys that a dataclass declares, in its order."""
+    """The keys that a dataclass declares, in its order. `separator` is what keys have where attributes have "_"."""
 
-    def __init__(self, config_class: type) -> None:
+    def __init__(self, config_class: type, separator: str = ".") -> None:
         fields = dataclasses.fields(config_class)
         self.keys: dict[str, ConfigKey] = {
-            (name := field.name.replace("_", ".")): ConfigKey(name=name, **field.metadata["config"])
+            (name := field.name.replace("_", separator)): ConfigKey(name=name, **field.metadata["config"])
             for field in fields
             if "config" in field.metadata
         }

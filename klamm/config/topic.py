@@ -202,6 +202,15 @@ class TopicConfig(TopicKeys):
         return "delete" in self.cleanup_policy
 
 
+def override_problems(overrides: Mapping[str, str]) -> list[str]:
+    """A sentence for each value that a topic cannot have, and for values that contradict each other.
+
+    For programs without a broker's configuration. Unknown keys are ignored.
+    """
+    values, problems = TOPIC_CONFIG_DEF.parse(overrides)
+    return problems or _contradictions(values)
+
+
 def _inherit(values: dict[str, Any], overrides: Mapping[str, str], broker_config: BrokerConfig) -> dict[str, Any]:
     """`values`, with the broker's value for each key that the topic does not set."""
     for key, broker_key in BROKER_KEY.items():

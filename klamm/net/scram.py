@@ -1,5 +1,7 @@
 """SCRAM, the client's side: the client proves that it knows a password and verifies that the server knows it too.
 
+Also what a server stores of a password (`credential`).
+
 Pure: messages in, messages out. No channel binding, no authorization identity, no extensions. User names and passwords
 are UTF-8 without SASLprep, as in Kafka.
 
@@ -13,6 +15,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+from typing import NamedTuple
 
 # Fewer iterations would make the password of a recorded exchange too easy to guess (Kafka's minimum). With more than
 # the maximum a server could keep the client busy for seconds.
@@ -21,6 +24,28 @@ MAX_ITERATIONS = 1_000_000
 
 # No channel binding, no authorization identity.
 _HEADER = "n,,"
+
+
+class ScramCredential(NamedTuple):
+    """What a server stores of a user's password. The password does not follow from it."""
+
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+    iterations: int
+
+
+def salted_password(hash_name: str, password: str, salt: bytes, iterations: int) -> bytes:
+    """The password after `iterations` rounds: what an administrator sends instead of the password itself."""
+    return hashlib.pbkdf2_hmac(hash_name, password.encode(), salt, iterations)
+
+
+def credential(hash_name: str, password: str, salt: bytes, iterations: int) -> ScramCredential:
+    """The credential of a password."""
+    salted = salted_password(hash_name, password, salt, iterations)
+    client_key = hmac.digest(salted, b"Client Key", hash_name)
+    stored_key = hashlib.new(hash_name, client_key).digest()
+    return ScramCredential(salt, stored_key, hmac.digest(salted, b"Server Key", hash_name), iterations)
 
 
 class ScramError(Exception):
@@ -35,7 +60,7 @@ class ScramClient:
 
     def __init__(self, hash_name: str, username: str, password: str, nonce: str) -> None:
         self._hash_name = hash_name
-        self._password = password.encode()
+        self._password = password
         self._nonce = nonce
         self._first_bare = f"n={username.replace('=', '=3D').replace(',', '=2C')},r={nonce}"
         self._server_signature: bytes | None = None
@@ -49,7 +74,7 @@ class ScramClient:
         nonce, salt, iterations = self._challenge(text)
         without_proof = f"c={_base64(_HEADER.encode())},r={nonce}"
         message = ",".join((self._first_bare, text, without_proof)).encode()
-        salted = hashlib.pbkdf2_hmac(self._hash_name, self._password, salt, iterations)
+        salted = salted_password(self._hash_name, self._password, salt, iterations)
         client_key = self._hmac(salted, b"Client Key")
         signature = self._hmac(hashlib.new(self._hash_name, client_key).digest(), message)
         proof = bytes(one ^ other for one, other in zip(client_key, signature, strict=True))

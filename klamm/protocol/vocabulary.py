@@ -90,6 +90,23 @@ class AlterConfigOp(NamedTuple):
     op_type: int
 
 
+class ScramMechanism(IntEnum):
+    """`org.apache.kafka.clients.admin.ScramMechanism`."""
+
+    SCRAM_SHA_256 = 1
+    SCRAM_SHA_512 = 2
+
+    @property
+    def mechanism_name(self) -> str:
+        """The name in configurations and in SASL: `SCRAM-SHA-256`."""
+        return self.name.replace("_", "-")
+
+    @property
+    def hash_name(self) -> str:
+        """The hash's name in hashlib."""
+        return self.name.removeprefix("SCRAM_").replace("_", "").lower()
+
+
 class ElectionType(IntEnum):
     """`org.apache.kafka.common.ElectionType`: which replicas an ElectLeaders request lets lead."""
 

@@ -4,10 +4,13 @@ Kafka's classes: ConfigEntityZNode, ConfigEntityChangeNotificationSequenceZNode,
 is the path below /config/: `topics/T`, `brokers/1`, `brokers/<default>`, `users/U/clients/C`.
 """
 
+import base64
 from collections.abc import Mapping
+from urllib.parse import quote, unquote
 
 import orjson
 
+from klamm.net.scram import ScramCredential
 from klamm.znodes.fields import Fields
 
 CONFIG_PATH = "/config"
@@ -31,6 +34,27 @@ def topic_entity(topic: str) -> str:
 def broker_entity(broker_id: int | None) -> str:
     """The entity path of a broker; None stands for the cluster's default."""
     return f"brokers/{DEFAULT_ENTITY if broker_id is None else broker_id}"
+
+
+def sanitize(name: str) -> str:
+    """The name of a user or client in a path (Kafka's Sanitizer): percent-encoded UTF-8."""
+    return quote(name, safe="").replace("~", "%7E")
+
+
+def desanitize(name: str) -> str:
+    return unquote(name)
+
+
+def encode_scram_credential(credential: ScramCredential) -> str:
+    """A user's config `SCRAM-SHA-256` or `SCRAM-SHA-512`."""
+
+    def text(data: bytes) -> str:
+        return base64.b64encode(data).decode()
+
+    return (
+        f"salt={text(credential.salt)},stored_key={text(credential.stored_key)}"
+        f",server_key={text(credential.server_key)},iterations={credential.iterations}"
+    )
 
 
 def encode_config(config: Mapping[str, str]) -> bytes:

@@ -481,6 +481,13 @@ class KafkaZooKeeper:
         data, _ = await self._config_data(entity_path)
         return configs.decode_config(entity_path, data)
 
+    async def configured_entities(self, entity_type: str) -> list[str]:
+        """The names of the entities below /config/`entity_type` (`topics`, `users/U/clients` ...), sorted."""
+        try:
+            return sorted(await retrying(self.client.children, configs.config_path(entity_type)))
+        except NoNode:
+            return []
+
     async def _config_data(self, entity_path: str) -> tuple[bytes, int | None]:
         """The content of the entity's znode and its version; the version is None if there is no znode."""
         try:

@@ -1,0 +1,151 @@
+"""`klamm configs` beside kafka-configs, on Apache Kafka 2.8.2 and on Kafka 4.3 in KRaft mode: what one tool writes the
+other describes, with the same lines."""
+
+import contextlib
+import io
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from kazoo.client import KazooClient
+
+from klamm.tools import main
+from support.oracles import RealKafka, RealKraft, java_tool
+
+KAFKA_CONFIGS = "kafka.admin.ConfigCommand"
+
+
+class Oracle(NamedTuple):
+    """A cluster of Apache Kafka, one of its brokers, and the jars of its tools."""
+
+    bootstrap: str
+    broker: str
+    jars: Path
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param("2.8.2", marks=pytest.mark.long), pytest.param("4.3", marks=pytest.mark.long)]
+)
+def oracle(request: pytest.FixtureRequest) -> Iterator[Oracle]:
+    if request.param == "2.8.2":
+        kafka: RealKafka = request.getfixturevalue("real_kafka")
+        yield Oracle(kafka.bootstrap, "0", request.getfixturevalue("kafka_jars"))
+    else:
+        kraft: RealKraft = request.getfixturevalue("real_kraft")
+        yield Oracle(kraft.bootstrap, "1", request.getfixturevalue("kafka4_jars"))
+
+
+def ours(where: str, arguments: str, *, code: int = 0) -> str:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        ended = main.run(["configs", *shlex.split(arguments), *shlex.split(where)])
+    assert ended == code, err.getvalue() + out.getvalue()
+    return err.getvalue() if code else out.getvalue()
+
+
+def lines(text: str) -> list[str]:
+    """Lines in any order, with the pairs of a line in any order: Kafka's tool has none."""
+    ignored = ("Warning: --zookeeper is deprecated", "Use --bootstrap-server instead", "[", "SLF4J")
+    kept = [line for line in text.splitlines() if line and not line.startswith(ignored)]
+    return sorted(
+        before + are + ",".join(sorted(each.strip() for each in after.split(",")))
+        for before, are, after in (line.partition(" are ") for line in kept)
+    )
+
+
+def test_both_tools_describe_what_each_has_set(oracle: Oracle) -> None:
+    server = f"--bootstrap-server {oracle.bootstrap}"
+    admin = AdminClient({"bootstrap.servers": oracle.bootstrap})
+    admin.create_topics([NewTopic("configs-tool", 1, 1)])["configs-tool"].result(30)
+
+    def theirs(arguments: str) -> str:
+        return java_tool(oracle.jars, KAFKA_CONFIGS, *shlex.split(arguments), *shlex.split(server)).decode()
+
+    def agree(options: str) -> str:
+        mine = ours(server, f"describe {options}")
+        assert lines(mine) == lines(theirs(f"--describe {options}")), options
+        return mine
+
+    ours(server, "alter --topic configs-tool --add-config retention.ms=1000,cleanup.policy=[compact,delete] --yes")
+    done = theirs("--alter --topic configs-tool --add-config segment.ms=5 --delete-config retention.ms")
+    assert done.splitlines()[-1] == ours(server, "alter --topic configs-tool --add-config segment.ms=5 --yes").strip()
+    assert "cleanup.policy=compact,delete" in agree("--topic configs-tool")
+    agree("--topic configs-tool --all")
+
+    ours(server, f"alter --broker {oracle.broker} --add-config log.cleaner.threads=2 --yes")
+    ours(server, "alter --broker-defaults --add-config log.cleaner.threads=1 --yes")
+    described = agree("--entity-type brokers")
+    assert f"Dynamic configs for broker {oracle.broker} are:\n  log.cleaner.threads=2" in described
+    ours(server, f"alter --broker {oracle.broker} --delete-config log.cleaner.threads --yes")
+    ours(server, "alter --broker-defaults --delete-config log.cleaner.threads --yes")
+
+    # Kafka 4 knows the loggers of log4j 2, which its tests run without.
+    if loggers := ours(server, f"describe --broker-logger {oracle.broker}").splitlines()[1:]:
+        logger = loggers[0].strip().partition("=")[0]
+        ours(server, f"alter --broker-logger {oracle.broker} --add-config {logger}=DEBUG --yes")
+        assert f"  {logger}=DEBUG sensitive=false synonyms={{}}" in agree(f"--broker-logger {oracle.broker}")
+    unknown = ours(server, f"alter --broker-logger {oracle.broker} --add-config no.logger=DEBUG --yes", code=1)
+    assert unknown == "klamm: Invalid broker logger(s): no.logger\n"
+
+    ours(server, "alter --user alice --client c1 --add-config producer_byte_rate=20000000,request_percentage=50 --yes")
+    ours(server, "alter --client-defaults --add-config consumer_byte_rate=1000 --yes")
+    ours(server, "alter --ip 127.0.0.9 --add-config connection_creation_rate=7 --yes")
+    ours(server, "alter --user alice --add-config SCRAM-SHA-256=[iterations=8192,password=pw] --yes")
+    assert "producer_byte_rate=2.0E7" in agree("--user alice --client c1")
+    assert "the default client-id" in agree("--client-defaults")
+    agree("--entity-type users --entity-type clients")
+    assert "127.0.0.9" in agree("--entity-type ips")
+    assert agree("--user alice") == (
+        "SCRAM credential configs for user-principal 'alice' are SCRAM-SHA-256=iterations=8192\n"
+    )
+    ours(server, "alter --user alice --delete-config SCRAM-SHA-256 --yes")
+    ours(server, "alter --user alice --client c1 --delete-config producer_byte_rate,request_percentage --yes")
+    assert ours(server, "describe --user alice") == ""
+
+
+def test_kafkas_errors_are_one_line(oracle: Oracle) -> None:
+    server = f"--bootstrap-server {oracle.bootstrap}"
+    unknown = ours(server, "alter --broker-defaults --add-config log.cleaner.threads=many --yes", code=1)
+    assert unknown.startswith("klamm: ") and "log.cleaner.threads" in unknown and unknown.count("\n") == 1
+    missing = ours(server, "alter --client nobody --delete-config producer_byte_rate --yes", code=1)
+    assert missing.startswith("klamm: Invalid config(s): producer_byte_rate")
+
+
+def test_what_one_tool_writes_in_zookeeper_the_other_describes(real_kafka: RealKafka, kafka_jars: Path) -> None:
+    zookeeper = str(real_kafka.properties["zookeeper.connect"])
+    where = f"--zookeeper {zookeeper}"
+
+    def theirs(arguments: str) -> str:
+        return java_tool(kafka_jars, KAFKA_CONFIGS, *shlex.split(arguments), *shlex.split(where)).decode()
+
+    ours(where, "alter --user 'CN=a b*~,O=x/y' --client-defaults --add-config consumer_byte_rate=1 --yes")
+    ours(where, "alter --user zoe --add-config SCRAM-SHA-512=[password=pw],producer_byte_rate=5 --yes")
+    theirs("--alter --entity-type users --entity-name 'CN=b c*~' --add-config request_percentage=10.5")
+    for options in ("--entity-type users", "--entity-type users --entity-type clients"):
+        assert lines(ours(where, f"describe {options}")) == lines(theirs(f"--describe {options}")), options
+
+
+def test_both_tools_notify_brokers_of_a_change_in_zookeeper(real_kafka: RealKafka, kafka_jars: Path) -> None:
+    connect = str(real_kafka.properties["zookeeper.connect"])
+    alter = "--alter --entity-type users --entity-name 'y z' --add-config SCRAM-SHA-256=[password=pw]"
+    client = KazooClient(connect)
+    client.start(30)
+
+    def newest() -> tuple[dict[str, object], list[str]]:
+        """The last notification, and the parts of the credential that is stored."""
+        last = max(client.get_children("/config/changes"))
+        config = json.loads(client.get("/config/users/y%20z")[0])["config"]["SCRAM-SHA-256"]
+        parts = [part.partition("=")[0] for part in config.split(",")]
+        return json.loads(client.get(f"/config/changes/{last}")[0]), parts
+
+    try:
+        java_tool(kafka_jars, KAFKA_CONFIGS, *shlex.split(alter), "--zookeeper", connect)
+        theirs = newest()
+        ours(f"--zookeeper {connect}", "alter --user 'y z' --add-config SCRAM-SHA-256=[password=pw] --yes")
+        assert newest() == theirs
+    finally:
+        client.stop()
