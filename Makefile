@@ -51,6 +51,7 @@ bench: venv system  ## klamm and Apache Kafka 2.8.2 side by side, as ratios
 	$(PYTHON) bench/controller.py
 	$(PYTHON) bench/groups.py
 	$(PYTHON) bench/steps.py
+	$(PYTHON) bench/merge.py
 	$(PYTHON) bench/spark.py
 
 format: venv  ## apply the formatter and the safe fixes

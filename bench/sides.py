@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from support.clusters import KLAMM, KlammBroker, KlammZooKeeper  # noqa: E402
-from support.oracles import RealKafka, RealZooKeeper, kafka_jars  # noqa: E402
+from support.oracles import RealKafka, RealZooKeeper, java_command, kafka_jars  # noqa: E402
 from support.processes import ManagedProcess, free_port  # noqa: E402
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "KlammZooKeeper",
     "RealZooKeeper",
     "Side",
+    "java_command",
     "kafka_jars",
     "listener",
     "number",

@@ -86,6 +86,10 @@ class FileSystem(ABC):
     def open(self, path: str, *, create: bool = False) -> File:
         """Opens for reading and writing. FileNotFoundError when absent, unless `create`."""
 
+    def open_to_read(self, path: str) -> File:
+        """Opens a file that is not written to, and that may be read-only. FileNotFoundError when absent."""
+        return self.open(path)
+
     @abstractmethod
     def exists(self, path: str) -> bool: ...
 
@@ -271,6 +275,9 @@ class SystemFileSystem(FileSystem):
 
     def open(self, path: str, *, create: bool = False) -> File:
         return SystemFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644))
+
+    def open_to_read(self, path: str) -> File:
+        return SystemFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)

@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from klamm import __version__
 from klamm.processes.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ToolError, describe_os_error
-from klamm.tools import broker, consume, controller, groups, pipeline, produce, topics, up, zookeeper
+from klamm.tools import broker, consume, controller, groups, log, pipeline, produce, topics, up, zookeeper
 from klamm.tools.configs import commands as configs
 
 STDOUT = 1
@@ -32,6 +32,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(configs.app, name="configs")
 app.add_typer(groups.app, name="groups")
 app.add_typer(controller.app, name="controller")
+app.add_typer(log.app, name="log")
 app.add_typer(pipeline.app, name="pipeline")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
