@@ -7,108 +7,83 @@ The options are those of Kafka's StateChangeLogMerger; files of any version, rot
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
-from enum import StrEnum
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from klamm.environment import SystemFileSystem
-from klamm.processes.errors import EXIT_FAILED, ToolError
+from klamm.processes.errors import EXIT_FAILED, EXIT_OK, ToolError
 from klamm.state_changes import story as stories
 from klamm.state_changes.causal import Fact, causal_order
 from klamm.state_changes.entries import EARLIEST, END_OF_TIME, Said, first_partition, names, parse
-from klamm.state_changes.merging import Run, Wanted
-from klamm.state_changes.merging import merge as merge_files
-from klamm.tools.clients import AsJson
-from klamm.tools.pipeline import Master, Remote
+from klamm.state_changes.merging import Run, Wanted, merge
 
-EXAMPLE: Final = "Example: klamm log merge --logs-regex 'logs/state-change.log.*' --topic orders --partitions 0 --story"
 # What a causal order and a story hold in memory.
 MAX_ENTRIES: Final = 2_000_000
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2},[0-9]{3}")
 _TIME_FORM: Final = "yyyy-MM-dd HH:mm:ss,SSS"
 
 
-class Order(StrEnum):
-    """The order of entries."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The entries that are asked for. Without `partitions` all of the topic's; without `topic` all."""
 
-    TIME = "time"
-    CAUSAL = "causal"
+    topic: str | None
+    partitions: Sequence[int]
+    start: bytes
+    end: bytes
 
 
-def merge(
-    logs: Annotated[
-        str | None, typer.Option("--logs", metavar="FILE,...", help="The state-change logs, with commas between them.")
-    ] = None,
-    logs_regex: Annotated[
-        str | None,
-        typer.Option(
-            "--logs-regex",
-            metavar="DIRECTORY/REGEX",
-            help="All files of the directory whose names match, such as 'logs/state-change.log.*'.",
-        ),
-    ] = None,
-    topic: Annotated[
-        str | None, typer.Option("--topic", help="Only entries that name this topic's partitions.")
-    ] = None,
-    partitions: Annotated[
-        str | None, typer.Option("--partitions", metavar="0,1,...", help="Of --topic, only these partitions.")
-    ] = None,
-    start_time: Annotated[
-        str | None, typer.Option("--start-time", metavar=_TIME_FORM, help="The earliest time of an entry.")
-    ] = None,
-    end_time: Annotated[
-        str | None, typer.Option("--end-time", metavar=_TIME_FORM, help="The latest time of an entry.")
-    ] = None,
-    order: Annotated[
-        Order,
-        typer.Option(
-            "--order",
-            help="causal: no entry before its cause, by controller and leader epoch, whatever the clocks say.",
-        ),
-    ] = Order.TIME,
-    story: Annotated[
-        bool, typer.Option("--story", help="A table of one partition; needs --topic and one of --partitions.")
-    ] = False,
-    spark: Annotated[
-        bool, typer.Option("--spark", help="Merge with Spark into Parquet files in --output; needs klamm[spark].")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", help="The directory of --spark. It must not exist.")
-    ] = None,
-    master: Master = None,
-    remote: Remote = None,
-    as_json: AsJson = False,
-) -> None:
-    """Merge the state-change logs of several brokers into one history."""
-    chosen = _partitions(topic, partitions)
-    if story and (topic is None or len(chosen) != 1):
-        raise typer.BadParameter("needs --topic and exactly one of --partitions", param_hint="--story")
-    if spark != (output is not None):
-        raise typer.BadParameter("--spark and --output belong together", param_hint="--output")
-    if spark and (story or order is Order.CAUSAL):
-        raise typer.BadParameter("has no --story and no --order causal: query the Parquet files", param_hint="--spark")
+def choose(topic: str | None, partitions: str | None, start_time: str | None, end_time: str | None) -> Choice:
+    """The choice that the options make. Raises typer.BadParameter."""
     start, end = _time("--start-time", start_time, EARLIEST), _time("--end-time", end_time, END_OF_TIME)
-    paths = _files(logs, logs_regex)
-    if spark:
-        _merge_with_spark(paths, topic, chosen, (start, end), str(output), master, remote, as_json)
-        return
-    selects = None if topic is None else names(topic, chosen)
-    wanted = Wanted(selects, (topic or "").encode(), start, end)
+    return Choice(topic, _partitions(topic, partitions), start, end)
+
+
+def print_history(paths: Sequence[str], choice: Choice, *, causal: bool, story: bool, as_json: bool) -> int:
+    """Prints the merged entries. Returns the exit code."""
+    selects = None if choice.topic is None else names(choice.topic, choice.partitions)
+    wanted = Wanted(selects, (choice.topic or "").encode(), choice.start, choice.end)
     warnings = _Warnings()
-    runs = merge_files(SystemFileSystem(), paths, wanted, warnings.lost, warnings.note)
-    if order is Order.CAUSAL:
-        runs = iter([_in_causal_order(runs, topic, chosen)])
+    runs = merge(SystemFileSystem(), paths, wanted, warnings.lost, warnings.note)
+    if causal:
+        runs = iter([_in_causal_order(runs, choice)])
     if story:
         _print_story(runs, as_json)
     elif as_json:
-        _print_json(runs, paths, topic, chosen)
+        _print_json(runs, paths, choice)
     else:
         _print_lines(runs)
-    if warnings.is_any_lost:
-        raise typer.Exit(EXIT_FAILED)
+    return EXIT_FAILED if warnings.is_any_lost else EXIT_OK
+
+
+def write_with_spark(spark: "SparkSession", paths: Sequence[str], choice: Choice, output: str, as_json: bool) -> int:
+    """Writes the entries to Parquet files. Returns the exit code."""
+    from klamm.spark.pipelines.state_changes import write_history
+
+    done = write_history(
+        spark,
+        paths,
+        output,
+        topic=choice.topic,
+        partitions=choice.partitions,
+        start=choice.start,
+        end=choice.end,
+    )
+    for text in done.lost:
+        print(f"klamm: {text}", file=sys.stderr)
+    print(
+        json.dumps({"entries": done.entries, "output": output})
+        if as_json
+        else f"{done.entries} entries are in {output}."
+    )
+    return EXIT_FAILED if done.lost else EXIT_OK
 
 
 class _Warnings:
@@ -153,7 +128,7 @@ def _time(option: str, text: str | None, default: bytes) -> bytes:
     return text.encode()
 
 
-def _files(logs: str | None, logs_regex: str | None) -> list[str]:
+def find_files(logs: str | None, logs_regex: str | None) -> list[str]:
     """The paths of the files, sorted by name where a pattern finds them."""
     if (logs is None) == (logs_regex is None):
         raise typer.BadParameter("give exactly one of --logs and --logs-regex", param_hint="--logs")
@@ -175,9 +150,9 @@ def _files(logs: str | None, logs_regex: str | None) -> list[str]:
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
-def _in_causal_order(runs: Iterator[Run], topic: str | None, partitions: list[int]) -> Run:
+def _in_causal_order(runs: Iterator[Run], choice: Choice) -> Run:
     entries, files = _all(runs)
-    partition_of = _partition_of(topic, partitions)
+    partition_of = _partition_of(choice)
     facts = []
     for entry, file in zip(entries, files, strict=True):
         said = parse(entry)
@@ -202,10 +177,10 @@ def _all(runs: Iterator[Run]) -> Run:
     return Run(entries, files)
 
 
-def _partition_of(topic: str | None, partitions: list[int]) -> Callable[[bytes], tuple[str, int] | None]:
+def _partition_of(choice: Choice) -> Callable[[bytes], tuple[str, int] | None]:
     """Which partition an entry is about: the one that was asked for, or else the first that it names."""
-    if topic is not None and len(partitions) == 1:
-        asked = topic, partitions[0]
+    if choice.topic is not None and len(choice.partitions) == 1:
+        asked = choice.topic, choice.partitions[0]
         return lambda entry: asked
     return first_partition
 
@@ -217,8 +192,8 @@ def _print_lines(runs: Iterator[Run]) -> None:
         out.write(b"\n")
 
 
-def _print_json(runs: Iterator[Run], paths: list[str], topic: str | None, partitions: list[int]) -> None:
-    partition_of = _partition_of(topic, partitions)
+def _print_json(runs: Iterator[Run], paths: Sequence[str], choice: Choice) -> None:
+    partition_of = _partition_of(choice)
     for run in runs:
         lines = []
         for entry, file in zip(run.entries, run.files, strict=True):
@@ -243,26 +218,3 @@ def described(said: Said) -> dict[str, Any]:
     """The values of an entry, without those that it does not say."""
     values = {name: value for name, value in said._asdict().items() if value is not None and name != "is_controller"}
     return {**values, "written_by": "controller" if said.is_controller else "broker"}
-
-
-def _merge_with_spark(
-    paths: list[str],
-    topic: str | None,
-    partitions: list[int],
-    times: tuple[bytes, bytes],
-    output: str,
-    master: str | None,
-    remote: str | None,
-    as_json: bool,
-) -> None:
-    from klamm.tools.pipeline import session, tell
-
-    with session("klamm log merge", master, remote) as spark:
-        from klamm.spark.pipelines.state_changes import write_history
-
-        done = write_history(spark, paths, output, topic=topic, partitions=partitions, start=times[0], end=times[1])
-    for text in done.lost:
-        print(f"klamm: {text}", file=sys.stderr)
-    tell({"entries": done.entries, "output": output}, f"{done.entries} entries are in {output}.", as_json)
-    if done.lost:
-        raise typer.Exit(EXIT_FAILED)

@@ -1,0 +1,94 @@
+"""`klamm log`: what brokers have written to their disks, read without a broker.
+
+This module holds the options. The work is imported when a command runs.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from klamm.tools.clients import AsJson
+from klamm.tools.pipeline import Master, Remote, session
+
+app = typer.Typer(
+    help="Merge state-change logs, print the files of logs, and verify data directories.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+TIME_FORM: Final = "yyyy-MM-dd HH:mm:ss,SSS"
+
+
+class Order(StrEnum):
+    """The order of entries."""
+
+    TIME = "time"
+    CAUSAL = "causal"
+
+
+@app.command(
+    epilog="Example: klamm log merge --logs-regex 'logs/state-change.log.*' --topic orders --partitions 0 --story"
+)
+def merge(
+    logs: Annotated[
+        str | None, typer.Option("--logs", metavar="FILE,...", help="The state-change logs, with commas between them.")
+    ] = None,
+    logs_regex: Annotated[
+        str | None,
+        typer.Option(
+            "--logs-regex",
+            metavar="DIRECTORY/REGEX",
+            help="All files of the directory whose names match, such as 'logs/state-change.log.*'.",
+        ),
+    ] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", help="Only entries that name this topic's partitions.")
+    ] = None,
+    partitions: Annotated[
+        str | None, typer.Option("--partitions", metavar="0,1,...", help="Of --topic, only these partitions.")
+    ] = None,
+    start_time: Annotated[
+        str | None, typer.Option("--start-time", metavar=TIME_FORM, help="The earliest time of an entry.")
+    ] = None,
+    end_time: Annotated[
+        str | None, typer.Option("--end-time", metavar=TIME_FORM, help="The latest time of an entry.")
+    ] = None,
+    order: Annotated[
+        Order,
+        typer.Option(
+            "--order",
+            help="causal: no entry before its cause, by controller and leader epoch, whatever the clocks say.",
+        ),
+    ] = Order.TIME,
+    story: Annotated[
+        bool, typer.Option("--story", help="A table of one partition; needs --topic and one of --partitions.")
+    ] = False,
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Merge with Spark into Parquet files in --output; needs klamm[spark].")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="The directory of --spark. It must not exist.")
+    ] = None,
+    master: Master = None,
+    remote: Remote = None,
+    as_json: AsJson = False,
+) -> None:
+    """Merge the state-change logs of several brokers into one history."""
+    from klamm.tools.log import merging
+
+    choice = merging.choose(topic, partitions, start_time, end_time)
+    if story and len(choice.partitions) != 1:
+        raise typer.BadParameter("needs --topic and exactly one of --partitions", param_hint="--story")
+    if spark != (output is not None):
+        raise typer.BadParameter("--spark and --output belong together", param_hint="--output")
+    if spark and (story or order is Order.CAUSAL):
+        raise typer.BadParameter("has no --story and no --order causal: query the Parquet files", param_hint="--spark")
+    paths = merging.find_files(logs, logs_regex)
+    if output is not None:
+        with session("klamm log merge", master, remote) as spark_session:
+            code = merging.write_with_spark(spark_session, paths, choice, str(output), as_json)
+    else:
+        code = merging.print_history(paths, choice, causal=order is Order.CAUSAL, story=story, as_json=as_json)
+    raise typer.Exit(code)
