@@ -98,6 +98,7 @@ async def list_offsets_of_leader(
     *,
     isolation_level: int = READ_UNCOMMITTED,
     replica_id: int = CONSUMER_REPLICA_ID,
+    timeout_ms: int | None = None,
 ) -> dict[TopicPartition, ListedOffset | KafkaError]:
     """One request to the leader of these partitions. Raises ClientError."""
     struct = ListOffsetsRequest.ListOffsetsTopic
@@ -118,7 +119,7 @@ async def list_offsets_of_leader(
             for name, numbers in by_topic(partitions).items()
         ],
     )
-    response = await connection.send(ApiKey.LIST_OFFSETS, lambda version: request)
+    response = await connection.send(ApiKey.LIST_OFFSETS, lambda version: request, timeout_ms=timeout_ms)
     return {
         TopicPartition(topic.name, each.partition_index): error_of(
             each.error_code, f"{connection} returned no offset for {topic.name}-{each.partition_index}"
@@ -134,6 +135,7 @@ async def list_replica_offsets(
     replicas: Iterable[TopicPartitionReplica],
     timestamp: int = LATEST_TIMESTAMP,
     *,
+    timeout_ms: int | None = None,
     retry: RetryPolicy | None = None,
 ) -> dict[TopicPartitionReplica, ListedOffset | KafkaError]:
     """An end of each replica's own log, which a follower and a replica without a leader have too.
@@ -146,7 +148,9 @@ async def list_replica_offsets(
         connection: Connection, asked: Sequence[TopicPartitionReplica]
     ) -> dict[TopicPartitionReplica, ListedOffset | KafkaError]:
         partitions = {TopicPartition(each.topic, each.partition): Asked(timestamp, NO_EPOCH) for each in asked}
-        found = await list_offsets_of_leader(connection, partitions, replica_id=DEBUGGING_REPLICA_ID)
+        found = await list_offsets_of_leader(
+            connection, partitions, replica_id=DEBUGGING_REPLICA_ID, timeout_ms=timeout_ms
+        )
         return {each: found[key] for each in asked if (key := TopicPartition(each.topic, each.partition)) in found}
 
     route: Route[TopicPartitionReplica] = of_brokers(client, lambda replica: replica.broker_id)

@@ -72,18 +72,29 @@ class ClusterView:
         return topics
 
 
-async def read_cluster(client: "ClusterClient", topics: Iterable[str] | None = None) -> ClusterView:
+async def read_cluster(
+    client: "ClusterClient", topics: Iterable[str] | None = None, *, needs_reassignments: bool = True
+) -> ClusterView:
     """The view of these topics, or of all. A topic that does not exist is left out.
 
-    Raises KafkaError for a topic that may not be described, and ClientError.
+    A caller that does not need to know the reassignments sees none if it may not list them. Raises KafkaError for a
+    topic that may not be described, and ClientError.
     """
     from klamm.client.reassignments import list_partition_reassignments
     from klamm.client.topics import describe_topics
 
-    described = await describe_topics(client, topics)
+    names = None if topics is None else list(topics)
+    if names == []:
+        await client.refresh_metadata([])
+    described = await describe_topics(client, names)
     metadata = client.metadata
     # Clusters older than Kafka 2.4 do not list reassignments; the tools do not serve them.
-    moving = await list_partition_reassignments(client)
+    try:
+        moving = await list_partition_reassignments(client)
+    except KafkaError as error:
+        if needs_reassignments or error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            raise
+        moving = {}
     partitions, topic_ids = {}, {}
     for name, topic in sorted(described.items()):
         if isinstance(topic, KafkaError):

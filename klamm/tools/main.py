@@ -12,9 +12,10 @@ from typer.main import get_command
 
 from klamm import __version__
 from klamm.processes.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ToolError, describe_os_error
-from klamm.tools import broker, consume, controller, groups, pipeline, produce, topics, up, zookeeper
+from klamm.tools import broker, consume, controller, groups, pipeline, produce, up, zookeeper
 from klamm.tools.configs import commands as configs
 from klamm.tools.log import commands as log
+from klamm.tools.topics import commands as topics
 
 STDOUT = 1
 

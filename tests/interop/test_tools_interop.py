@@ -25,9 +25,9 @@ def test_topics_are_described_as_kafka_topics_does(
     ours = klamm(real_kafka, capsysbinary, "topics", "describe", "--topic", "tools-.*")
     theirs = java_tool(kafka_jars, *kafka_topics, "--describe", "--topic", "tools-.*")
     assert blocks(ours) == blocks(theirs)
-    klamm(real_kafka, capsysbinary, "topics", "alter", "--topic", "tools-b", "--partitions", "4")
+    klamm(real_kafka, capsysbinary, "topics", "alter", "--topic", "tools-b", "--partitions", "4", "--yes")
     assert b"PartitionCount: 4" in java_tool(kafka_jars, *kafka_topics, "--describe", "--topic", "tools-b")
-    klamm(real_kafka, capsysbinary, "topics", "delete", "--topic", "tools-.*")
+    klamm(real_kafka, capsysbinary, "topics", "delete", "--topic", "tools-.*", "--yes")
     listed = java_tool(kafka_jars, *kafka_topics, "--list").split()
     assert b"tools-a" not in listed and b"tools-b" not in listed
 

@@ -117,13 +117,24 @@ def test_topics_from_creation_to_deletion(klamm: Run) -> None:
         "\tTopic: life\tPartition: 1\tLeader: 0\tReplicas: 0\tIsr: 0",
     ]
     assert klamm("topics", "describe", *topic, "--under-replicated-partitions", "--unavailable-partitions") == ""
-    klamm("topics", "alter", *topic, "--partitions", "3")
+    klamm("topics", "alter", *topic, "--partitions", "3", "--yes")
     (described,) = json.loads(klamm("topics", "describe", "--topic", "li.e", "--json"))
     assert described["partition_count"] == 3
-    assert described["partitions"][2] == {"partition": 2, "leader": 0, "replicas": [0], "isr": [0]}
+    assert described["partitions"][2] == {
+        "partition": 2,
+        "leader": 0,
+        "replicas": [0],
+        "isr": [0],
+        "adding_replicas": [],
+        "removing_replicas": [],
+        "reasons": [],
+    }
     assert described["configs"] == {"retention.ms": "60000", "segment.ms": "1000"}
-    assert "INVALID_PARTITIONS (37)" in klamm("topics", "alter", *topic, "--partitions", "1", code=1)
-    klamm("topics", "delete", *topic)
+    assert klamm("topics", "alter", *topic, "--partitions", "1", code=1) == (
+        "klamm: The number of partitions for a topic can only be increased. Topic life currently has 3 partitions,"
+        " 1 would not be an increase.\n"
+    )
+    klamm("topics", "delete", *topic, "--yes")
     assert "life" not in klamm("topics", "list").split()
     missing = "klamm: Topic 'life' does not exist as expected\n"
     assert klamm("topics", "delete", *topic, code=1) == missing
@@ -423,16 +434,22 @@ def test_leaders_and_isr_are_told_as_they_are(klamm_cluster: Cluster, capsys: py
         return capsys.readouterr().out
 
     replicas, isr = c.replicas("t"), c.isr("t")
-    c.until(lambda: f"Isr: {isr[0]},{isr[1]}\n" in describe("--topic", "t"))
+    c.until(lambda: f"Isr: {isr[0]},{isr[1]}\t" in describe("--topic", "t"))
     c.until(lambda: "Leader: none" in describe("--topic", "alone"))
     told = f"Leader: {c.leader('t')}\tReplicas: {','.join(map(str, replicas))}\tIsr: {isr[0]},{isr[1]}"
-    in_t = f"\tTopic: t\tPartition: 0\t{told}\n"
-    in_alone = f"\tTopic: alone\tPartition: 0\tLeader: none\tReplicas: {owner}\tIsr: {owner}\n"
+    dead = f"broker {owner} is not live"
+    in_t = f"\tTopic: t\tPartition: 0\t{told}\tReason: {dead}\n"
+    in_alone = (
+        f"\tTopic: alone\tPartition: 0\tLeader: none\tReplicas: {owner}\tIsr: {owner}"
+        f"\tReason: no replica of the ISR (broker {owner}) can lead; {dead}\n"
+    )
     assert describe("--topic", "t").endswith(in_t)
     assert describe("--under-replicated-partitions") == in_t
     assert describe("--unavailable-partitions") == in_alone
     (described,) = json.loads(describe("--topic", "t", "--json"))
-    assert described["partitions"] == [{"partition": 0, "leader": c.leader("t"), "replicas": replicas, "isr": isr}]
+    (partition,) = described["partitions"]
+    assert [partition[key] for key in ("leader", "replicas", "isr")] == [c.leader("t"), replicas, isr]
+    assert partition["reasons"] == [dead]
 
 
 # -- the life of a cluster ----------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("klamm.tools.topics.run_with_client", fail)
+    monkeypatch.setattr("klamm.tools.topics.commands.run_with_client", fail)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,8 @@ def test_every_error_has_its_code(
 def test_a_reader_that_has_enough_is_no_error(arguments: list[str]) -> None:
     code = """if True:
         import sys
-        from klamm.tools import main, topics
+        from klamm.tools import main
+        from klamm.tools.topics import commands as topics
         topics.run_with_client = lambda *_: ["x" * 1000] * 1000
         sys.exit(main.run(sys.argv[1:]))
     """

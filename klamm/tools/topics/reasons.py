@@ -1,0 +1,163 @@
+"""Why a partition is not healthy, in words. Pure.
+
+A reason names the broker and what an operator can find out or do about it. A healthy partition has no reason.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.vocabulary import NO_LEADER
+from klamm.tools.cluster_view import PartitionView
+from klamm.tools.topics.descriptions import (
+    TopicDescription,
+    is_off_preferred,
+    is_unavailable,
+    is_under_min_isr,
+    is_under_replicated,
+)
+
+LogEnds = Mapping[int, int | KafkaError]
+"""Where the log of each replica that was asked ends, by broker, or why that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What is known about a partition besides its state. `live` are the live brokers."""
+
+    live: AbstractSet[int]
+    log_ends: LogEnds = field(default_factory=dict)
+    min_insync_replicas: int | None = None
+    unclean: bool | None = None
+    marked_for_deletion: bool = False
+
+
+def is_healthy(partition: PartitionView, topic: TopicDescription, live: AbstractSet[int]) -> bool:
+    return not (
+        is_unavailable(partition, live)
+        or is_under_replicated(partition)
+        or is_under_min_isr(partition, topic.min_insync_replicas)
+    )
+
+
+def replicas_to_ask(partition: PartitionView, live: AbstractSet[int]) -> list[int]:
+    """The replicas whose log ends say how far a partition that is not healthy is from healthy."""
+    if partition.leader not in live:
+        return []
+    return [
+        each for each in partition.replicas if each in live and (each not in partition.isr or each == partition.leader)
+    ]
+
+
+def explained(
+    topic: TopicDescription,
+    numbers: Iterable[int],
+    live: AbstractSet[int],
+    log_ends: Mapping[int, LogEnds],
+    *,
+    about_preferred: bool = False,
+) -> TopicDescription:
+    """The topic with the reasons of these partitions; `log_ends` are those of each partition whose replicas were
+    asked."""
+    found = {}
+    for number in numbers:
+        known = Circumstances(
+            live, log_ends.get(number, {}), topic.min_insync_replicas, topic.unclean, topic.marked_for_deletion
+        )
+        if why := reasons(topic.partitions[number], known, about_preferred=about_preferred):
+            found[number] = why
+    return replace(topic, reasons=found)
+
+
+def reasons(partition: PartitionView, known: Circumstances, *, about_preferred: bool = False) -> list[str]:
+    """Why this partition is not healthy; with `about_preferred` also why another replica leads than the first one."""
+    if known.marked_for_deletion:
+        return ["the topic is being deleted"]
+    found = list(_reasons(partition, known))
+    if about_preferred and is_off_preferred(partition):
+        found += [each for each in _off_preferred(partition, known) if each not in found]
+    return found
+
+
+def _reasons(partition: PartitionView, known: Circumstances) -> Iterator[str]:
+    if partition.leader == NO_LEADER:
+        yield from _without_leader(partition, known)
+        return
+    if partition.leader not in known.live:
+        yield f"the leader, broker {partition.leader}, is not live, and no other is elected yet"
+    if is_under_replicated(partition):
+        for broker_id in partition.origin:
+            if broker_id not in partition.isr:
+                yield absence(partition, broker_id, known)
+    if is_under_min_isr(partition, known.min_insync_replicas):
+        yield (
+            f"the ISR has {len(partition.isr)} of the {known.min_insync_replicas} replicas that min.insync.replicas"
+            " requires: producers with acks=all are refused"
+        )
+
+
+def absence(partition: PartitionView, broker_id: int, known: Circumstances) -> str:
+    """Why a replica is not in the ISR."""
+    offline = _offline(partition, broker_id, known)
+    if offline is not None:
+        return offline
+    end, leader_end = known.log_ends.get(broker_id), known.log_ends.get(partition.leader)
+    match end:
+        case KafkaError(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION | ErrorCode.NOT_LEADER_OR_FOLLOWER):
+            return f"broker {broker_id} has no replica yet"
+        case KafkaError(code=ErrorCode.NETWORK_EXCEPTION):
+            return f"broker {broker_id} does not answer: {end.message}"
+        case KafkaError():
+            return f"broker {broker_id} answers {error_name(end.code)}"
+    if not isinstance(end, int) or not isinstance(leader_end, int):
+        return f"broker {broker_id} is live, but not in the ISR"
+    behind = leader_end - end
+    if behind > 0:
+        return f"broker {broker_id} is {behind} records behind the leader"
+    if behind < 0:
+        return f"broker {broker_id} has {-behind} records that the leader lacks, and has not truncated them yet"
+    return f"broker {broker_id} has all records of the leader, but is not in the ISR yet"
+
+
+def _offline(partition: PartitionView, broker_id: int, known: Circumstances) -> str | None:
+    """Why a replica cannot serve, if its broker or its log directory has failed."""
+    if broker_id not in known.live:
+        return f"broker {broker_id} is not live"
+    end = known.log_ends.get(broker_id)
+    if broker_id in partition.offline or (isinstance(end, KafkaError) and end.code is ErrorCode.KAFKA_STORAGE_ERROR):
+        return f"broker {broker_id} has the replica in a log directory that is offline"
+    return None
+
+
+def _without_leader(partition: PartitionView, known: Circumstances) -> Iterator[str]:
+    if not partition.isr:
+        yield "no leader was elected yet"
+        return
+    offline = {each: _offline(partition, each, known) for each in dict.fromkeys((*partition.isr, *partition.replicas))}
+    if any(offline[each] is None for each in partition.isr):
+        able = [each for each in partition.isr if offline[each] is None]
+        yield f"{_brokers(able)} of the ISR can lead, and the controller has not elected a leader yet"
+        return
+    yield f"no replica of the ISR ({_brokers(partition.isr)}) can lead"
+    yield from (why for why in offline.values() if why is not None)
+    able = [each for each in partition.replicas if offline[each] is None]
+    if able and known.unclean:
+        yield f"{_brokers(able)} can be elected, as unclean.leader.election.enable is true"
+    elif able:
+        yield (
+            f"{_brokers(able)} may not lead, as records may be lost and unclean.leader.election.enable is false:"
+            " start a broker of the ISR, or see `klamm elect unclean`"
+        )
+
+
+def _off_preferred(partition: PartitionView, known: Circumstances) -> Iterator[str]:
+    preferred = partition.replicas[0]
+    if preferred in partition.isr and _offline(partition, preferred, known) is None:
+        yield f"the preferred leader, broker {preferred}, is in the ISR: `klamm elect preferred` elects it"
+    else:
+        yield absence(partition, preferred, known)
+
+
+def _brokers(broker_ids: Sequence[int]) -> str:
+    return f"broker{'s' if len(broker_ids) > 1 else ''} {', '.join(map(str, broker_ids))}"

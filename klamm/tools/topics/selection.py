@@ -1,0 +1,42 @@
+"""Which topics a command is about: all, or those that `--topic` matches. Pure."""
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import typer
+
+from klamm.processes.errors import ToolError
+from klamm.protocol.vocabulary import INTERNAL_TOPICS
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The topics whose whole name matches `expression`. `text` is what the option says."""
+
+    text: str | None
+    expression: re.Pattern[str] | None
+    exclude_internal: bool = False
+
+    def of(self, names: Iterable[str]) -> list[str]:
+        """The selected names, sorted."""
+        return sorted(
+            name
+            for name in names
+            if not (self.exclude_internal and name in INTERNAL_TOPICS)
+            and (self.expression is None or self.expression.fullmatch(name))
+        )
+
+    def require(self, found: Collection[str], *, if_exists: bool) -> None:
+        """Raises ToolError when `--topic` matches no topic."""
+        if self.text is not None and not found and not if_exists:
+            raise ToolError(f"Topic '{self.text}' does not exist as expected")
+
+
+def select(text: str | None, *, exclude_internal: bool = False) -> Selection:
+    """Raises typer.BadParameter. As in Kafka's tool, commas separate alternatives and quotes are ignored."""
+    try:
+        expression = None if text is None else re.compile(text.strip("\"' ").replace(",", "|"))
+    except re.error as error:
+        raise typer.BadParameter(f"{text!r} is not a valid regular expression: {error}", param_hint="--topic") from None
+    return Selection(text, expression, exclude_internal)
