@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from klamm.client.cluster import ClusterClient
+from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.fan_out import brokers, by_topic, error_of, fan_out, of_brokers
 from klamm.net.client import Connection
 from klamm.protocol.apis.alter_replica_log_dirs import AlterReplicaLogDirsRequest
@@ -12,6 +12,9 @@ from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import TopicPartition
+
+# The version of DescribeLogDirs with the size of the disk (KIP-827).
+DISK_SIZE_SINCE = 4
 
 
 class TopicPartitionReplica(NamedTuple):
@@ -33,14 +36,23 @@ class ReplicaInfo:
 
 @dataclass(frozen=True, slots=True)
 class LogDirDescription:
-    """A log directory and its replicas. `error` says that the directory is offline."""
+    """A log directory and its replicas. `error` says that the directory is offline.
+
+    The size of the disk and what is free of it are -1 when the broker does not tell them (before Kafka 3.3).
+    """
 
     error: KafkaError | None
     replicas: Mapping[TopicPartition, ReplicaInfo]
+    total_bytes: int = -1
+    usable_bytes: int = -1
 
 
 async def describe_log_dirs(
-    client: ClusterClient, broker_ids: Iterable[int], partitions: Iterable[TopicPartition] | None = None
+    client: ClusterClient,
+    broker_ids: Iterable[int],
+    partitions: Iterable[TopicPartition] | None = None,
+    *,
+    retry: RetryPolicy | None = None,
 ) -> dict[int, dict[str, LogDirDescription] | KafkaError]:
     """The directories of each broker by path, with these partitions, or with all."""
     struct = DescribeLogDirsRequest.DescribableLogDirTopic
@@ -52,7 +64,10 @@ async def describe_log_dirs(
     async def ask(
         connection: Connection, broker_ids: Sequence[int]
     ) -> dict[int, dict[str, LogDirDescription] | KafkaError]:
-        response = await connection.send(ApiKey.DESCRIBE_LOG_DIRS, lambda version: request)
+        # Later versions than brokers of klamm serve have the size of the disk.
+        _, newest = (connection.api_versions or {}).get(ApiKey.DESCRIBE_LOG_DIRS, (0, 0))
+        version = DISK_SIZE_SINCE if newest >= DISK_SIZE_SINCE else None
+        response = await connection.send(ApiKey.DESCRIBE_LOG_DIRS, lambda version: request, version=version)
         found = {
             result.log_dir: LogDirDescription(
                 error_of(result.error_code),
@@ -63,13 +78,15 @@ async def describe_log_dirs(
                     for topic in result.topics
                     for each in topic.partitions
                 },
+                result.total_bytes,
+                result.usable_bytes,
             )
             for result in response.results
         }
         error = error_of(response.error_code)
         return dict.fromkeys(broker_ids, found if error is None else error)
 
-    return await fan_out(client, broker_ids, brokers(client), ask)
+    return await fan_out(client, broker_ids, brokers(client), ask, retry=retry)
 
 
 async def alter_replica_log_dirs(

@@ -13,6 +13,7 @@ from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
+    from klamm.client.reassignments import PartitionReassignment
     from klamm.znodes.store import KafkaZooKeeper
 
 
@@ -73,12 +74,17 @@ class ClusterView:
 
 
 async def read_cluster(
-    client: "ClusterClient", topics: Iterable[str] | None = None, *, needs_reassignments: bool = True
+    client: "ClusterClient",
+    topics: Iterable[str] | None = None,
+    *,
+    needs_reassignments: bool = True,
+    reassignments: "Mapping[TopicPartition, PartitionReassignment] | None" = None,
 ) -> ClusterView:
     """The view of these topics, or of all. A topic that does not exist is left out.
 
-    A caller that does not need to know the reassignments sees none if it may not list them. Raises KafkaError for a
-    topic that may not be described, and ClientError.
+    With `reassignments` the controller is not asked for them, and a cluster without a controller has a view too. A
+    caller that does not need to know them sees none if it may not list them. Raises KafkaError for a topic that may not
+    be described, and ClientError.
     """
     from klamm.client.reassignments import list_partition_reassignments
     from klamm.client.topics import describe_topics
@@ -90,7 +96,7 @@ async def read_cluster(
     metadata = client.metadata
     # Clusters older than Kafka 2.4 do not list reassignments; the tools do not serve them.
     try:
-        moving = await list_partition_reassignments(client)
+        moving = await list_partition_reassignments(client) if reassignments is None else reassignments
     except KafkaError as error:
         if needs_reassignments or error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
             raise

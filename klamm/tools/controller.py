@@ -79,7 +79,7 @@ def status(
     address = _require_controller(find_controller(_zookeeper(zookeeper, bootstrap_server, command_config)))
     details, trouble = None, None
     try:
-        details = _status(address) if address.port is not None else None
+        details = read_status(address) if address.port is not None else None
     except NotKlamm:
         pass
     except ToolError as error:
@@ -314,11 +314,14 @@ async def zookeeper_of_brokers(client: "ClusterClient") -> str:
     raise failures[0] if failures else ToolError("the cluster's metadata names no live broker")
 
 
-def find_controller(connect: str) -> ControllerAddress | None:
-    """The current controller of the cluster at this ZooKeeper, or None. Raises ToolError."""
+def find_controller(connect: str, timeout_s: float | None = None) -> ControllerAddress | None:
+    """The current controller of the cluster at this ZooKeeper, or None. Raises ToolError, and after the time too."""
     import asyncio
 
-    return asyncio.run(_find_controller(connect))
+    try:
+        return asyncio.run(asyncio.wait_for(_find_controller(connect), timeout_s))
+    except TimeoutError as error:
+        raise ToolError(f"ZooKeeper at {connect} does not answer within {timeout_s} s") from error
 
 
 async def _find_controller(connect: str) -> ControllerAddress | None:
@@ -430,8 +433,9 @@ def _records(address: ControllerAddress, follow: bool, *, is_patient: bool) -> I
         print(f"klamm: {error}; looking for the controller", file=sys.stderr)
 
 
-def _status(address: ControllerAddress) -> dict[str, Any]:
-    return _object(address, b"".join(_get(address, "/controller")))
+def read_status(address: ControllerAddress, timeout_s: float = HTTP_TIMEOUT_S) -> dict[str, Any]:
+    """What the controller says of itself. Raises ToolError, and NotKlamm."""
+    return _object(address, b"".join(_get(address, "/controller", timeout_s)))
 
 
 def _object(address: ControllerAddress, text: bytes) -> dict[str, Any]:
@@ -448,7 +452,7 @@ def _not_klamm(address: ControllerAddress) -> NotKlamm:
     return NotKlamm(f"port {address.port} of broker {address.broker_id} is not klamm's status port")
 
 
-def _get(address: ControllerAddress, path: str) -> Iterator[bytes]:
+def _get(address: ControllerAddress, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> Iterator[bytes]:
     """The lines of an answer. Raises ToolError."""
     url = f"{address.url}{path}"
     import http.client
@@ -458,7 +462,7 @@ def _get(address: ControllerAddress, path: str) -> Iterator[bytes]:
     # Brokers are reached directly, never through an HTTP proxy.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=HTTP_TIMEOUT_S) as answer:
+        with opener.open(url, timeout=timeout_s) as answer:
             yield from answer
             if answer.length:
                 raise ToolError(f"broker {address.broker_id} has stopped in the middle of its answer")

@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from klamm import __version__
 from klamm.processes.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ToolError, describe_os_error
-from klamm.tools import broker, consume, controller, groups, pipeline, produce, up, zookeeper
+from klamm.tools import broker, brokers, consume, controller, groups, pipeline, produce, status, up, zookeeper
 from klamm.tools.configs import commands as configs
 from klamm.tools.log import commands as log
 from klamm.tools.topics import commands as topics
@@ -32,6 +32,8 @@ app.command("broker")(broker.broker)
 app.command("zookeeper")(zookeeper.zookeeper)
 app.add_typer(topics.app, name="topics")
 app.add_typer(configs.app, name="configs")
+app.add_typer(brokers.app, name="brokers")
+app.command("status", epilog="Example: klamm status --bootstrap-server 127.0.0.1:9092")(status.status)
 app.add_typer(groups.app, name="groups")
 app.add_typer(controller.app, name="controller")
 app.add_typer(log.app, name="log")

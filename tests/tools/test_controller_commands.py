@@ -25,8 +25,8 @@ from klamm.tools.controller import (
     ControllerAddress,
     NotKlamm,
     _records,
-    _status,
     find_controller,
+    read_status,
     record_line,
     status_lines,
     zookeeper_of_brokers,
@@ -236,7 +236,7 @@ def test_another_program_at_the_port(answer: bytes) -> None:
     with answering(answer) as address, pytest.raises(NotKlamm, match="is not klamm's status port"):
         list(_records(address, follow=True, is_patient=False))
     with pytest.raises(ToolError, match=r"broker 1 does not answer at http://127\.0\.0\.1:"):
-        _status(address)
+        read_status(address)
 
 
 @pytest.mark.parametrize("answer", OTHER_PROGRAMS)

@@ -1,0 +1,70 @@
+"""`klamm brokers`: the brokers of a cluster, live ones and those that assignments still name."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from klamm.processes.errors import ToolError
+from klamm.tools import broker_views as views
+from klamm.tools.clients import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    BootstrapServer,
+    CommandConfig,
+    client_in_thread,
+    command_options,
+)
+from klamm.tools.cluster_facts import ClusterFacts, read_facts
+from klamm.tools.status import DEFAULT_TIMEOUT_MS, Timeout
+
+app = typer.Typer(help="List and describe brokers.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("list", epilog="Example: klamm brokers list --bootstrap-server 127.0.0.1:9092")
+def list_brokers(
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """List brokers with their leaders, replicas, replicas that are behind, and sizes; a star marks the controller."""
+    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+        facts = client.call(read_facts)
+    if as_json:
+        print(json.dumps([views.value(facts, broker_id) for broker_id in sorted([*facts.brokers, *facts.missing])]))
+        return
+    for line in views.table_lines(facts):
+        print(line)
+
+
+@app.command(epilog="Example: klamm brokers describe --broker 1 --broker 2")
+def describe(
+    broker: Annotated[
+        list[int] | None, typer.Option("--broker", metavar="ID", help="The broker's id; may be repeated. Default: all.")
+    ] = None,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Describe brokers: software, log directories and disks, throttles, and each replica that is behind or moving."""
+    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+        facts = client.call(read_facts)
+    chosen = _known(facts, broker or [])
+    if as_json:
+        print(json.dumps([views.value(facts, broker_id) for broker_id in chosen]))
+        return
+    for broker_id in chosen:
+        for line in views.description_lines(facts, broker_id):
+            print(line)
+
+
+def _known(facts: ClusterFacts, wanted: list[int]) -> list[int]:
+    known = sorted([*facts.brokers, *facts.missing])
+    if unknown := [broker_id for broker_id in wanted if broker_id not in known]:
+        raise ToolError(
+            f"broker {', '.join(map(str, unknown))} is not in the cluster, and no assignment names it;"
+            f" known are {', '.join(map(str, known))}"
+        )
+    return sorted(set(wanted)) or known

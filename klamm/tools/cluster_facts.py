@@ -1,0 +1,199 @@
+"""What `klamm status` and `klamm brokers` know of a cluster: one look at all brokers, as plain values.
+
+A broker that does not answer is a fact, not an error: the look ends within the client's time, with what the others say.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.vocabulary import ConfigResourceType, TopicPartition
+from klamm.tools.clients import error_line
+from klamm.tools.cluster_view import ClusterView, PartitionView, read_cluster
+
+if TYPE_CHECKING:
+    from klamm.client.cluster import ClusterClient
+    from klamm.client.configs import ConfigEntry
+    from klamm.client.log_dirs import LogDirDescription
+
+# Rates of brokers and replicas of topics that are throttled while replicas move.
+BROKER_THROTTLES: Final = (
+    "leader.replication.throttled.rate",
+    "follower.replication.throttled.rate",
+    "replica.alter.log.dirs.io.max.bytes.per.second",
+)
+TOPIC_THROTTLES: Final = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
+MIN_ISR: Final = "min.insync.replicas"
+PROTOCOL: Final = "inter.broker.protocol.version"
+# Only brokers of klamm have this key.
+KLAMM_KEY: Final = "klamm.metrics.port"
+KLAMM, KAFKA = "klamm", "Apache Kafka"
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirFacts:
+    """A log directory. `error` says that it is offline. The last two are -1 on brokers that do not tell them."""
+
+    path: str
+    error: str | None
+    replicas: int
+    future_replicas: int
+    size_bytes: int
+    total_bytes: int = -1
+    usable_bytes: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFacts:
+    """A live broker. `error` is the reason why it did not answer.
+
+    `software` is "" when unknown; `protocol` is None on brokers without inter.broker.protocol.version. `apis` are the
+    versions of each API, so that brokers of one version have the same.
+    """
+
+    broker_id: int
+    address: tuple[str, int]
+    rack: str | None = None
+    software: str = ""
+    protocol: str | None = None
+    apis: tuple[tuple[int, int, int], ...] = ()
+    log_dirs: tuple[LogDirFacts, ...] = ()
+    throttles: Mapping[str, str] = field(default_factory=dict)
+    error: str | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.log_dirs)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """`brokers` are the live ones; `missing` are named in assignments and are not among them.
+
+    `controller_error` says why the controller did not list reassignments, `topics_error` why the configs of topics are
+    not known.
+    """
+
+    cluster_id: str | None
+    view: ClusterView
+    brokers: Mapping[int, BrokerFacts]
+    min_isr: Mapping[str, int] = field(default_factory=dict)
+    throttled_topics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    controller_error: str | None = None
+    topics_error: str | None = None
+
+    @property
+    def missing(self) -> list[int]:
+        named = {broker_id for each in self.view.partitions.values() for broker_id in each.replicas}
+        return sorted(named - self.brokers.keys())
+
+    def on(self, broker_id: int) -> dict[TopicPartition, PartitionView]:
+        """The partitions with a replica on this broker."""
+        return {key: each for key, each in self.view.partitions.items() if broker_id in each.replicas}
+
+
+async def read_facts(client: "ClusterClient") -> ClusterFacts:
+    """One look. Raises ClientError when no broker answers."""
+    import asyncio
+
+    controller_error = None
+    try:
+        view = await read_cluster(client)
+    except KafkaError as error:
+        controller_error = error_line(error)
+        view = await read_cluster(client, reassignments={})
+    topics = sorted(view.of_topics())
+    brokers, (min_isr, throttled, topics_error) = await asyncio.gather(
+        _read_brokers(client, view), _read_topics(client, topics)
+    )
+    return ClusterFacts(client.metadata.cluster_id, view, brokers, min_isr, throttled, controller_error, topics_error)
+
+
+async def _read_brokers(client: "ClusterClient", view: ClusterView) -> dict[int, BrokerFacts]:
+    import asyncio
+
+    from klamm.client.cluster import RetryPolicy
+    from klamm.client.configs import ConfigResource, describe_configs
+    from klamm.client.log_dirs import describe_log_dirs
+
+    resources = {broker_id: ConfigResource(ConfigResourceType.BROKER, str(broker_id)) for broker_id in view.brokers}
+    # A broker that has just died is not asked again: that it does not answer is the fact.
+    once = RetryPolicy(0)
+    configs, log_dirs = await asyncio.gather(
+        describe_configs(client, resources.values(), [PROTOCOL, KLAMM_KEY, *BROKER_THROTTLES], retry=once),
+        describe_log_dirs(client, view.brokers, retry=once),
+    )
+    return {
+        broker_id: await _broker(client, view, broker_id, configs[resources[broker_id]], log_dirs[broker_id])
+        for broker_id in view.brokers
+    }
+
+
+async def _broker(
+    client: "ClusterClient",
+    view: ClusterView,
+    broker_id: int,
+    configs: "dict[str, ConfigEntry] | KafkaError",
+    log_dirs: "dict[str, LogDirDescription] | KafkaError",
+) -> BrokerFacts:
+    from klamm.config.definition import ConfigSource
+
+    known = view.brokers[broker_id]
+    for answer in (log_dirs, configs):
+        if isinstance(answer, KafkaError):
+            return BrokerFacts(broker_id, known.address, known.rack, error=error_line(answer))
+    assert not isinstance(configs, KafkaError) and not isinstance(log_dirs, KafkaError)
+    protocol = configs.get(PROTOCOL)
+    versions = (await client.connection_to(broker_id)).api_versions or {}
+    dynamic = (ConfigSource.DYNAMIC_BROKER_CONFIG, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
+    return BrokerFacts(
+        broker_id,
+        known.address,
+        known.rack,
+        KLAMM if KLAMM_KEY in configs else KAFKA,
+        None if protocol is None else protocol.value,
+        tuple((key, low, high) for key, (low, high) in sorted(versions.items())),
+        tuple(_log_dir(path, each) for path, each in sorted(log_dirs.items())),
+        {
+            name: entry.value or ""
+            for name, entry in configs.items()
+            if name in BROKER_THROTTLES and entry.source in dynamic
+        },
+    )
+
+
+def _log_dir(path: str, found: "LogDirDescription") -> LogDirFacts:
+    replicas = found.replicas.values()
+    return LogDirFacts(
+        path,
+        None if found.error is None else error_line(found.error),
+        sum(not each.is_future for each in replicas),
+        sum(each.is_future for each in replicas),
+        sum(each.size_bytes for each in replicas),
+        found.total_bytes,
+        found.usable_bytes,
+    )
+
+
+async def _read_topics(
+    client: "ClusterClient", topics: list[str]
+) -> tuple[dict[str, int], dict[str, dict[str, str]], str | None]:
+    """The min.insync.replicas of each topic, the throttled replicas of topics with any, and an error if any."""
+    from klamm.client.configs import ConfigResource, describe_configs
+
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in topics]
+    answers = await describe_configs(client, resources, [MIN_ISR, *TOPIC_THROTTLES])
+    min_isr: dict[str, int] = {}
+    throttled: dict[str, dict[str, str]] = {}
+    trouble = None
+    for resource, found in answers.items():
+        if isinstance(found, KafkaError):
+            trouble = f"topic {resource.name}: {error_line(found)}"
+            continue
+        if (minimum := found.get(MIN_ISR)) is not None and minimum.value is not None:
+            min_isr[resource.name] = int(minimum.value)
+        limits: dict[str, str] = {name: found[name].value or "" for name in TOPIC_THROTTLES if name in found}
+        if any(limits.values()):
+            throttled[resource.name] = {name: value for name, value in limits.items() if value}
+    return min_isr, throttled, trouble

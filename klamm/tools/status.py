@@ -1,0 +1,134 @@
+"""`klamm status`: one screen that says whether the cluster is healthy and, if not, why and what to do."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from klamm.processes.errors import EXIT_FAILED, ToolError
+from klamm.tools import broker_views
+from klamm.tools.clients import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    BootstrapServer,
+    ClientInThread,
+    CommandConfig,
+    client_in_thread,
+    command_options,
+)
+from klamm.tools.cluster_facts import KLAMM, ClusterFacts, read_facts
+from klamm.tools.health import Finding, diagnose, is_healthy, size_text
+from klamm.tools.live import watch as watch_live
+
+DEFAULT_TIMEOUT_MS: Final = 5000
+# The controller's own status adds to the screen; ZooKeeper may be out of reach from here.
+CONTROLLER_TIMEOUT_S: Final = 2.0
+
+Timeout = Annotated[int, typer.Option("--timeout", min=1, metavar="MS", help="How long a broker may take to answer.")]
+
+
+def status(
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh the screen until Ctrl-C.")] = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show whether the cluster is healthy and, if not, why and what to do. Exits with 1 when it is not healthy."""
+    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+        if watch:
+            _watch(client, as_json=as_json)
+        facts, controller = _facts(client)
+    findings = diagnose(facts, controller)
+    if as_json:
+        print(json.dumps(status_value(facts, findings, controller)))
+    else:
+        for line in status_lines(facts, findings, controller):
+            print(line)
+    if not is_healthy(findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _watch(client: ClientInThread, *, as_json: bool) -> None:
+    """Shows the screen until Ctrl-C."""
+    screen = ""
+
+    def look() -> dict[str, Any]:
+        nonlocal screen
+        facts, controller = _facts(client)
+        findings = diagnose(facts, controller)
+        screen = "\n".join(status_lines(facts, findings, controller))
+        return status_value(facts, findings, controller)
+
+    watch_live(look, lambda value: screen, as_json=as_json)
+
+
+def _facts(client: ClientInThread) -> tuple[ClusterFacts, Mapping[str, Any] | None]:
+    facts = client.call(read_facts)
+    return facts, _controller(client, facts)
+
+
+def _controller(client: ClientInThread, facts: ClusterFacts) -> Mapping[str, Any] | None:
+    """What a controller of klamm says of itself; None when it cannot be asked."""
+    broker = facts.brokers.get(facts.view.controller_id)
+    if broker is None or broker.software != KLAMM or broker.error is not None:
+        return None
+    from klamm.tools.controller import find_controller, read_status, zookeeper_of_brokers
+
+    try:
+        address = find_controller(client.call(zookeeper_of_brokers), CONTROLLER_TIMEOUT_S)
+        return None if address is None or address.port is None else read_status(address, CONTROLLER_TIMEOUT_S)
+    except ToolError:
+        return None
+
+
+# -- output -------------------------------------------------------------------------------------------------------
+
+
+def status_lines(
+    facts: ClusterFacts, findings: Sequence[Finding], controller: Mapping[str, Any] | None
+) -> Iterator[str]:
+    """The screen."""
+    problems = [finding for finding in findings if finding.is_problem]
+    notices = [finding for finding in findings if not finding.is_problem]
+    verdict = "healthy" if not problems else f"NOT HEALTHY: {len(problems)} problem{'s' if len(problems) > 1 else ''}"
+    yield f"Cluster {facts.cluster_id or 'without an id'}: {verdict}"
+    partitions = facts.view.partitions.values()
+    size = size_text(sum(broker.size_bytes for broker in facts.brokers.values()))
+    yield (
+        f"{len(facts.view.of_topics())} topics, {len(partitions)} partitions,"
+        f" {sum(len(each.replicas) for each in partitions)} replicas, {size}"
+    )
+    if controller is not None and controller.get("active"):
+        doing = f"{controller['event']} for {controller['event_for_ms']} ms" if controller["event"] else "nothing"
+        queue = f"{controller['event_queue_size']} events in its queue"
+        yield f"Controller {facts.view.controller_id}: {controller['state']}, doing {doing}, {queue}"
+    yield ""
+    yield from broker_views.table_lines(facts)
+    for title, listed in (("Problems", problems), ("Notices", notices)):
+        if listed:
+            yield ""
+            yield f"{title}:"
+        for finding in listed:
+            yield f"- {finding.text}"
+            yield from (f"    {line}" for line in finding.why)
+            if finding.advice:
+                yield f"    What to do: {finding.advice}"
+
+
+def status_value(
+    facts: ClusterFacts, findings: Sequence[Finding], controller: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The same for --json."""
+    return {
+        "cluster_id": facts.cluster_id,
+        "healthy": is_healthy(findings),
+        "controller_id": facts.view.controller_id,
+        "controller": None if controller is None else dict(controller),
+        "topics": len(facts.view.of_topics()),
+        "partitions": len(facts.view.partitions),
+        "problems": [finding.value() for finding in findings if finding.is_problem],
+        "notices": [finding.value() for finding in findings if not finding.is_problem],
+        "brokers": [broker_views.value(facts, broker_id) for broker_id in sorted([*facts.brokers, *facts.missing])],
+    }

@@ -1,0 +1,209 @@
+"""`klamm status` and `klamm brokers`: findings as a table over plain facts, and both commands on a klamm cluster."""
+
+import contextlib
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from klamm.protocol.vocabulary import TopicPartition
+from klamm.testing import Cluster
+from klamm.tools import main
+from klamm.tools.broker_views import description_lines, table_lines
+from klamm.tools.cluster_facts import KAFKA, KLAMM, BrokerFacts, ClusterFacts, LogDirFacts
+from klamm.tools.cluster_view import BrokerView, ClusterView, PartitionView
+from klamm.tools.health import Finding, diagnose, is_healthy, size_text
+
+HEALTHY = PartitionView(1, 5, (1, 2, 3), (1, 2, 3))
+
+
+def broker(broker_id: int, **facts: Any) -> BrokerFacts:
+    log_dirs = (LogDirFacts("/data", None, 3, 0, 2048),)
+    return BrokerFacts(broker_id, (f"host{broker_id}", 9092), **{"software": KLAMM, "log_dirs": log_dirs, **facts})
+
+
+def facts(
+    *partitions: PartitionView, live: tuple[int, ...] = (1, 2, 3), controller_id: int = 1, **others: Any
+) -> ClusterFacts:
+    """A cluster with these partitions of topic `t`, whose min.insync.replicas is 2."""
+    view = ClusterView(
+        {each: BrokerView(each, (f"host{each}", 9092)) for each in live},
+        {TopicPartition("t", number): each for number, each in enumerate(partitions or (HEALTHY,))},
+        controller_id=controller_id,
+    )
+    return ClusterFacts("id", view, {each: broker(each) for each in live}, **{"min_isr": {"t": 2}, **others})
+
+
+def with_broker(known: ClusterFacts, changed: BrokerFacts) -> ClusterFacts:
+    return replace(known, brokers={**known.brokers, changed.broker_id: changed})
+
+
+def kinds(findings: list[Finding]) -> tuple[list[str], list[str]]:
+    """Problems and notices."""
+    problems = [each.kind for each in findings if each.is_problem]
+    return problems, [each.kind for each in findings if not each.is_problem]
+
+
+FULL = LogDirFacts("/data", None, 3, 0, 900, 1000, 99)
+ROOMY = LogDirFacts("/data", None, 3, 0, 900, 1000, 101)
+FAILED = LogDirFacts("/data", "KAFKA_STORAGE_ERROR (56)", 0, 0, 0)
+RATE = {"leader.replication.throttled.rate": "1000"}
+MOVING = replace(HEALTHY, replicas=(1, 2, 3, 4), adding=(4,), removing=(3,))
+FOUR = (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("known", "problems", "notices"),
+    [
+        (facts(), [], []),
+        (facts(controller_id=-1), ["no_controller"], []),
+        (facts(controller_error="REQUEST_TIMED_OUT (7)"), ["silent_controller"], []),
+        (
+            facts(PartitionView(-1, 5, (1, 2), (2,)), live=(1, 3)),
+            ["offline_partitions", "missing_brokers"],
+            [],
+        ),
+        (facts(PartitionView(-1, 5, (1, 2), (2,))), ["offline_partitions"], []),
+        (facts(replace(HEALTHY, isr=(1, 2))), ["under_replicated"], ["at_min_isr"]),
+        (facts(replace(HEALTHY, isr=(1,))), ["under_min_isr", "under_replicated"], []),
+        (facts(PartitionView(1, 0, (1, 2), (1, 2))), [], []),  # As many replicas as min.insync.replicas.
+        (facts(HEALTHY, live=(1, 2)), ["missing_brokers"], []),
+        (with_broker(facts(), broker(2, error="timed out")), ["silent_brokers"], []),
+        (with_broker(facts(), broker(2, log_dirs=(FAILED,))), ["offline_log_dirs"], []),
+        (with_broker(facts(), broker(2, log_dirs=(FULL,))), ["full_disks"], []),
+        (with_broker(facts(), broker(2, log_dirs=(ROOMY,))), [], []),
+        (facts(MOVING, live=FOUR), [], ["reassignments"]),
+        (with_broker(facts(MOVING, live=FOUR), broker(2, throttles=RATE)), [], ["reassignments"]),
+        (with_broker(facts(), broker(2, throttles=RATE)), [], ["throttles"]),
+        (facts(throttled_topics={"t": {"leader.replication.throttled.replicas": "0:1"}}), [], ["throttles"]),
+        (facts(replace(HEALTHY, leader=2)), [], ["leader_imbalance"]),
+        (facts(*[HEALTHY] * 10, replace(HEALTHY, leader=2)), [], []),  # Less than ten percent.
+        (with_broker(facts(), broker(2, software=KAFKA)), [], ["version_mix"]),
+        (with_broker(facts(), broker(2, protocol="2.7")), [], ["version_mix"]),
+        (facts(topics_error="topic t: TOPIC_AUTHORIZATION_FAILED (29)"), [], ["unread_configs"]),
+    ],
+)
+def test_each_fault_has_its_finding(known: ClusterFacts, problems: list[str], notices: list[str]) -> None:
+    findings = diagnose(known)
+    assert kinds(findings) == (problems, notices)
+    assert is_healthy(findings) is (not problems)
+
+
+def test_findings_say_why_and_what_to_do() -> None:
+    partitions = (
+        PartitionView(-1, 5, (4, 1), (4,)),
+        PartitionView(1, 5, (1, 2, 4), (1,)),
+        PartitionView(1, 5, (1, 2, 3), (1, 3), offline=(2,)),
+    )
+    known = facts(*partitions, min_isr={}, throttled_topics={})
+    assert [(each.text, each.why, each.advice) for each in diagnose(known)] == [
+        (
+            "1 partition has no leader, and cannot be read or written: t-0.",
+            ("broker 4 is down and was the last in sync for 1",),
+            "Start broker 4.",
+        ),
+        (
+            "Broker 4 is named in assignments and not in the cluster.",
+            ("broker 4: 2 replicas",),
+            "Start it, or move the replicas away: klamm brokers decommission --broker 4",
+        ),
+        (
+            "2 partitions are under-replicated: t-1, t-2.",
+            ("broker 2 is up, and has not caught up: 2 replicas", "broker 4 is down: 1 replica"),
+            "Start the brokers that are down. Replicas on a broker that is up catch up by themselves; if they do not,"
+            " look at its log and at throttles.",
+        ),
+    ]
+
+
+def test_throttles_left_behind_come_with_the_command_that_removes_them() -> None:
+    [finding] = diagnose(with_broker(facts(), broker(2, throttles=RATE)))
+    assert finding.why == ("broker 2: leader.replication.throttled.rate=1000",)
+    assert finding.advice == "klamm configs alter --broker 2 --delete-config leader.replication.throttled.rate"
+
+
+def test_what_a_klamm_controller_waits_for_is_a_finding() -> None:
+    controller: Mapping[str, Any] = {
+        "brokers": [{"broker_id": 2, "trouble": "refused"}, {"broker_id": 3, "trouble": ""}],
+        "deletions": {"count": 1, "first": [{"topic": "gone", "waits_for": "broker 2"}]},
+        "reassignments": {"count": 0, "first": []},
+    }
+    assert [(each.kind, each.text, each.why) for each in diagnose(facts(), controller)] == [
+        ("controller_cannot_send", "The controller cannot reach broker 2.", ("broker 2: refused",)),
+        ("controller_deletions", "1 topic is being deleted.", ("gone waits for broker 2",)),
+    ]
+
+
+def test_brokers_are_a_table_with_those_that_are_missing() -> None:
+    known = facts(HEALTHY, PartitionView(2, 0, (2, 4), (2,)))
+    known = with_broker(known, broker(3, rack="r", error="timed out"))
+    assert list(table_lines(known)) == [
+        "BROKER  ADDRESS             RACK  LEADERS  REPLICAS  BEHIND  SIZE    SOFTWARE",
+        "1*      host1:9092          -     1        1         0       2.0 KB  klamm",
+        "2       host2:9092          -     1        2         0       2.0 KB  klamm",
+        "3       host3:9092          r     0        1         0       -       does not answer",
+        "4       not in the cluster  -     0        1         1       -       -",
+    ]
+
+
+def test_a_broker_in_detail() -> None:
+    known = facts(HEALTHY, PartitionView(1, 0, (1, 2), (1,)), PartitionView(1, 0, (1, 3, 2), (1, 3), adding=(2,)))
+    changed = broker(2, protocol="2.8-IV1", throttles=RATE, log_dirs=(ROOMY, FAILED))
+    assert list(description_lines(with_broker(known, changed), 2)) == [
+        "Broker: 2\tAddress: host2:9092\tRack: none",
+        "Software: klamm, inter.broker.protocol.version 2.8-IV1",
+        "Replicas: 3\tLeaders: 0\tPreferredLeaders: 0\tNotInSync: 1",
+        "\tTopic: t\tPartition: 1\tLeader: 1\tNot in sync",
+        "\tTopic: t\tPartition: 2\tLeader: 1\tReplica is being added",
+        "LogDir: /data\tReplicas: 3\tSize: 900 B\tDisk: 101 B of 1000 B free",
+        "LogDir: /data\tReplicas: 0\tSize: 0 B\tOffline: KAFKA_STORAGE_ERROR (56)",
+        "Throttle: leader.replication.throttled.rate=1000",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KB"), (5 << 30, "5.0 GB"), (3 << 60, "3072.0 PB")],
+)
+def test_sizes_for_people(size_bytes: int, text: str) -> None:
+    assert size_text(size_bytes) == text
+
+
+# -- on a cluster -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(brokers=2) as cluster:
+        cluster.create_topic("both", partitions=2, replication_factor=2)
+        yield cluster
+
+
+def run(cluster: Cluster, *arguments: str, code: int = 0) -> str:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        ended = main.run([*arguments, "--bootstrap-server", cluster.bootstrap])
+    assert ended == code, err.getvalue() + out.getvalue()
+    return out.getvalue() or err.getvalue()
+
+
+def test_the_status_of_a_cluster_before_and_after_a_death(cluster: Cluster) -> None:
+    healthy = json.loads(run(cluster, "status", "--json"))
+    assert healthy["healthy"] and not healthy["problems"] and not healthy["notices"]
+    assert healthy["controller"]["active"] and healthy["controller_id"] == cluster.controller_id()
+    assert [each["replicas"] for each in json.loads(run(cluster, "brokers", "list", "--json"))] == [2, 2]
+    assert "LogDir: " in run(cluster, "brokers", "describe", "--broker", "1")
+    unknown = run(cluster, "brokers", "describe", "--broker", "7", code=1)
+    assert unknown.startswith("klamm: broker 7 is not in the cluster, and no assignment names it; known are 0, 1")
+
+    cluster.kill(1)
+    cluster.until(lambda: cluster.isr("both") == [0] and cluster.isr("both", 1) == [0])
+    screen = run(cluster, "status", code=1)
+    assert "NOT HEALTHY: 2 problems" in screen.splitlines()[0]
+    assert "- Broker 1 is named in assignments and not in the cluster." in screen
+    assert "    broker 1 is down: 2 replicas" in screen
+    assert "1       not in the cluster" in run(cluster, "brokers", "list")
+    cluster.start(1)
