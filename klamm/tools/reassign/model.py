@@ -27,13 +27,14 @@ class Broker:
 class Partition:
     """A partition as it is. `size_bytes` is that of its leader's log; `log_dirs` has the directories that are known.
 
-    `leader` is None when the partition has no leader, or when it is not known.
+    `leader` is NO_LEADER when the partition has none, and None when it is not known.
     """
 
     replicas: tuple[int, ...]
     size_bytes: int = 0
     leader: int | None = None
     log_dirs: Mapping[int, str] = field(default_factory=dict)
+    is_reassigning: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,14 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Unmovable:
-    """A replica that a goal asks to move, and why it stays: `reason` is a sentence for a person."""
+    """A replica that a goal asks to move, and why it stays: `reason` is a sentence for a person.
+
+    `broker` is None when the goal asks for a replica that does not exist yet.
+    """
 
     topic: str
     partition: int
-    broker: int
+    broker: int | None
     reason: str
 
 

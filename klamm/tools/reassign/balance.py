@@ -1,0 +1,286 @@
+"""The fewest bytes that bring every broker within the tolerance. Pure.
+
+First it is decided how much of each dimension (bytes, replicas, load) each broker shall have in the end, so that as
+little as possible moves between them (`shares.levels`); then replicas are chosen that carry just that. A replica whose
+size has the proportion of bytes to replicas that a broker has to give settles both at once. A replica that has moved
+already is taken first, as another destination costs nothing. A move is made only if it reduces how far brokers are
+outside the tolerance in one dimension and harms no other; where no move helps, two brokers exchange a large replica
+for a small one.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Final, NamedTuple
+
+from klamm.protocol.vocabulary import NO_LEADER
+from klamm.tools.reassign.goals import Balance
+from klamm.tools.reassign.layout import Dimension, Layout
+from klamm.tools.reassign.shares import levels
+
+_ROUNDS: Final = 6
+# How many replicas of a broker are tried for one move, and how many for an exchange.
+_TRIES: Final = 300
+_EXCHANGES: Final = 40
+# The levels lie this much of the tolerance inside it, because replicas are not divisible.
+_MARGIN: Final = 0.1
+_EPSILON: Final = 1e-6
+
+
+class Key(NamedTuple):
+    """The place of a replica in the order in which replicas of a broker are tried."""
+
+    weight: float
+    mixed: int
+    partition: int
+
+
+class Replicas:
+    """The movable replicas of each broker in one order, those that have moved already apart."""
+
+    def __init__(self, layout: Layout, weights: Sequence[float]) -> None:
+        self._keys = [Key(weight, layout.mixed[each], each) for each, weight in enumerate(weights)]
+        self._original = layout.original
+        self.moved: list[list[Key]] = [[] for _ in layout.brokers]
+        self.kept: list[list[Key]] = [[] for _ in layout.brokers]
+
+    def fill(self, replicas: Iterable[tuple[int, int]]) -> None:
+        for partition, broker in replicas:
+            self._list(partition, broker).append(self._keys[partition])
+        for each in chain(self.moved, self.kept):
+            each.sort()
+
+    def move(self, partition: int, source: int, destination: int) -> None:
+        key = self._keys[partition]
+        before = self._list(partition, source)
+        del before[bisect_left(before, key)]
+        insort(self._list(partition, destination), key)
+
+    def _list(self, partition: int, broker: int) -> list[Key]:
+        return (self.kept if broker in self._original[partition] else self.moved)[broker]
+
+
+class Balancer:
+    """Moves replicas between the target brokers of a layout."""
+
+    def __init__(self, layout: Layout, dimensions: Sequence[Dimension]) -> None:
+        self._layout = layout
+        self._dimensions = dimensions
+        self._sizes = layout.bytes.weights
+        movable = [
+            (partition, broker)
+            for partition, replicas in enumerate(layout.replicas)
+            if layout.is_selected[partition]
+            and not layout.partitions[partition].is_reassigning
+            and layout.partitions[partition].leader != NO_LEADER
+            for broker in replicas
+            if layout.is_target[broker]
+        ]
+        self._by_size = Replicas(layout, self._sizes)
+        self._by_size.fill(movable)
+        self._orders = {Balance.BYTES: self._by_size, Balance.REPLICAS: self._by_size}
+        for each in dimensions:
+            if each.kind is Balance.LOAD:
+                # The most load for each byte that moves comes first.
+                ratio = [-rate / (size + 1.0) for rate, size in zip(each.weights, self._sizes, strict=True)]
+                self._orders[each.kind] = Replicas(layout, ratio)
+                self._orders[each.kind].fill(movable)
+        self._needs: dict[Balance, list[float]] = {}
+
+    def run(self) -> None:
+        for _ in range(_ROUNDS):
+            moves = sum(self._settle(dimension) for dimension in self._dimensions)
+            if not any(self._worst(dimension) for dimension in self._dimensions):
+                return
+            moves += sum(self._exchange(dimension) for dimension in self._dimensions)
+            if not moves:
+                return
+
+    def _worst(self, dimension: Dimension) -> bool:
+        """Whether a broker is outside the tolerance."""
+        return any(dimension.violation(broker) > _EPSILON * dimension.shares[broker] for broker in self._layout.targets)
+
+    def _set_needs(self) -> None:
+        """How much each broker has to give of each dimension; what it has to receive is negative."""
+        targets = self._layout.targets
+        for each in self._dimensions:
+            margin = 0.0 if each.kind is Balance.REPLICAS else _MARGIN
+            loads = [each.loads[broker] for broker in targets]
+            low = [each.low[broker] + margin * (each.shares[broker] - each.low[broker]) for broker in targets]
+            high = [each.high[broker] - margin * (each.high[broker] - each.shares[broker]) for broker in targets]
+            needs = [0.0] * len(self._layout.brokers)
+            for broker, load, level in zip(targets, loads, levels(loads, low, high), strict=True):
+                needs[broker] = load - level
+            self._needs[each.kind] = needs
+
+    # -- single moves -------------------------------------------------------------------------------------------------
+
+    def _settle(self, dimension: Dimension) -> int:
+        """Moves replicas until every broker is within the tolerance of this dimension; the number of moves."""
+        self._set_needs()
+        needs = self._needs[dimension.kind]
+        self._blocked: set[tuple[int, int | str]] = set()
+        sources = set(self._layout.targets)
+        moves = 0
+        while sources and self._worst(dimension):
+            source = max(sources, key=lambda broker: (needs[broker], -broker))
+            if needs[source] > 0 and self._give(dimension, source):
+                moves += 1
+            else:
+                sources.discard(source)
+        return moves
+
+    def _give(self, dimension: Dimension, source: int) -> bool:
+        """Moves one replica from the source to the broker that needs most of those that can have one."""
+        needs = self._needs[dimension.kind]
+        racks, blocked = self._layout.racks, self._blocked
+        for destination in sorted(self._layout.targets, key=needs.__getitem__):
+            if needs[destination] >= 0:
+                return False
+            if (source, destination) in blocked or (source, racks[destination]) in blocked:
+                continue
+            partition = self._choose(dimension, source, destination)
+            if partition is not None:
+                self._move(partition, source, destination)
+                return True
+        return False
+
+    def _choose(self, dimension: Dimension, source: int, destination: int) -> int | None:
+        """The best replica for this move. None blocks the pair, or all of the rack if racks are the reason."""
+        layout = self._layout
+        needs = self._needs[dimension.kind]
+        limit = min(needs[source], -needs[destination])
+        only_racks = layout.keeps_racks and layout.racks[source] != layout.racks[destination]
+        others = [each for each in self._dimensions if each is not dimension]
+        weights = dimension.weights
+        too_much = None
+        for key in islice(self._candidates(dimension, source, destination, limit), _TRIES):
+            partition = key.partition
+            replicas = layout.replicas[partition]
+            if destination in replicas:
+                only_racks = False
+                continue
+            if layout.keeps_racks and not layout.keeps_spread(replicas, source, destination):
+                continue
+            only_racks = False
+            weight = weights[partition]
+            if dimension.gain(weight, source, destination) <= _EPSILON * weight or any(
+                each.gain(each.weights[partition], source, destination) < -_EPSILON for each in others
+            ):
+                continue
+            if weight <= limit or dimension.kind is Balance.REPLICAS:
+                return partition
+            if too_much is None or weight < weights[too_much]:
+                too_much = partition
+        if too_much is None:
+            self._blocked.add((source, layout.racks[destination] if only_racks else destination))
+        return too_much
+
+    def _candidates(self, dimension: Dimension, source: int, destination: int, limit: float) -> Iterator[Key]:
+        """Replicas of the source, the most suitable first; those that have moved already before all others."""
+        order = self._orders[dimension.kind]
+        for keys in (order.moved[source], order.kept[source]):
+            match dimension.kind:
+                case Balance.BYTES:
+                    yield from _around(keys, self._suitable_size(source, destination, limit), limit)
+                case _:
+                    yield from keys
+
+    def _suitable_size(self, source: int, destination: int, limit: float) -> float:
+        """The size that settles bytes and replicas together, or all bytes at once."""
+        if Balance.REPLICAS not in self._needs:
+            return limit
+        needs = self._needs[Balance.REPLICAS]
+        replicas = min(needs[source], -needs[destination])
+        return limit / replicas if replicas > 1 else limit
+
+    def _move(self, partition: int, source: int, destination: int) -> None:
+        self._layout.move(partition, source, destination)
+        self._by_size.move(partition, source, destination)
+        if Balance.LOAD in self._orders:
+            self._orders[Balance.LOAD].move(partition, source, destination)
+        for each in self._dimensions:
+            needs, weight = self._needs[each.kind], each.weights[partition]
+            needs[source] -= weight
+            needs[destination] += weight
+
+    # -- exchanges ----------------------------------------------------------------------------------------------------
+
+    def _exchange(self, dimension: Dimension) -> int:
+        """Exchanges large replicas for small ones while that helps; the number of exchanges."""
+        self._set_needs()
+        needs = self._needs[dimension.kind]
+        sources = {broker for broker in self._layout.targets if needs[broker] > 0}
+        exchanges = 0
+        while sources and self._worst(dimension):
+            source = max(sources, key=lambda broker: (needs[broker], -broker))
+            pair = next(filter(None, (self._pair(dimension, source, each) for each in self._receivers(needs))), None)
+            if needs[source] <= 0 or pair is None:
+                sources.discard(source)
+                continue
+            destination, large, small = pair
+            self._move(large, source, destination)
+            self._move(small, destination, source)
+            exchanges += 1
+        return exchanges
+
+    def _receivers(self, needs: Sequence[float]) -> list[int]:
+        return sorted((broker for broker in self._layout.targets if needs[broker] < 0), key=needs.__getitem__)
+
+    def _pair(self, dimension: Dimension, source: int, destination: int) -> tuple[int, int, int] | None:
+        """The destination, and the replicas that it receives and gives."""
+        needs, weights = self._needs[dimension.kind], dimension.weights
+        limit = min(needs[source], -needs[destination])
+        for small in islice(self._all_by_size(destination), _EXCHANGES):
+            wanted = limit + weights[small.partition]
+            large_first = sorted(
+                islice(self._candidates_by_weight(dimension, source, wanted), _EXCHANGES),
+                key=lambda key: abs(weights[key.partition] - wanted),
+            )
+            for large in large_first:
+                if self._helps(dimension, large.partition, source, small.partition, destination):
+                    return destination, large.partition, small.partition
+        return None
+
+    def _all_by_size(self, broker: int) -> Iterator[Key]:
+        return chain(self._by_size.moved[broker], self._by_size.kept[broker])
+
+    def _candidates_by_weight(self, dimension: Dimension, source: int, wanted: float) -> Iterator[Key]:
+        order = self._orders[dimension.kind]
+        if dimension.kind is Balance.LOAD:
+            return chain(order.moved[source], order.kept[source])
+        return chain.from_iterable(_around(keys, wanted, wanted) for keys in (order.moved[source], order.kept[source]))
+
+    def _helps(self, dimension: Dimension, large: int, source: int, small: int, destination: int) -> bool:
+        layout = self._layout
+        if large == small or not (
+            layout.allows(large, source, destination) and layout.allows(small, destination, source)
+        ):
+            return False
+        gains = {
+            each.kind: each.gain(each.weights[large] - each.weights[small], source, destination)
+            for each in self._dimensions
+        }
+        return gains.pop(dimension.kind) > _EPSILON * dimension.shares[source] and all(
+            gain >= -_EPSILON for gain in gains.values()
+        )
+
+
+def _around(keys: Sequence[Key], weight: float, limit: float) -> Iterator[Key]:
+    """The keys, those nearest to `weight` first; those above `limit` come last, upwards."""
+    above = bisect_left(keys, (weight,))
+    below = above - 1
+    while below >= 0 and above < len(keys) and keys[above].weight <= limit:
+        if weight - keys[below].weight < keys[above].weight - weight:
+            yield keys[below]
+            below -= 1
+        else:
+            yield keys[above]
+            above += 1
+    while above < len(keys) and keys[above].weight <= limit:
+        yield keys[above]
+        above += 1
+    while below >= 0:
+        yield keys[below]
+        below -= 1
+    yield from islice(keys, above, None)
