@@ -86,6 +86,10 @@ class Purgatory(Generic[Key]):
         """How many (key, operation) pairs are watched; 0 when nothing waits."""
         return sum(map(len, self._watchers.values()))
 
+    def watched_keys(self) -> list[Key]:
+        """The keys under which operations wait."""
+        return list(self._watchers)
+
     async def wait(self, operation: DelayedOperation, keys: Collection[Key], timeout_ms: float) -> bool:
         """Returns True as soon as `operation.is_ready()`, or False when `timeout_ms` have passed first."""
         return operation.is_ready() or await self.watch(operation, keys, timeout_ms)

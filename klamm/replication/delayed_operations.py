@@ -1,6 +1,6 @@
-"""The operations that wait in the replica manager's purgatories: produces with acks=all, and fetches.
+"""The operations that wait in the replica manager's purgatories: produces with acks=all, fetches, deletions of records.
 
-Source: kafka.server.DelayedProduce, kafka.server.DelayedFetch.
+Source: kafka.server.DelayedProduce, kafka.server.DelayedFetch, kafka.server.DelayedDeleteRecords.
 """
 
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -10,7 +10,14 @@ from typing import NamedTuple, cast
 from klamm.protocol.apis.fetch import EpochEndOffset, FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import NO_TIMESTAMP
-from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, NO_EPOCH, READ_COMMITTED, UNKNOWN_OFFSET, PartitionKey
+from klamm.protocol.vocabulary import (
+    CONSUMER_REPLICA_ID,
+    DEBUGGING_REPLICA_ID,
+    NO_EPOCH,
+    READ_COMMITTED,
+    UNKNOWN_OFFSET,
+    PartitionKey,
+)
 from klamm.purgatory import DelayedOperation
 from klamm.replication.partition import Partition
 
@@ -106,6 +113,65 @@ class DelayedProduce(DelayedOperation):
                 result.required_offset = UNKNOWN_OFFSET
 
 
+@dataclass(slots=True)
+class DeleteRecordsResult:
+    """How the deletion of one partition's records ended. `low_watermark` is UNKNOWN_OFFSET where it failed."""
+
+    error_code: ErrorCode
+    low_watermark: int = UNKNOWN_OFFSET
+    # The low watermark to wait for; unknown once the result is final.
+    required_offset: int = UNKNOWN_OFFSET
+
+
+Deleted = Sequence[tuple[str, int, DeleteRecordsResult]]
+
+
+class DelayedDeleteRecords(DelayedOperation):
+    """Ready when on every partition all live replicas have deleted the records, or it has failed."""
+
+    def __init__(self, partition: FindPartition, is_live: Callable[[int], object], deleted: Deleted) -> None:
+        self._partition = partition
+        self._is_live = is_live
+        self._undecided: dict[PartitionKey, list[DeleteRecordsResult]] = {}
+        for topic, number, result in deleted:
+            if result.required_offset >= 0:
+                self._undecided.setdefault((topic, number), []).append(result)
+
+    def keys(self) -> list[PartitionKey]:
+        """The partitions to look at, and to wait for."""
+        return list(self._undecided)
+
+    def is_ready(self) -> bool:
+        return not self._undecided
+
+    def has_become_ready(self, key: Hashable) -> bool:
+        topic, number = cast(PartitionKey, key)
+        undecided = [one for one in self._undecided.pop((topic, number), ()) if not self._decide(topic, number, one)]
+        if undecided:
+            self._undecided[topic, number] = undecided
+        return self.is_ready()
+
+    def _decide(self, topic: str, number: int, result: DeleteRecordsResult) -> bool:
+        try:
+            partition = self._partition(topic, number)
+            partition.require_leader()
+            result.low_watermark = partition.low_watermark(self._is_live)
+        except KafkaError as error:
+            result.error_code, result.low_watermark = error.code, UNKNOWN_OFFSET
+        else:
+            if result.low_watermark < result.required_offset:
+                return False
+        result.required_offset = UNKNOWN_OFFSET
+        return True
+
+    def expire(self) -> None:
+        """Deletions that are not decided yet end with REQUEST_TIMED_OUT. They are not undone."""
+        for results in self._undecided.values():
+            for result in results:
+                result.error_code = ErrorCode.REQUEST_TIMED_OUT
+                result.required_offset = UNKNOWN_OFFSET
+
+
 class Readable(NamedTuple):
     """Records that can be read: their partition, its leader epoch, whether this broker leads it, the offset where they
     end, and about their size."""
@@ -192,7 +258,11 @@ class DelayedFetch(DelayedOperation):
         readable = self.readable.pop(index, None)
         if readable is not None:
             self._readable_bytes -= readable.size_bytes
-        self.results[index] = self._look(index, *self._wanted[index], None)
+        before, after = self.results[index], self._look(index, *self._wanted[index], None)
+        self.results[index] = after
+        if after.log_start_offset > before.log_start_offset >= 0:
+            # A deletion of records waits until the followers have heard of it.
+            self._must_answer = True
         return self.is_ready()
 
     def _look(self, index: int, topic: str, want: FetchPartition, follower_now_ms: float | None) -> PartitionData:
@@ -200,6 +270,8 @@ class DelayedFetch(DelayedOperation):
             partition = self._partition(topic, want.partition)
             if self._only_leader:
                 partition.require_leader(want.current_leader_epoch)
+            elif self._replica_id == DEBUGGING_REPLICA_ID:
+                partition.require_leader_epoch(want.current_leader_epoch)
             else:
                 partition.require_leader_or_follower(want.current_leader_epoch)
             diverging_epoch = partition.diverging_epoch(want.fetch_offset, want.last_fetched_epoch)

@@ -50,6 +50,8 @@ from klamm.slices import Slices, slices
 from klamm.tasks import OnFailure, start_task
 
 FIRST_BACKOFF_MS = 20
+# How often a follower looks whether a new log start offset is on disk.
+SETTLE_MS = 20
 # Work on more partitions than this yields the loop in between.
 PARTITIONS_PER_SLICE = 500
 # The cost of an append, in units of a partition without records: this many, plus one for each BYTES_PER_PIECE.
@@ -102,8 +104,10 @@ class ReplicaFetcher:
         # A heap of the waits after failures: (when, sequence number, partition, its fetch). Some may be void.
         self._waits: list[tuple[float, int, PartitionKey, PartitionFetch]] = []
         self._sequence = count()
-        # High watermarks of the leader that it does not repeat and that are not safe to adopt yet.
-        self._unconfirmed: dict[PartitionKey, int] = {}
+        # The leader's high watermarks and log start offsets that it does not repeat and that are not safe to adopt yet.
+        self._unconfirmed: dict[PartitionKey, tuple[int, int]] = {}
+        # The partitions with a log start offset that is not on disk yet, which the leader must not hear of before.
+        self._settling: Fetches = {}
         self._failures = 0
         self._news: asyncio.Future[None] | None = None
         self._in_flight: FetchRequest | None = None
@@ -149,6 +153,7 @@ class ReplicaFetcher:
                 self._truncating.pop(topic_partition, None)
                 self._changed.pop(topic_partition, None)
                 self._unconfirmed.pop(topic_partition, None)
+                self._settling.pop(topic_partition, None)
         return len(self._fetches) < count
 
     async def shutdown(self) -> None:
@@ -221,6 +226,16 @@ class ReplicaFetcher:
             _, _, topic_partition, fetch = heappop(self._waits)
             if self._fetches.get(topic_partition) is fetch:
                 self._resume(topic_partition, fetch)
+        if self._settling:
+            self._end_settling()
+
+    def _end_settling(self) -> None:
+        for topic_partition, fetch in list(self._settling.items()):
+            log = fetch.partition.log
+            if log.durable_log_start_offset == log.log_start_offset:
+                del self._settling[topic_partition]
+                if fetch.asked is not None:
+                    self._changed[topic_partition] = fetch
 
     def _fail(self, topic_partition: PartitionKey, reason: str, level: int = logging.ERROR) -> None:
         """Gives the partition up until the controller names it again."""
@@ -266,7 +281,7 @@ class ReplicaFetcher:
                     current_leader_epoch=fetch.leader_epoch,
                     fetch_offset=log.log_end_offset,
                     last_fetched_epoch=log.leader_epochs.latest_epoch if with_epoch else NO_EPOCH,
-                    log_start_offset=log.log_start_offset,
+                    log_start_offset=log.durable_log_start_offset,
                     partition_max_bytes=max_bytes,
                 )
                 if wanted != fetch.asked:
@@ -301,8 +316,11 @@ class ReplicaFetcher:
             await self._back_off(f"a full fetch is refused with {error_name(response.error_code)}")
 
     def _max_wait_ms(self) -> int:
-        """Short enough that the fetch returns when the next backoff of a partition ends."""
+        """Short enough that the fetch returns when the next backoff of a partition ends, or the disk may have a new log
+        start offset."""
         max_wait_ms = self._config.replica_fetch_wait_max_ms
+        if self._settling:
+            max_wait_ms = min(max_wait_ms, SETTLE_MS)
         if not self._waits:
             return max_wait_ms
         left_ms = math.ceil((self._waits[0][0] - asyncio.get_running_loop().time()) * 1000)
@@ -369,7 +387,7 @@ class ReplicaFetcher:
         if asked is None:
             # Added again since the request. The leader does not repeat its high watermark, so it is kept.
             if result.error_code == ErrorCode.NONE:
-                self._unconfirmed[topic_partition] = result.high_watermark
+                self._unconfirmed[topic_partition] = result.high_watermark, result.log_start_offset
         elif not self._is_valid(topic_partition, fetch):
             self._delay(topic_partition, fetch, "it follows another leader or epoch now")
         elif result.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -377,7 +395,7 @@ class ReplicaFetcher:
         elif result.error_code != ErrorCode.NONE:
             self._leader_refused(topic_partition, fetch, result.error_code)
         elif result.diverging_epoch is not None:
-            self._unconfirmed[topic_partition] = result.high_watermark
+            self._unconfirmed[topic_partition] = result.high_watermark, result.log_start_offset
             diverging.append((topic_partition, fetch, result.diverging_epoch))
         elif asked.fetch_offset != log.log_end_offset:
             self._changed[topic_partition] = fetch
@@ -390,9 +408,7 @@ class ReplicaFetcher:
         try:
             if result.records:
                 partition.append_records_as_follower(result.records)
-            partition.update_follower_high_watermark(result.high_watermark)
-            if result.log_start_offset > partition.log.log_start_offset:
-                partition.maybe_increment_log_start_offset(result.log_start_offset)
+            self._adopt(topic_partition, fetch, result.high_watermark, result.log_start_offset)
         except KafkaError as error:
             del self._changed[topic_partition]
             self._log_refused(topic_partition, fetch, error)
@@ -402,12 +418,26 @@ class ReplicaFetcher:
                 self._unconfirmed.pop(topic_partition, None)
 
     def _confirm_high_watermarks(self) -> None:
-        """Adopts the high watermarks of partitions whose last fetch found no difference."""
-        for topic_partition, high_watermark in list(self._unconfirmed.items()):
+        """Adopts the leader's offsets for partitions whose last fetch found no difference."""
+        for topic_partition, (high_watermark, log_start_offset) in list(self._unconfirmed.items()):
             fetch = self._fetches[topic_partition]
             if fetch.asked is not None and self._is_valid(topic_partition, fetch):
                 del self._unconfirmed[topic_partition]
-                fetch.partition.update_follower_high_watermark(high_watermark)
+                try:
+                    self._adopt(topic_partition, fetch, high_watermark, log_start_offset)
+                except KafkaError as error:
+                    self._log_refused(topic_partition, fetch, error)
+
+    def _adopt(
+        self, topic_partition: PartitionKey, fetch: PartitionFetch, high_watermark: int, log_start_offset: int
+    ) -> None:
+        """Moves the high watermark and the log start offset to the leader's, as far as this log goes."""
+        partition, log = fetch.partition, fetch.partition.log
+        partition.update_follower_high_watermark(high_watermark)
+        if log_start_offset > log.log_start_offset:
+            partition.maybe_increment_log_start_offset(log_start_offset)
+            if log.durable_log_start_offset < log.log_start_offset:
+                self._settling[topic_partition] = fetch
 
     # -- truncating -----------------------------------------------------------------------------------------------
 

@@ -48,9 +48,13 @@ from klamm.storage.truncation import Truncation
 
 _log = logging.getLogger(__name__)
 
+# In place of an offset (`DeleteRecordsRequest`).
+TO_HIGH_WATERMARK = -1
+
 
 class Partition:
-    """A hosted partition. `on_high_watermark` is called for each advance."""
+    """A hosted partition. `on_high_watermark` is called for each advance, `on_low_watermark` on the leader whenever a
+    follower reports another log start offset."""
 
     def __init__(
         self,
@@ -64,6 +68,7 @@ class Partition:
         clock_ms: Callable[[], float],
         isr_changes: IsrChanges,
         on_high_watermark: Callable[["Partition"], None],
+        on_low_watermark: Callable[["Partition"], None],
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -90,6 +95,7 @@ class Partition:
         self._clock_ms = clock_ms
         self._isr_changes = isr_changes
         self._on_high_watermark = on_high_watermark
+        self._on_low_watermark = on_low_watermark
         self._remote_replicas: dict[int, Replica] = {}
         # The ISR has members that are not replicas: a reassignment is about to remove them from the ISR.
         self._has_strangers = False
@@ -198,17 +204,18 @@ class Partition:
 
         Raises KafkaError: NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH.
         """
-        self._require_leader_epoch(current_leader_epoch)
+        self.require_leader_epoch(current_leader_epoch)
         if self.leader_id != self._broker_id:
             raise self._not_leader()
 
     def require_leader_or_follower(self, current_leader_epoch: int) -> None:
         """As `require_leader`, but this broker may also follow the leader of that epoch."""
-        self._require_leader_epoch(current_leader_epoch)
+        self.require_leader_epoch(current_leader_epoch)
         if not self.is_follower and self.leader_id != self._broker_id:
             raise self._not_leader()
 
-    def _require_leader_epoch(self, current_leader_epoch: int) -> None:
+    def require_leader_epoch(self, current_leader_epoch: int) -> None:
+        """Checks only the epoch. A tool may also look at a replica that neither leads nor follows."""
         if current_leader_epoch not in (NO_EPOCH, self.leader_epoch):
             raise KafkaError(
                 ErrorCode.FENCED_LEADER_EPOCH
@@ -254,6 +261,33 @@ class Partition:
         if len(self.isr_state.maximal_isr) < self.min_insync_replicas:
             return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         return ErrorCode.NONE
+
+    def delete_records(self, offset: int) -> int:
+        """Moves the log start offset forward to `offset`, or to the high watermark (`TO_HIGH_WATERMARK`). Returns the
+        low watermark that says that all replicas have done so.
+
+        Raises KafkaError: NOT_LEADER_OR_FOLLOWER, POLICY_VIOLATION unless cleanup.policy has delete,
+        OFFSET_OUT_OF_RANGE above the high watermark, KAFKA_STORAGE_ERROR.
+        """
+        self.require_leader()
+        if "delete" not in self.topic_config.cleanup_policy:
+            policy = ",".join(self.topic_config.cleanup_policy)
+            raise KafkaError(ErrorCode.POLICY_VIOLATION, f"cleanup.policy of {self.topic} is {policy}, without delete")
+        if offset == TO_HIGH_WATERMARK:
+            offset = self.log.high_watermark
+        if offset < 0:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} of {self}: allowed are -1 and from 0 on")
+        self.log.update_log_start_offset(offset)
+        return offset
+
+    def low_watermark(self, is_live: Callable[[int], object]) -> int:
+        """The offset before which the records are deleted on this leader and on all followers that are live, so that no
+        restart brings them back."""
+        low_watermark = self.log.durable_log_start_offset
+        for replica in self._remote_replicas.values():
+            if replica.log_start_offset < low_watermark and is_live(replica.broker_id):
+                low_watermark = replica.log_start_offset
+        return low_watermark
 
     def diverging_epoch(self, fetch_offset: int, last_fetched_epoch: int) -> tuple[int, int] | None:
         """Where a reader must cut a log that differs from this one: (epoch, end offset). None if the logs agree.
@@ -323,12 +357,15 @@ class Partition:
         """
         replica = self._remote_replicas[replica_id]
         has_moved = replica.log_end_offset != fetch_offset
+        has_other_start = replica.log_start_offset != log_start_offset
         replica.update_fetch_state(fetch_offset, log_start_offset, now_ms, self.log.log_end_offset)
         start_offset = self.leader_epoch_start_offset
         if start_offset is not None and may_join(self.isr_state, replica, self.log.high_watermark, start_offset):
             self._propose(PendingExpandIsr(self.isr_state.isr, replica_id))
         if has_moved:
             self._advance_high_watermark(now_ms)
+        if has_other_start:
+            self._on_low_watermark(self)
 
     def broker_died(self, broker_id: int) -> None:
         """The high watermark no longer waits for that broker to join the ISR.

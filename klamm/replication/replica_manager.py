@@ -6,6 +6,7 @@ What must stay true:
   leader's. The acknowledgement counts before the fetch waits.
 - A fetch leaves the purgatory as soon as enough bytes can be read, it would be answered with an error, or its time is
   up. Followers wait for the log's end, consumers for the high watermark.
+- A deletion of records is answered only after all live replicas have reported a log start offset that a restart keeps.
 - When a log directory fails, its partitions answer KAFKA_STORAGE_ERROR and no other partition is affected.
 
 `state_changes.py` applies the controller's requests; `partition.py` has the rules of one partition.
@@ -29,8 +30,11 @@ from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, PartitionKey
 from klamm.purgatory import Purgatory, Watch
 from klamm.replication.delayed_operations import (
     Appended,
+    DelayedDeleteRecords,
     DelayedFetch,
     DelayedProduce,
+    Deleted,
+    DeleteRecordsResult,
     ProduceResult,
     Readable,
     Wanted,
@@ -48,7 +52,7 @@ from klamm.replication.ports import (
 )
 from klamm.replication.state_change_lines import StateChangeLines
 from klamm.replication.state_changes import StateChanges
-from klamm.slices import SLICE, Slices, in_slices, slices
+from klamm.slices import SLICE, Slices, each, in_slices, slices
 from klamm.storage.batch_inspection import Inspected, LargeBatch, inspect
 from klamm.storage.log import Log
 from klamm.storage.log_manager import LogManager
@@ -56,7 +60,7 @@ from klamm.storage.log_validator import RecordsRefused
 from klamm.storage.producer_state import AppendOrigin
 from klamm.tasks import OnFailure, start_task
 
-__all__ = ["ProduceResult", "ReplicaManager", "Wanted", "log_config"]
+__all__ = ["DeleteRecordsResult", "ProduceResult", "ReplicaManager", "Wanted", "log_config"]
 
 T = TypeVar("T")
 
@@ -111,9 +115,11 @@ class ReplicaManager:
         self._reopening: asyncio.Task[None] | None = None
         self._is_running = False
         self._is_stopping = False
+        self._live_broker = live_broker
         self.produce_purgatory: Purgatory[PartitionKey] = Purgatory()
         self.fetch_purgatory: Purgatory[PartitionKey] = Purgatory()
         self.follower_fetch_purgatory: Purgatory[PartitionKey] = Purgatory()
+        self.delete_records_purgatory: Purgatory[PartitionKey] = Purgatory()
         self._hosted = HostedPartitions(
             log_manager, topic_configs.of, is_known_partition, self._make_partition, self._partition_changed
         )
@@ -141,6 +147,7 @@ class ReplicaManager:
             clock_ms=self._clock_ms,
             isr_changes=self._isr_changes,
             on_high_watermark=self._high_watermark_advanced,
+            on_low_watermark=self._low_watermark_changed,
         )
 
     def _clock_ms(self) -> float:
@@ -205,6 +212,11 @@ class ReplicaManager:
             if partition is not None:
                 for broker_id in broker_ids:
                     partition.broker_died(broker_id)
+            if looked_at.is_over():
+                yield
+        for key in self.delete_records_purgatory.watched_keys():
+            # The low watermark no longer waits for a dead broker.
+            self.delete_records_purgatory.check(key)
             if looked_at.is_over():
                 yield
 
@@ -298,6 +310,37 @@ class ReplicaManager:
             on_done()
 
         self.produce_purgatory.put(delayed, keys, timeout_ms, decided)
+
+    # -- deletion of records --------------------------------------------------------------------------------------
+
+    def delete_records(self, topic: str, partition: int, offset: int) -> DeleteRecordsResult:
+        """Moves the log start offset of a partition that this broker leads, as `Partition.delete_records`."""
+        try:
+            target = self.partition(topic, partition)
+            required_offset = target.delete_records(offset)
+        except KafkaError as error:
+            return DeleteRecordsResult(error.code)
+        # Followers hear of it in the answer to the fetch that waits here.
+        self.follower_fetch_purgatory.check(target.topic_partition)
+        return DeleteRecordsResult(ErrorCode.NONE, required_offset=required_offset)
+
+    async def wait_deleted(self, deleted: Deleted, timeout_ms: int) -> None:
+        """Waits until all live replicas have deleted the records, and no restart brings them back. Afterwards each
+        result holds its final error code (REQUEST_TIMED_OUT included)."""
+        deadline_ms = self._clock_ms() + timeout_ms
+        delayed = DelayedDeleteRecords(self.partition, self._live_broker, deleted)
+        keys = delayed.keys()
+        async for key in each(keys):
+            if (log := self._log_manager.get(*key)) is not None:
+                await self._log_manager.settle_log_start(log)
+        with self.delete_records_purgatory.watching(delayed, max(0, deadline_ms - self._clock_ms())) as watch:
+            async for piece in slices(keys):
+                # Registered in the same step in which they are looked at, so that no change is missed.
+                for key in piece:
+                    delayed.has_become_ready(key)
+                watch.add(piece)
+            if not delayed.is_ready() and not await watch.future:
+                delayed.expire()
 
     # -- fetch ----------------------------------------------------------------------------------------------------
 
@@ -431,8 +474,12 @@ class ReplicaManager:
         self.produce_purgatory.check(partition.topic_partition)
         self.fetch_purgatory.check(partition.topic_partition)
 
+    def _low_watermark_changed(self, partition: Partition) -> None:
+        self.delete_records_purgatory.check(partition.topic_partition)
+
     def _partition_changed(self, key: PartitionKey) -> None:
         self.produce_purgatory.check(key)
+        self.delete_records_purgatory.check(key)
         self.fetch_purgatory.check(key)
         self.follower_fetch_purgatory.check(key)
         partition = self._hosted.get(key)
@@ -477,7 +524,7 @@ async def _read(
         if readable.is_led_here:
             readable.partition.require_leader(readable.leader_epoch)
         else:
-            readable.partition.require_leader_or_follower(readable.leader_epoch)
+            readable.partition.require_leader_epoch(readable.leader_epoch)
             if log.high_watermark < readable.upper_bound:
                 return result  # The follower has been truncated below its high watermark, after an unclean election.
     except KafkaError as error:

@@ -48,6 +48,10 @@ class DirectoryCheckpoints:
         self._logs = logs
         self._spawn = spawn
         self._lock = asyncio.Lock()
+        # Writes of log-start-offset-checkpoint are numbered: the last that has begun, and the last that has succeeded.
+        self._starts_begun = self._starts_written = 0
+        self._settling = asyncio.Lock()
+        self._has_moved_starts = False
         # The entries of log-start-offset-checkpoint: only a log that begins within a segment has one.
         self._written_starts: Mapping[PartitionKey, int] = {}
         # Not None while the checkpoints are written after a deletion; True if another deletion has come since.
@@ -84,9 +88,37 @@ class DirectoryCheckpoints:
         await self._write(HIGH_WATERMARK_CHECKPOINT, lambda log: log.high_watermark)
 
     async def write_log_start_offsets(self) -> None:
+        self._starts_begun += 1
+        number = self._starts_begun
         written = await self._write(LOG_START_OFFSET_CHECKPOINT, _start_within_segment)
         if written is not None:
             self._written_starts = written
+            self._starts_written = number
+            async for piece in slices(list(written.items()), OFFSETS_PER_SLICE):
+                for key, start_offset in piece:
+                    log = self._logs.get(key)
+                    if log is not None and log.log_directory is self._directory:
+                        # The log may have been truncated since.
+                        log.checkpointed_start_offset = min(start_offset, log.log_start_offset)
+
+    def start_moved(self) -> None:
+        """Soon writes log-start-offset-checkpoint."""
+        if not self._has_moved_starts:
+            self._has_moved_starts = True
+            self._spawn(self._write_moved_starts())
+
+    async def _write_moved_starts(self) -> None:
+        async with self._settling:
+            self._has_moved_starts = False
+            await self.write_log_start_offsets()
+
+    async def settle_log_starts(self) -> None:
+        """Returns when a checkpoint that was begun after this call has been written, or could not be. Calls that come
+        while one is being written share the next."""
+        begun = self._starts_begun
+        async with self._settling:
+            if self._starts_written <= begun:
+                await self.write_log_start_offsets()
 
     async def truncated(self, log: Log) -> None:
         """Writes what a truncation may have moved back."""

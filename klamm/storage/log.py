@@ -77,6 +77,9 @@ class LogHost(Protocol):
     def log_truncated(self, log: "Log") -> None:
         """The recovery point may have gone back: checkpoint it, then flush, so that the next append need not wait."""
 
+    def log_start_moved(self, log: "Log") -> None:
+        """The log start offset is within a segment: checkpoint it, then set `checkpointed_start_offset`."""
+
     def delete_later(self, log: "Log", paths: Sequence[str]) -> None:
         """Deletes these files after file.delete.delay.ms."""
 
@@ -113,6 +116,8 @@ class Log:
         self._snapshots = loaded.snapshots
         self._producer_state = loaded.producer_state
         self._log_start_offset = loaded.log_start_offset
+        # What log-start-offset-checkpoint says of this log.
+        self.checkpointed_start_offset = loaded.log_start_offset
         self._log_end_offset = loaded.log_end_offset
         self._high_watermark = loaded.log_start_offset
         self._is_closed = False
@@ -136,6 +141,11 @@ class Log:
     def log_start_offset(self) -> int:
         """The first offset that may be read."""
         return self._log_start_offset
+
+    @property
+    def durable_log_start_offset(self) -> int:
+        """The log start offset that a restart would find: behind `log_start_offset` until that is checkpointed."""
+        return min(self._log_start_offset, max(self._segments.first.base_offset, self.checkpointed_start_offset))
 
     @property
     def log_end_offset(self) -> int:
@@ -195,10 +205,18 @@ class Log:
         if offset <= self._log_start_offset:
             return False
         self._check_usable()
-        self.leader_epochs.truncate_from_start(offset)
+        self._move_start(offset)
+        self._host.log_start_moved(self)
+        return True
+
+    def _move_start(self, offset: int) -> None:
+        try:
+            self.leader_epochs.truncate_from_start(offset)
+        except KafkaError:
+            # On a full disk the epochs stay as they are, and the next start corrects them: old records can still go.
+            self._check_usable()
         self._log_start_offset = offset
         self.recovery_point = max(self.recovery_point, offset)
-        return True
 
     def assign_topic_id(self, topic_id: UUID) -> None:
         """Adopts the topic's id if the log has no id. Raises KafkaError(INCONSISTENT_TOPIC_ID)."""
@@ -437,8 +455,8 @@ class Log:
     def _delete(self, oldest: Sequence[LogSegment], now_ms: int) -> None:
         if len(oldest) == len(self._segments):
             self._roll(self._log_end_offset, now_ms)
-        # The epochs are written first: if that fails, the segments are still there.
-        self.update_log_start_offset(max(self._log_start_offset, self._segments.following_base(oldest[-1])))
+        # The epochs are written first: if the disk fails then, the segments are still there.
+        self._move_start(max(self._log_start_offset, self._segments.following_base(oldest[-1])))
         self._remove_segments(oldest)
         for segment in oldest:
             self._snapshots.delete(segment.base_offset)
@@ -545,6 +563,7 @@ class Log:
 
     def _truncated(self, start: int, end: int, producer_state: ProducerState) -> None:
         self._log_start_offset = start
+        self.checkpointed_start_offset = min(self.checkpointed_start_offset, start)
         self._log_end_offset = end
         self.recovery_point = min(self.recovery_point, end)
         self.is_truncation_unsynced = True

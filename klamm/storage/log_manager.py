@@ -316,6 +316,14 @@ class LogManager:
         await self._checkpoints[log.log_directory.path].truncated(log)
         await self._flush(log)
 
+    def log_start_moved(self, log: Log) -> None:
+        self._checkpoints[log.log_directory.path].start_moved()
+
+    async def settle_log_start(self, log: Log) -> None:
+        """Returns when the log start offset is checkpointed, or could not be (`Log.durable_log_start_offset`)."""
+        if log.durable_log_start_offset < log.log_start_offset:
+            await self._checkpoints[log.log_directory.path].settle_log_starts()
+
     def delete_later(self, log: Log, paths: Sequence[str]) -> None:
         self._remove_later(log.config.file_delete_delay_ms, _remove_files, list(paths))
 

@@ -439,7 +439,7 @@ async def test_api_versions_lists_the_registrations(tmp_path: Path) -> None:
             assert listed == {
                 0: (0, 9), 1: (4, 12), 2: (1, 6), 3: (0, 11), 4: (0, 5), 5: (0, 3), 6: (0, 7), 7: (0, 3), 8: (2, 8),
                 9: (1, 7), 10: (0, 3), 11: (0, 7), 12: (0, 4), 13: (0, 4), 14: (0, 5), 15: (0, 5), 16: (0, 4),
-                18: (0, 3), 19: (2, 7), 20: (1, 6), 22: (0, 4), 23: (2, 4), 29: (1, 2),
+                18: (0, 3), 19: (2, 7), 20: (1, 6), 21: (0, 2), 22: (0, 4), 23: (2, 4), 29: (1, 2),
                 30: (1, 2), 31: (1, 2), 32: (1, 4), 33: (0, 2), 35: (1, 2),
                 37: (0, 3), 43: (0, 2), 44: (0, 1), 45: (0, 0), 46: (0, 0), 56: (0, 0), 57: (0, 0), 60: (0, 0),
                 42: (0, 2), 47: (0, 0),
@@ -730,6 +730,69 @@ async def test_describe_cluster_and_log_dirs(tmp_path: Path) -> None:
         assert sizes[1] > 1000
 
 
+def records_of(name: str, *offsets: tuple[int, int]) -> Any:
+    """To delete: (partition, offset)."""
+    topic = messages.request_class(ApiKey.DELETE_RECORDS).DeleteRecordsTopic
+    partitions = [topic.DeleteRecordsPartition(partition_index=number, offset=offset) for number, offset in offsets]
+    return topic(name=name, partitions=partitions)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+async def test_delete_records(tmp_path: Path, version: int) -> None:
+    async with running(tmp_path, offsets_topic_replication_factor=1, offsets_topic_num_partitions=1) as (_, client):
+        await client.create_topic("t", partitions=2)
+        await client.create_topic("compacted", cleanup_policy="compact")
+        await client.create_topic("both", cleanup_policy="compact,delete")
+        await group_wire.find_coordinator(client)  # makes __consumer_offsets
+        for topic in ("t", "compacted", "both"):
+            await client.produce(topic, 0, build_batch([Record(b"k", value) for value in (b"a", b"b", b"c", b"d")]))
+        answer = await client.ask(
+            ApiKey.DELETE_RECORDS,
+            version,
+            topics=[
+                records_of("t", (0, 1), (0, 3), (0, 2), (0, 5), (0, -2), (1, 0), (7, 0)),
+                records_of("compacted", (0, 1)),
+                records_of("both", (0, -1)),
+                records_of("__consumer_offsets", (0, 0)),
+                records_of("missing", (0, 0)),
+            ],
+            timeout_ms=10_000,
+        )
+        found = [
+            (topic.name, one.partition_index, one.low_watermark, ErrorCode(one.error_code).name)
+            for topic in answer.topics
+            for one in topic.partitions
+        ]
+        assert found == [
+            ("t", 0, 3, "NONE"),
+            ("t", 0, 3, "NONE"),
+            ("t", 0, 3, "NONE"),
+            ("t", 0, -1, "OFFSET_OUT_OF_RANGE"),
+            ("t", 0, -1, "OFFSET_OUT_OF_RANGE"),
+            ("t", 1, 0, "NONE"),
+            ("t", 7, -1, "UNKNOWN_TOPIC_OR_PARTITION"),
+            ("compacted", 0, -1, "POLICY_VIOLATION"),
+            ("both", 0, 4, "NONE"),
+            ("__consumer_offsets", 0, -1, "INVALID_TOPIC_EXCEPTION"),
+            ("missing", 0, -1, "UNKNOWN_TOPIC_OR_PARTITION"),
+        ]
+        assert (await client.fetch("t", 0, 2)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        # Batches are stored whole; the client leaves out the records below its offset.
+        result = await client.fetch("t", 0, 3)
+        assert (result.log_start_offset, values(result.records)) == (3, [b"a", b"b", b"c", b"d"])
+        assert (await client.fetch("both", 0, 4)).error_code == ErrorCode.NONE
+
+
+async def test_deleted_records_stay_deleted_when_the_broker_is_killed(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
+        await client.create_topic("t")
+        await client.produce("t", 0, batch(b"a", b"b", b"c"))
+        answer = await client.ask(ApiKey.DELETE_RECORDS, topics=[records_of("t", (0, 2))], timeout_ms=10_000)
+        assert answer.topics[0].partitions[0].low_watermark == 2
+        # As it is on disk at this moment, whatever happens to the process.
+        assert (tmp_path / "data" / "log-start-offset-checkpoint").read_text() == "0\n1\nt 0 2\n"
+
+
 # -- authorization
 
 
@@ -789,6 +852,7 @@ def every_request() -> dict[ApiKey, Any]:
         ApiKey.DESCRIBE_GROUPS: {"groups": ["g"], "include_authorized_operations": True},
         ApiKey.DELETE_GROUPS: {"groups_names": ["g"]},
         ApiKey.OFFSET_DELETE: {"group_id": "g", "topics": []},
+        ApiKey.DELETE_RECORDS: {"topics": [records_of("t", (0, 0))], "timeout_ms": 1000},
         ApiKey.API_VERSIONS: {"client_software_name": "t", "client_software_version": "1"},
         ApiKey.CREATE_TOPICS: {"topics": [new_topic("t")], "timeout_ms": 1000},
         ApiKey.DELETE_TOPICS: {
@@ -910,6 +974,7 @@ DENIALS = {
     ApiKey.DESCRIBE_GROUPS: ErrorCode.GROUP_AUTHORIZATION_FAILED,
     ApiKey.DELETE_GROUPS: ErrorCode.GROUP_AUTHORIZATION_FAILED,
     ApiKey.OFFSET_DELETE: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ApiKey.DELETE_RECORDS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.API_VERSIONS: None,
     ApiKey.CREATE_TOPICS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.DELETE_TOPICS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,

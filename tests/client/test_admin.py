@@ -8,6 +8,7 @@ import pytest
 
 from klamm.client.cluster import ClusterClient, PartitionMetadata, make_client
 from klamm.client.configs import ConfigResource, alter_configs, describe_configs, incremental_alter_configs
+from klamm.client.delete_records import TO_HIGH_WATERMARK, delete_records
 from klamm.client.elections import elect_leaders
 from klamm.client.fan_out import checked
 from klamm.client.groups import delete_groups, describe_groups, list_groups
@@ -88,6 +89,26 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 def errors(results: Mapping[K, object]) -> dict[K, str]:
     """The errors among results, by Kafka's names."""
     return {key: each.code.name for key, each in results.items() if isinstance(each, KafkaError)}
+
+
+def test_records_are_deleted_on_all_replicas(use: Use, cluster: Cluster) -> None:
+    cluster.create_topic("trimmed", partitions=3, replication_factor=2)
+    partitions = [TopicPartition("trimmed", number) for number in range(3)]
+    produce(cluster.bootstrap, "trimmed", [one for each in partitions for one in numbered(10, each.partition)])
+
+    async def test(client: ClusterClient) -> None:
+        asked = {partitions[0]: 4, partitions[1]: TO_HIGH_WATERMARK, partitions[2]: 11, TopicPartition("missing", 0): 0}
+        deleted = await delete_records(client, asked, timeout_ms=10_000)
+        assert errors(deleted) == {
+            partitions[2]: "OFFSET_OUT_OF_RANGE",
+            TopicPartition("missing", 0): "UNKNOWN_TOPIC_OR_PARTITION",
+        }
+        assert [deleted[partition] for partition in partitions[:2]] == [4, 10]
+        replicas = [TopicPartitionReplica("trimmed", number, broker) for number in (0, 1) for broker in (0, 1)]
+        starts = await list_replica_offsets(client, replicas, EARLIEST_TIMESTAMP)
+        assert [checked(starts[replica]).offset for replica in replicas] == [4, 4, 10, 10]
+
+    use(test)
 
 
 def test_topics(use: Use) -> None:

@@ -1,12 +1,14 @@
 """Administration through the clients' own admin classes."""
 
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import confluent_kafka
 import kafka
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     ConfigResource,
@@ -17,6 +19,7 @@ from confluent_kafka.admin import (
 from kafka.admin import KafkaAdminClient
 
 from support.clients import KafkaPython, Librdkafka, Record
+from support.oracles import java_tool
 
 
 def error_of(future: object) -> str:
@@ -130,6 +133,43 @@ def test_list_offsets_by_timestamp(bootstrap: str, admin: AdminClient, topic: st
     assert (found.offset, found.timestamp) == (5, base + 50)
     assert consumer.offsets_for_times({place: base + 91})[place] is None
     consumer.close()
+
+
+def test_records_are_deleted(bootstrap: str, admin: AdminClient, topic: str) -> None:
+    Librdkafka.write(bootstrap, topic, [Record(b"%d" % number) for number in range(10)])
+    where = TopicPartition(topic, 0)
+    deleted = admin.delete_records([TopicPartition(topic, 0, 4)])[where].result(30)
+    assert deleted.low_watermark == 4
+    assert error_of(admin.delete_records([TopicPartition(topic, 0, 11)])[where]) == "OFFSET_OUT_OF_RANGE"
+    assert Librdkafka.read(bootstrap, topic, 1, offset=OFFSET_BEGINNING)[0].value == b"4"
+
+    place = kafka.TopicPartition(topic, 0)
+    python_admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    answer = python_admin.delete_records({place: 7})
+    python_admin.close()
+    assert answer[place]["low_watermark"] == 7
+    assert admin.delete_records([TopicPartition(topic, 0, -1)])[where].result(30).low_watermark == 10
+    assert admin.list_offsets({where: OffsetSpec.earliest()})[where].result(30).offset == 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("jars", "main"),
+    [
+        ("kafka_jars", "kafka.admin.DeleteRecordsCommand"),
+        ("kafka4_jars", "org.apache.kafka.tools.DeleteRecordsCommand"),
+    ],
+)
+def test_kafkas_own_tool_deletes_records(
+    request: pytest.FixtureRequest, bootstrap: str, topic: str, tmp_path: Path, jars: str, main: str
+) -> None:
+    Librdkafka.write(bootstrap, topic, [Record(b"%d" % number) for number in range(5)])
+    offsets = {"partitions": [{"topic": topic, "partition": 0, "offset": 3}], "version": 1}
+    (tmp_path / "offsets.json").write_text(json.dumps(offsets), encoding="utf-8")
+    arguments = ("--bootstrap-server", bootstrap, "--offset-json-file", tmp_path / "offsets.json")
+    answer = java_tool(request.getfixturevalue(jars), main, *arguments)
+    assert f"partition: {topic}-0\tlow_watermark: 3".encode() in answer
+    assert Librdkafka.read(bootstrap, topic, 1, offset=OFFSET_BEGINNING)[0].value == b"3"
 
 
 def test_cluster(admin: AdminClient) -> None:

@@ -82,6 +82,7 @@ def make_partition(topic_partition, config, broker_id, environment=None):
         clock_ms=lambda: 0.0,
         isr_changes=Isr(),
         on_high_watermark=lambda partition: None,
+        on_low_watermark=lambda partition: None,
     )
     partition.environment = environment
     return partition
@@ -224,6 +225,37 @@ async def test_the_high_watermark_and_the_log_start_follow_the_leader():
         asked.answer_fetch([result(T0, hw=3, start=99)])
         await leader.next(ApiKey.FETCH)
         assert log.log_start_offset == 3
+
+
+async def test_the_leader_hears_of_a_log_start_offset_when_it_is_on_disk():
+    async with following(replica_fetch_wait_max_ms=9_000) as (follower, leader):
+        follower.host(T0, 1, 1, 1)
+        follower.follow(T0)
+        log = follower.partitions[T0].log
+        log._host.checkpoints_starts = False
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, hw=3, start=2)])
+        for _ in range(3):
+            asked = await leader.next(ApiKey.FETCH)
+            assert (asked.wanted, asked.body.max_wait_ms, log.log_start_offset) == ({}, 20, 2)
+            asked.answer_fetch()
+        log.checkpointed_start_offset = 2
+        asked = await leader.next(ApiKey.FETCH)
+        if not asked.wanted:  # It was on its way.
+            asked.answer_fetch()
+            asked = await leader.next(ApiKey.FETCH)
+        assert asked.body.topics[0].partitions[0].log_start_offset == 2
+        assert asked.body.max_wait_ms == 9_000
+
+
+async def test_a_log_start_offset_told_together_with_a_difference_is_kept():
+    async with following() as (follower, leader):
+        follower.host(T0, 1, 1, 3)
+        follower.follow(T0, epoch=4)
+        log = follower.partitions[T0].log
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, hw=2, start=1, diverging=(1, 2))])
+        (await leader.next(ApiKey.FETCH)).answer_fetch()  # no news
+        await leader.next(ApiKey.FETCH)
+        assert (log.log_end_offset, log.high_watermark, log.log_start_offset) == (2, 2, 1)
 
 
 async def test_partitions_come_and_go_between_fetches():

@@ -16,6 +16,7 @@ from klamm.replication.partition import Partition
 from klamm.replication.ports import WrittenIsr
 from klamm.replication.replica_manager import log_config
 from klamm.zookeeper.errors import SessionExpired
+from support.fetch_messages import to_fetch
 from support.replicas import (
     T0,
     TOPIC_ID,
@@ -354,6 +355,120 @@ async def test_min_insync_replicas(broker):
     assert append(broker, b"a", acks=1).error_code is OK
 
 
+# -- deletion of records ----------------------------------------------------------------------------------------------
+
+
+async def waiting_deletion(broker, offset, timeout_ms=60_000):
+    """A deletion on t-0 and the task that waits for it."""
+    result = broker.manager.delete_records("t", 0, offset)
+    task = asyncio.ensure_future(broker.manager.wait_deleted([("t", 0, result)], timeout_ms))
+    await settle()
+    return result, task
+
+
+async def report(broker, replica_id, offset, log_start_offset):
+    """A fetch of a follower whose log starts there."""
+    await fetch(broker, ("t", to_fetch(0, offset, log_start_offset=log_start_offset)), replica_id=replica_id)
+
+
+async def leads_four_records(broker):
+    await broker.tell(state(0))
+    append(broker, b"a", b"b", b"c", b"d")
+    for replica_id in (2, 3):
+        await report(broker, replica_id, 4, 0)
+    return broker.manager.partitions[T0]
+
+
+@scenario
+async def test_a_deletion_is_answered_when_all_live_replicas_have_done_it(broker):
+    partition = await leads_four_records(broker)
+    result, task = await waiting_deletion(broker, 3)
+    assert partition.log.log_start_offset == 3
+    await report(broker, 2, 4, 3)
+    await report(broker, 3, 4, 2)
+    await settle()
+    assert not task.done()
+    await report(broker, 3, 4, 3)
+    await task
+    assert (result.error_code, result.low_watermark) == (OK, 3)
+    assert len(broker.manager.delete_records_purgatory) == 0
+
+
+@scenario
+async def test_a_deletion_up_to_the_high_watermark_deletes_no_record_above_it(broker):
+    partition = await leads_four_records(broker)
+    append(broker, b"e")
+    result = broker.manager.delete_records("t", 0, -1)
+    assert (result.error_code, result.required_offset, partition.log.log_start_offset) == (OK, 4, 4)
+    result = broker.manager.delete_records("t", 0, 5)
+    assert (result.error_code, partition.log.log_start_offset) == (ErrorCode.OFFSET_OUT_OF_RANGE, 4)
+
+
+@scenario
+async def test_a_deletion_times_out_and_stays_done(broker):
+    partition = await leads_four_records(broker)
+    await report(broker, 2, 4, 2)
+    result, task = await waiting_deletion(broker, 2, timeout_ms=1000)
+    await task
+    assert (result.error_code, result.low_watermark) == (ErrorCode.REQUEST_TIMED_OUT, 0)
+    assert partition.log.log_start_offset == 2
+    result, task = await waiting_deletion(broker, 1, timeout_ms=0)
+    await task
+    assert (result.error_code, result.low_watermark) == (ErrorCode.REQUEST_TIMED_OUT, 0)
+
+
+@scenario
+async def test_a_deletion_waits_for_no_broker_that_is_dead_or_dies(broker):
+    await leads_four_records(broker)
+    del broker.live[3]
+    result, task = await waiting_deletion(broker, 2)
+    assert not task.done()
+    del broker.live[2]
+    list(broker.manager.brokers_died([2]))
+    await task
+    assert (result.error_code, result.low_watermark) == (OK, 2)
+
+
+@scenario
+async def test_a_deletion_fails_when_another_leads_or_the_partition_goes(broker):
+    await leads_four_records(broker)
+    result, task = await waiting_deletion(broker, 2)
+    await broker.tell(state(0, epoch=1, leader=2))
+    await task
+    assert (result.error_code, result.low_watermark) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+    assert broker.manager.delete_records("t", 0, 2).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+@scenario
+async def test_a_follower_that_waits_hears_of_a_deletion_at_once(broker):
+    await leads_four_records(broker)
+    waiting = asyncio.ensure_future(fetch(broker, want(4), replica_id=2, max_wait_ms=60_000))
+    consumer = asyncio.ensure_future(fetch(broker, want(4), max_wait_ms=1_000))
+    await settle()
+    broker.manager.delete_records("t", 0, 3)
+    assert (await waiting)[0].log_start_offset == 3
+    await settle()
+    assert not consumer.done()
+    await consumer
+
+
+@scenario
+async def test_a_deletion_is_answered_only_when_the_leader_has_it_on_disk(broker):
+    partition = await leads_four_records(broker)
+    for replica_id in (2, 3):
+        await report(broker, replica_id, 4, 4)
+    broker.machine.fail(errno.ENOSPC, "write", matching="log-start-offset-checkpoint")
+    result, task = await waiting_deletion(broker, 2, timeout_ms=1000)
+    await task
+    assert (result.error_code, partition.log.log_start_offset) == (ErrorCode.REQUEST_TIMED_OUT, 2)
+    assert partition.log.durable_log_start_offset == 0
+    broker.machine.heal()
+    await broker.log_manager.checkpoint_log_start_offsets()
+    result, task = await waiting_deletion(broker, 2)
+    await task
+    assert (result.error_code, result.low_watermark) == (OK, 2)
+
+
 # -- fetch ------------------------------------------------------------------------------------------------------------
 
 
@@ -564,11 +679,13 @@ async def test_a_consumer_that_waits_at_a_follower_hears_of_a_new_leader_epoch(b
 
 
 @scenario
-async def test_a_replica_that_neither_leads_nor_follows_answers_no_consumer(broker):
+async def test_a_replica_that_neither_leads_nor_follows_answers_tools_but_no_consumer(broker):
     partition = await follows(broker, b"a", high_watermark=1)
     partition.step_down(3, -1)
     [result] = await fetch(broker, want(0), only_leader=False)
     assert (result.error_code, result.records) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, b"")
+    [result] = await fetch(broker, want(0), only_leader=False, replica_id=-2)
+    assert (result.error_code, values_in(result.records)) == (OK, [b"a"])
 
 
 @scenario

@@ -11,6 +11,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.loop import SimulatedLoop
 from klamm.simulation.process import Process
+from klamm.storage import directory_checkpoints
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import MetaProperties
 from klamm.storage.log_loader import load_log
@@ -534,6 +535,57 @@ async def test_what_follows_a_truncation_below_the_log_start_survives(fixture):
     fixture.kill()
     again = await fixture.loaded(A)
     assert await read_all(again.get("t", 0)) == [(10, b"new")]
+    await again.stop()
+
+
+async def test_a_log_start_offset_is_on_disk_soon(fixture):
+    manager = await fixture.loaded(A)
+    log, other = fill(manager, count=9), fill(manager, partition=1, count=9)
+    segments = log.segment_base_offsets
+    log.update_log_start_offset(4)
+    assert (log.log_start_offset, log.durable_log_start_offset) == (4, 0)
+    await asyncio.gather(manager.settle_log_start(log), manager.settle_log_start(log))
+    assert (log.durable_log_start_offset, log.segment_base_offsets) == (4, segments)
+    other.update_log_start_offset(2)
+    fixture.kill()
+    again = await fixture.loaded(A)
+    assert (again.get("t", 0).log_start_offset, again.get("t", 1).log_start_offset) == (4, 0)
+    assert again.get("t", 0).durable_log_start_offset == 4
+    await again.stop()
+
+
+async def test_many_logs_that_move_their_start_at_once_write_the_checkpoint_twice_at_most(fixture, monkeypatch):
+    manager = await fixture.loaded(A)
+    logs = [fill(manager, partition=number) for number in range(30)]
+    written = []
+    write = directory_checkpoints.write_offset_checkpoint
+    monkeypatch.setattr(
+        directory_checkpoints,
+        "write_offset_checkpoint",
+        lambda file_system, path, offsets: (written.append(len(offsets)), write(file_system, path, offsets)),
+    )
+    for log in logs:
+        log.update_log_start_offset(3)
+    await asyncio.gather(*map(manager.settle_log_start, logs))
+    assert written[0] == 30
+    assert len(written) <= 2
+    assert {log.durable_log_start_offset for log in logs} == {3}
+    await manager.stop()
+
+
+async def test_a_full_disk_lets_go_of_old_records(fixture):
+    manager = await fixture.loaded(A)
+    log = fill(manager, count=60)
+    assert len(log.segment_base_offsets) > 2
+    fixture.disk.fail("write", "*checkpoint*", errno.ENOSPC, times=None)
+    assert log.update_log_start_offset(50)
+    assert log.delete_old_segments(NOW_MS) > 0
+    assert log.log_start_offset == 50
+    fixture.disk.mend()
+    await manager.stop()
+    again = await fixture.loaded(A)
+    assert again.get("t", 0).log_start_offset == 50
+    assert again.get("t", 0).leader_epochs.earliest == (3, 50)
     await again.stop()
 
 

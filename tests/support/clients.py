@@ -76,10 +76,10 @@ class Librdkafka:
         return offsets
 
     @staticmethod
-    def read(bootstrap: str, topic: str, count: int, partition: int = 0) -> list[Record]:
+    def read(bootstrap: str, topic: str, count: int, partition: int = 0, offset: int = 0) -> list[Record]:
         config = {"bootstrap.servers": bootstrap, "group.id": "none", "enable.auto.commit": False, "check.crcs": True}
         consumer = confluent_kafka.Consumer(config)
-        consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0)])
+        consumer.assign([confluent_kafka.TopicPartition(topic, partition, offset)])
         records: list[Record] = []
         while len(records) < count:
             messages = consumer.consume(count - len(records), TIMEOUT_S)

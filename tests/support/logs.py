@@ -76,18 +76,23 @@ class DiskEnvironment(Environment):
 
 
 class RecordingHost:
-    """Remembers what a log asks for; deletes at once."""
+    """Remembers what a log asks for; deletes and checkpoints at once."""
 
     def __init__(self, environment: DiskEnvironment) -> None:
         self._file_system = environment.file_system
         self.rolled = 0
         self.truncated = 0
+        self.checkpoints_starts = True
 
     def log_rolled(self, log: Log) -> None:
         self.rolled += 1
 
     def log_truncated(self, log: Log) -> None:
         self.truncated += 1
+
+    def log_start_moved(self, log: Log) -> None:
+        if self.checkpoints_starts:
+            log.checkpointed_start_offset = log.log_start_offset
 
     def delete_later(self, log: Log, paths: list[str]) -> None:
         for path in paths:

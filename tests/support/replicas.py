@@ -180,6 +180,7 @@ class Broker:
             clock_ms=lambda: loop.time() * 1000,
             isr_changes=self.proposals,
             on_high_watermark=lambda partition: self.advanced.append(partition.log.high_watermark),
+            on_low_watermark=lambda partition: None,
         )
 
     async def tell(self, *states: LeaderAndIsrPartitionState, **request: Any) -> list[int]:

@@ -75,7 +75,7 @@ async def _list(request: Request[ListOffsetsRequest], topic: str, wanted: Wanted
     number, timestamp = wanted.partition_index, wanted.timestamp
     partition = request.services.replica_manager.partition(topic, number)
     if request.body.replica_id == DEBUGGING_REPLICA_ID:
-        partition.require_leader_or_follower(wanted.current_leader_epoch)
+        partition.require_leader_epoch(wanted.current_leader_epoch)
     else:
         partition.require_leader(wanted.current_leader_epoch)
     if timestamp < 0 and timestamp not in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP):

@@ -1,0 +1,60 @@
+"""Deletion of the records before an offset (KIP-107)."""
+
+from collections.abc import Mapping, Sequence
+
+from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.fan_out import ANSWER_MARGIN_MS, by_topic, error_of, fan_out, leaders
+from klamm.net.client import Connection
+from klamm.protocol.apis.delete_records import DeleteRecordsRequest
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import TopicPartition
+
+# The request waits as long as the caller wants.
+RETRIABLE = RETRIABLE_ERRORS - {ErrorCode.REQUEST_TIMED_OUT}
+
+TO_HIGH_WATERMARK = -1
+"""In place of an offset: deletes all records that are committed."""
+
+
+async def delete_records(
+    client: ClusterClient, offsets: Mapping[TopicPartition, int], *, timeout_ms: int | None = None
+) -> dict[TopicPartition, int | KafkaError]:
+    """Deletes the records before the offset of each partition. Returns the low watermarks: the offsets before which all
+    live replicas have deleted the records.
+
+    After REQUEST_TIMED_OUT the leader has deleted the records; some follower has not reported yet. Raises ClientError.
+    """
+    wait_ms = client.request_timeout_ms if timeout_ms is None else timeout_ms
+    struct = DeleteRecordsRequest.DeleteRecordsTopic
+
+    async def ask(
+        connection: Connection, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, int | KafkaError]:
+        request = DeleteRecordsRequest(
+            timeout_ms=wait_ms,
+            topics=[
+                struct(
+                    name=name,
+                    partitions=[
+                        struct.DeleteRecordsPartition(
+                            partition_index=number, offset=offsets[TopicPartition(name, number)]
+                        )
+                        for number in numbers
+                    ],
+                )
+                for name, numbers in by_topic(partitions).items()
+            ],
+        )
+        response = await connection.send(
+            ApiKey.DELETE_RECORDS, lambda version: request, timeout_ms=wait_ms + ANSWER_MARGIN_MS
+        )
+        return {
+            TopicPartition(topic.name, each.partition_index): error_of(each.error_code) or each.low_watermark
+            for topic in response.topics
+            for each in topic.partitions
+        }
+
+    # Asked again, the high watermark may be another one: records would go that were written meanwhile.
+    repeatable = TO_HIGH_WATERMARK not in offsets.values()
+    return await fan_out(client, offsets, leaders(client), ask, retriable=RETRIABLE, repeatable=repeatable)
