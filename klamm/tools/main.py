@@ -12,7 +12,19 @@ from typer.main import get_command
 
 from klamm import __version__
 from klamm.processes.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ToolError, describe_os_error
-from klamm.tools import broker, brokers, consume, controller, groups, pipeline, produce, status, up, zookeeper
+from klamm.tools import (
+    broker,
+    brokers,
+    completion,
+    consume,
+    controller,
+    groups,
+    pipeline,
+    produce,
+    status,
+    up,
+    zookeeper,
+)
 from klamm.tools.configs import commands as configs
 from klamm.tools.log import commands as log
 from klamm.tools.topics import commands as topics
@@ -25,6 +37,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("up")(up.up)
@@ -40,6 +53,8 @@ app.add_typer(log.app, name="log")
 app.add_typer(pipeline.app, name="pipeline")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.command("completion", epilog="Example: klamm completion bash")(completion.completion)
+app.command("complete", hidden=True)(completion.complete)
 
 # The base class of typer's errors about wrong arguments (its copy of click has no public name).
 _CallError = typer.BadParameter.__mro__[2]
