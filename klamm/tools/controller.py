@@ -68,7 +68,7 @@ class NotKlamm(ToolError):
 # -- the commands -----------------------------------------------------------------------------------------------------
 
 
-@app.command()
+@app.command(epilog="Example: klamm controller status --json")
 def status(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     zookeeper: ZooKeeper = None,
@@ -95,7 +95,7 @@ def status(
         raise trouble
 
 
-@app.command()
+@app.command(epilog="Example: klamm controller move --zookeeper 127.0.0.1:2181")
 def move(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     zookeeper: ZooKeeper = None,
@@ -115,7 +115,7 @@ def move(
         print(f"The controller is broker {after.broker_id} (epoch {after.epoch}){same}.")
 
 
-@app.command()
+@app.command(epilog="Example: klamm controller events --follow")
 def events(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     zookeeper: ZooKeeper = None,

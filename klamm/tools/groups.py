@@ -84,7 +84,7 @@ class StateMayStandAlone(TyperCommand):
 # -- the commands -----------------------------------------------------------------------------------------------------
 
 
-@app.command("list", cls=StateMayStandAlone)
+@app.command("list", cls=StateMayStandAlone, epilog="Example: klamm groups list --state Stable")
 def list_groups(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     state: Annotated[
@@ -112,7 +112,7 @@ def list_groups(
         )
 
 
-@app.command()
+@app.command(epilog="Example: klamm groups describe --group billing --members --verbose")
 def describe(
     group: Groups = None,
     all_groups: AllGroups = False,
@@ -150,7 +150,7 @@ def describe(
             show(lambda: positions(client, look()), _position_lines, _positions_value, **options)
 
 
-@app.command()
+@app.command(epilog="Example: klamm groups delete --group billing")
 def delete(
     group: Groups = None,
     all_groups: AllGroups = False,
@@ -170,7 +170,7 @@ def delete(
     finish(views.deletion_lines(results), values, as_json=as_json)
 
 
-@app.command("delete-offsets")
+@app.command("delete-offsets", epilog="Example: klamm groups delete-offsets --group billing --topic orders:0,1")
 def delete_offsets(
     group: OneGroup,
     topic: Annotated[
@@ -201,7 +201,9 @@ def delete_offsets(
     finish(views.offset_deletion_lines(group, topic, whole, results), value, as_json=as_json)
 
 
-@app.command("reset-offsets")
+@app.command(
+    "reset-offsets", epilog="Example: klamm groups reset-offsets --group billing --topic orders --to-earliest --execute"
+)
 def reset_offsets(
     group: Groups = None,
     all_groups: AllGroups = False,

@@ -5,7 +5,7 @@ Importing this module must stay quick: a sub-command imports its own modules whe
 
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.main import get_command
@@ -40,9 +40,11 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("up")(up.up)
-app.command("broker")(broker.broker)
-app.command("zookeeper")(zookeeper.zookeeper)
+app.command("up", epilog="Example: klamm up --brokers 3 --override log.retention.hours=24")(up.up)
+app.command("broker", epilog="Example: klamm broker server.properties --override log.retention.hours=24")(broker.broker)
+app.command("zookeeper", epilog="Example: klamm zookeeper --port 2181 --dir /var/lib/klamm/zookeeper")(
+    zookeeper.zookeeper
+)
 app.add_typer(topics.app, name="topics")
 app.add_typer(configs.app, name="configs")
 app.add_typer(brokers.app, name="brokers")
@@ -51,8 +53,12 @@ app.add_typer(groups.app, name="groups")
 app.add_typer(controller.app, name="controller")
 app.add_typer(log.app, name="log")
 app.add_typer(pipeline.app, name="pipeline")
-app.command("produce")(produce.produce)
-app.command("consume")(consume.consume)
+app.command("produce", epilog="Example: klamm produce --topic orders --file orders.txt --key-separator :")(
+    produce.produce
+)
+app.command("consume", epilog="Example: klamm consume --topic orders --from-beginning --print-key --max-messages 10")(
+    consume.consume
+)
 app.command("completion", epilog="Example: klamm completion bash")(completion.completion)
 app.command("complete", hidden=True)(completion.complete)
 
@@ -85,7 +91,9 @@ def run(arguments: list[str]) -> int:
     """Runs a command line and returns its exit code; errors are printed on stderr."""
     try:
         # Outside its stand-alone mode typer returns the code of an Exit, and raises everything else.
-        code = get_command(app).main(args=arguments, prog_name="klamm", standalone_mode=False)
+        command = get_command(app)
+        _keep_examples_whole(command)
+        code = command.main(args=arguments, prog_name="klamm", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else EXIT_OK
     except (KeyboardInterrupt, typer.Abort):
@@ -101,6 +109,14 @@ def run(arguments: list[str]) -> int:
         if _debugging(arguments):
             raise
         return _explain(error)
+
+
+def _keep_examples_whole(command: Any) -> None:
+    """Keeps each example on one line. Help texts are broken at hyphens too, and such an option cannot be copied."""
+    if command.epilog:
+        command.epilog = f"\b\n{command.epilog}"
+    for each in getattr(command, "commands", {}).values():
+        _keep_examples_whole(each)
 
 
 def _reader_gone() -> int:

@@ -41,7 +41,7 @@ Options = Annotated[
 ]
 
 
-@app.command()
+@app.command(epilog="Example: klamm pipeline archive --directory archive --topic orders --delta")
 def archive(
     directory: Annotated[Path, typer.Option("--directory", help="The archive. All executors must see it.")],
     topic: Annotated[list[str] | None, typer.Option("--topic", help="A topic. May be repeated.")] = None,
@@ -89,7 +89,7 @@ def archive(
     tell(value, f"Archived {done.records} records in {done.files} files of {done.size_bytes} bytes{loss}.", as_json)
 
 
-@app.command()
+@app.command(epilog="Example: klamm pipeline replay --directory archive --output offsets --topic orders=orders2")
 def replay(
     directory: Annotated[Path, typer.Option("--directory", help="The archive.")],
     output: Annotated[Path, typer.Option("--output", help="Directory for the new offsets.")],
@@ -135,7 +135,7 @@ def replay(
         raise typer.Exit(EXIT_FAILED)
 
 
-@app.command()
+@app.command(epilog="Example: klamm pipeline transform --source sales --target totals --checkpoint progress")
 def transform(
     source: Annotated[str, typer.Option("--source", help="The topic of the sales.")],
     target: Annotated[str, typer.Option("--target", help="The topic of the totals.")],

@@ -59,8 +59,7 @@ def complete(line: str) -> list[str]:
         ("klamm completion z", ["zsh"]),
         ("klamm comp", ["completion"]),  # The hidden command is not shown.
         ("klamm status --ver", []),
-        ("", []),
-        ('klamm "', []),
+        ('klamm "to', ["topics"]),
     ],
 )
 def test_what_may_stand_at_the_end_of_a_line(line: str, expected: list[str]) -> None:
