@@ -24,7 +24,7 @@ MAX_INT32: Final = 2**31 - 1
 
 def format_reassignment(placements: Mapping[TopicPartition, Placement]) -> str:
     """The partitions in order, character for character as Kafka's tool writes them."""
-    return _dumps(
+    return dumps(
         {
             "version": VERSION,
             "partitions": [
@@ -43,28 +43,28 @@ def format_reassignment(placements: Mapping[TopicPartition, Placement]) -> str:
 def parse_reassignment(text: str | bytes, source: str) -> dict[TopicPartition, Placement]:
     """The placements of a file, in its order. Raises ToolError that names `source` and the entry."""
     placements: dict[TopicPartition, Placement] = {}
-    for where, entry in _entries(text, "partitions", source):
-        _check_fields(entry, {"topic", "partition", "replicas"}, {"log_dirs"}, where)
-        topic_partition = TopicPartition(_topic(entry, where), _number(entry["partition"], f"{where}: partition"))
+    for where, entry in entries_of(text, "partitions", source):
+        check_fields(entry, {"topic", "partition", "replicas"}, {"log_dirs"}, where)
+        topic_partition = TopicPartition(topic_of(entry, where), number(entry["partition"], f"{where}: partition"))
         named = f"{where} ({topic_partition})"
         if topic_partition in placements:
-            _fail(f"{named}: the partition is named twice")
+            fail(f"{named}: the partition is named twice")
         placements[topic_partition] = _placement(entry, named)
     return placements
 
 
 def format_topics(topics: list[str]) -> str:
-    return _dumps({"version": VERSION, "topics": [{"topic": topic} for topic in topics]})
+    return dumps({"version": VERSION, "topics": [{"topic": topic} for topic in topics]})
 
 
 def parse_topics(text: str | bytes, source: str) -> list[str]:
     """The topics of a file, in its order. Raises ToolError that names `source` and the entry."""
     topics: dict[str, None] = {}
-    for where, entry in _entries(text, "topics", source):
-        _check_fields(entry, {"topic"}, set(), where)
-        topic = _topic(entry, where)
+    for where, entry in entries_of(text, "topics", source):
+        check_fields(entry, {"topic"}, set(), where)
+        topic = topic_of(entry, where)
         if topic in topics:
-            _fail(f"{where}: topic {topic!r} is named twice")
+            fail(f"{where}: topic {topic!r} is named twice")
         topics[topic] = None
     return list(topics)
 
@@ -77,73 +77,73 @@ def parse_object(text: str | bytes, source: str) -> dict[str, Any]:
         if len(fields) < len(pairs):
             names = [name for name, _ in pairs]
             repeated = next(name for name in names if names.count(name) > 1)
-            _fail(f"{source}: an object has the field {repeated!r} twice")
+            fail(f"{source}: an object has the field {repeated!r} twice")
         return fields
 
     try:
         value = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        _fail(f"{source}: not valid JSON: {error}")
+        fail(f"{source}: not valid JSON: {error}")
     if not isinstance(value, dict):
-        _fail(f"{source}: a JSON object is expected, not {_shown(value)}")
+        fail(f"{source}: a JSON object is expected, not {shown(value)}")
     return value
 
 
-def _entries(text: str | bytes, kind: str, source: str) -> list[tuple[str, dict[str, Any]]]:
+def entries_of(text: str | bytes, kind: str, source: str) -> list[tuple[str, dict[str, Any]]]:
     """The objects of the list `kind`, each with the words that name it in an error."""
     whole = parse_object(text, source)
-    _check_fields(whole, {kind}, {"version"}, source)
+    check_fields(whole, {kind}, {"version"}, source)
     version = whole.get("version", VERSION)
     if type(version) is not int or version != VERSION:
-        _fail(f"{source}: version {_shown(version)} is not supported, only {VERSION}")
+        fail(f"{source}: version {shown(version)} is not supported, only {VERSION}")
     entries = whole[kind]
     if not isinstance(entries, list) or not entries:
-        _fail(f"{source}: {kind} must be a list with at least one entry, not {_shown(entries)}")
-    named = [(f"{source}: {kind}[{number}]", entry) for number, entry in enumerate(entries)]
+        fail(f"{source}: {kind} must be a list with at least one entry, not {shown(entries)}")
+    named = [(f"{source}: {kind}[{position}]", entry) for position, entry in enumerate(entries)]
     for where, entry in named:
         if not isinstance(entry, dict):
-            _fail(f"{where}: a JSON object is expected, not {_shown(entry)}")
+            fail(f"{where}: a JSON object is expected, not {shown(entry)}")
     return named
 
 
-def _check_fields(entry: dict[str, Any], required: set[str], optional: set[str], where: str) -> None:
+def check_fields(entry: dict[str, Any], required: set[str], optional: set[str], where: str) -> None:
     if missing := sorted(required - entry.keys()):
-        _fail(f"{where}: the field {missing[0]!r} is missing")
+        fail(f"{where}: the field {missing[0]!r} is missing")
     if unknown := sorted(entry.keys() - required - optional):
-        _fail(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(sorted(required | optional))}")
+        fail(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(sorted(required | optional))}")
 
 
-def _topic(entry: dict[str, Any], where: str) -> str:
+def topic_of(entry: dict[str, Any], where: str) -> str:
     topic = entry["topic"]
     if not isinstance(topic, str) or not topic:
-        _fail(f"{where}: topic must be a name, not {_shown(topic)}")
+        fail(f"{where}: topic must be a name, not {shown(topic)}")
     return topic
 
 
-def _number(value: Any, where: str) -> int:
+def number(value: Any, where: str) -> int:
     # A bool is an int in Python.
     if type(value) is not int or not 0 <= value <= MAX_INT32:
-        _fail(f"{where} must be a number from 0 to {MAX_INT32}, not {_shown(value)}")
+        fail(f"{where} must be a number from 0 to {MAX_INT32}, not {shown(value)}")
     return int(value)
 
 
 def _placement(entry: dict[str, Any], where: str) -> Placement:
     replicas = entry["replicas"]
     if not isinstance(replicas, list) or not replicas:
-        _fail(f"{where}: replicas must be a list with at least one broker, not {_shown(replicas)}")
-    brokers = tuple(_number(broker, f"{where}: a broker in replicas") for broker in replicas)
+        fail(f"{where}: replicas must be a list with at least one broker, not {shown(replicas)}")
+    brokers = tuple(number(broker, f"{where}: a broker in replicas") for broker in replicas)
     if len(set(brokers)) < len(brokers):
         repeated = next(broker for broker in brokers if brokers.count(broker) > 1)
-        _fail(f"{where}: replicas has broker {repeated} twice")
+        fail(f"{where}: replicas has broker {repeated} twice")
     if "log_dirs" not in entry:
         return anywhere(brokers)
     paths = entry["log_dirs"]
     if not isinstance(paths, list) or len(paths) != len(brokers):
-        found = f"{len(paths)} entries" if isinstance(paths, list) else _shown(paths)
-        _fail(f"{where}: log_dirs must have one entry for each of the {len(brokers)} replicas, not {found}")
+        found = f"{len(paths)} entries" if isinstance(paths, list) else shown(paths)
+        fail(f"{where}: log_dirs must have one entry for each of the {len(brokers)} replicas, not {found}")
     for path in paths:
         if not isinstance(path, str) or not (path == ANY_LOG_DIR or _is_absolute(path)):
-            _fail(f'{where}: a log directory must be "{ANY_LOG_DIR}" or an absolute path, not {_shown(path)}')
+            fail(f'{where}: a log directory must be "{ANY_LOG_DIR}" or an absolute path, not {shown(path)}')
     return Placement(brokers, tuple(paths))
 
 
@@ -152,14 +152,14 @@ def _is_absolute(path: str) -> bool:
     return PurePosixPath(path).is_absolute() or PureWindowsPath(path).is_absolute()
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _dumps(value: Any) -> str:
+def dumps(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _fail(message: str) -> NoReturn:
+def fail(message: str) -> NoReturn:
     raise ToolError(message)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from klamm.protocol.vocabulary import TopicPartition
+from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 
 ANY_LOG_DIR: Final = "any"
 """In place of a path: the broker chooses the directory of a replica that it does not have yet."""
@@ -156,7 +156,7 @@ class Plan:
         sent: dict[int, int] = {}
         for move in self.moves:
             if move.adding_replicas:
-                leader = move.before.replicas[0] if move.leader is None else move.leader
+                leader = move.before.replicas[0] if move.leader in (None, NO_LEADER) else move.leader
                 sent[leader] = sent.get(leader, 0) + move.bytes_between_brokers
         return dict(sorted(sent.items()))
 

@@ -63,8 +63,7 @@ def _moves(cluster: Cluster, goal: Goal, layout: Layout) -> tuple[Move, ...]:
 
 
 def _move(name: TopicPartition, found: Partition, before: Placement, after: Placement) -> Move:
-    leader = None if found.leader == NO_LEADER else found.leader
-    return Move(name.topic, name.partition, before, after, found.size_bytes, leader)
+    return Move(name.topic, name.partition, before, after, found.size_bytes, found.leader)
 
 
 def _log_dirs(cluster: Cluster, goal: Goal, layout: Layout) -> dict[int, dict[int, str]]:
