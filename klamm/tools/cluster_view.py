@@ -115,7 +115,8 @@ async def read_cluster(
             partitions[key] = PartitionView(
                 each.leader,
                 each.leader_epoch,
-                tuple(each.replicas),
+                # The broker that was asked may not know yet what the controller has begun.
+                tuple(each.replicas) if move is None else move.replicas,
                 tuple(each.isr),
                 () if move is None else move.adding_replicas,
                 () if move is None else move.removing_replicas,

@@ -394,6 +394,31 @@ class KafkaZooKeeper:
         """The topics marked for deletion, sorted. `watch` is called once when the list changes."""
         return await retrying(self.client.children, requests.DELETE_TOPICS_PATH, notice(watch))
 
+    # -- requests to the controller ---------------------------------------------------------------------------------
+
+    async def requested_reassignment(self) -> dict[PartitionKey, tuple[int, ...]] | None:
+        """The replicas that /admin/reassign_partitions asks for; None if it does not exist. Raises ZnodeError."""
+        try:
+            data, _ = await retrying(self.client.get, requests.REASSIGN_PARTITIONS_PATH)
+        except NoNode:
+            return None
+        return requests.decode_reassignment(data)
+
+    async def request_reassignment(self, replicas: Mapping[PartitionKey, Sequence[int]]) -> None:
+        """Asks the controller to move partitions. KafkaErrors REASSIGNMENT_IN_PROGRESS while an earlier list is not
+        done, and INVALID_REQUEST when the list is too large for ZooKeeper. An earlier try of the same write is
+        recognized by its content."""
+        data = requests.encode_reassignment(replicas)
+        _check_size(requests.REASSIGN_PARTITIONS_PATH, len(data))
+        try:
+            await retrying(self.client.create, requests.REASSIGN_PARTITIONS_PATH, data)
+        except NodeExists:
+            wanted = {key: tuple(ids) for key, ids in replicas.items()}
+            if await self.requested_reassignment() != wanted:
+                raise KafkaError(
+                    ErrorCode.REASSIGNMENT_IN_PROGRESS, f"{requests.REASSIGN_PARTITIONS_PATH} exists"
+                ) from None
+
     # -- partition states -------------------------------------------------------------------------------------------
 
     async def partition_states(

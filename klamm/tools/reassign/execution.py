@@ -1,0 +1,524 @@
+"""Carries out the moves of a record: begins as many as the limits allow, follows them, and takes the throttle back.
+
+Each turn looks at the cluster, decides with the pure functions of `steps` and `throttles`, acts, and reports events.
+
+What must stay true:
+- The record on disk names each config before it is set, so that a process that is killed at any point leaves nothing
+  that `execute --resume` does not restore.
+- A partition begins only while it is as it was when the plan was made, and after the throttle of its brokers is set.
+- A partition that cannot move now, because a broker is dead for example, is reported and tried again. It counts for no
+  limit, so the others go on.
+- The throttle stays while a partition that this plan has begun is moving: without it the copy would run unlimited.
+
+A broker that was asked may be behind the controller. Therefore a change by somebody else is believed when all looks for
+SETTLE_S have shown it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from klamm.client.cluster import RETRIABLE_ERRORS
+from klamm.client.log_dirs import TopicPartitionReplica
+from klamm.net.client import ClientError
+from klamm.processes.errors import ToolError
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import TopicPartition
+from klamm.tools.clients import error_line
+from klamm.tools.reassign.access import Access
+from klamm.tools.reassign.model import Move
+from klamm.tools.reassign.state_file import Record, StateFile
+from klamm.tools.reassign.steps import Limits, Look, Standing, Verdict, judge, moved_bytes, next_batch
+from klamm.tools.reassign.throttles import (
+    Changes,
+    ConfigKey,
+    broker_entity,
+    broker_of,
+    foreign,
+    settings_for,
+    to_restore,
+    to_set,
+    topic_entity,
+    wanted_configs,
+)
+
+FIRST_LOOKS_EVERY_S: Final = 0.1
+LOOKS_EVERY_S: Final = 1.0
+SETTLE_S: Final = 5.0
+CONFIGS_CHECKED_EVERY_S: Final = 5.0
+RATE_OVER_S: Final = 10.0
+RESTORE_TRIES: Final = 3
+
+# The controller may accept a partition later that it refuses with one of these.
+MAY_PASS: Final = RETRIABLE_ERRORS | {
+    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+    ErrorCode.REASSIGNMENT_IN_PROGRESS,
+    ErrorCode.BROKER_NOT_AVAILABLE,
+}
+
+Report = Callable[[dict[str, Any]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an execution goes on. `timeout_ms` is how long it lasts while everything that is left waits."""
+
+    limits: Limits
+    timeout_ms: int = 60_000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an execution has ended. `unfinished` and `failed` have the reasons."""
+
+    done: tuple[TopicPartition, ...]
+    unfinished: Mapping[str, str]
+    failed: Mapping[str, str]
+    throttles_left: Mapping[str, str]
+
+    @property
+    def is_complete(self) -> bool:
+        return not (self.unfinished or self.failed or self.throttles_left)
+
+
+class _Sample(NamedTuple):
+    at_s: float
+    moved_bytes: int
+
+
+class Execution:
+    """One process's execution of a record. The record is in `file`."""
+
+    def __init__(self, access: Access, file: StateFile, options: Options, report: Report) -> None:
+        self._access, self._file, self._options, self._report = access, file, options, report
+        self._record = file.load()
+        self._clock = asyncio.get_running_loop().time
+        self._topics = sorted({move.topic for move in self._record.moves})
+        self._verdicts: dict[TopicPartition, Verdict] = {}
+        self._sent: set[TopicPartition] = set()
+        self._refused: dict[TopicPartition, str] = {}
+        self._doubts: dict[TopicPartition, float] = {}
+        self._dirs = _DirMoves(access, self._record, report)
+        self._throttled: set[ConfigKey] = set()
+        self._throttle_errors: dict[str, str] = {}
+        self._configs_checked_s = self._clock()
+        self._told: set[tuple[str, str]] = set()
+        self._samples: deque[_Sample] = deque()
+
+    async def run(self) -> Outcome:
+        """Returns when all is done, failed, or has waited for the timeout. Raises ToolError when the cluster does not
+        answer for as long."""
+        waiting_since_s: float | None = None
+        pause_s = FIRST_LOOKS_EVERY_S
+        while True:
+            look = await self._look()
+            self._judge(look)
+            if not self._is_open():
+                break
+            await self._set_throttles(look)
+            await self._start(look)
+            await self._dirs.step(self._moved_to_their_brokers(), look)
+            await self._report_progress(look)
+            if not self._is_open():
+                break
+            if not self._is_all_waiting(look):
+                waiting_since_s = None
+            elif waiting_since_s is None:
+                waiting_since_s = self._clock()
+            elif self._clock() - waiting_since_s >= self._options.timeout_ms / 1000:
+                break
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, LOOKS_EVERY_S)
+        return await self._end()
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> Look:
+        deadline_s = self._clock() + self._options.timeout_ms / 1000
+        while True:
+            try:
+                return await self._access.look(self._topics)
+            except (KafkaError, ClientError) as error:
+                text = error_line(error) if isinstance(error, KafkaError) else str(error)
+                if self._clock() >= deadline_s:
+                    raise ToolError(f"the cluster does not answer: {text}") from error
+                self._report({"event": "trouble", "reason": text})
+            await asyncio.sleep(LOOKS_EVERY_S)
+
+    def _judge(self, look: Look) -> None:
+        now_s = self._clock()
+        for move in self._open_moves():
+            key = move.topic_partition
+            verdict = judge(move, self._record.topic_ids.get(move.topic), look, is_sent=key in self._sent)
+            if verdict.standing is not Standing.CHANGED:
+                self._doubts.pop(key, None)
+            elif now_s - self._doubts.setdefault(key, now_s) < SETTLE_S:
+                verdict = Verdict(Standing.MOVING)
+            if verdict.standing is Standing.READY and not verdict.reason:
+                verdict = Verdict(Standing.READY, self._held_back(move))
+            before = self._verdicts.get(key)
+            self._verdicts[key] = verdict
+            if before == verdict:
+                continue
+            if verdict.standing is Standing.DONE:
+                self._sent.discard(key)
+                self._report({"event": "completed", "partition": str(key)})
+            elif verdict.standing is Standing.CHANGED:
+                self._report({"event": "changed", "partition": str(key), "reason": verdict.reason})
+            elif verdict.reason:
+                self._report({"event": "waiting", "partition": str(key), "reason": verdict.reason})
+
+    def _held_back(self, move: Move) -> str:
+        """Why a partition that could move may not begin; empty if it may."""
+        entities = [topic_entity(move.topic), *map(broker_entity, {*move.before.replicas, *move.after.replicas})]
+        errors = [f"no throttle on {each}: {self._throttle_errors[each]}" for each in entities if each in
+                  self._throttle_errors]  # fmt: skip
+        return errors[0] if errors else self._refused.get(move.topic_partition, "")
+
+    def _open_moves(self) -> list[Move]:
+        return [move for move in self._record.moves if not self._is_final(move.topic_partition)]
+
+    def _is_final(self, key: TopicPartition) -> bool:
+        verdict = self._verdicts.get(key)
+        return verdict is not None and verdict.is_final
+
+    def _moved_to_their_brokers(self) -> set[TopicPartition]:
+        return {key for key, verdict in self._verdicts.items() if verdict.standing is Standing.DONE}
+
+    def _is_open(self) -> bool:
+        return bool(self._open_moves()) or bool(self._dirs.pending(self._moved_to_their_brokers()))
+
+    def _is_all_waiting(self, look: Look) -> bool:
+        open_ = [self._verdicts[move.topic_partition] for move in self._open_moves()]
+        dirs = self._dirs.pending(self._moved_to_their_brokers())
+        return all(dirs.values()) and all(
+            verdict.reason or (verdict.standing is Standing.READY and not look.accepts_more) for verdict in open_
+        )
+
+    # -- throttles ----------------------------------------------------------------------------------------------------
+
+    async def _set_throttles(self, look: Look) -> None:
+        """Sets what is not set yet, on brokers that are alive; now and then looks for changes by somebody else."""
+        live = set(look.view.brokers)
+        wanted = {
+            key: value
+            for key, value in wanted_configs(
+                self._relevant_moves(), self._record.throttle, self._record.log_dir_throttle
+            ).items()
+            if key not in self._throttled and broker_of(key.entity) in live | {None}
+        }
+        entities = {key.entity for key in wanted}
+        self._throttle_errors = {key: reason for key, reason in self._throttle_errors.items() if key in entities}
+        is_time = self._clock() - self._configs_checked_s >= CONFIGS_CHECKED_EVERY_S
+        if not wanted and not (is_time and self._throttled):
+            return
+        try:
+            if wanted:
+                await self._throttle(wanted)
+            else:
+                await self._check_throttles(live)
+        except (KafkaError, ClientError) as error:
+            self._throttle_errors.update({key.entity: str(error) for key in wanted})
+
+    def _relevant_moves(self) -> list[Move]:
+        return [
+            move
+            for move in self._record.moves
+            if (verdict := self._verdicts[move.topic_partition]).standing is not Standing.CHANGED
+            and (verdict.standing is not Standing.DONE or move.after.chosen_log_dirs)
+        ]
+
+    async def _throttle(self, wanted: Mapping[ConfigKey, str]) -> None:
+        current = await self._access.read_configs(wanted)
+        unknown = {key.entity for key in wanted if key not in current}
+        readable = {key: value for key, value in wanted.items() if key in current}
+        self._record = self._file.change(
+            lambda record: record.with_settings(settings_for(readable, record.settings, current))
+        )
+        settings = {key: self._record.settings[key] for key in readable}
+        for key, value in foreign(settings, current).items():
+            self._tell_once("config_changed", key, value)
+        results = await self._access.change_configs(changes) if (changes := to_set(settings, current)) else {}
+        errors = {entity: error_line(error) for entity, error in results.items() if error is not None}
+        self._throttle_errors = {**dict.fromkeys(unknown, "the broker does not answer"), **errors}
+        is_first = not self._throttled
+        self._throttled.update(key for key in readable if key.entity not in self._throttle_errors)
+        if is_first and self._throttled:
+            throttles = {"throttle": self._record.throttle, "log_dir_throttle": self._record.log_dir_throttle}
+            self._report({"event": "throttle_set", **throttles})
+
+    async def _check_throttles(self, live: Collection[int]) -> None:
+        self._configs_checked_s = self._clock()
+        # `klamm reassign throttle` may have recorded another rate.
+        self._record = self._file.load()
+        settings = {
+            key: self._record.settings[key] for key in self._throttled if broker_of(key.entity) in {*live, None}
+        }
+        current = await self._access.read_configs(settings)
+        for key, value in foreign(settings, current).items():
+            self._tell_once("config_changed", key, value)
+
+    def _tell_once(self, event: str, key: ConfigKey, value: str | None) -> None:
+        if (told := (f"{key.entity} {key.name}", str(value))) not in self._told:
+            self._told.add(told)
+            self._report({"event": event, "entity": key.entity, "config": key.name, "value": value})
+
+    # -- moving -------------------------------------------------------------------------------------------------------
+
+    async def _start(self, look: Look) -> None:
+        """Begins the next partitions."""
+        if not look.accepts_more:
+            return
+        # Partitions that wait for something count for no limit.
+        free = {move: self._verdicts[move.topic_partition] for move in self._open_moves()}
+        moving = [move for move, verdict in free.items() if verdict == Verdict(Standing.MOVING)]
+        ready = [
+            move
+            for move, verdict in free.items()
+            if verdict.standing is Standing.READY
+            and (not verdict.reason or move.topic_partition in self._refused)
+            and not self._is_unthrottled(move, look)
+        ]
+        batch = next_batch(ready, moving, self._options.limits)
+        if not batch:
+            return
+        try:
+            await self._dirs.announce(batch)
+            results = await self._access.start({move.topic_partition: move.after.replicas for move in batch})
+        except (KafkaError, ClientError) as error:
+            self._report({"event": "trouble", "reason": str(error)})
+            return
+        started = [key for key, error in results.items() if error is None]
+        self._sent.update(started)
+        for key in started:
+            self._refused.pop(key, None)
+            self._verdicts[key] = Verdict(Standing.MOVING)
+        if started:
+            self._report({"event": "started", "partitions": [str(key) for key in sorted(started)]})
+        for key, refusal in results.items():
+            if refusal is not None:
+                self._refuse(key, refusal)
+
+    def _refuse(self, key: TopicPartition, error: KafkaError) -> None:
+        reason = error_line(error)
+        self._refused[key] = reason
+        if error.code in MAY_PASS:
+            self._verdicts[key] = Verdict(Standing.READY, reason)
+        else:
+            self._verdicts[key] = Verdict(Standing.CHANGED, reason)
+        name = "waiting" if error.code in MAY_PASS else "refused"
+        self._report({"event": name, "partition": str(key), "reason": reason})
+
+    def _is_unthrottled(self, move: Move, look: Look) -> bool:
+        """Whether a config of the throttle on this move is not set yet, at a broker that is alive."""
+        wanted = wanted_configs([move], self._record.throttle, self._record.log_dir_throttle)
+        return any(key not in self._throttled and broker_of(key.entity) in {*look.view.brokers, None} for key in wanted)
+
+    # -- reporting ----------------------------------------------------------------------------------------------------
+
+    async def _report_progress(self, look: Look) -> None:
+        sizes = await self._sizes(look)
+        moved = sum(
+            moved_bytes(move, self._verdicts[move.topic_partition], sizes.get(move.topic_partition, {}))
+            for move in self._record.moves
+        )
+        counted = [move for move in self._record.moves if not self._has_changed(move.topic_partition)]
+        total = sum(move.bytes_between_brokers for move in counted)
+        now_s = self._clock()
+        self._samples.append(_Sample(now_s, moved))
+        while len(self._samples) > 2 and now_s - self._samples[0].at_s > RATE_OVER_S:
+            self._samples.popleft()
+        first = self._samples[0]
+        rate = (moved - first.moved_bytes) / (now_s - first.at_s) if now_s > first.at_s else 0.0
+        standings = [verdict.standing for verdict in self._verdicts.values()]
+        self._report(
+            {
+                "event": "progress",
+                "moved_bytes": moved,
+                "total_bytes": total,
+                "bytes_per_s": round(rate),
+                "seconds_left": round((total - moved) / rate) if rate > 0 else None,
+                "partitions": {standing.value: standings.count(standing) for standing in Standing},
+            }
+        )
+
+    def _has_changed(self, key: TopicPartition) -> bool:
+        return self._verdicts[key].standing is Standing.CHANGED
+
+    async def _sizes(self, look: Look) -> dict[TopicPartition, dict[int, int]]:
+        """The bytes that brokers have of the partitions that they receive now."""
+        moving = [
+            move for move in self._open_moves() if self._verdicts[move.topic_partition].standing is Standing.MOVING
+        ]
+        brokers = {broker for move in moving for broker in move.adding_replicas if broker in look.view.brokers}
+        if not brokers:
+            return {}
+        try:
+            found = await self._access.log_dirs(sorted(brokers), [move.topic_partition for move in moving])
+        except (KafkaError, ClientError):
+            return {}
+        sizes: dict[TopicPartition, dict[int, int]] = {}
+        for broker, directories in found.items():
+            for directory in directories.values():
+                for key, replica in directory.replicas.items():
+                    if not replica.is_future:
+                        sizes.setdefault(key, {})[broker] = replica.size_bytes
+        return sizes
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def _end(self) -> Outcome:
+        open_ = {move.topic_partition: self._verdicts[move.topic_partition] for move in self._open_moves()}
+        unfinished = {str(key): verdict.reason for key, verdict in open_.items()}
+        unfinished |= {str(key): reason for key, reason in self._dirs.pending(self._moved_to_their_brokers()).items()}
+        failed = {
+            str(key): verdict.reason for key, verdict in self._verdicts.items() if verdict.standing is Standing.CHANGED
+        }
+        failed |= self._dirs.failures()
+        is_moving = any(verdict.standing is Standing.MOVING for verdict in open_.values())
+        left: dict[str, str] = {}
+        if is_moving and self._record.settings:
+            left = {key.entity: "a partition of the plan is still moving" for key in self._record.settings}
+        else:
+            left = await restore_throttles(self._access, self._file, self._report)
+        if not unfinished and not left:
+            self._file.remove()
+        return Outcome(tuple(sorted(self._moved_to_their_brokers())), unfinished, failed, left)
+
+
+async def restore_throttles(access: Access, file: StateFile, report: Report) -> dict[str, str]:
+    """Gives every config of the record its former value. Returns why some could not be restored, by entity."""
+    problems: dict[str, str] = {}
+    for attempt in range(RESTORE_TRIES):
+        settings = file.load().settings
+        if not settings:
+            break
+        if attempt:
+            await asyncio.sleep(LOOKS_EVERY_S)
+        try:
+            live = (await access.look([])).view.brokers
+            problems = {
+                key.entity: "the broker is not alive" for key in settings if broker_of(key.entity) not in {*live, None}
+            }
+            reachable = {key: each for key, each in settings.items() if key.entity not in problems}
+            current = await access.read_configs(reachable)
+            problems |= {key.entity: "the broker does not answer" for key in reachable if key not in current}
+            known = {key: each for key, each in reachable.items() if key in current}
+            for key, value in foreign(known, current).items():
+                report({"event": "config_kept", "entity": key.entity, "config": key.name, "value": value})
+            changes: Changes = to_restore(known, current)
+            results = await access.change_configs(changes) if changes else {}
+        except (KafkaError, ClientError) as error:
+            problems = {key.entity: str(error) for key in settings}
+            continue
+        problems |= {
+            entity: error_line(error)
+            for entity, error in results.items()
+            # A topic that was deleted has no configs any more.
+            if error is not None and error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        }
+        restored = {key: None for key in known if key.entity not in problems}
+        file.change(lambda record, restored=restored: record.without(restored))  # type: ignore[misc]
+    if not problems:
+        report({"event": "throttle_removed"})
+    return problems
+
+
+class _DirMoves:
+    """The moves into chosen log directories. A broker takes the request for a replica that it does not have yet as a
+    wish, so it is sent before the partition moves, and again afterwards until the broker accepts it."""
+
+    def __init__(self, access: Access, record: Record, report: Report) -> None:
+        self._access, self._report = access, report
+        self._wanted = {
+            TopicPartitionReplica(move.topic, move.partition, broker): path
+            for move in record.moves
+            for broker, path in move.after.chosen_log_dirs.items()
+        }
+        self._state: dict[TopicPartitionReplica, str] = {}
+        self._accepted: set[TopicPartitionReplica] = set()
+        self._done: set[TopicPartitionReplica] = set()
+        self._failed: dict[TopicPartitionReplica, str] = {}
+
+    def pending(self, moved: Collection[TopicPartition]) -> dict[str, str]:
+        """The moves of partitions that are at their brokers, and why each waits; empty text if it is copied now."""
+        return {_replica_text(each): self._state.get(each, "") for each in self._pending(moved)}
+
+    def failures(self) -> dict[str, str]:
+        return {_replica_text(each): reason for each, reason in self._failed.items()}
+
+    def _pending(self, moved: Collection[TopicPartition]) -> list[TopicPartitionReplica]:
+        return [
+            each
+            for each in self._wanted
+            if each not in self._done
+            and each not in self._failed
+            and TopicPartition(each.topic, each.partition) in moved
+        ]
+
+    async def announce(self, batch: Collection[Move]) -> None:
+        """Tells the brokers where the replicas of these partitions are to be."""
+        moving = {move.topic_partition for move in batch}
+        paths = {
+            each: path for each, path in self._wanted.items() if TopicPartition(each.topic, each.partition) in moving
+        }
+        if paths:
+            await self._access.move_log_dirs(paths)
+
+    async def step(self, moved: Collection[TopicPartition], look: Look) -> None:
+        pending = self._pending(moved)
+        if not pending:
+            return
+        try:
+            await self._ask([each for each in pending if each not in self._accepted])
+            await self._follow([each for each in pending if each in self._accepted], look)
+        except (KafkaError, ClientError) as error:
+            self._report({"event": "trouble", "reason": str(error)})
+
+    async def _ask(self, replicas: Collection[TopicPartitionReplica]) -> None:
+        if not replicas:
+            return
+        started = []
+        for replica, error in (
+            await self._access.move_log_dirs({each: self._wanted[each] for each in replicas})
+        ).items():
+            if error is None:
+                self._accepted.add(replica)
+                self._state.pop(replica, None)
+                started.append(_replica_text(replica))
+            elif error.code in RETRIABLE_ERRORS:
+                self._state[replica] = error_line(error)
+            else:
+                self._failed[replica] = error_line(error)
+                self._report({"event": "refused", "replica": _replica_text(replica), "reason": error_line(error)})
+        if started:
+            self._report({"event": "log_dirs_started", "replicas": sorted(started)})
+
+    async def _follow(self, replicas: Collection[TopicPartitionReplica], look: Look) -> None:
+        brokers = sorted({each.broker_id for each in replicas if each.broker_id in look.view.brokers})
+        partitions = sorted({TopicPartition(each.topic, each.partition) for each in replicas})
+        found = await self._access.log_dirs(brokers, partitions) if brokers else {}
+        for each in replicas:
+            key = TopicPartition(each.topic, each.partition)
+            directories = found.get(each.broker_id)
+            if directories is None:
+                self._state[each] = f"broker {each.broker_id} does not answer"
+                continue
+            self._state.pop(each, None)
+            present = {
+                path: replica.is_future
+                for path, directory in directories.items()
+                if (replica := directory.replicas.get(key)) is not None
+            }
+            if present == {self._wanted[each]: False}:
+                self._done.add(each)
+                self._report({"event": "log_dir_completed", "replica": _replica_text(each)})
+            elif not any(present.values()):
+                # Somebody else has cancelled the move, or the broker has started anew: it is asked again.
+                self._accepted.discard(each)
+
+
+def _replica_text(replica: TopicPartitionReplica) -> str:
+    return f"{replica.topic}-{replica.partition}-{replica.broker_id}"

@@ -1,0 +1,198 @@
+"""The record of an execution, in a file beside the plan, so that another process can end what a killed one has begun.
+
+For `plan.json` there are `plan.rollback.json`, Kafka's format, which undoes the plan, and `plan.state.json`, which has
+the moves, what they replace, and the former value of every config that the execution sets.
+
+What must stay true:
+- Both files are on disk before anything changes in the cluster. The state file is replaced as a whole, so that a reader
+  finds the old or the new content.
+- The state file exists until every throttle has its former value again. A rollback plan is never overwritten.
+- One process at a time executes a plan: it holds a lock on the rollback plan, which its death releases.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from klamm.processes.errors import ToolError
+from klamm.protocol.vocabulary import TopicPartition
+from klamm.tools.reassign.json_form import format_reassignment, parse_object
+from klamm.tools.reassign.model import Move, Placement
+from klamm.tools.reassign.throttles import ConfigKey, Setting
+
+VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is executed, and what it has set. `topic_ids` are those of the topics as the execution began."""
+
+    rollback_file: str
+    cluster_id: str | None
+    moves: tuple[Move, ...]
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    throttle: int | None = None
+    log_dir_throttle: int | None = None
+    settings: Mapping[ConfigKey, Setting] = field(default_factory=dict)
+
+    @property
+    def by_partition(self) -> dict[TopicPartition, Move]:
+        return {move.topic_partition: move for move in self.moves}
+
+    def with_settings(self, settings: Mapping[ConfigKey, Setting]) -> "Record":
+        return replace(self, settings={**self.settings, **settings})
+
+    def without(self, restored: Mapping[ConfigKey, object]) -> "Record":
+        return replace(self, settings={key: each for key, each in self.settings.items() if key not in restored})
+
+
+def state_path(plan: Path) -> Path:
+    return plan.with_name(f"{plan.stem}.state.json")
+
+
+def write_rollback(plan: Path, moves: tuple[Move, ...]) -> Path:
+    """Saves what undoes the moves, under a name that no file has yet."""
+    number = 1
+    while True:
+        path = plan.with_name(f"{plan.stem}.rollback{'' if number == 1 else f'-{number}'}.json")
+        text = format_reassignment({move.topic_partition: move.before for move in moves})
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except FileExistsError:
+            number += 1
+            continue
+        _sync_directory(path)
+        return path
+
+
+class StateFile:
+    """The record on disk. Raises ToolError for a file that is not one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def load(self) -> Record:
+        return parse_record(self.path.read_text(encoding="utf-8"), str(self.path))
+
+    def save(self, record: Record) -> None:
+        """Replaces the file as a whole, and returns when it is on disk."""
+        beside = self.path.with_name(f"{self.path.name}.tmp")
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(format_record(record))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self.path)
+        _sync_directory(self.path)
+
+    def change(self, change: Callable[[Record], Record]) -> Record:
+        """Replaces the record by the result of `change`; no other process changes the file meanwhile."""
+        with _locked_directory(self.path):
+            record = change(self.load())
+            self.save(record)
+        return record
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        _sync_directory(self.path)
+
+    @contextmanager
+    def claimed(self, record: Record) -> Iterator[None]:
+        """Only one process executes a plan at a time. Raises ToolError."""
+        descriptor = os.open(record.rollback_file, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ToolError(f"another process executes this plan now ({record.rollback_file} is locked)") from None
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def format_record(record: Record) -> str:
+    value = {
+        "version": VERSION,
+        "rollback_file": record.rollback_file,
+        "cluster_id": record.cluster_id,
+        "throttle": record.throttle,
+        "log_dir_throttle": record.log_dir_throttle,
+        "topic_ids": dict(record.topic_ids),
+        "moves": [
+            {
+                "topic": move.topic,
+                "partition": move.partition,
+                "before": _placement_value(move.before),
+                "after": _placement_value(move.after),
+                "size_bytes": move.size_bytes,
+            }
+            for move in record.moves
+        ],
+        "settings": [
+            {"entity": key.entity, "name": key.name, "former": setting.former, "values": list(setting.values)}
+            for key, setting in record.settings.items()
+        ],
+    }
+    return json.dumps(value, indent=1) + "\n"
+
+
+def parse_record(text: str, source: str) -> Record:
+    value = parse_object(text, source)
+    if value.get("version") != VERSION:
+        raise ToolError(f"{source}: not the state of an execution in version {VERSION}")
+    try:
+        return Record(
+            value["rollback_file"],
+            value["cluster_id"],
+            tuple(_move(each) for each in value["moves"]),
+            value["topic_ids"],
+            value["throttle"],
+            value["log_dir_throttle"],
+            {
+                ConfigKey(each["entity"], each["name"]): Setting(each["former"], tuple(each["values"]))
+                for each in value["settings"]
+            },
+        )
+    except (KeyError, TypeError, AssertionError) as error:
+        raise ToolError(f"{source}: not the state of an execution: {error!r}") from None
+
+
+def _placement_value(placement: Placement) -> dict[str, Any]:
+    return {"replicas": list(placement.replicas), "log_dirs": list(placement.log_dirs)}
+
+
+def _placement(value: Mapping[str, Any]) -> Placement:
+    return Placement(tuple(value["replicas"]), tuple(value["log_dirs"]))
+
+
+def _move(value: Mapping[str, Any]) -> Move:
+    before, after = _placement(value["before"]), _placement(value["after"])
+    return Move(value["topic"], value["partition"], before, after, value["size_bytes"])
+
+
+@contextmanager
+def _locked_directory(path: Path) -> Iterator[None]:
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

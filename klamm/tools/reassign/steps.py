@@ -1,0 +1,148 @@
+"""What an execution decides at each look at the cluster: where a partition stands, and what begins next. Pure.
+
+| the partition has | and | it is |
+|---|---|---|
+| the plan's replicas | no reassignment | DONE |
+| a reassignment to the plan's replicas | | MOVING |
+| the replicas from before | this process did not begin it | READY |
+| the replicas from before | this process has begun it | CHANGED: somebody else has cancelled it |
+| anything else, or another topic id | | CHANGED: somebody else works on it, and it stays as it is |
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
+from klamm.tools.reassign.model import Move
+
+if TYPE_CHECKING:
+    from klamm.tools.cluster_view import ClusterView
+
+MAX_STARTED_AT_ONCE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The cluster at one moment. `targets` are the replicas that reassignments in progress will leave. A reassignment
+    may begin if the cluster `accepts_more`: /admin/reassign_partitions has room for one list at a time."""
+
+    view: "ClusterView"
+    targets: Mapping[TopicPartition, tuple[int, ...]]
+    accepts_more: bool = True
+
+
+class Standing(StrEnum):
+    READY = "ready"
+    MOVING = "moving"
+    DONE = "done"
+    CHANGED = "changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`reason` says why a partition waits, or what somebody else has changed; empty if neither is so."""
+
+    standing: Standing
+    reason: str = ""
+
+    @property
+    def is_final(self) -> bool:
+        return self.standing in (Standing.DONE, Standing.CHANGED)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much moves at a time to and from each broker; None for no limit. A first partition always begins."""
+
+    partitions: int | None = None
+    size_bytes: int | None = None
+
+
+def judge(move: Move, topic_id: str | None, look: Look, *, is_sent: bool) -> Verdict:
+    """See the table in the module. `topic_id` is that of the time when the execution began, None if not known."""
+    view = look.view
+    partition = view.partitions.get(move.topic_partition)
+    if partition is None:
+        return Verdict(Standing.CHANGED, "the partition no longer exists")
+    present_id = view.topic_ids.get(move.topic)
+    if topic_id is not None and present_id is not None and str(present_id) != topic_id:
+        return Verdict(Standing.CHANGED, "the topic was deleted and created again")
+    target = move.after.replicas
+    goes_to = look.targets.get(move.topic_partition)
+    if goes_to is not None:
+        if goes_to == target:
+            return Verdict(Standing.MOVING, waits_for(move, view))
+        return Verdict(Standing.CHANGED, f"somebody else moves it to {_ids(goes_to)}")
+    if partition.replicas == target:
+        return Verdict(Standing.DONE)
+    if partition.replicas != move.before.replicas:
+        return Verdict(Standing.CHANGED, f"somebody else has changed its replicas to {_ids(partition.replicas)}")
+    if is_sent:
+        return Verdict(Standing.CHANGED, "somebody else has cancelled its reassignment")
+    return Verdict(Standing.READY, waits_for(move, view))
+
+
+def waits_for(move: Move, view: "ClusterView") -> str:
+    """Why the partition cannot get its replicas now; empty if it can."""
+    if dead := [broker for broker in move.after.replicas if broker not in view.brokers]:
+        return f"broker{'s' if len(dead) > 1 else ''} {_ids(dead)} of its new replicas not alive"
+    partition = view.partitions[move.topic_partition]
+    if move.adding_replicas and partition.leader == NO_LEADER:
+        return f"no leader to copy from: the ISR is {_ids(partition.isr) or 'empty'}"
+    return ""
+
+
+def next_batch(ready: Iterable[Move], moving: Iterable[Move], limits: Limits) -> list[Move]:
+    """The moves that may begin beside those that are `moving`, in their order.
+
+    A move that copies nothing, and only reorders or removes replicas, counts for no broker.
+    """
+    partitions: dict[int, int] = {}
+    size_bytes: dict[int, int] = {}
+
+    def add(move: Move) -> None:
+        for broker in _copying_brokers(move):
+            partitions[broker] = partitions.get(broker, 0) + 1
+            size_bytes[broker] = size_bytes.get(broker, 0) + move.size_bytes
+
+    def fits(move: Move) -> bool:
+        return all(
+            not partitions.get(broker)
+            or (
+                (limits.partitions is None or partitions[broker] < limits.partitions)
+                and (limits.size_bytes is None or size_bytes[broker] + move.size_bytes <= limits.size_bytes)
+            )
+            for broker in _copying_brokers(move)
+        )
+
+    for move in moving:
+        add(move)
+    batch = []
+    for move in ready:
+        if len(batch) >= MAX_STARTED_AT_ONCE:
+            break
+        if fits(move):
+            add(move)
+            batch.append(move)
+    return batch
+
+
+def _copying_brokers(move: Move) -> tuple[int, ...]:
+    """The brokers that send or receive a copy."""
+    if not move.adding_replicas:
+        return ()
+    leader = move.before.replicas[0] if move.leader is None else move.leader
+    return (leader, *move.adding_replicas)
+
+
+def moved_bytes(move: Move, verdict: Verdict, sizes: Mapping[int, int]) -> int:
+    """How much of the move's copies exists. `sizes` are the bytes of the partition's replicas by broker."""
+    if verdict.standing is Standing.DONE:
+        return move.bytes_between_brokers
+    return sum(min(sizes.get(broker, 0), move.size_bytes) for broker in move.adding_replicas)
+
+
+def _ids(brokers: Collection[int]) -> str:
+    return ",".join(map(str, brokers))

@@ -1,0 +1,178 @@
+"""A cluster in memory that reassigns partitions as a controller does, for the execution of `klamm reassign`.
+
+Replicas are copied at a fixed rate of the loop's clock. A test takes brokers away, changes what it likes meanwhile, or
+kills the execution at any of its calls.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from uuid import UUID
+
+from klamm.client.log_dirs import LogDirDescription, ReplicaInfo, TopicPartitionReplica
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import TopicPartition
+from klamm.tools.cluster_view import BrokerView, ClusterView, PartitionView
+from klamm.tools.reassign.access import LogDirs, Results, Targets
+from klamm.tools.reassign.state_file import Record, StateFile
+from klamm.tools.reassign.steps import Look
+from klamm.tools.reassign.throttles import Changes, ConfigKey, broker_of
+
+BYTES_PER_S = 100
+SIZE_BYTES = 300
+
+
+class Killed(BaseException):
+    """The process of the execution is gone."""
+
+
+class Steps:
+    """Counts what an execution does, and kills it before or after one of the steps."""
+
+    def __init__(self, kill_at: int | None = None, *, is_done: bool = False) -> None:
+        self.count, self._kill_at, self._is_done = 0, kill_at, is_done
+
+    def begin(self) -> None:
+        if self.count == self._kill_at and not self._is_done:
+            raise Killed
+
+    def end(self) -> None:
+        self.count += 1
+        if self.count - 1 == self._kill_at and self._is_done:
+            raise Killed
+
+
+class ReassignedCluster:
+    """See the module. It has the methods of `klamm.tools.reassign.access.Access`."""
+
+    def __init__(self, brokers: Iterable[int], replicas: Mapping[TopicPartition, tuple[int, ...]]) -> None:
+        self.live = set(brokers)
+        self.replicas = dict(replicas)
+        self.targets: dict[TopicPartition, tuple[int, ...]] = {}
+        self.copied: dict[tuple[TopicPartition, int], float] = {}
+        self.topic_ids = {key.topic: UUID(int=1) for key in replicas}
+        self.configs: dict[ConfigKey, str] = {}
+        self.refusals: dict[TopicPartition, KafkaError] = {}
+        self.log_dir_of: dict[TopicPartitionReplica, str] = {}
+        self.accepts_more: Callable[[], bool] = lambda: True
+        self.steps = Steps()
+        self.history: list[str] = []
+        self.on_look: Callable[[], None] = lambda: None
+        self.most_moving: dict[int, int] = {}
+        self._now_s = 0.0
+
+    def _advance(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        passed_s, self._now_s = now_s - self._now_s, now_s
+        for key, target in list(self.targets.items()):
+            adding = [broker for broker in target if broker not in self.replicas[key]]
+            for broker in adding:
+                if broker in self.live:
+                    self.copied[key, broker] = self.copied.get((key, broker), 0) + passed_s * BYTES_PER_S
+            if set(target) <= self.live and all(self.copied.get((key, each), 0) >= SIZE_BYTES for each in adding):
+                self.replicas[key] = self.targets.pop(key)
+
+    async def look(self, topics: Iterable[str] | None) -> Look:
+        self._advance()
+        self.on_look()
+        partitions = {}
+        for key, replicas in sorted(self.replicas.items()):
+            if topics is not None and key.topic not in topics:
+                continue
+            target = self.targets.get(key, replicas)
+            removing = tuple(each for each in replicas if each not in target)
+            adding = tuple(each for each in target if each not in replicas)
+            isr = tuple(each for each in replicas if each in self.live)
+            partitions[key] = PartitionView(isr[0] if isr else -1, 0, (*target, *removing), isr, adding, removing)
+        brokers = {broker: BrokerView(broker, ("h", 1)) for broker in sorted(self.live)}
+        view = ClusterView(brokers, partitions, self.topic_ids)
+        return Look(view, dict(self.targets), self.accepts_more())
+
+    async def cluster_id(self) -> str | None:
+        return "fake"
+
+    async def start(self, targets: Targets) -> Results:
+        self.steps.begin()
+        self._advance()
+        results: Results = {}
+        for key, target in targets.items():
+            results[key] = self.refusals.get(key)
+            if results[key] is None:
+                self.targets[key] = tuple(target)
+        self.history.append(f"start {','.join(str(key) for key in targets)}")
+        for broker in self.live:
+            moving = sum(
+                1 for key, target in self.targets.items() if broker in target and broker not in self.replicas[key]
+            )
+            self.most_moving[broker] = max(self.most_moving.get(broker, 0), moving)
+        self.steps.end()
+        return results
+
+    async def cancel(self, partitions: Collection[TopicPartition]) -> Results:
+        for key in partitions:
+            self.targets.pop(key, None)
+        return dict.fromkeys(partitions)
+
+    async def read_configs(self, keys: Iterable[ConfigKey]) -> dict[ConfigKey, str | None]:
+        return {key: self.configs.get(key) for key in keys if broker_of(key.entity) in {*self.live, None}}
+
+    async def change_configs(self, changes: Changes) -> dict[str, KafkaError | None]:
+        self.steps.begin()
+        results: dict[str, KafkaError | None] = {}
+        for entity, values in changes.items():
+            if broker_of(entity) not in {*self.live, None}:
+                results[entity] = KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, entity)
+                continue
+            results[entity] = None
+            for name, value in values.items():
+                self.history.append(f"{entity} {name}={value}")
+                self.configs.pop(ConfigKey(entity, name), None)
+                if value is not None:
+                    self.configs[ConfigKey(entity, name)] = value
+        self.steps.end()
+        return results
+
+    async def log_dirs(self, brokers: Iterable[int], partitions: Collection[TopicPartition]) -> LogDirs:
+        self._advance()
+        found: LogDirs = {}
+        for broker in brokers:
+            directories: dict[str, dict[TopicPartition, ReplicaInfo]] = {}
+            for key in partitions:
+                size = SIZE_BYTES if broker in self.replicas.get(key, ()) else int(self.copied.get((key, broker), 0))
+                path = self.log_dir_of.get(TopicPartitionReplica(*key, broker), "/data")
+                directories.setdefault(path, {})[key] = ReplicaInfo(size, 0, is_future=False)
+            found[broker] = {path: LogDirDescription(None, replicas) for path, replicas in directories.items()}
+        return found
+
+    async def move_log_dirs(
+        self, paths: Mapping[TopicPartitionReplica, str]
+    ) -> dict[TopicPartitionReplica, KafkaError | None]:
+        self.steps.begin()
+        results: dict[TopicPartitionReplica, KafkaError | None] = {}
+        for each, path in paths.items():
+            self.history.append(f"move {each.topic}-{each.partition}-{each.broker_id} to {path}")
+            if each.broker_id in self.replicas[TopicPartition(each.topic, each.partition)]:
+                self.log_dir_of[each] = path
+                results[each] = None
+            else:
+                results[each] = KafkaError(ErrorCode.REPLICA_NOT_AVAILABLE, "")
+        self.steps.end()
+        return results
+
+
+class SteppedStateFile(StateFile):
+    """A state file whose saves are steps too."""
+
+    def __init__(self, path: Path, steps: Steps) -> None:
+        super().__init__(path)
+        self._steps = steps
+
+    def save(self, record: Record) -> None:
+        self._steps.begin()
+        super().save(record)
+        self._steps.end()
+
+    def remove(self) -> None:
+        self._steps.begin()
+        super().remove()
+        self._steps.end()

@@ -1,0 +1,275 @@
+"""A reassignment on a cluster in memory: limits, dead brokers, changes by others, and a death at any step."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import TopicPartition
+from klamm.tools.reassign.execution import Execution, Options, Outcome
+from klamm.tools.reassign.model import Move, Placement, anywhere
+from klamm.tools.reassign.state_file import Record, StateFile
+from klamm.tools.reassign.steps import Limits
+from klamm.tools.reassign.throttles import (
+    FOLLOWER_RATE,
+    FOLLOWER_REPLICAS,
+    LEADER_RATE,
+    LEADER_REPLICAS,
+    ConfigKey,
+)
+from support.reassigned_cluster import SIZE_BYTES, Killed, ReassignedCluster, SteppedStateFile, Steps
+
+pytestmark = pytest.mark.loop("virtual")
+
+SOMEBODYS = {
+    ConfigKey("brokers/1", LEADER_RATE): "5555",
+    ConfigKey("topics/t", LEADER_REPLICAS): "9:1",
+}
+
+
+def partition(number: int) -> TopicPartition:
+    return TopicPartition("t", number)
+
+
+def move(number: int, before: tuple[int, ...], after: tuple[int, ...], log_dirs: tuple[str, ...] = ()) -> Move:
+    target = Placement(after, log_dirs) if log_dirs else anywhere(after)
+    return Move("t", number, anywhere(before), target, SIZE_BYTES, before[0])
+
+
+MOVES = (move(0, (1, 2), (2, 3)), move(1, (2, 3), (3, 1)), move(2, (3, 1), (1, 2)))
+
+
+def cluster_for(moves: tuple[Move, ...], brokers: tuple[int, ...] = (1, 2, 3)) -> ReassignedCluster:
+    return ReassignedCluster(brokers, {each.topic_partition: each.before.replicas for each in moves})
+
+
+class Run:
+    """An execution on a cluster; `events` are all that it has reported."""
+
+    def __init__(self, directory: Path, cluster: ReassignedCluster, moves: tuple[Move, ...], **record: Any) -> None:
+        self.cluster, self.events = cluster, list[dict[str, Any]]()
+        self.file = StateFile(directory / "plan.state.json")
+        ids = {"t": str(cluster.topic_ids["t"])}
+        self.file.save(Record("rollback", "fake", moves, ids, **record))
+
+    async def go(self, limits: Limits = Limits(), timeout_ms: int = 20_000) -> Outcome:  # noqa: B008
+        file = SteppedStateFile(self.file.path, self.cluster.steps)
+        return await Execution(self.cluster, file, Options(limits, timeout_ms), self.events.append).run()
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        return [each for each in self.events if each["event"] == event]
+
+
+async def test_partitions_move_and_the_throttle_goes(tmp_path: Path) -> None:
+    cluster = cluster_for(MOVES)
+    cluster.configs = dict(SOMEBODYS)
+    run = Run(tmp_path, cluster, MOVES, throttle=1000)
+    outcome = await run.go()
+    assert outcome.is_complete
+    assert cluster.replicas == {partition(0): (2, 3), partition(1): (3, 1), partition(2): (1, 2)}
+    assert cluster.configs == SOMEBODYS
+    assert not run.file.exists()
+    start = next(index for index, each in enumerate(cluster.history) if each.startswith("start"))
+    assert cluster.history[:start] == [
+        f"topics/t {FOLLOWER_REPLICAS}=0:3,1:1,2:2",
+        f"topics/t {LEADER_REPLICAS}=0:1,0:2,1:2,1:3,2:1,2:3,9:1",
+        f"brokers/1 {LEADER_RATE}=1000",
+        f"brokers/1 {FOLLOWER_RATE}=1000",
+        f"brokers/2 {LEADER_RATE}=1000",
+        f"brokers/2 {FOLLOWER_RATE}=1000",
+        f"brokers/3 {LEADER_RATE}=1000",
+        f"brokers/3 {FOLLOWER_RATE}=1000",
+    ]
+    assert [each["event"] for each in run.events if each["event"] != "progress"] == [
+        "throttle_set",
+        "started",
+        "completed",
+        "completed",
+        "completed",
+        "throttle_removed",
+    ]
+    assert run.named("progress")[-1]["moved_bytes"] > 0
+    assert run.named("progress")[-1]["total_bytes"] == 3 * SIZE_BYTES
+
+
+async def test_no_more_than_the_batch_moves_at_a_broker(tmp_path: Path) -> None:
+    moves = tuple(move(number, (1,), (2,)) for number in range(6))
+    cluster = cluster_for(moves)
+    outcome = await Run(tmp_path, cluster, moves).go(Limits(partitions=2))
+    assert outcome.is_complete
+    assert cluster.most_moving[2] == 2
+    cluster = cluster_for(moves)
+    assert (await Run(tmp_path, cluster, moves).go(Limits(size_bytes=3 * SIZE_BYTES))).is_complete
+    assert cluster.most_moving[2] == 3
+
+
+async def test_a_dead_target_is_reported_and_the_others_move(tmp_path: Path) -> None:
+    cluster = cluster_for(MOVES)
+    cluster.live = {1, 2}
+    cluster.replicas[partition(2)] = (2, 1)
+    moves = (MOVES[0], move(2, (2, 1), (1, 2)))
+    run = Run(tmp_path, cluster, moves, throttle=1000)
+    outcome = await run.go()
+    assert outcome.done == (partition(2),)
+    assert outcome.unfinished == {"t-0": "broker 3 of its new replicas not alive"}
+    assert run.named("waiting")[0]["partition"] == "t-0"
+    assert not outcome.throttles_left
+    assert cluster.configs == {}, "nothing of the plan is moving"
+    cluster.live.add(3)
+    assert (await run.go()).is_complete
+    assert cluster.replicas[partition(0)] == (2, 3)
+    assert cluster.configs == {}
+
+
+async def test_a_broker_that_dies_keeps_its_partition_waiting_under_the_throttle(tmp_path: Path) -> None:
+    cluster = cluster_for(MOVES)
+    run = Run(tmp_path, cluster, MOVES, throttle=1000)
+
+    def die() -> None:
+        if partition(0) in cluster.targets:
+            cluster.live.discard(3)
+
+    cluster.on_look = die
+    outcome = await run.go(Limits(partitions=1))
+    assert "t-0" in outcome.unfinished
+    assert outcome.throttles_left
+    assert run.file.exists()
+    cluster.on_look = lambda: None
+    cluster.live.add(3)
+    assert (await run.go()).is_complete
+    assert cluster.configs == {}
+
+
+CHANGES: dict[str, tuple[Callable[[ReassignedCluster], object], str]] = {
+    "deleted": (lambda c: c.replicas.pop(partition(1)), "the partition no longer exists"),
+    "moved": (lambda c: c.replicas.update({partition(1): (1, 2)}), "somebody else has changed its replicas to 1,2"),
+    "moving": (lambda c: c.targets.update({partition(1): (1, 9)}), "somebody else moves it to 1,9"),
+    "created again": (
+        lambda c: c.topic_ids.update({"t": type(c.topic_ids["t"])(int=7)}),
+        "the topic was deleted and created again",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_what_somebody_else_changes_before_its_turn_is_not_overwritten(tmp_path: Path, change: str) -> None:
+    moves = (move(0, (1,), (2,)), move(1, (1,), (2,)))
+    cluster = cluster_for(moves)
+    run = Run(tmp_path, cluster, moves, throttle=1000)
+    act, reason = CHANGES[change]
+
+    def once() -> None:
+        if cluster.targets.keys() == {partition(0)}:
+            cluster.on_look = lambda: None
+            act(cluster)
+
+    cluster.on_look = once
+    outcome = await run.go(Limits(partitions=1))
+    assert outcome.failed["t-1"] == reason
+    assert run.named("changed")[0]["partition"] in ("t-0", "t-1")
+    assert not any("t-1" in each for each in cluster.history if each.startswith("start"))
+    assert cluster.configs == {}
+    assert not run.file.exists()
+
+
+async def test_a_reassignment_that_somebody_else_cancels_is_not_begun_again(tmp_path: Path) -> None:
+    cluster = cluster_for(MOVES)
+    run = Run(tmp_path, cluster, MOVES)
+
+    def cancel() -> None:
+        if len(cluster.targets) == 3:
+            cluster.on_look = lambda: None
+            cluster.targets.pop(partition(1))
+
+    cluster.on_look = cancel
+    outcome = await run.go()
+    assert outcome.failed == {"t-1": "somebody else has cancelled its reassignment"}
+    assert outcome.done == (partition(0), partition(2))
+
+
+async def test_a_throttle_that_somebody_else_sets_meanwhile_stays(tmp_path: Path) -> None:
+    moves = tuple(move(number, (1,), (2,)) for number in range(9))
+    cluster = cluster_for(moves)
+    run = Run(tmp_path, cluster, moves, throttle=1000)
+
+    def set_other() -> None:
+        if cluster.targets:
+            cluster.on_look = lambda: None
+            cluster.configs[ConfigKey("brokers/2", LEADER_RATE)] = "77"
+
+    cluster.on_look = set_other
+    assert (await run.go(Limits(partitions=2))).is_complete
+    assert cluster.configs == {ConfigKey("brokers/2", LEADER_RATE): "77"}
+    assert [(each["entity"], each["value"]) for each in run.named("config_changed")] == [("brokers/2", "77")]
+
+
+@pytest.mark.parametrize(
+    ("code", "result"),
+    [(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "failed"), (ErrorCode.INVALID_REPLICA_ASSIGNMENT, "unfinished")],
+)
+async def test_a_partition_that_the_controller_refuses(tmp_path: Path, code: ErrorCode, result: str) -> None:
+    cluster = cluster_for(MOVES)
+    cluster.refusals[partition(1)] = KafkaError(code, "no")
+    outcome = await Run(tmp_path, cluster, MOVES, throttle=5).go()
+    assert outcome.done == (partition(0), partition(2))
+    assert getattr(outcome, result) == {"t-1": f"{code.name} ({code.value}): no"}
+    assert cluster.configs == {}
+
+
+async def test_log_directories_are_asked_for_before_and_after_the_move(tmp_path: Path) -> None:
+    moves = (move(0, (1, 2), (2, 3), ("/fast", "/fast")),)
+    cluster = cluster_for(moves)
+    run = Run(tmp_path, cluster, moves, log_dir_throttle=70)
+    assert (await run.go()).is_complete
+    moves_ = [each for each in cluster.history if each.startswith(("move", "start"))]
+    assert moves_ == [
+        "move t-0-2 to /fast",
+        "move t-0-3 to /fast",
+        "start t-0",
+        "move t-0-2 to /fast",
+        "move t-0-3 to /fast",
+    ]
+    assert cluster.configs == {}
+    assert {each["replica"] for each in run.named("log_dir_completed")} == {"t-0-2", "t-0-3"}
+
+
+# -- a death at any step ----------------------------------------------------------------------------------------------
+
+
+def steps_of_a_whole_run() -> int:
+    """More steps than a run takes: those beyond its end are no death."""
+    return 24
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("kill_at", range(steps_of_a_whole_run()))
+async def test_after_a_death_at_any_step_a_resumed_execution_finishes(
+    tmp_path: Path, kill_at: int, is_done: bool
+) -> None:
+    moves = (*MOVES, move(3, (1, 2), (1, 2), ("/fast", "any")))
+    cluster = cluster_for(moves)
+    cluster.configs = dict(SOMEBODYS)
+    run = Run(tmp_path, cluster, moves, throttle=1000, log_dir_throttle=50)
+    cluster.steps = Steps(kill_at, is_done=is_done)
+    try:
+        await run.go(Limits(partitions=1))
+    except Killed:
+        began = [each for each in cluster.history if each.startswith("start")]
+        assert not (cluster.targets and cluster.configs == SOMEBODYS), f"a copy without its throttle: {began}"
+        cluster.steps = Steps()
+        if run.file.exists():
+            assert (await run.go(Limits(partitions=1))).is_complete
+    assert cluster.replicas == {each.topic_partition: each.after.replicas for each in moves}
+    assert cluster.configs == SOMEBODYS
+    assert cluster.targets == {}
+    assert not run.file.exists()
+
+
+async def test_the_deaths_cover_every_step_of_a_run(tmp_path: Path) -> None:
+    moves = (*MOVES, move(3, (1, 2), (1, 2), ("/fast", "any")))
+    cluster = cluster_for(moves)
+    run = Run(tmp_path, cluster, moves, throttle=1000, log_dir_throttle=50)
+    await run.go(Limits(partitions=1))
+    assert 8 < cluster.steps.count <= steps_of_a_whole_run()
