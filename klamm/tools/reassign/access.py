@@ -140,7 +140,7 @@ class ZnodeAccess:
 
     async def start(self, targets: Targets) -> Results:
         try:
-            await self._znodes.request_reassignment(targets)
+            await self._znodes.request_reassignment({(key.topic, key.partition): ids for key, ids in targets.items()})
         except KafkaError as error:
             return dict.fromkeys(targets, error)
         return dict.fromkeys(targets)

@@ -94,6 +94,7 @@ class Execution:
     def __init__(self, access: Access, file: StateFile, options: Options, report: Report) -> None:
         self._access, self._file, self._options, self._report = access, file, options, report
         self._record = file.load()
+        self._stamp = file.stamp()
         self._clock = asyncio.get_running_loop().time
         self._topics = sorted({move.topic for move in self._record.moves})
         self._verdicts: dict[TopicPartition, Verdict] = {}
@@ -114,6 +115,7 @@ class Execution:
         pause_s = FIRST_LOOKS_EVERY_S
         while True:
             look = await self._look()
+            self._notice_commands()
             self._judge(look)
             if not self._is_open():
                 break
@@ -132,6 +134,26 @@ class Execution:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, LOOKS_EVERY_S)
         return await self._end()
+
+    async def begin(self) -> Outcome:
+        """Begins what can begin now, as Kafka's tool does, and leaves the rest and the throttle to somebody else."""
+        look = await self._look()
+        self._judge(look)
+        await self._set_throttles(look)
+        await self._start(look)
+        await self._dirs.step(self._moved_to_their_brokers(), look)
+        waiting = {str(move.topic_partition): reason for move in self._open_moves()
+                   if (reason := self._verdicts[move.topic_partition].reason)}  # fmt: skip
+        return Outcome(tuple(sorted(self._moved_to_their_brokers())), waiting, self._failed(), {})
+
+    def _notice_commands(self) -> None:
+        """Another command may have recorded another throttle, or that this execution shall end."""
+        if not self._file.exists():
+            raise ToolError(f"{self._file.path} was removed by somebody else; nothing more of the plan is begun")
+        if (stamp := self._file.stamp()) != self._stamp:
+            self._stamp, self._record = stamp, self._file.load()
+        if self._record.is_cancelled:
+            raise ToolError("the reassignment was cancelled by another command")
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -251,8 +273,6 @@ class Execution:
 
     async def _check_throttles(self, live: Collection[int]) -> None:
         self._configs_checked_s = self._clock()
-        # `klamm reassign throttle` may have recorded another rate.
-        self._record = self._file.load()
         settings = {
             key: self._record.settings[key] for key in self._throttled if broker_of(key.entity) in {*live, None}
         }
@@ -373,10 +393,6 @@ class Execution:
         open_ = {move.topic_partition: self._verdicts[move.topic_partition] for move in self._open_moves()}
         unfinished = {str(key): verdict.reason for key, verdict in open_.items()}
         unfinished |= {str(key): reason for key, reason in self._dirs.pending(self._moved_to_their_brokers()).items()}
-        failed = {
-            str(key): verdict.reason for key, verdict in self._verdicts.items() if verdict.standing is Standing.CHANGED
-        }
-        failed |= self._dirs.failures()
         is_moving = any(verdict.standing is Standing.MOVING for verdict in open_.values())
         left: dict[str, str] = {}
         if is_moving and self._record.settings:
@@ -385,7 +401,11 @@ class Execution:
             left = await restore_throttles(self._access, self._file, self._report)
         if not unfinished and not left:
             self._file.remove()
-        return Outcome(tuple(sorted(self._moved_to_their_brokers())), unfinished, failed, left)
+        return Outcome(tuple(sorted(self._moved_to_their_brokers())), unfinished, self._failed(), left)
+
+    def _failed(self) -> dict[str, str]:
+        changed = {key: each for key, each in self._verdicts.items() if each.standing is Standing.CHANGED}
+        return {str(key): verdict.reason for key, verdict in changed.items()} | self._dirs.failures()
 
 
 async def restore_throttles(access: Access, file: StateFile, report: Report) -> dict[str, str]:

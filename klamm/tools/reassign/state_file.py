@@ -1,7 +1,8 @@
 """The record of an execution, in a file beside the plan, so that another process can end what a killed one has begun.
 
 For `plan.json` there are `plan.rollback.json`, Kafka's format, which undoes the plan, and `plan.state.json`, which has
-the moves, what they replace, and the former value of every config that the execution sets.
+the moves, what they replace, and the former value of every config that the execution sets. Other commands change it
+too: another throttle, or that the execution shall end.
 
 What must stay true:
 - Both files are on disk before anything changes in the cluster. The state file is replaced as a whole, so that a reader
@@ -13,6 +14,7 @@ What must stay true:
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,12 +22,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from klamm.processes.errors import ToolError
-from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.reassign.json_form import format_reassignment, parse_object
 from klamm.tools.reassign.model import Move, Placement
 from klamm.tools.reassign.throttles import ConfigKey, Setting
 
 VERSION: Final = 1
+LOCK_TRIED_EVERY_S: Final = 0.1
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,7 @@ class Record:
     throttle: int | None = None
     log_dir_throttle: int | None = None
     settings: Mapping[ConfigKey, Setting] = field(default_factory=dict)
-
-    @property
-    def by_partition(self) -> dict[TopicPartition, Move]:
-        return {move.topic_partition: move for move in self.moves}
+    is_cancelled: bool = False
 
     def with_settings(self, settings: Mapping[ConfigKey, Setting]) -> "Record":
         return replace(self, settings={**self.settings, **settings})
@@ -102,22 +101,39 @@ class StateFile:
             self.save(record)
         return record
 
+    def stamp(self) -> tuple[int, int]:
+        """Differs after each save."""
+        status = self.path.stat()
+        return status.st_ino, status.st_mtime_ns
+
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
         _sync_directory(self.path)
 
     @contextmanager
-    def claimed(self, record: Record) -> Iterator[None]:
-        """Only one process executes a plan at a time. Raises ToolError."""
-        descriptor = os.open(record.rollback_file, os.O_RDONLY)
+    def claimed(self, wait_s: float = 0) -> Iterator[None]:
+        """Only one process executes a plan at a time. Raises ToolError when another does so for longer than this."""
+        path = Path(self.load().rollback_file)
+        if not path.exists():
+            raise ToolError(f"{path}, which undoes the plan of {self.path}, is missing")
+        descriptor = os.open(path, os.O_RDONLY)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ToolError(f"another process executes this plan now ({record.rollback_file} is locked)") from None
+            deadline_s = time.monotonic() + wait_s
+            while not _is_locked(descriptor):
+                if time.monotonic() >= deadline_s:
+                    raise ToolError(f"another process executes this plan now: it has locked {path}")
+                time.sleep(LOCK_TRIED_EVERY_S)
             yield
         finally:
             os.close(descriptor)
+
+    def is_claimed(self) -> bool:
+        """Whether a process executes the plan now."""
+        try:
+            with self.claimed():
+                return False
+        except ToolError:
+            return True
 
 
 def format_record(record: Record) -> str:
@@ -127,6 +143,7 @@ def format_record(record: Record) -> str:
         "cluster_id": record.cluster_id,
         "throttle": record.throttle,
         "log_dir_throttle": record.log_dir_throttle,
+        "is_cancelled": record.is_cancelled,
         "topic_ids": dict(record.topic_ids),
         "moves": [
             {
@@ -162,6 +179,7 @@ def parse_record(text: str, source: str) -> Record:
                 ConfigKey(each["entity"], each["name"]): Setting(each["former"], tuple(each["values"]))
                 for each in value["settings"]
             },
+            value["is_cancelled"],
         )
     except (KeyError, TypeError, AssertionError) as error:
         raise ToolError(f"{source}: not the state of an execution: {error!r}") from None
@@ -178,6 +196,14 @@ def _placement(value: Mapping[str, Any]) -> Placement:
 def _move(value: Mapping[str, Any]) -> Move:
     before, after = _placement(value["before"]), _placement(value["after"])
     return Move(value["topic"], value["partition"], before, after, value["size_bytes"])
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

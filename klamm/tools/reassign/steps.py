@@ -119,7 +119,7 @@ def next_batch(ready: Iterable[Move], moving: Iterable[Move], limits: Limits) ->
 
     for move in moving:
         add(move)
-    batch = []
+    batch: list[Move] = []
     for move in ready:
         if len(batch) >= MAX_STARTED_AT_ONCE:
             break

@@ -1,0 +1,358 @@
+"""How the commands of `klamm reassign` run an execution in this process: its files, its output and its end."""
+
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import typer
+
+from klamm.processes.errors import EXIT_FAILED, EXIT_INTERRUPTED, ToolError
+from klamm.protocol.vocabulary import TopicPartition
+from klamm.tools.clients import client_in_thread, command_options, ended_by_sigterm
+from klamm.tools.confirm import confirm
+from klamm.tools.reassign import views
+from klamm.tools.reassign.json_form import parse_reassignment
+from klamm.tools.reassign.model import Placement
+from klamm.tools.reassign.state_file import Record, StateFile, state_path, write_rollback
+from klamm.tools.reassign.steps import Limits
+from klamm.tools.zookeeper_access import run_with_zookeeper
+
+if TYPE_CHECKING:
+    from klamm.client.cluster import ClusterClient
+    from klamm.tools.reassign.access import Access
+    from klamm.tools.reassign.execution import Outcome
+    from klamm.znodes.store import KafkaZooKeeper
+
+T = TypeVar("T")
+Placements = Mapping[TopicPartition, Placement]
+
+# A broker that does not answer is left alone after this time, and tried again at the next look.
+RETRY_TIMEOUT_MS: Final = 3_000
+REQUEST_TIMEOUT_MS: Final = 10_000
+PROGRESS_LINES_EVERY_S: Final = 5.0
+# How long a running execution may take to notice that it was cancelled.
+CANCEL_WAITS_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteOptions:
+    """The options that `execute` and `rollback` share."""
+
+    throttle: int | None
+    log_dir_throttle: int | None
+    batch_size: int | None
+    batch_bytes: int | None
+    timeout_ms: int
+    no_wait: bool
+    yes: bool
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The cluster of a command: its brokers, or its znodes if `zookeeper` is given."""
+
+    bootstrap_server: str
+    zookeeper: str | None
+    command_config: Path | None
+
+    def run(self, work: "Callable[[Access], Awaitable[T]]") -> T:
+        """The result of `work`. Raises ToolError."""
+        from klamm.tools.reassign.access import WireAccess, ZnodeAccess
+
+        if self.zookeeper is None:
+
+            async def on_wire(client: "ClusterClient") -> T:
+                return await work(WireAccess(client))
+
+            options = replace(
+                command_options(self.bootstrap_server, self.command_config, REQUEST_TIMEOUT_MS),
+                retry_timeout_ms=RETRY_TIMEOUT_MS,
+            )
+            with client_in_thread(options) as client:
+                return client.call(on_wire)
+
+        async def on_znodes(znodes: "KafkaZooKeeper") -> T:
+            return await work(ZnodeAccess(znodes))
+
+        return run_with_zookeeper(self.zookeeper, on_znodes)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def read_plan(path: Path) -> Placements:
+    return parse_reassignment(path.read_bytes(), str(path))
+
+
+def state_of(plan: Path) -> StateFile:
+    return StateFile(state_path(plan))
+
+
+def executions_of(rollback: Path) -> list[StateFile]:
+    """The executions in progress that this file undoes."""
+    files = [StateFile(path) for path in sorted(rollback.absolute().parent.glob("*.state.json"))]
+    return [file for file in files if Path(file.load().rollback_file) == rollback.absolute()]
+
+
+# -- an execution -----------------------------------------------------------------------------------------------------
+
+
+def run_plan(cluster: Reached, plan: Path, options: ExecuteOptions, *, additional: bool, resume: bool) -> None:
+    """Executes a plan, or goes on with it. Ends the command with the exit code."""
+    placements = read_plan(plan)
+    if cluster.zookeeper is not None and any(each.chosen_log_dirs for each in placements.values()):
+        raise ToolError("bootstrap-server needs to be provided when replica reassignments are present.")
+    state = state_of(plan)
+    if state.exists():
+        if not (resume or additional):
+            raise ToolError(
+                f"an execution of this plan was interrupted: {state.path} exists. Go on with --resume, or end it with"
+                " klamm reassign cancel"
+            )
+    elif not _prepare(cluster, plan, placements, options, additional=additional):
+        return
+    with ExitStack() as stack:
+        stack.enter_context(state.claimed())
+        _take_up(cluster, state, placements, options)
+        reporter = stack.enter_context(Reporter(as_json=options.as_json))
+        stack.enter_context(ended_by_sigterm())
+        try:
+            outcome = cluster.run(lambda access: _execute(access, state, options, reporter))
+        except KeyboardInterrupt:
+            reporter.note([interrupted_text(plan, state)])
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        reporter.finish(outcome, plan)
+    if not outcome.is_complete:
+        raise typer.Exit(EXIT_FAILED)
+
+
+async def _execute(access: "Access", state: StateFile, options: ExecuteOptions, reporter: "Reporter") -> "Outcome":
+    from klamm.tools.reassign.execution import Execution, Options
+
+    limits = Limits(options.batch_size, options.batch_bytes)
+    execution = Execution(access, state, Options(limits, options.timeout_ms), reporter.report)
+    return await (execution.begin() if options.no_wait else execution.run())
+
+
+def _prepare(
+    cluster: Reached, plan: Path, placements: Placements, options: ExecuteOptions, *, additional: bool
+) -> bool:
+    """Shows what changes, asks, and saves what undoes it. False if nothing changes."""
+    from klamm.tools.reassign import operations
+
+    survey = cluster.run(lambda access: operations.survey(access, placements))
+    if survey.look.targets and not additional:
+        raise ToolError(views.EXISTING)
+    if not survey.look.accepts_more:
+        raise ToolError(views.EXISTING)
+    if others := operations.foreign_moves(survey.moves, survey.look):
+        moving = ", ".join(f"{key} to {','.join(map(str, target))}" for key, target in sorted(others.items()))
+        raise ToolError(f"these partitions are moved to other replicas already: {moving}. Cancel that first")
+    if not survey.moves:
+        lines = [] if options.as_json else views.complete_lines(placements)
+        say(lines)
+        return False
+    live = survey.look.view.brokers
+    what = "partition" if len(survey.moves) == 1 else "partitions"
+    confirm(
+        views.plan_lines(survey.moves, live, options.throttle), f"Move {len(survey.moves)} {what}?", yes=options.yes
+    )
+    rollback = write_rollback(plan, survey.moves).absolute()
+    ids = operations.topic_ids(survey.moves, survey.look.view)
+    state_of(plan).save(Record(str(rollback), survey.cluster_id, survey.moves, ids))
+    if options.as_json:
+        print(json.dumps({"event": "planned", "rollback_file": str(rollback), "partitions": len(survey.moves)}))
+    else:
+        print(views.rollback_lines({move.topic_partition: move.before for move in survey.moves}))
+        print(f"It is saved in {rollback}.", file=sys.stderr)
+        if options.no_wait and (options.throttle or options.log_dir_throttle):
+            print(views.VERIFY_WARNING)
+    sys.stdout.flush()
+    return True
+
+
+def _take_up(cluster: Reached, state: StateFile, placements: Placements, options: ExecuteOptions) -> None:
+    """Checks that the record is of this plan and this cluster, and gives it the options' throttle."""
+    record = state.load()
+    if any(placements.get(move.topic_partition) != move.after for move in record.moves):
+        raise ToolError(f"the plan was changed since its execution began: it differs from {state.path}")
+    cluster_id = cluster.run(lambda access: access.cluster_id())
+    if None not in (cluster_id, record.cluster_id) and cluster_id != record.cluster_id:
+        raise ToolError(f"{state.path} is of cluster {record.cluster_id}, and this is cluster {cluster_id}")
+    state.change(
+        lambda stored: replace(
+            stored,
+            throttle=stored.throttle if options.throttle is None else options.throttle,
+            log_dir_throttle=stored.log_dir_throttle if options.log_dir_throttle is None else options.log_dir_throttle,
+            is_cancelled=False,
+        )
+    )
+
+
+def interrupted_text(plan: Path, state: StateFile) -> str:
+    if not state.exists():
+        return "Interrupted; the reassignment is complete."
+    throttle = " The throttle stays until then." if state.load().settings else ""
+    return (
+        "Interrupted. What has begun goes on in the cluster, nothing more is begun. To go on:"
+        f" klamm reassign execute --resume --reassignment-json-file {plan}; to stop:"
+        f" klamm reassign cancel --reassignment-json-file {plan}.{throttle}"
+    )
+
+
+class Reporter:
+    """Prints the events of an execution: lines, or JSON, one event a line. Progress goes to stderr, on a terminal as a
+    bar."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._bar: Any = None
+        self._task: Any = None
+        self._shown_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if not self._as_json and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            columns = (BarColumn(), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("", total=None)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def report(self, event: dict[str, Any]) -> None:
+        if self._as_json:
+            print(json.dumps(event), flush=True)
+        elif event["event"] == "progress":
+            self._progress(event)
+        else:
+            for line in views.event_lines(event):
+                print(line, flush=True)
+            self.note(views.note_lines(event))
+
+    def note(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            print(line, file=sys.stderr, flush=True)
+
+    def _progress(self, event: dict[str, Any]) -> None:
+        text = views.progress_text(event)
+        if self._bar is not None:
+            total = event["total_bytes"] or None
+            self._bar.update(self._task, description=text, total=total, completed=event["moved_bytes"])
+        elif time.monotonic() - self._shown_s >= PROGRESS_LINES_EVERY_S:
+            self._shown_s = time.monotonic()
+            self.note([text])
+
+    def finish(self, outcome: "Outcome", plan: Path) -> None:
+        if self._as_json:
+            problems = {name: dict(getattr(outcome, name)) for name in ("unfinished", "failed", "throttles_left")}
+            print(json.dumps({"event": "finished", "complete": outcome.is_complete, **problems}))
+            return
+        self.note(views.problem_lines("These have not moved:", outcome.unfinished))
+        self.note(views.problem_lines("These were left alone:", outcome.failed))
+        self.note(views.problem_lines("The throttle stays on:", outcome.throttles_left))
+        if outcome.unfinished or outcome.throttles_left:
+            self.note([f"To go on: klamm reassign execute --resume --reassignment-json-file {plan}"])
+
+
+# -- the end of an execution ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """What was cancelled: partitions, and replicas between log directories. `brokers` are alive."""
+
+    cancelled: list[TopicPartition]
+    replicas: list[str]
+    problems: dict[str, str]
+    brokers: tuple[int, ...]
+
+
+def confirm_cancellation(cluster: Reached, placements: Placements | None, *, yes: bool) -> None:
+    """Shows the reassignments that would be cancelled, of these partitions or of all, and asks if there are any."""
+
+    async def work(access: "Access") -> dict[TopicPartition, Any]:
+        view = (await access.look(None)).view
+        chosen = view.partitions if placements is None else placements
+        return {key: each for key, each in view.partitions.items() if each.is_reassigning and key in chosen}
+
+    active = cluster.run(work)
+    if active:
+        what = "reassignment" if len(active) == 1 else "reassignments"
+        confirm(views.list_lines(active), f"Cancel {len(active)} {what}?", yes=yes)
+
+
+def cancel_plan(
+    cluster: Reached,
+    placements: Placements | None,
+    states: Collection[StateFile],
+    *,
+    keeps_throttles: bool = False,
+) -> Cancelled:
+    """Cancels the reassignments of these partitions, or all. Executions in `states` end, also those of other processes,
+    and their throttles are restored."""
+    from klamm.tools.reassign import operations
+
+    async def work(access: "Access") -> Cancelled:
+        look = await access.look(None)
+        active = [key for key in sorted(look.targets) if placements is None or key in placements]
+        await operations.cancel(access, active)
+        replicas = await operations.cancel_log_dirs(access, placements or {})
+        problems: dict[str, str] = {}
+        for state in () if keeps_throttles else states:
+            problems |= await operations.end_execution(access, state, lambda event: None)
+        return Cancelled(active, replicas, problems, tuple(look.view.brokers))
+
+    with ExitStack() as stack:
+        for state in states:
+            state.change(lambda record: replace(record, is_cancelled=True))
+            stack.enter_context(state.claimed(CANCEL_WAITS_S))
+        return cluster.run(work)
+
+
+def end_finished(cluster: Reached, state: StateFile, *, is_complete: bool, as_json: bool) -> dict[str, str]:
+    """Takes the throttle of an execution back that no process follows any more. Its record stays unless the plan
+    `is_complete`, so that it can be resumed."""
+    from klamm.tools.reassign.execution import restore_throttles
+
+    problems = cluster.run(lambda access: restore_throttles(access, state, Reporter(as_json=as_json).report))
+    if is_complete and not problems:
+        state.remove()
+    return problems
+
+
+def clear(cluster: Reached, brokers: Collection[int], topics: Collection[str], *, as_json: bool) -> dict[str, str]:
+    """Deletes all throttles of these brokers and topics, as Kafka's tool does."""
+    from klamm.tools.reassign.operations import clear_throttles
+
+    if not as_json:
+        say(views.clearing_lines(brokers, topics))
+    return cluster.run(lambda access: clear_throttles(access, brokers, topics))
+
+
+def say(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def fail_with(lines: Iterable[str]) -> None:
+    """Prints problems to stderr and ends the command with exit code 1, if there are any."""
+    problems = list(lines)
+    for line in problems:
+        print(line, file=sys.stderr)
+    if problems:
+        raise typer.Exit(EXIT_FAILED)

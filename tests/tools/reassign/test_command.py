@@ -1,0 +1,206 @@
+"""`klamm reassign` as a process against klamm's own brokers: whole executions, and some that end early."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from klamm.protocol.vocabulary import TopicPartition
+from klamm.testing import Cluster
+from klamm.tools.clients import run_with_client
+from klamm.tools.reassign.access import WireAccess
+from klamm.tools.reassign.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES, ConfigKey
+
+KLAMM = [sys.executable, "-m", "klamm.tools.main"]
+BROKERS = 4
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(BROKERS) as running:
+        yield running
+
+
+class Tool:
+    """Runs `klamm reassign` for one topic of two partitions, which are on brokers 0,1 and 1,2 at first."""
+
+    def __init__(self, cluster: Cluster, directory: Path, topic: str) -> None:
+        self.cluster, self.directory, self.topic = cluster, directory, topic
+        cluster.create_topic(topic, 2, 2)
+        self.at = ["--bootstrap-server", cluster.bootstrap]
+        start = self.plan({0: [0, 1], 1: [1, 2]}, "start.json")
+        self.run("execute", "--reassignment-json-file", start, "--yes")
+
+    def plan(self, replicas: dict[int, list[int]], name: str = "plan.json") -> Path:
+        file = self.directory / name
+        partitions = [{"topic": self.topic, "partition": each, "replicas": ids} for each, ids in replicas.items()]
+        file.write_text(json.dumps({"version": 1, "partitions": partitions}))
+        return file
+
+    def command(self, action: str, *arguments: str | Path) -> list[str]:
+        at = [] if "--zookeeper" in arguments else self.at
+        return [*KLAMM, "reassign", action, *map(str, arguments), *at]
+
+    def run(self, action: str, *arguments: str | Path, code: int = 0) -> str:
+        done = subprocess.run(self.command(action, *arguments), capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == code, done.stdout + done.stderr
+        self.stderr = done.stderr
+        return done.stdout
+
+    def events(self, *arguments: str | Path, code: int = 0) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.run(*map(str, arguments), "--yes", "--json", code=code).splitlines()]
+
+    def end_after(self, event: str, how: signal.Signals, *arguments: str | Path) -> int:
+        """Sends a signal to an execution when it reports the event; returns its exit code."""
+        command = self.command("execute", *arguments, "--yes", "--json")
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line)["event"] == event:
+                os.kill(process.pid, how)
+                break
+        process.stdout.close()
+        return process.wait(30)
+
+    def replicas(self) -> dict[int, list[int]]:
+        return {number: self.cluster.replicas(self.topic, number) for number in (0, 1)}
+
+    def throttles(self) -> dict[ConfigKey, str]:
+        entities = {f"brokers/{broker}": BROKER_THROTTLES for broker in range(BROKERS)}
+        entities[f"topics/{self.topic}"] = TOPIC_THROTTLES
+        keys = [ConfigKey(entity, name) for entity, names in entities.items() for name in names]
+        found = run_with_client(self.cluster.bootstrap, None, lambda client: WireAccess(client).read_configs(keys))
+        return {key: value for key, value in found.items() if value is not None}
+
+    def set_throttle(self, key: ConfigKey, value: str | None) -> None:
+        changes = {key.entity: {key.name: value}}
+        run_with_client(self.cluster.bootstrap, None, lambda client: WireAccess(client).change_configs(changes))
+        self.cluster.until(lambda: self.throttles().get(key) == value)
+
+
+@pytest.fixture
+def tool(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Tool:
+    name = "".join(each if each.isalnum() else "-" for each in request.node.name)
+    return Tool(cluster, tmp_path, name)
+
+
+def test_a_plan_is_executed_verified_and_rolled_back(tool: Tool) -> None:
+    topic = tool.topic
+    plan = tool.plan({0: [2, 3], 1: [1, 2]})
+    tool.run("execute", "--reassignment-json-file", plan, code=1)
+    assert f"{topic}-0: 0,1 -> 2,3; copies 0 B to 2,3" in tool.stderr
+    assert "say --yes" in tool.stderr
+    assert tool.replicas() == {0: [0, 1], 1: [1, 2]}
+    printed = tool.run("execute", "--reassignment-json-file", plan, "--yes", "--throttle", "10000000")
+    current = f'{{"topic":"{topic}","partition":0,"replicas":[0,1],"log_dirs":["any","any"]}}'
+    assert printed.splitlines() == [
+        "Current partition replica assignment",
+        "",
+        f'{{"version":1,"partitions":[{current}]}}',
+        "",
+        "Save this to use as the --reassignment-json-file option during rollback",
+        "The inter-broker throttle limit was set to 10000000 B/s",
+        f"Successfully started partition reassignment for {topic}-0",
+        f"Reassignment of partition {topic}-0 is complete.",
+        "The throttles have their former values again.",
+    ]
+    assert tool.replicas() == {0: [2, 3], 1: [1, 2]}
+    assert tool.throttles() == {}
+    assert tool.run("verify", "--reassignment-json-file", plan).splitlines() == [
+        "Status of partition reassignment:",
+        f"Reassignment of partition {topic}-0 is complete.",
+        f"Reassignment of partition {topic}-1 is complete.",
+        "",
+        "Clearing broker-level throttles on brokers 0,1,2,3",
+        f"Clearing topic-level throttles on topic {topic}",
+    ]
+    assert tool.run("execute", "--reassignment-json-file", plan).count("is complete.") == 2, "nothing to ask"
+    tool.run("rollback", plan.with_name("plan.rollback.json"), "--yes")
+    assert tool.replicas() == {0: [0, 1], 1: [1, 2]}
+    differing = tool.run("verify", "--reassignment-json-file", plan, code=1).splitlines()
+    assert differing[1] == (
+        f"There is no active reassignment of partition {topic}-0, but replica set is 0,1 rather than 2,3."
+    )
+    assert tool.run("list") == "No partition reassignments found.\n"
+    assert json.loads(tool.run("list", "--json")) == []
+    assert tool.run("cancel", "--reassignment-json-file", plan).splitlines()[:2] == [
+        "None of the specified partition reassignments are active.",
+        "None of the specified partition moves are active.",
+    ]
+
+
+def test_through_zookeeper(tool: Tool) -> None:
+    plan = tool.plan({0: [1, 2], 1: [2, 3]})
+    at = ("--zookeeper", tool.cluster.zookeeper)
+    events = tool.events("execute", "--reassignment-json-file", plan, "--throttle", "10000000", *at)
+    assert events[-1]["complete"] is True
+    assert tool.replicas() == {0: [1, 2], 1: [2, 3]}
+    assert tool.throttles() == {}
+    assert tool.run("verify", "--reassignment-json-file", plan, *at).count("is complete.") == 2
+    assert tool.run("list", *at) == "No partition reassignments found.\n"
+
+
+def test_a_throttle_of_somebody_else_is_restored(tool: Tool) -> None:
+    key = ConfigKey("brokers/2", LEADER_RATE)
+    tool.set_throttle(key, "123456")
+    try:
+        plan = tool.plan({0: [2, 3]})
+        assert tool.events("execute", "--reassignment-json-file", plan, "--throttle", "10000000")[-1]["complete"]
+        assert tool.throttles() == {key: "123456"}
+    finally:
+        tool.set_throttle(key, None)
+
+
+@pytest.mark.parametrize("event", ["planned", "throttle_set", "started", "completed"])
+def test_after_kill_9_an_execution_is_resumed(tool: Tool, event: str) -> None:
+    plan = tool.plan({0: [2, 3], 1: [3, 0]})
+    arguments = ("--reassignment-json-file", plan, "--throttle", "10000000")
+    assert tool.end_after(event, signal.SIGKILL, *arguments) == -signal.SIGKILL
+    if plan.with_name("plan.state.json").exists():
+        tool.run("execute", *arguments, code=1)
+        assert "Go on with --resume" in tool.stderr
+    assert tool.events("execute", "--resume", *arguments)[-1:] in ([], [
+        {"event": "finished", "complete": True, "unfinished": {}, "failed": {}, "throttles_left": {}}
+    ])  # fmt: skip
+    assert tool.replicas() == {0: [2, 3], 1: [3, 0]}
+    assert tool.throttles() == {}
+    assert not plan.with_name("plan.state.json").exists()
+
+
+def test_a_dead_broker_holds_up_only_its_own_partition(tool: Tool) -> None:
+    """Ctrl-C, another throttle and a rollback meet an execution that waits."""
+    cluster = tool.cluster
+    dead = next(broker for broker in (3, 0) if broker != cluster.controller_id())
+    other = 3 - dead
+    tool.run("execute", "--reassignment-json-file", tool.plan({0: [1, 2], 1: [1, 2]}, "first.json"), "--yes")
+    cluster.kill(dead)
+    try:
+        plan = tool.plan({0: [1, dead], 1: [2, other]})
+        arguments = ("--reassignment-json-file", plan, "--throttle", "10000000")
+        assert tool.end_after("completed", signal.SIGINT, *arguments) == 130
+        tool.run("throttle", "--rate", "7000000", "--reassignment-json-file", plan)
+        rates = {value for key, value in tool.throttles().items() if key.name == LEADER_RATE}
+        assert rates == {"7000000"}
+        ended = tool.events("execute", "--resume", *arguments[:2], "--timeout", "1000", code=1)[-1]
+        assert list(ended["unfinished"]) == [str(TopicPartition(tool.topic, 0))]
+        assert tool.replicas() == {0: [1, 2], 1: [2, other]}
+    finally:
+        cluster.start(dead)
+    tool.run("rollback", plan.with_name("plan.rollback.json"), "--yes")
+    assert tool.replicas() == {0: [1, 2], 1: [1, 2]}
+    assert tool.throttles() == {}
+    assert sorted(each.name for each in tool.directory.glob("*.state.json")) == []
+
+
+def test_a_wrong_call() -> None:
+    done = subprocess.run([*KLAMM, "reassign", "cancel"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "klamm: Invalid value for --all: give exactly one of --reassignment-json-file and --all\n",
+    )
