@@ -1,7 +1,7 @@
 """`klamm reassign`: kafka-reassign-partitions' work, over the wire for any Kafka cluster or through ZooKeeper's znodes.
 
 `execute` follows the moves to their end and takes its throttle back. Ctrl-C or a death leaves the moves running in the
-cluster, and `execute --resume` goes on. Option names and lines are those of Kafka's tool where it has them. Lines about
+cluster, and `execute --resume` continues. Option names and lines are those of Kafka's tool where it has them. Lines about
 what is in the way, and progress, go to stderr.
 """
 
@@ -191,7 +191,7 @@ def verify(
 ) -> None:
     """Tell whether each partition of a plan is where it shall be.
 
-    When no partition of the cluster moves any more, the throttles are taken back. The exit code is 1 while something is
+    When no partition of the cluster is moving, the throttles are taken back. The exit code is 1 while something is
     in progress or differs.
     """
     from klamm.tools.reassign import operations

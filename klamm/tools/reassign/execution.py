@@ -7,10 +7,10 @@ What must stay true:
   that `execute --resume` does not restore.
 - A partition begins only while it is as it was when the plan was made, and after the throttle of its brokers is set.
 - A partition that cannot move now, because a broker is dead for example, is reported and tried again. It counts for no
-  limit, so the others go on.
+  limit, so the others move.
 - The throttle stays while a partition that this plan has begun is moving: without it the copy would run unlimited.
 
-A broker that was asked may be behind the controller. Therefore a change by somebody else is believed when all looks for
+A broker that was asked may be behind the controller. Therefore a change by another client is believed when all looks for
 SETTLE_S have shown it.
 """
 
@@ -63,7 +63,7 @@ Report = Callable[[dict[str, Any]], object]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How an execution goes on. `timeout_ms` is how long it lasts while everything that is left waits."""
+    """The options of an execution. `timeout_ms` is how long it lasts while everything that is left waits."""
 
     limits: Limits
     timeout_ms: int = 60_000
@@ -136,7 +136,7 @@ class Execution:
         return await self._end()
 
     async def begin(self) -> Outcome:
-        """Begins what can begin now, as Kafka's tool does, and leaves the rest and the throttle to somebody else."""
+        """Begins what can begin now, as Kafka's tool does, and leaves the rest and the throttle to another client."""
         look = await self._look()
         self._judge(look)
         await self._set_throttles(look)
@@ -149,7 +149,7 @@ class Execution:
     def _notice_commands(self) -> None:
         """Another command may have recorded another throttle, or that this execution shall end."""
         if not self._file.exists():
-            raise ToolError(f"{self._file.path} was removed by somebody else; nothing more of the plan is begun")
+            raise ToolError(f"{self._file.path} was removed by another client; nothing more of the plan is begun")
         if (stamp := self._file.stamp()) != self._stamp:
             self._stamp, self._record = stamp, self._file.load()
         if self._record.is_cancelled:
@@ -222,7 +222,7 @@ class Execution:
     # -- throttles ----------------------------------------------------------------------------------------------------
 
     async def _set_throttles(self, look: Look) -> None:
-        """Sets what is not set yet, on brokers that are alive; now and then looks for changes by somebody else."""
+        """Sets what is not set yet, on brokers that are alive; now and then looks for changes by another client."""
         live = set(look.view.brokers)
         wanted = {
             key: value
@@ -411,6 +411,7 @@ class Execution:
 async def restore_throttles(access: Access, file: StateFile, report: Report) -> dict[str, str]:
     """Gives every config of the record its former value. Returns why some could not be restored, by entity."""
     problems: dict[str, str] = {}
+    is_throttled = False
     for attempt in range(RESTORE_TRIES):
         settings = file.load().settings
         if not settings:
@@ -436,12 +437,13 @@ async def restore_throttles(access: Access, file: StateFile, report: Report) -> 
         problems |= {
             entity: error_line(error)
             for entity, error in results.items()
-            # A topic that was deleted has no configs any more.
+            # A topic that was deleted has no configs.
             if error is not None and error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         }
         restored = {key: None for key in known if key.entity not in problems}
         file.change(lambda record, restored=restored: record.without(restored))  # type: ignore[misc]
-    if not problems:
+        is_throttled = True
+    if is_throttled and not problems:
         report({"event": "throttle_removed"})
     return problems
 
@@ -536,7 +538,7 @@ class _DirMoves:
                 self._done.add(each)
                 self._report({"event": "log_dir_completed", "replica": _replica_text(each)})
             elif not any(present.values()):
-                # Somebody else has cancelled the move, or the broker has started anew: it is asked again.
+                # Another client has cancelled the move, or the broker has started anew: it is asked again.
                 self._accepted.discard(each)
 
 

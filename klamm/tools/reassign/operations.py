@@ -103,7 +103,7 @@ def topic_ids(moves: Collection[Move], view: ClusterView) -> dict[str, str]:
 
 
 def foreign_moves(moves: Collection[Move], look: Look) -> dict[TopicPartition, tuple[int, ...]]:
-    """The partitions of the plan that somebody else moves to other replicas."""
+    """The partitions of the plan that another client moves to other replicas."""
     return {
         move.topic_partition: target
         for move in moves
@@ -218,7 +218,7 @@ async def clear_throttles(access: Access, brokers: Collection[int], topics: Coll
 async def cancel(access: Access, active: Collection[TopicPartition]) -> None:
     """Cancels these reassignments. Raises ToolError that names those that could not be cancelled."""
     results = await access.cancel(sorted(active)) if active else {}
-    # Somebody else may have cancelled it, or it is done meanwhile.
+    # Another client may have cancelled it, or it is done meanwhile.
     errors = {
         key: error
         for key, error in results.items()

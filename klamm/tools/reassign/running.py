@@ -105,7 +105,7 @@ def executions_of(rollback: Path) -> list[StateFile]:
 
 
 def run_plan(cluster: Reached, plan: Path, options: ExecuteOptions, *, additional: bool, resume: bool) -> None:
-    """Executes a plan, or goes on with it. Ends the command with the exit code."""
+    """Executes a plan, or continues with it. Ends the command with the exit code."""
     placements = read_plan(plan)
     if cluster.zookeeper is not None and any(each.chosen_log_dirs for each in placements.values()):
         raise ToolError("bootstrap-server needs to be provided when replica reassignments are present.")
@@ -113,7 +113,7 @@ def run_plan(cluster: Reached, plan: Path, options: ExecuteOptions, *, additiona
     if state.exists():
         if not (resume or additional):
             raise ToolError(
-                f"an execution of this plan was interrupted: {state.path} exists. Go on with --resume, or end it with"
+                f"an execution of this plan was interrupted: {state.path} exists. Continue with --resume, or end it with"
                 " klamm reassign cancel"
             )
     elif not _prepare(cluster, plan, placements, options, additional=additional):
@@ -201,7 +201,7 @@ def interrupted_text(plan: Path, state: StateFile) -> str:
         return "Interrupted; the reassignment is complete."
     throttle = " The throttle stays until then." if state.load().settings else ""
     return (
-        "Interrupted. What has begun goes on in the cluster, nothing more is begun. To go on:"
+        "Interrupted. What has begun continues in the cluster; nothing more begins. To continue:"
         f" klamm reassign execute --resume --reassignment-json-file {plan}; to stop:"
         f" klamm reassign cancel --reassignment-json-file {plan}.{throttle}"
     )
@@ -266,7 +266,7 @@ class Reporter:
         self.note(views.problem_lines("These were left alone:", outcome.failed))
         self.note(views.problem_lines("The throttle stays on:", outcome.throttles_left))
         if outcome.unfinished or outcome.throttles_left:
-            self.note([f"To go on: klamm reassign execute --resume --reassignment-json-file {plan}"])
+            self.note([f"To continue: klamm reassign execute --resume --reassignment-json-file {plan}"])
 
 
 # -- the end of an execution ------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ def cancel_plan(
 
 
 def end_finished(cluster: Reached, state: StateFile, *, is_complete: bool, as_json: bool) -> dict[str, str]:
-    """Takes the throttle of an execution back that no process follows any more. Its record stays unless the plan
+    """Takes the throttle of an execution back that no process follows. Its record stays unless the plan
     `is_complete`, so that it can be resumed."""
     from klamm.tools.reassign.execution import restore_throttles
 

@@ -5,8 +5,8 @@
 | the plan's replicas | no reassignment | DONE |
 | a reassignment to the plan's replicas | | MOVING |
 | the replicas from before | this process did not begin it | READY |
-| the replicas from before | this process has begun it | CHANGED: somebody else has cancelled it |
-| anything else, or another topic id | | CHANGED: somebody else works on it, and it stays as it is |
+| the replicas from before | this process has begun it | CHANGED: another client has cancelled it |
+| anything else, or another topic id | | CHANGED: another client works on it, and it stays as it is |
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -42,7 +42,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`reason` says why a partition waits, or what somebody else has changed; empty if neither is so."""
+    """`reason` says why a partition waits, or what another client has changed; empty if neither is so."""
 
     standing: Standing
     reason: str = ""
@@ -74,13 +74,13 @@ def judge(move: Move, topic_id: str | None, look: Look, *, is_sent: bool) -> Ver
     if goes_to is not None:
         if goes_to == target:
             return Verdict(Standing.MOVING, waits_for(move, view))
-        return Verdict(Standing.CHANGED, f"somebody else moves it to {_ids(goes_to)}")
+        return Verdict(Standing.CHANGED, f"another client moves it to {_ids(goes_to)}")
     if partition.replicas == target:
         return Verdict(Standing.DONE)
     if partition.replicas != move.before.replicas:
-        return Verdict(Standing.CHANGED, f"somebody else has changed its replicas to {_ids(partition.replicas)}")
+        return Verdict(Standing.CHANGED, f"another client has changed its replicas to {_ids(partition.replicas)}")
     if is_sent:
-        return Verdict(Standing.CHANGED, "somebody else has cancelled its reassignment")
+        return Verdict(Standing.CHANGED, "another client has cancelled its reassignment")
     return Verdict(Standing.READY, waits_for(move, view))
 
 

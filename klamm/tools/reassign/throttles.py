@@ -5,8 +5,8 @@ holds for: those that exist count as senders, and those that are added as receiv
 znode: `topics/t`, `brokers/1`.
 
 What must stay true:
-- A value that somebody else has set is restored, not deleted, and what somebody else throttles stays throttled.
-- A value that somebody else has set meanwhile stays.
+- A value that another client has set is restored, not deleted, and what another client throttles stays throttled.
+- A value that another client has set meanwhile stays.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -90,7 +90,7 @@ def wanted_configs(moves: Collection[Move], throttle: int | None, log_dir_thrott
 
 
 def combined(name: str, wanted: str, former: str | None) -> str:
-    """The value to set: a list of replicas keeps those that somebody else throttles."""
+    """The value to set: a list of replicas keeps those that another client throttles."""
     if name not in TOPIC_THROTTLES or not former:
         return wanted
     others = {each.strip() for each in former.split(",")} - {""}
@@ -115,7 +115,7 @@ def settings_for(
 
 
 def to_set(settings: Mapping[ConfigKey, Setting], current: Mapping[ConfigKey, str | None]) -> Changes:
-    """The changes that give the settings their values. What somebody else has set meanwhile stays."""
+    """The changes that give the settings their values. What another client has set meanwhile stays."""
     return _changes(
         {
             key: setting.value
@@ -134,14 +134,14 @@ def to_restore(settings: Mapping[ConfigKey, Setting], current: Mapping[ConfigKey
 
 
 def is_foreign(setting: Setting, current: str | None) -> bool:
-    """Whether somebody else has changed the config since this reassignment set it."""
+    """Whether another client has changed the config since this reassignment set it."""
     return current is not None and current != setting.former and current not in setting.values
 
 
 def foreign(
     settings: Mapping[ConfigKey, Setting], current: Mapping[ConfigKey, str | None]
 ) -> dict[ConfigKey, str | None]:
-    """The configs that somebody else has changed, with their values."""
+    """The configs that another client has changed, with their values."""
     return {key: current.get(key) for key, setting in settings.items() if is_foreign(setting, current.get(key))}
 
 

@@ -116,7 +116,7 @@ def note_lines(event: Mapping[str, Any]) -> Iterator[str]:
             yield f"Refused for {event.get('partition', event.get('replica'))}: {event['reason']}"
         case "config_changed" | "config_kept":
             what = f"{event['config']} of {event['entity']}"
-            yield f"Somebody else has set {what} to {event['value']}; it stays."
+            yield f"Another client has set {what} to {event['value']}; it stays."
         case "trouble":
             yield f"The cluster does not answer: {event['reason']}; trying again."
 

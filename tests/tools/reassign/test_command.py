@@ -1,5 +1,7 @@
-"""`klamm reassign` as a process against klamm's own brokers: whole executions, and some that end early."""
+"""`klamm reassign` against klamm's own brokers: whole executions, and some that end early."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -13,6 +15,7 @@ import pytest
 
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
+from klamm.tools import main
 from klamm.tools.clients import run_with_client
 from klamm.tools.reassign.access import WireAccess
 from klamm.tools.reassign.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES, ConfigKey
@@ -28,7 +31,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Tool:
-    """Runs `klamm reassign` for one topic of two partitions, which are on brokers 0,1 and 1,2 at first."""
+    """Runs `klamm reassign` for a topic of two partitions, which are on brokers 0,1 and 1,2 at first."""
 
     def __init__(self, cluster: Cluster, directory: Path, topic: str) -> None:
         self.cluster, self.directory, self.topic = cluster, directory, topic
@@ -48,10 +51,12 @@ class Tool:
         return [*KLAMM, "reassign", action, *map(str, arguments), *at]
 
     def run(self, action: str, *arguments: str | Path, code: int = 0) -> str:
-        done = subprocess.run(self.command(action, *arguments), capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == code, done.stdout + done.stderr
-        self.stderr = done.stderr
-        return done.stdout
+        stdout, stderr = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            ended = main.run(self.command(action, *arguments)[len(KLAMM) :])
+        self.stderr = stderr.getvalue()
+        assert ended == code, stdout.getvalue() + self.stderr
+        return stdout.getvalue()
 
     def events(self, *arguments: str | Path, code: int = 0) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.run(*map(str, arguments), "--yes", "--json", code=code).splitlines()]
@@ -72,7 +77,7 @@ class Tool:
         return {number: self.cluster.replicas(self.topic, number) for number in (0, 1)}
 
     def throttles(self) -> dict[ConfigKey, str]:
-        entities = {f"brokers/{broker}": BROKER_THROTTLES for broker in range(BROKERS)}
+        entities = {f"brokers/{broker.id}": BROKER_THROTTLES for broker in self.cluster.brokers if broker.running}
         entities[f"topics/{self.topic}"] = TOPIC_THROTTLES
         keys = [ConfigKey(entity, name) for entity, names in entities.items() for name in names]
         found = run_with_client(self.cluster.bootstrap, None, lambda client: WireAccess(client).read_configs(keys))
@@ -164,7 +169,7 @@ def test_after_kill_9_an_execution_is_resumed(tool: Tool, event: str) -> None:
     assert tool.end_after(event, signal.SIGKILL, *arguments) == -signal.SIGKILL
     if plan.with_name("plan.state.json").exists():
         tool.run("execute", *arguments, code=1)
-        assert "Go on with --resume" in tool.stderr
+        assert "Continue with --resume" in tool.stderr
     assert tool.events("execute", "--resume", *arguments)[-1:] in ([], [
         {"event": "finished", "complete": True, "unfinished": {}, "failed": {}, "throttles_left": {}}
     ])  # fmt: skip

@@ -144,8 +144,8 @@ async def test_a_broker_that_dies_keeps_its_partition_waiting_under_the_throttle
 
 CHANGES: dict[str, tuple[Callable[[ReassignedCluster], object], str]] = {
     "deleted": (lambda c: c.replicas.pop(partition(1)), "the partition no longer exists"),
-    "moved": (lambda c: c.replicas.update({partition(1): (1, 2)}), "somebody else has changed its replicas to 1,2"),
-    "moving": (lambda c: c.targets.update({partition(1): (1, 9)}), "somebody else moves it to 1,9"),
+    "moved": (lambda c: c.replicas.update({partition(1): (1, 2)}), "another client has changed its replicas to 1,2"),
+    "moving": (lambda c: c.targets.update({partition(1): (1, 9)}), "another client moves it to 1,9"),
     "created again": (
         lambda c: c.topic_ids.update({"t": type(c.topic_ids["t"])(int=7)}),
         "the topic was deleted and created again",
@@ -185,7 +185,7 @@ async def test_a_reassignment_that_somebody_else_cancels_is_not_begun_again(tmp_
 
     cluster.on_look = cancel
     outcome = await run.go()
-    assert outcome.failed == {"t-1": "somebody else has cancelled its reassignment"}
+    assert outcome.failed == {"t-1": "another client has cancelled its reassignment"}
     assert outcome.done == (partition(0), partition(2))
 
 
