@@ -1,8 +1,8 @@
 """`klamm reassign`: kafka-reassign-partitions' work, over the wire for any Kafka cluster or through ZooKeeper's znodes.
 
 `execute` follows the moves to their end and takes its throttle back. Ctrl-C or a death leaves the moves running in the
-cluster, and `execute --resume` continues. Option names and lines are those of Kafka's tool where it has them. Lines about
-what is in the way, and progress, go to stderr.
+cluster, and `execute --resume` continues. Option names and lines are those of Kafka's tool where it has them. Progress,
+and lines about what is in the way, go to stderr.
 """
 
 import json

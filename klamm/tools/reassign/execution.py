@@ -10,8 +10,8 @@ What must stay true:
   limit, so the others move.
 - The throttle stays while a partition that this plan has begun is moving: without it the copy would run unlimited.
 
-A broker that was asked may be behind the controller. Therefore a change by another client is believed when all looks for
-SETTLE_S have shown it.
+A broker that was asked may be behind the controller. Therefore a change by another client is believed when all looks
+for SETTLE_S have shown it.
 """
 
 import asyncio

@@ -113,8 +113,8 @@ def run_plan(cluster: Reached, plan: Path, options: ExecuteOptions, *, additiona
     if state.exists():
         if not (resume or additional):
             raise ToolError(
-                f"an execution of this plan was interrupted: {state.path} exists. Continue with --resume, or end it with"
-                " klamm reassign cancel"
+                f"an execution of this plan was interrupted: {state.path} exists. Continue with --resume, or end"
+                " it with klamm reassign cancel"
             )
     elif not _prepare(cluster, plan, placements, options, additional=additional):
         return
