@@ -38,6 +38,7 @@ from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE, GROUP_METADATA_TOPIC_
 from klamm.replication.partition import Partition
 from klamm.replication.replica_manager import ProduceResult, ReplicaManager
 from klamm.slices import Slices
+from klamm.storage.log import FetchedRecords
 from klamm.storage.producer_state import AppendOrigin
 from klamm.tasks import OnFailure
 
@@ -215,9 +216,7 @@ class OffsetsLog:
         # Records appended during the read come from the reader, which knows them already.
         end = log.log_end_offset
         while offset < end:
-            fetched = await log.read(
-                offset, self._config.current.offsets_load_buffer_size, max_offset=end, minimum_one_batch=True
-            )
+            fetched = await self._read(partition, offset, end)
             if fetched.next_offset <= offset:
                 # A part of the groups must not pass for all groups.
                 reason = f"{GROUP_METADATA_TOPIC_NAME}-{partition} ends at offset {offset} instead of {end}"
@@ -230,6 +229,17 @@ class OffsetsLog:
                         yield batch
                     if slices.is_over():
                         await asyncio.sleep(0)
+
+    async def _read(self, partition: int, offset: int, end: int) -> FetchedRecords:
+        while True:
+            log = self._replica_manager.partition(GROUP_METADATA_TOPIC_NAME, partition).log
+            try:
+                return await log.read(
+                    offset, self._config.current.offsets_load_buffer_size, max_offset=end, minimum_one_batch=True
+                )
+            except KafkaError:
+                if self._replica_manager.partition(GROUP_METADATA_TOPIC_NAME, partition).log is log:
+                    raise  # Otherwise the log has moved to another directory during the read.
 
     async def _decompress(self, data: Buffer, position: int, header: BatchHeader) -> Buffer:
         payload = memoryview(data)[position + HEADER_SIZE_BYTES : position + header.size_bytes]

@@ -286,7 +286,7 @@ class BrokerKeys:
         1, "Logs loaded at once in each directory.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE
     )
     num_replica_alter_log_dirs_threads: int = integer(
-        None, "Threads that move replicas between directories.", importance=HIGH, effective=False
+        None, "Replicas that are copied to other log directories at once.", importance=HIGH
     )
 
     # -- log cleaner ----------------------------------------------------------------------------------------------

@@ -74,6 +74,10 @@ class Partition:
         self.partition = partition
         self.topic_partition = (topic, partition)
         self.log = log
+        # The log in another directory that is to replace `log`; `log_dir_moves.py` fills it.
+        self.future_log: Log | None = None
+        # The lowest offset at which `log` was cut, and `future_log` was not yet.
+        self.future_log_cut: int | None = None
         self.topic_config = topic_config
         self.leader_id = NO_LEADER
         self.leader_epoch = NO_EPOCH
@@ -320,11 +324,20 @@ class Partition:
         if timestamp_ms == LATEST_TIMESTAMP:
             self._require_offsets_available(isolation_level)
             return -1, self._last_fetchable_offset(isolation_level), self.leader_epoch
-        found = await log.offset_for_timestamp(timestamp_ms)
+        found = await self._offset_for_timestamp(timestamp_ms)
         if found is not None and found[1] < self._last_fetchable_offset(isolation_level):
             return found
         self._require_offsets_available(isolation_level)
         return None
+
+    async def _offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int, int] | None:
+        while True:
+            log = self.log
+            try:
+                return await log.offset_for_timestamp(timestamp_ms)
+            except KafkaError:
+                if self.log is log:
+                    raise  # Otherwise the log has moved to another directory meanwhile.
 
     def _last_fetchable_offset(self, isolation_level: int | None) -> int:
         return self.log.log_end_offset if isolation_level is None else self.fetch_upper_bound(isolation_level)
@@ -457,7 +470,7 @@ class Partition:
             # The leader's log may begin within a batch; an empty log here begins with the whole batch.
             for _, header in iterate_batches(records, allow_partial_end=True):
                 if 0 <= header.base_offset < log.log_end_offset <= header.last_offset:
-                    log.truncate_fully_and_start_at(header.base_offset)
+                    self.truncate_fully_and_start_at(header.base_offset)
                 break
         return log.append_as_follower(records)
 
@@ -466,12 +479,23 @@ class Partition:
         self._require_follower()
         if offset < self.log.high_watermark:
             _log.warning("Truncating %s to %d, below the high watermark %d", self, offset, self.log.high_watermark)
+        self.cut_future_log_at(offset)
         return self.log.truncate_to(offset, prepared)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """As `Log.truncate_fully_and_start_at`. Raises KafkaError NOT_LEADER_OR_FOLLOWER when this broker leads."""
         self._require_follower()
+        self.cut_future_log_at(offset)
         self.log.truncate_fully_and_start_at(offset)
+
+    def cut_future_log_at(self, offset: int) -> None:
+        """The records of the future log from `offset` on may no longer be the log's."""
+        if self.future_log is not None:
+            self.future_log_cut = offset if self.future_log_cut is None else min(offset, self.future_log_cut)
+
+    def future_log_was_cut(self, offset: int) -> None:
+        if self.future_log_cut is not None and self.future_log_cut >= offset:
+            self.future_log_cut = None
 
     def update_follower_high_watermark(self, leader_high_watermark: int) -> int:
         """Moves the high watermark to the leader's, or to the log's end if that is earlier. Returns the result.

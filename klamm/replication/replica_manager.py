@@ -13,6 +13,7 @@ What must stay true:
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -41,6 +42,7 @@ from klamm.replication.delayed_operations import (
     decide,
 )
 from klamm.replication.hosted_partitions import HostedPartitions, log_config
+from klamm.replication.log_dir_moves import LogDirMoves
 from klamm.replication.partition import Partition
 from klamm.replication.ports import (
     FollowerFetchers,
@@ -63,6 +65,8 @@ from klamm.tasks import OnFailure, start_task
 __all__ = ["DeleteRecordsResult", "ProduceResult", "ReplicaManager", "Wanted", "log_config"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 # A fetch of more partitions than this yields the loop to other requests in between.
 PARTITIONS_PER_SLICE = 500
@@ -123,12 +127,14 @@ class ReplicaManager:
         self._hosted = HostedPartitions(
             log_manager, topic_configs.of, is_known_partition, self._make_partition, self._partition_changed
         )
+        self.log_dir_moves = LogDirMoves(config, log_manager, self._hosted, on_failure)
         self._state_changes = StateChanges(
             broker_id,
             log_manager,
             self._hosted,
             topic_configs,
             followers,
+            self.log_dir_moves,
             live_broker,
             self._partition_changed,
             StateChangeLines(broker_id, environment.now_ms),
@@ -219,6 +225,25 @@ class ReplicaManager:
             self.delete_records_purgatory.check(key)
             if looked_at.is_over():
                 yield
+
+    async def alter_replica_log_dirs(self, directories: Mapping[PartitionKey, str]) -> dict[PartitionKey, ErrorCode]:
+        """As `LogDirMoves.alter`, for each of these partitions; their error codes."""
+        return await self._state_changes.in_turn(lambda: self._alter_replica_log_dirs(directories))
+
+    def _alter_replica_log_dirs(self, directories: Mapping[PartitionKey, str]) -> Steps[dict[PartitionKey, ErrorCode]]:
+        codes = {}
+        # By time, because a directory may have to be created.
+        slices = Slices(SLICE, self._loop.time)
+        for key, path in directories.items():
+            try:
+                self.log_dir_moves.alter(key, path)
+                codes[key] = ErrorCode.NONE
+            except KafkaError as error:
+                _log.warning("Unable to alter the log directory of %s-%d: %s", *key, error)
+                codes[key] = error.code
+            if slices.is_over():
+                yield
+        return codes
 
     def directory_failed(self, directory: str) -> None:
         """Takes every partition whose log is in `directory` offline, and tells the controller."""
@@ -433,6 +458,7 @@ class ReplicaManager:
             self._reopening.cancel()
             await asyncio.gather(self._reopening, return_exceptions=True)
         await self._followers.shutdown()
+        await self.log_dir_moves.shutdown()
         await self._log_manager.checkpoint_high_watermarks()
 
     def _start_periodic_work(self) -> None:
@@ -528,6 +554,8 @@ async def _read(
             if log.high_watermark < readable.upper_bound:
                 return result  # The follower has been truncated below its high watermark, after an unclean election.
     except KafkaError as error:
+        if readable.partition.log is not log:  # It has moved to another directory during the read.
+            return await _read(readable, want, result, max_bytes, first=first)
         return PartitionData(partition_index=want.partition, error_code=error.code)
     result.records = fetched.data
     if result.aborted_transactions is not None:

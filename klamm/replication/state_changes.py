@@ -22,6 +22,8 @@ What must stay true:
   the only copy of a record.
 - The fetcher of a partition is removed before the partition leads or is deleted, and it knows the new leader and epoch
   before it continues.
+- A move to another log directory is interrupted before the partition is stopped or deleted, and continues with the next
+  LeaderAndIsr.
 - Work on many partitions yields the loop about every ten milliseconds. state-change.log records what happens to each
   partition; correlation ids are used only in its lines.
 
@@ -47,6 +49,7 @@ from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataP
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, PartitionKey
 from klamm.replication.fetch_state import InitialFetchState
 from klamm.replication.hosted_partitions import HostedPartitions, WantedLog
+from klamm.replication.log_dir_moves import LogDirMoves
 from klamm.replication.partition import Partition
 from klamm.replication.ports import FollowerFetchers, LiveBroker, TopicConfigSource
 from klamm.replication.state_change_lines import LeaderAndIsrLines, Origin, StateChangeLines, StopReplicaLines
@@ -75,6 +78,7 @@ class StateChanges:
         hosted: HostedPartitions,
         topic_configs: TopicConfigSource,
         followers: FollowerFetchers,
+        log_dir_moves: LogDirMoves,
         live_broker: LiveBroker,
         on_change: Callable[[PartitionKey], None],
         lines: StateChangeLines,
@@ -85,6 +89,7 @@ class StateChanges:
         self._hosted = hosted
         self._topic_configs = topic_configs
         self._followers = followers
+        self._log_dir_moves = log_dir_moves
         self._live_broker = live_broker
         self._on_change = on_change
         self._lines = lines
@@ -304,6 +309,7 @@ class StateChanges:
                 codes[key] = self._failed(key, error, WantedLog(topic_id, state.is_new))
                 lines.cannot_lead(key, state, error)
             else:
+                self._log_dir_moves.resume(partition)
                 self._on_change(key)
                 lines.leader_starts(key, state, offset, high_watermark, before)
                 if not is_new_leader:
@@ -336,6 +342,7 @@ class StateChanges:
                 codes[key] = self._failed(key, error, WantedLog(topic_id, state.is_new))
                 lines.cannot_follow(key, state, error)
                 continue
+            self._log_dir_moves.resume(partition)
             if address is None:
                 lines.leader_is_not_alive(key, state)
                 continue
@@ -366,6 +373,7 @@ class StateChanges:
         _log.error("LeaderAndIsr for %s-%d: %s", *key, error)
         if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
             self._followers.remove_fetchers([key])
+            self._log_dir_moves.remove([key])
             self._hosted.mark_offline(key, wanted)
         return error.code
 
@@ -414,6 +422,7 @@ class StateChanges:
             return ErrorCode.FENCED_LEADER_EPOCH
         if not delete:
             self._followers.remove_fetchers([key])
+            self._log_dir_moves.remove([key])
             self._on_change(key)
             return ErrorCode.NONE
         code = self._delete(key)
@@ -423,6 +432,7 @@ class StateChanges:
 
     def _delete(self, key: PartitionKey) -> ErrorCode:
         self._followers.remove_fetchers([key])
+        self._log_dir_moves.remove([key])
         self._hosted.remove(key)
         try:
             # A log that was never hosted, too: the topic may have been deleted while this broker was down.
@@ -454,6 +464,8 @@ class StateChanges:
         """Takes every partition whose log is in `directory` offline, at once and without waiting for the lock."""
         failed = [key for key, partition in self._hosted.all.items() if partition.log.log_directory.path == directory]
         self._followers.remove_fetchers(failed)
+        self._log_dir_moves.remove(failed)
+        self._log_dir_moves.directory_failed(directory)
         for key in failed:
             self._hosted.mark_offline(key)
 

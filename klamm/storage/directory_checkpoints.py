@@ -10,7 +10,7 @@ What must stay true:
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from klamm.environment import Environment
@@ -33,13 +33,17 @@ OFFSETS_PER_SLICE = 1_000
 
 
 class DirectoryCheckpoints:
-    """`logs` are the logs of all directories, as they are now. `spawn` starts work that the log manager waits for."""
+    """`logs` are the logs of all directories as they are now, current logs and future logs. `spawn` starts work that
+    the log manager waits for.
+
+    A directory has at most one log of a partition, so current and future logs share its checkpoints, as in Kafka.
+    """
 
     def __init__(
         self,
         environment: Environment,
         directory: LogDirectory,
-        logs: Mapping[PartitionKey, Log],
+        logs: Sequence[Mapping[PartitionKey, Log]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._environment = environment
@@ -139,6 +143,13 @@ class DirectoryCheckpoints:
         self._file_system.replace_file(path, format_offset_checkpoint(starts))
         self._written_starts = starts
 
+    def forget_strangers(self) -> None:
+        """Soon rewrites the checkpoints if a log has a start offset there that is not in this directory: a process that
+        was killed had deleted it, or moved it to another directory."""
+        here = {key for logs in self._logs for key, log in logs.items() if log.log_directory is self._directory}
+        if not here.issuperset(self._written_starts):
+            self.forget_deleted()
+
     def forget_deleted(self) -> None:
         """Soon rewrites the checkpoints without the deleted logs."""
         is_under_way = self._is_outdated is not None
@@ -171,13 +182,14 @@ class DirectoryCheckpoints:
     async def _offsets(self, offset_of: Callable[[Log], int | None]) -> dict[PartitionKey, int]:
         """The entries of a checkpoint of this directory. A change of a log meanwhile requests another checkpoint."""
         offsets = {}
-        async for piece in slices(list(self._logs), OFFSETS_PER_SLICE):
-            for key in piece:
-                log = self._logs.get(key)
-                if log is not None and log.log_directory is self._directory:
-                    offset = offset_of(log)
-                    if offset is not None:
-                        offsets[key] = offset
+        for logs in self._logs:
+            async for piece in slices(list(logs), OFFSETS_PER_SLICE):
+                for key in piece:
+                    log = logs.get(key)
+                    if log is not None and log.log_directory is self._directory:
+                        offset = offset_of(log)
+                        if offset is not None:
+                            offsets[key] = offset
         return offsets
 
 

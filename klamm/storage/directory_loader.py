@@ -1,5 +1,7 @@
 """One log directory when its broker starts: opened, looked through, and its logs loaded.
 
+A future log is a copy in another directory that is to replace a partition's log, its current log (`future_logs.py`).
+
 What must stay true:
 - A directory of another broker or cluster, or one that another process has, is refused before anything in it changes.
 - The mark of a clean shutdown is consumed only when the start is no longer refused, so that the next start finds it.
@@ -14,6 +16,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
+from uuid import UUID
 
 from klamm.environment import Environment, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -27,8 +30,10 @@ from klamm.storage.log_directory import (
     LogDirectory,
     MetaProperties,
     check_meta_properties,
+    delete_directory_name,
     parse_directory_name,
     partition_directory_name,
+    unique_id,
 )
 from klamm.storage.log_loader import LoadedLog, load_log
 from klamm.storage.segment import LOG_SUFFIX
@@ -44,9 +49,10 @@ _SHORTAGE_ATTEMPTS = 10
 
 
 class DirectoryLoader:
-    """Call `open`, then `consume_clean_shutdown_file`, then `load` for each of `partitions`.
+    """Call `open`, then `future_logs.settle`, then `consume_clean_shutdown_file`, then `load` for each of `partitions`
+    and of `future_logs`, and at last `remove_garbage`.
 
-    `remove_garbage(path)` gets the directory of each partition that was being deleted when the broker stopped.
+    `future_logs` has the name of each future log's directory, `deleted` the unique ids in the names of deleted logs.
     """
 
     def __init__(
@@ -55,15 +61,17 @@ class DirectoryLoader:
         directory: LogDirectory,
         checkpoints: DirectoryCheckpoints,
         meta_properties: MetaProperties,
-        remove_garbage: Callable[[str], None],
     ) -> None:
         self.directory = directory
         self.partitions: list[PartitionKey] = []
+        self.future_logs: dict[PartitionKey, str] = {}
+        self.deleted: set[UUID] = set()
+        # The directories of the logs that were being deleted when the broker stopped.
+        self.garbage: list[str] = []
         self._environment = environment
         self._file_system = environment.file_system
         self._checkpoints = checkpoints
         self._meta_properties = meta_properties
-        self._remove_garbage = remove_garbage
         self._is_clean = False
         self._recovery_points: dict[PartitionKey, int] = {}
         self._log_start_offsets: dict[PartitionKey, int] = {}
@@ -96,16 +104,17 @@ class DirectoryLoader:
             self._opening_failed(error)
         return self.directory.is_online
 
-    async def load(self, topic: str, partition: int, config: LogConfig) -> LoadedLog | None:
+    async def load(self, topic: str, partition: int, config: LogConfig, *, is_future: bool = False) -> LoadedLog | None:
         """Returns None after a disk error, which takes the directory offline. Raises KafkaError after a shortage."""
-        path = self.directory.file(partition_directory_name(topic, partition))
+        key = (topic, partition)
+        path = self.directory.file(self.future_logs[key] if is_future else partition_directory_name(*key))
         open_log = functools.partial(
             load_log,
             self._file_system,
             path,
             config,
-            log_start_offset=self._log_start_offsets.get((topic, partition), 0),
-            recovery_point=self._recovery_points.get((topic, partition), 0),
+            log_start_offset=self._log_start_offsets.get(key, 0),
+            recovery_point=self._recovery_points.get(key, 0),
             is_clean=self._is_clean,
             now_ms=self._environment.now_ms(),
         )
@@ -114,6 +123,33 @@ class DirectoryLoader:
         except OSError as error:
             self.directory.fail(error, f"loading {topic}-{partition}")
             return None
+
+    async def promote_future_log(self, key: PartitionKey) -> None:
+        """Makes the future log the current one: its directory gets the partition's name."""
+        name = self.future_logs[key]
+        target = partition_directory_name(*key)
+        _LOGGER.info("%s becomes the log of %s-%d", self.directory.file(name), *key)
+        if await self._rename(name, target):
+            del self.future_logs[key]
+            self.partitions.append(key)
+
+    async def drop_future_log(self, key: PartitionKey, unique: UUID) -> None:
+        """Deletes the future log. `unique` is an id for its directory's name until then."""
+        name = self.future_logs[key]
+        target = delete_directory_name(*key, unique)
+        _LOGGER.warning("Deleting %s, which is not needed", self.directory.file(name))
+        if await self._rename(name, target):
+            del self.future_logs[key]
+            self.garbage.append(self.directory.file(target))
+
+    async def _rename(self, name: str, target: str) -> bool:
+        """Returns whether that worked. If not, the directory is offline."""
+        directory = self.directory
+        try:
+            await self._environment.run_blocking(_rename_in, self._file_system, directory.path, name, target)
+        except OSError as error:
+            self._opening_failed(error)
+        return directory.is_online
 
     def high_watermark(self, key: PartitionKey) -> int | None:
         """The checkpointed high watermark."""
@@ -137,11 +173,19 @@ class DirectoryLoader:
         if parsed is None:
             _LOGGER.warning("Ignoring %s, which is no partition's directory", path)
         elif parsed[2] == DELETE_SUFFIX:
-            self._remove_garbage(path)
+            self.garbage.append(path)
+            self.deleted.add(_unique_id(name))
         elif parsed[2]:
-            _LOGGER.warning("Ignoring %s: moving replicas between directories is not supported", path)
+            self._found_future(parsed[:2], name)
         else:
             self.partitions.append(parsed[:2])
+
+    def _found_future(self, key: PartitionKey, name: str) -> None:
+        if key in self.future_logs:
+            # A killed machine can leave two of them: one was deleted, which the disk did not know yet.
+            _LOGGER.warning("Ignoring %s, another future log of %s-%d", self.directory.file(name), *key)
+        else:
+            self.future_logs[key] = name
 
     async def _open_log(self, open_log: Callable[[], LoadedLog], path: str) -> LoadedLog:
         """Tries again after a shortage. Raises KafkaError(KAFKA_STORAGE_ERROR) after the last attempt."""
@@ -187,6 +231,17 @@ async def check_unique(loaders: Sequence[DirectoryLoader]) -> None:
         ErrorCode.KAFKA_STORAGE_ERROR,
         "; ".join(told) + f"{more}; of each, move the one that is not up to date out of log.dirs, and start again",
     )
+
+
+def _unique_id(name: str) -> UUID:
+    unique = unique_id(name)
+    assert unique is not None
+    return unique
+
+
+def _rename_in(file_system: FileSystem, directory: str, name: str, target: str) -> None:
+    file_system.rename(f"{directory}/{name}", f"{directory}/{target}")
+    file_system.sync_directory(directory)
 
 
 def _directories_in(file_system: FileSystem, path: str) -> list[str]:

@@ -183,6 +183,31 @@ class Log:
         """The state of this partition's idempotent and transactional producers. Read only."""
         return self._producer_state
 
+    def directory_renamed(self, directory: str) -> None:
+        """The directory has the path `directory` now. Pending reads begin anew, and pending syncs do not count."""
+        self._unsynced.directory_renamed(self.directory, directory)
+        self._snapshots.directory_renamed(directory)
+        for segment in self._segments:
+            segment.directory_renamed(directory)
+        self.directory = directory
+        self._reader.invalidate()
+
+    def take_place_of(self, other: "Log") -> None:
+        """Takes over what `other`, a log with the same records, knows beyond its records: the topic id, leader epochs
+        in which there is no record yet, the log start offset and the high watermark. Until the next sync, the name of
+        the directory of `other` counts as unsynced.
+
+        Raises KafkaError(KAFKA_STORAGE_ERROR); then nothing has changed that matters.
+        """
+        if other.topic_id is not None:
+            self.assign_topic_id(other.topic_id)
+        for epoch, start_offset in list(other.leader_epochs.entries):
+            if epoch > self.leader_epochs.latest_epoch:
+                self.leader_epochs.assign(epoch, start_offset)
+        self.update_high_watermark(other.high_watermark)
+        self.update_log_start_offset(other.log_start_offset)
+        self._unsynced.mark(other.log_directory.path)
+
     def is_on_active_segment(self, offset: int) -> bool:
         return offset >= self._segments.active.base_offset
 

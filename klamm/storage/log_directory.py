@@ -32,7 +32,7 @@ FUTURE_SUFFIX = "-future"
 
 _MAX_NAME_LENGTH = 255
 _PARTITION_NAME = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>[0-9]{1,10})")
-_MARKED_NAME = re.compile(r"(?P<name>.+)\.[0-9a-f]{32}(?P<suffix>-delete|-future)")
+_MARKED_NAME = re.compile(r"(?P<name>.+)\.(?P<unique>[0-9a-f]{32})(?P<suffix>-delete|-future)")
 _UUID_SIZE_BYTES = 16
 
 
@@ -132,6 +132,17 @@ def delete_directory_name(topic: str, partition: int, unique: UUID) -> str:
     """The name of a deleted partition until its removal. Cuts a topic that is too long for a file name."""
     tail = f"-{partition}.{unique.hex}{DELETE_SUFFIX}"
     return topic[: _MAX_NAME_LENGTH - len(tail)] + tail
+
+
+def future_directory_name(topic: str, partition: int, unique: UUID) -> str:
+    """The name of a future log's directory. May be longer than file systems accept (`is_possible_directory_name`)."""
+    return f"{topic}-{partition}.{unique.hex}{FUTURE_SUFFIX}"
+
+
+def unique_id(name: str) -> UUID | None:
+    """The unique id in the name of a deleted or a future log; None in any other name."""
+    marked = _MARKED_NAME.fullmatch(name)
+    return None if marked is None else UUID(hex=marked["unique"])
 
 
 def parse_directory_name(name: str) -> tuple[str, int, str] | None:

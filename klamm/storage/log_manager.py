@@ -1,8 +1,9 @@
 """All logs of a broker, in all its log directories: loading, creating, deleting, and periodic work.
 
 What must stay true:
-- A partition has its log in one directory. A log is created in the directory with the fewest logs. While a directory is
-  offline, no log is created for a partition that may have its log there.
+- A partition has its log in one directory, and at most one future log, in another (`future_logs.py`). A log is created
+  in its preferred directory, or else in the directory with the fewest logs. While a directory is offline, no log is
+  created for a partition that may have its log there.
 - A recovery point is checkpointed only after the records below it are synced, and again soon after a truncation.
 - The clean-shutdown file is written last, and only when every log of its directory was closed without error.
 - A failed directory takes its own logs down and nothing else.
@@ -24,15 +25,18 @@ from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import Slices
 from klamm.storage.directory_checkpoints import DirectoryCheckpoints
 from klamm.storage.directory_loader import DirectoryLoader, check_unique
-from klamm.storage.disk_errors import SHORTAGE_BACK_OFF_MS, SHORTAGES
+from klamm.storage.disk_errors import PASSING, SHORTAGE_BACK_OFF_MS, SHORTAGES
+from klamm.storage.future_logs import PreferredDirectories, settle
 from klamm.storage.log import Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import (
     LogDirectory,
     MetaProperties,
     delete_directory_name,
+    future_directory_name,
     is_possible_directory_name,
     partition_directory_name,
+    unique_id,
 )
 from klamm.storage.log_loader import load_log
 from klamm.tasks import OnFailure, start_task
@@ -88,8 +92,10 @@ class LogManager:
             LogDirectory(environment.file_system, path, self._directory_failed) for path in dict.fromkeys(directories)
         ]
         self._logs: dict[PartitionKey, Log] = {}
+        self._future_logs: dict[PartitionKey, Log] = {}
+        self.preferred_directories = PreferredDirectories()
         self._checkpoints = {
-            directory.path: DirectoryCheckpoints(environment, directory, self._logs, self._spawn)
+            directory.path: DirectoryCheckpoints(environment, directory, (self._logs, self._future_logs), self._spawn)
             for directory in self._directories
         }
         # Partitions whose log is in an offline directory, or may be because the directory failed during its creation.
@@ -123,9 +129,30 @@ class LogManager:
     def get(self, topic: str, partition: int) -> Log | None:
         return self._logs.get((topic, partition))
 
+    @property
+    def future_logs(self) -> Mapping[PartitionKey, Log]:
+        """The logs that are to replace the current logs of their partitions."""
+        return self._future_logs
+
+    def is_future(self, log: Log) -> bool:
+        return self._future_logs.get((log.topic, log.partition)) is log
+
+    def directory(self, path: str) -> LogDirectory:
+        """The log directory with this path. Raises KafkaError: LOG_DIR_NOT_FOUND; KAFKA_STORAGE_ERROR if offline."""
+        for directory in self._directories:
+            if directory.path == path:
+                directory.check_online()
+                return directory
+        raise KafkaError(ErrorCode.LOG_DIR_NOT_FOUND, f"{path} is not in log.dirs of this broker")
+
     def logs_in(self, directory: str) -> list[Log]:
-        """The logs of one log directory."""
-        return [log for log in self._logs.values() if log.log_directory.path == directory]
+        """The logs of one log directory, current logs and future logs."""
+        return [
+            log
+            for logs in (self._logs, self._future_logs)
+            for log in logs.values()
+            if log.log_directory.path == directory
+        ]
 
     # -- loading --------------------------------------------------------------------------------------------------
 
@@ -141,27 +168,30 @@ class LogManager:
             opened = [loader for loader in map(self._loader, self._directories) if await loader.open()]
             if len(opened) > 1:
                 await check_unique(opened)
+            all_online = len(opened) == len(self._directories)
+            await settle(opened, self._environment.random_uuid, all_online=all_online)
             to_load = [loader for loader in opened if loader.consume_clean_shutdown_file()]
         except KafkaError:
             self._release_directories()
             raise
-        total = sum(len(loader.partitions) for loader in to_load)
+        total = sum(len(loader.partitions) + len(loader.future_logs) for loader in to_load)
         done = 0
 
-        async def load_some(loader: DirectoryLoader, partitions: Iterator[PartitionKey]) -> None:
+        async def load_some(loader: DirectoryLoader, found: Iterator[tuple[PartitionKey, bool]]) -> None:
             nonlocal done
-            for topic, partition in partitions:
+            for key, is_future in found:
                 if not loader.directory.is_online:
                     return
-                await self._load(loader, topic, partition, topic_configs.get(topic, self._default_config))
+                config = topic_configs.get(key[0], self._default_config)
+                await self._load(loader, key, config, is_future=is_future)
                 done += 1
                 if progress is not None:
                     progress(done, total)
 
         loaders = []
         for loader in to_load:
-            partitions = iter(loader.partitions)
-            loaders += [load_some(loader, partitions) for _ in range(self._settings.recovery_threads_per_directory)]
+            found = iter([(key, False) for key in loader.partitions] + [(key, True) for key in loader.future_logs])
+            loaders += [load_some(loader, found) for _ in range(self._settings.recovery_threads_per_directory)]
         results = await asyncio.gather(*loaders, return_exceptions=True)
         for failure in results:
             if failure is not None:
@@ -174,6 +204,10 @@ class LogManager:
                 "no log directory can be used: "
                 + "; ".join(f"{directory.path}: {directory.failure}" for directory in self._directories),
             )
+        for loader in opened if all_online else ():
+            # An offline directory may have a promoted log under the name of a future log; the garbage would say so.
+            for path in loader.garbage:
+                self._remove_tree_later(self._default_config.file_delete_delay_ms, path)
         self._is_loaded = True
 
     def _release_directories(self) -> None:
@@ -182,18 +216,15 @@ class LogManager:
 
     def _loader(self, directory: LogDirectory) -> DirectoryLoader:
         checkpoints = self._checkpoints[directory.path]
-        return DirectoryLoader(self._environment, directory, checkpoints, self._meta_properties, self._remove_garbage)
+        return DirectoryLoader(self._environment, directory, checkpoints, self._meta_properties)
 
-    def _remove_garbage(self, path: str) -> None:
-        self._remove_later(self._default_config.file_delete_delay_ms, _remove_tree, path)
-
-    async def _load(self, loader: DirectoryLoader, topic: str, partition: int, config: LogConfig) -> None:
-        loaded = await loader.load(topic, partition, config)
+    async def _load(self, loader: DirectoryLoader, key: PartitionKey, config: LogConfig, *, is_future: bool) -> None:
+        loaded = await loader.load(*key, config, is_future=is_future)
         if loaded is None:
             return
-        log = Log(self._environment, loader.directory, topic, partition, config, loaded, self)
-        self._add(log)
-        high_watermark = loader.high_watermark((topic, partition))
+        log = Log(self._environment, loader.directory, *key, config, loaded, self)
+        self._add(log, is_future=is_future)
+        high_watermark = loader.high_watermark(key)
         log.update_high_watermark(log.log_start_offset if high_watermark is None else high_watermark)
 
     # -- creating and deleting ------------------------------------------------------------------------------------
@@ -223,15 +254,18 @@ class LogManager:
         name = partition_directory_name(topic, partition)
         if not is_possible_directory_name(name):
             raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"{name} is too long for a directory's name")
+        if (topic, partition) in self._future_logs:
+            self.delete_future(topic, partition)  # A copy of nothing: the partition has no log.
         online = [directory for directory in self._directories if directory.is_online]
-        online.sort(key=lambda directory: self._log_counts[directory.path])
+        preferred = self.preferred_directories.all.get((topic, partition))
+        online.sort(key=lambda directory: (directory.path != preferred, self._log_counts[directory.path]))
         # The log must be where an earlier attempt left files: two directories of a partition would stop the next start.
         begun = [directory for directory in online if self._file_system.exists(directory.file(name))]
         failure: KafkaError | None = None
         for directory in begun or online:
             path = directory.file(name)
             try:
-                log = self._create_in(directory, topic, partition, config)
+                log = self._create_in(directory, name, topic, partition, config)
             except OSError as error:
                 failure = directory.storage_error(error, f"creating the log of {topic}-{partition}")
                 if not begun and self._remove_half_created(directory, path):
@@ -239,18 +273,19 @@ class LogManager:
                 self._lost[topic, partition] = None
                 break
             self._add(log)
+            self.preferred_directories.forget((topic, partition))
             return log
         raise failure or KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no log directory is online")
 
-    def _add(self, log: Log) -> None:
-        self._logs[log.topic, log.partition] = log
+    def _add(self, log: Log, *, is_future: bool = False) -> None:
+        logs = self._future_logs if is_future else self._logs
+        logs[log.topic, log.partition] = log
         self._log_counts[log.log_directory.path] += 1
 
-    def _remove(self, topic: str, partition: int) -> Log | None:
-        log = self._logs.pop((topic, partition), None)
-        if log is not None:
-            self._log_counts[log.log_directory.path] -= 1
-        return log
+    def _remove(self, log: Log) -> None:
+        logs = self._future_logs if self.is_future(log) else self._logs
+        del logs[log.topic, log.partition]
+        self._log_counts[log.log_directory.path] -= 1
 
     def _remove_half_created(self, directory: LogDirectory, path: str) -> bool:
         """Returns whether all files are removed, so that the log may be created in another directory."""
@@ -262,8 +297,8 @@ class LogManager:
             directory.storage_error(error, f"removing {path}")
             return False
 
-    def _create_in(self, directory: LogDirectory, topic: str, partition: int, config: LogConfig) -> Log:
-        path = directory.file(partition_directory_name(topic, partition))
+    def _create_in(self, directory: LogDirectory, name: str, topic: str, partition: int, config: LogConfig) -> Log:
+        path = directory.file(name)
         self._file_system.make_directories(path)
         loaded = load_log(
             self._file_system,
@@ -278,7 +313,8 @@ class LogManager:
         return Log(self._environment, directory, topic, partition, config, loaded, self)
 
     def delete(self, topic: str, partition: int) -> bool:
-        """Takes the log out of use and removes its files after file.delete.delay.ms. Returns whether there was a log.
+        """Takes the log, and the future log before it, out of use and removes their files after file.delete.delay.ms.
+        Returns whether there was a log.
 
         Raises KafkaError(KAFKA_STORAGE_ERROR) after a disk error, or when an offline directory may have the log. A
         deletion that failed on a transient error may be tried again.
@@ -290,19 +326,116 @@ class LogManager:
                     ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {topic}-{partition} may be in an offline directory"
                 )
             return False
+        log.log_directory.check_online()
+        self.delete_future(topic, partition)
+        self._delete(log)
+        return True
+
+    def _delete(self, log: Log) -> None:
         directory = log.log_directory
         directory.check_online()
-        target = directory.file(delete_directory_name(topic, partition, self._environment.random_uuid()))
+        unique = self._environment.random_uuid()
+        target = directory.file(delete_directory_name(log.topic, log.partition, unique))
         try:
-            self._checkpoints[directory.path].forget_start((topic, partition))
+            self._checkpoints[directory.path].forget_start((log.topic, log.partition))
             self._file_system.rename(log.directory, target)
         except OSError as error:
-            raise directory.storage_error(error, f"deleting {topic}-{partition}") from error
-        self._remove(topic, partition)
+            raise directory.storage_error(error, f"deleting {log.name}") from error
+        self._remove(log)
         log.abandon()
         self._checkpoints[directory.path].forget_deleted()
-        self._remove_later(log.config.file_delete_delay_ms, _remove_tree, target)
-        return True
+        self._remove_tree_later(log.config.file_delete_delay_ms, target)
+
+    # -- future logs ----------------------------------------------------------------------------------------------
+
+    def create_future(self, log: Log, path: str) -> Log:
+        """Creates an empty future log of a current log, in another log directory.
+
+        Raises KafkaError: INVALID_TOPIC_EXCEPTION for a name that is too long for file systems; LOG_DIR_NOT_FOUND;
+        KAFKA_STORAGE_ERROR, also while any log directory is offline, because it may have a future log of the partition.
+        """
+        assert path != log.log_directory.path and (log.topic, log.partition) not in self._future_logs
+        directory = self.directory(path)
+        for other in self._directories:
+            other.check_online()
+        name = future_directory_name(log.topic, log.partition, self._environment.random_uuid())
+        if not is_possible_directory_name(name):
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{name} is too long for a directory's name")
+        try:
+            future = self._create_in(directory, name, log.topic, log.partition, log.config)
+            if log.topic_id is not None:
+                future.assign_topic_id(log.topic_id)
+        except OSError as error:
+            failure = directory.storage_error(error, f"creating the future log of {log.name}")
+            self._remove_half_created(directory, directory.file(name))
+            raise failure from error
+        except KafkaError:
+            self._remove_half_created(directory, directory.file(name))
+            raise
+        self._add(future, is_future=True)
+        self.preferred_directories.forget((log.topic, log.partition))
+        return future
+
+    def delete_future(self, topic: str, partition: int) -> None:
+        """Deletes the partition's future log if there is one. Raises KafkaError(KAFKA_STORAGE_ERROR)."""
+        future = self._future_logs.get((topic, partition))
+        if future is not None:
+            self._delete(future)
+
+    def promote_future(self, topic: str, partition: int) -> Log:
+        """Makes the future log the current one, and garbage of the former (steps P1 to P5 in `future_logs.py`).
+
+        The logs must have the same records. Raises KafkaError(KAFKA_STORAGE_ERROR); then both are what they were.
+        """
+        key = (topic, partition)
+        source, future = self._logs[key], self._future_logs[key]
+        directory = source.log_directory
+        directory.check_online()
+        unique = unique_id(future.directory.rpartition("/")[2])
+        assert unique is not None
+        target = directory.file(delete_directory_name(topic, partition, unique))
+        future.take_place_of(source)
+        try:
+            self._file_system.rename(source.directory, target)  # P1
+        except OSError as error:
+            raise directory.storage_error(error, f"replacing {source.directory} by {future.directory}") from error
+        source.abandon()
+        self._remove(source)
+        self._remove(future)
+        self._add(future)
+        _LOGGER.info("%s replaces %s", future.directory, source.directory)
+        self._spawn(self._finish_promotion(future, directory, target))
+        return future
+
+    async def _finish_promotion(self, log: Log, former: LogDirectory, garbage: str) -> None:
+        try:
+            await self._environment.run_blocking(self._file_system.sync_directory, former.path)  # P2
+        except OSError as error:
+            # The records are all in the new place, so the move ends there.
+            _LOGGER.warning("%s", former.storage_error(error, f"syncing {former.path}"))
+        directory = log.log_directory
+        target = directory.file(partition_directory_name(log.topic, log.partition))
+        while self._logs.get((log.topic, log.partition)) is log:
+            try:
+                self._file_system.rename(log.directory, target)  # P3
+                log.directory_renamed(target)
+                break
+            except OSError as error:
+                _LOGGER.warning("%s", directory.storage_error(error, f"renaming {log.directory} to {target}"))
+                if error.errno not in PASSING:
+                    return
+            if self._is_stopping:
+                return  # The next start renames it.
+            await asyncio.sleep(SHORTAGE_BACK_OFF_MS / 1000)
+        try:
+            await self._environment.run_blocking(self._file_system.sync_directory, directory.path)  # P4
+        except OSError as error:
+            _LOGGER.warning("%s", directory.storage_error(error, f"syncing {directory.path}"))
+            return
+        for path in (former.path, directory.path):
+            self._checkpoints[path].forget_deleted()
+            await self._checkpoints[path].write_recovery_points()
+        self._remove_tree_later(log.config.file_delete_delay_ms, garbage)  # P5
 
     # -- what logs ask for (LogHost) ------------------------------------------------------------------------------
 
@@ -325,14 +458,20 @@ class LogManager:
             await self._checkpoints[log.log_directory.path].settle_log_starts()
 
     def delete_later(self, log: Log, paths: Sequence[str]) -> None:
-        self._remove_later(log.config.file_delete_delay_ms, _remove_files, list(paths))
+        names = [path.rpartition("/")[2] for path in paths]
+        # The log's directory may have another name by then.
+        garbage = lambda: [f"{log.directory}/{name}" for name in names]  # noqa: E731  # short
+        self._remove_later(log.config.file_delete_delay_ms, _remove_files, garbage)
 
-    def _remove_later(self, delay_ms: int, remove: Callable[[FileSystem, _T], None], garbage: _T) -> None:
+    def _remove_tree_later(self, delay_ms: int, path: str) -> None:
+        self._remove_later(delay_ms, lambda file_system, path: file_system.remove_tree(path), lambda: path)
+
+    def _remove_later(self, delay_ms: int, remove: Callable[[FileSystem, _T], None], garbage: Callable[[], _T]) -> None:
         """Removes garbage after a delay. Garbage left when the broker stops is removed when it starts again."""
 
         async def run() -> None:
             try:
-                await self._environment.run_blocking(remove, self._file_system, garbage)
+                await self._environment.run_blocking(remove, self._file_system, garbage())
             except OSError as error:
                 if error.errno in SHORTAGES:
                     self._after(SHORTAGE_BACK_OFF_MS, run)
@@ -368,6 +507,8 @@ class LogManager:
         ):
             self._after(min(interval_ms, _INITIAL_DELAY_MS), functools.partial(self._repeat, interval_ms, action))
         self._spawn(self._flush_recovered())
+        for checkpoints in self._checkpoints.values():
+            checkpoints.forget_strangers()
 
     async def _flush_recovered(self) -> None:
         """Syncs the writes of a killed process. Otherwise the first append to each log would wait for this."""
@@ -415,15 +556,16 @@ class LogManager:
             directory.release()
 
     async def _each_online(self) -> AsyncIterator[Log]:
-        """The current logs, in slices: to look at a log costs microseconds, to delete its segments a millisecond."""
+        """All logs, in slices: to look at a log costs microseconds, to delete its segments a millisecond."""
         looked_at = Slices(LOGS_PER_SLICE, asyncio.get_running_loop().time)
-        # The keys only: fifty thousand new pairs at once would set off the garbage collector.
-        for key in list(self._logs):
-            log = self._logs.get(key)
-            if log is not None and log.log_directory.is_online:
-                yield log
-            if looked_at.is_over():
-                await asyncio.sleep(0)
+        for logs in (self._logs, self._future_logs):
+            # The keys only: fifty thousand new pairs at once would set off the garbage collector.
+            for key in list(logs):
+                log = logs.get(key)
+                if log is not None and log.log_directory.is_online:
+                    yield log
+                if looked_at.is_over():
+                    await asyncio.sleep(0)
 
     async def _apply_retention(self) -> None:
         async for log in self._each_online():
@@ -474,8 +616,9 @@ class LogManager:
 
     def _close_failed(self, path: str, error: OSError) -> None:
         for log in self.logs_in(path):
-            self._remove(log.topic, log.partition)
-            self._lost[log.topic, log.partition] = None
+            if not self.is_future(log):
+                self._lost[log.topic, log.partition] = None
+            self._remove(log)
             log.abandon()
         self._on_directory_failure(path, error)
 
@@ -494,7 +637,3 @@ def _remove_files(file_system: FileSystem, paths: list[str]) -> None:
             file_system.remove(path)
         except FileNotFoundError:
             continue
-
-
-def _remove_tree(file_system: FileSystem, path: str) -> None:
-    file_system.remove_tree(path)

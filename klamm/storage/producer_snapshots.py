@@ -30,6 +30,9 @@ class ProducerSnapshots:
         """The offsets of the snapshots, ascending. A snapshot holds the state before its offset."""
         return self._offsets
 
+    def directory_renamed(self, directory: str) -> None:
+        self._directory = directory
+
     def take(self, state: ProducerState) -> None:
         """Writes a snapshot of `state` unless the latest snapshot is as new."""
         if state.end_offset <= (self._offsets[-1] if self._offsets else 0):

@@ -81,6 +81,14 @@ class LogSegment:
         self.time_index = TimeIndex(file_system, path(TIME_INDEX_SUFFIX), base_offset, unsynced)
         self.transaction_index = TransactionIndex(file_system, path(TRANSACTION_INDEX_SUFFIX), base_offset, unsynced)
 
+    def directory_renamed(self, directory: str) -> None:
+        """The directory of the files has another name. Open files stay open."""
+        self._directory = directory
+        self.path = f"{directory}/{file_name(self.base_offset, LOG_SUFFIX)}"
+        self.offset_index.file.path = f"{directory}/{file_name(self.base_offset, INDEX_SUFFIX)}"
+        self.time_index.file.path = f"{directory}/{file_name(self.base_offset, TIME_INDEX_SUFFIX)}"
+        self.transaction_index.file.path = f"{directory}/{file_name(self.base_offset, TRANSACTION_INDEX_SUFFIX)}"
+
     # -- life -----------------------------------------------------------------------------------------------------
 
     def create_files(self) -> None:

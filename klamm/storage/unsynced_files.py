@@ -24,6 +24,13 @@ class UnsyncedFiles:
         """This file is removed, or about to be."""
         self._versions.pop(path, None)
 
+    def directory_renamed(self, old: str, new: str) -> None:
+        """The directory `old`, and with it each path below it, has another name. A sync that is under way counts for
+        none of them."""
+        for path in [path for path in self._versions if path == old or path.startswith(old + "/")]:
+            del self._versions[path]
+            self.mark(new + path[len(old) :])
+
     def pending(self) -> dict[str, int]:
         """The paths that a sync must cover now. Pass them to `sync`, and then to `settle`."""
         return dict(self._versions)

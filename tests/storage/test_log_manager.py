@@ -186,7 +186,7 @@ async def test_a_partition_in_two_directories_is_an_error(fixture):
 
 
 async def test_strange_directories_are_left_alone(fixture):
-    for name in ("lost+found", "t-x", "t-99999999999", "t-0.abc-delete", f"t-1.{'0' * 32}-future"):
+    for name in ("lost+found", "t-x", "t-99999999999", "t-0.abc-delete", "t-1.0-future"):
         fixture.files.make_directories(f"{A}/{name}")
     manager = await fixture.loaded(A)
     assert not manager.logs

@@ -1,5 +1,6 @@
 """DescribeLogDirs (key 35), versions 1 and 2: the log directories of this broker and the sizes of their replicas
-(KIP-113). An offline directory is listed with KAFKA_STORAGE_ERROR and without replicas.
+(KIP-113). An offline directory is listed with KAFKA_STORAGE_ERROR and without replicas. A future replica is a copy that
+will replace the one in another directory; its lag is how many offsets it is behind that one.
 """
 
 from klamm.broker.handlers.named_partitions import named_partitions
@@ -9,7 +10,8 @@ from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest, Descri
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
-from klamm.protocol.vocabulary import ResourceType
+from klamm.protocol.vocabulary import UNKNOWN_OFFSET, ResourceType
+from klamm.replication.partition import Partition as HostedPartition
 from klamm.slices import Slices
 from klamm.storage.log import Log
 
@@ -52,7 +54,7 @@ def _directories(request: Request[DescribeLogDirsRequest]) -> Steps[list[Directo
             if slices.is_over():
                 yield
             if selected is None or (log.topic, log.partition) in selected:
-                topics.setdefault(log.topic, []).append(_partition(log))
+                topics.setdefault(log.topic, []).append(_partition(request, log))
         results.append(
             Directory(
                 error_code=ErrorCode.NONE if directory.is_online else ErrorCode.KAFKA_STORAGE_ERROR,
@@ -63,6 +65,19 @@ def _directories(request: Request[DescribeLogDirsRequest]) -> Steps[list[Directo
     return results
 
 
-def _partition(log: Log) -> Partition:
-    lag = max(0, log.high_watermark - log.log_end_offset)
-    return Partition(partition_index=log.partition, partition_size=log.size_bytes, offset_lag=lag, is_future_key=False)
+def _partition(request: Request[DescribeLogDirsRequest], log: Log) -> Partition:
+    is_future = request.services.log_manager.is_future(log)
+    return Partition(
+        partition_index=log.partition,
+        partition_size=log.size_bytes,
+        offset_lag=_lag(request.services.replica_manager.hosted_partition((log.topic, log.partition)), log, is_future),
+        is_future_key=is_future,
+    )
+
+
+def _lag(hosted: HostedPartition | None, log: Log, is_future: bool) -> int:
+    if hosted is None:
+        return UNKNOWN_OFFSET
+    if is_future:
+        return hosted.log.log_end_offset - log.log_end_offset
+    return max(0, hosted.log.high_watermark - log.log_end_offset)

@@ -1,0 +1,63 @@
+"""AlterReplicaLogDirs (key 34), versions 1 and 2: moves replicas to other log directories of this broker (KIP-113).
+
+The answer says which moves have begun; DescribeLogDirs shows how far they are. A partition that this broker does not
+host gets REPLICA_NOT_AVAILABLE, and its log is created in the named directory when the partition is assigned to this
+broker. The present directory of a replica ends its move.
+"""
+
+from klamm.broker.registry import Request, handler
+from klamm.broker.security import Operation
+from klamm.protocol.apis.alter_replica_log_dirs import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
+from klamm.protocol.vocabulary import PartitionKey, ResourceType
+from klamm.slices import CHEAP_SLICE, Slices, in_slices
+
+TopicResult = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult
+PartitionResult = TopicResult.AlterReplicaLogDirPartitionResult
+
+
+def error_response(
+    request: Request[AlterReplicaLogDirsRequest], error: KafkaError
+) -> Steps[AlterReplicaLogDirsResponse]:
+    directories = yield from _directories(request)
+    return (yield from _response(dict.fromkeys(directories, error.code)))
+
+
+@handler(
+    ApiKey.ALTER_REPLICA_LOG_DIRS,
+    operation=Operation.ALTER,
+    resource_type=ResourceType.CLUSTER,
+    error_response=error_response,
+)
+async def handle(request: Request[AlterReplicaLogDirsRequest]) -> AlterReplicaLogDirsResponse:
+    request.require_cluster()
+    directories = await in_slices(_directories(request))
+    codes = await request.services.replica_manager.alter_replica_log_dirs(directories)
+    return await in_slices(_response(codes))
+
+
+def _directories(request: Request[AlterReplicaLogDirsRequest]) -> Steps[dict[PartitionKey, str]]:
+    """The directory of each partition. As in Kafka, the last one counts for a partition that is named twice."""
+    directories = {}
+    slices = Slices(CHEAP_SLICE)
+    for directory in request.body.dirs:
+        for topic in directory.topics:
+            for number in topic.partitions:
+                directories[topic.name, number] = directory.path
+                if slices.is_over():
+                    yield
+    return directories
+
+
+def _response(codes: dict[PartitionKey, ErrorCode]) -> Steps[AlterReplicaLogDirsResponse]:
+    topics: dict[str, list[PartitionResult]] = {}
+    slices = Slices(CHEAP_SLICE)
+    for (topic, number), code in codes.items():
+        topics.setdefault(topic, []).append(PartitionResult(partition_index=number, error_code=code))
+        if slices.is_over():
+            yield
+    return AlterReplicaLogDirsResponse(
+        results=[TopicResult(topic_name=name, partitions=partitions) for name, partitions in topics.items()]
+    )

@@ -1,0 +1,483 @@
+"""Replicas move to other log directories: the answers, the copying, the promotion, and a death at each of its steps."""
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
+from klamm.replication import log_dir_moves
+from klamm.simulation.disk import SimulatedFileSystem
+from klamm.simulation.process import Process
+from support.logs import DiskEnvironment
+from support.replicas import T0, TOPIC_ID, Broker, batch, hosting_broker, settle, state, values_in, want
+
+pytestmark = pytest.mark.loop("virtual")
+
+OK = ErrorCode.NONE
+
+
+def scenario(function=None, **options):
+    """A test with a broker that has three log directories: `async def test(broker)`."""
+    if function is None:
+        return lambda wrapped: scenario(wrapped, **options)
+
+    async def test(tmp_path):
+        async with hosting_broker(tmp_path, directories=3, **options) as broker:
+            await function(broker)
+
+    test.__name__, test.__doc__ = function.__name__, function.__doc__
+    return test
+
+
+def append(broker, *values):
+    result = broker.manager.append_records("t", 0, batch(*values), 1)
+    assert result.error_code is OK
+
+
+def names(broker, directory):
+    """What there is of t-0 in a log directory: "current", "future" and "deleted"."""
+    kinds = []
+    for name in broker.files.list_directory(broker.paths[directory]):
+        if name.startswith("t-0"):
+            suffix = name.rpartition("-")[2]
+            kinds.append({"delete": "deleted", "future": "future"}.get(suffix, "current"))
+    return sorted(kinds)
+
+
+async def alter(broker, directory, partition=0, topic="t"):
+    path = directory if isinstance(directory, str) else broker.paths[directory]
+    return (await broker.manager.alter_replica_log_dirs({(topic, partition): path}))[topic, partition]
+
+
+async def until(condition):
+    for _ in range(1_000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came about")
+
+
+def log(broker):
+    return broker.log_manager.get("t", 0)
+
+
+def directory_of(broker):
+    return broker.paths.index(log(broker).log_directory.path)
+
+
+async def moved(broker, directory):
+    await until(lambda: directory_of(broker) == directory and log(broker).directory.endswith("/t-0"))
+
+
+async def values(broker):
+    (result,) = await broker.manager.fetch(
+        [want(log(broker).log_start_offset)], isolation_level=0, max_wait_ms=0, min_bytes=1, max_bytes=10**6
+    )
+    assert result.error_code == OK
+    return values_in(result.records)
+
+
+async def lead(broker, *appended):
+    """This broker leads t-0 alone; its log is in directory 0."""
+    assert await broker.tell(state(isr=(1,), replicas=(1,))) == [OK]
+    assert directory_of(broker) == 0
+    if appended:
+        append(broker, *appended)
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_a_replica_moves_to_another_directory_with_all_its_records(broker):
+    await lead(broker, b"a", b"b")
+    append(broker, b"c")
+    high_watermark = log(broker).high_watermark
+    assert await alter(broker, 1) is OK
+    await moved(broker, 1)
+    assert await values(broker) == [b"a", b"b", b"c"]
+    assert (log(broker).high_watermark, log(broker).log_end_offset) == (high_watermark, 3)
+    assert log(broker).topic_id == TOPIC_ID
+    assert broker.manager.partitions[T0].log is log(broker)
+    append(broker, b"d")
+    assert await values(broker) == [b"a", b"b", b"c", b"d"]
+    await until(lambda: names(broker, 0) == ["deleted"])
+    await asyncio.sleep(61)
+    assert names(broker, 0) == []
+    assert not broker.manager.log_dir_moves.partitions
+
+
+@scenario
+async def test_the_answers_are_kafkas(broker):
+    await lead(broker)
+    broker.known.add(("t", 5))
+    assert await alter(broker, "/nowhere") is ErrorCode.LOG_DIR_NOT_FOUND
+    assert await alter(broker, 1, partition=5) is ErrorCode.REPLICA_NOT_AVAILABLE
+    assert await alter(broker, 1, partition=6) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert await alter(broker, 1, topic="x" * 220) is ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert await alter(broker, 0) is OK
+    await settle()
+    assert directory_of(broker) == 0
+    assert names(broker, 1) == []
+
+
+@scenario
+async def test_a_partition_that_is_not_hosted_yet_is_created_in_its_preferred_directory(broker):
+    broker.known.add(T0)
+    assert await alter(broker, 1) is ErrorCode.REPLICA_NOT_AVAILABLE
+    assert await alter(broker, 2) is ErrorCode.REPLICA_NOT_AVAILABLE
+    assert await broker.tell(state()) == [OK]
+    assert directory_of(broker) == 2
+    assert broker.manager.alter_replica_log_dirs is not None
+    assert broker.log_manager.preferred_directories.all == {}
+
+
+@scenario
+async def test_no_move_begins_while_a_directory_is_offline(broker):
+    await lead(broker, b"a")
+    broker.machine.fail(errno.EIO, "make_directories", below=broker.paths[1])
+    assert await alter(broker, 1) is ErrorCode.KAFKA_STORAGE_ERROR
+    await settle()
+    assert broker.log_manager.live_directories == [broker.paths[0], broker.paths[2]]
+    assert await alter(broker, 1) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert await alter(broker, 2) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert await values(broker) == [b"a"]
+
+
+def hold_copies(broker, monkeypatch):
+    """No copy ends until the returned event is set."""
+    gate = asyncio.Event()
+    copy = log_dir_moves.LogDirMoves._copy
+
+    async def held(self, move):
+        await gate.wait()
+        await copy(self, move)
+
+    monkeypatch.setattr(log_dir_moves.LogDirMoves, "_copy", held)
+    return gate
+
+
+async def test_a_second_request_to_another_directory_replaces_the_first(tmp_path, monkeypatch):
+    async with hosting_broker(tmp_path, directories=3) as broker:
+        await lead(broker, b"a", b"b")
+        gate = hold_copies(broker, monkeypatch)
+        assert await alter(broker, 1) is OK
+        await settle()
+        assert (names(broker, 0), names(broker, 1)) == (["current"], ["future"])
+        assert await alter(broker, 1) is OK
+        assert names(broker, 1) == ["future"]
+        assert await alter(broker, 2) is OK
+        assert (names(broker, 1), names(broker, 2)) == (["deleted"], ["future"])
+        gate.set()
+        await moved(broker, 2)
+        assert await values(broker) == [b"a", b"b"]
+
+
+async def test_the_present_directory_ends_a_move(tmp_path, monkeypatch):
+    async with hosting_broker(tmp_path, directories=3) as broker:
+        await lead(broker, b"a", b"b")
+        gate = hold_copies(broker, monkeypatch)
+        assert await alter(broker, 1) is OK
+        await settle()
+        assert await alter(broker, 0) is OK
+        gate.set()
+        await settle()
+        assert (names(broker, 0), names(broker, 1)) == (["current"], ["deleted"])
+        assert not broker.log_manager.future_logs
+        assert await values(broker) == [b"a", b"b"]
+
+
+# -- what happens to the partition meanwhile --------------------------------------------------------------------------
+
+
+async def copied(broker, monkeypatch):
+    """The records are in the future log in directory 1, which is held back from its promotion."""
+
+    def refuse(self, move):
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "not now")
+
+    monkeypatch.setattr(log_dir_moves.LogDirMoves, "_promote", refuse)
+    assert await alter(broker, 1) is OK
+    await until(lambda: future(broker).log_end_offset == log(broker).log_end_offset)
+
+
+def future(broker):
+    return broker.log_manager.future_logs[T0]
+
+
+def follower(epoch, **more):
+    return state(leader=2, epoch=epoch, **more)
+
+
+async def test_a_future_log_is_cut_where_the_log_is_cut(tmp_path, monkeypatch):
+    async with hosting_broker(tmp_path, directories=2) as broker:
+        await broker.tell(follower(1))
+        partition = broker.manager.partitions[T0]
+        partition.append_records_as_follower(batch(b"a", base_offset=0, partition_leader_epoch=1))
+        partition.append_records_as_follower(batch(b"b", base_offset=1, partition_leader_epoch=1))
+        with monkeypatch.context() as patch:
+            await copied(broker, patch)
+            # In one step, as a fetcher may do it: the lengths are the same again.
+            partition.truncate_to(1)
+            partition.append_records_as_follower(batch(b"c", base_offset=1, partition_leader_epoch=1))
+            assert future(broker).log_end_offset == log(broker).log_end_offset == 2
+            await settle()
+        await moved(broker, 1)
+        partition.update_follower_high_watermark(2)
+        fetched = await log(broker).read(0, 10_000, max_offset=2, minimum_one_batch=True)
+        assert values_in(fetched.data) == [b"a", b"c"]
+
+
+async def test_a_new_leader_epoch_without_records_moves_too(tmp_path):
+    async with hosting_broker(tmp_path, directories=2) as broker:
+        await lead(broker, b"a")
+        assert await broker.tell(state(epoch=4, isr=(1,), replicas=(1,))) == [OK]
+        assert await alter(broker, 1) is OK
+        await moved(broker, 1)
+        assert list(log(broker).leader_epochs.entries) == [(0, 0), (4, 1)]
+
+
+async def test_a_log_start_offset_within_a_batch_moves_too(tmp_path):
+    async with hosting_broker(tmp_path, directories=2) as broker:
+        await lead(broker, b"a", b"b", b"c")
+        log(broker).update_log_start_offset(2)
+        assert await alter(broker, 1) is OK
+        await moved(broker, 1)
+        assert (log(broker).log_start_offset, log(broker).log_end_offset) == (2, 3)
+
+
+async def test_a_deleted_partition_leaves_no_future_log(tmp_path, monkeypatch):
+    async with hosting_broker(tmp_path, directories=2) as broker:
+        await lead(broker, b"a")
+        await copied(broker, monkeypatch)
+        topic = StopReplicaTopic("t", None, [StopReplicaPartitionState(0, 1, True)])
+        await broker.manager.stop_replicas(StopReplicaRequest(9, 1, topics=[topic]))
+        assert (names(broker, 0), names(broker, 1)) == (["deleted"], ["deleted"])
+        assert not broker.manager.log_dir_moves.partitions
+        assert not broker.log_manager.future_logs
+
+
+async def test_a_stopped_replica_is_not_moved_until_the_next_leader_and_isr(tmp_path, monkeypatch):
+    async with hosting_broker(tmp_path, directories=2) as broker:
+        await lead(broker, b"a")
+        gate = hold_copies(broker, monkeypatch)
+        assert await alter(broker, 1) is OK
+        await settle()
+        topic = StopReplicaTopic("t", None, [StopReplicaPartitionState(0, 0, False)])
+        await broker.manager.stop_replicas(StopReplicaRequest(9, 1, topics=[topic]))
+        gate.set()
+        await settle()
+        assert names(broker, 1) == ["future"]
+        assert not broker.manager.log_dir_moves.partitions
+        await broker.tell(follower(2))
+        await moved(broker, 1)
+
+
+async def test_a_failed_target_ends_the_move_and_nothing_else(tmp_path, monkeypatch):
+    async with hosting_broker(tmp_path, directories=2) as broker:
+        await lead(broker, b"a")
+        broker.machine.fail(errno.EIO, "write", below=broker.paths[1], matching=".log")
+        assert await alter(broker, 1) is OK
+        await until(lambda: len(broker.log_manager.live_directories) == 1)
+        await settle()
+        assert not broker.manager.log_dir_moves.partitions
+        assert broker.manager.partitions[T0].future_log is None
+        append(broker, b"b")
+        assert await values(broker) == [b"a", b"b"]
+
+
+async def test_a_failed_source_takes_the_partition_offline(tmp_path, monkeypatch):
+    async with hosting_broker(tmp_path, directories=2) as broker:
+        await lead(broker, b"a")
+        broker.machine.fail(errno.EIO, "rename", below=broker.paths[0])
+        assert await alter(broker, 1) is OK
+        await until(lambda: len(broker.log_manager.live_directories) == 1)
+        await settle()
+        assert not broker.manager.log_dir_moves.partitions
+        with pytest.raises(KafkaError, match="KAFKA_STORAGE_ERROR"):
+            broker.manager.partition("t", 0)
+        assert names(broker, 1) == ["future"]
+
+
+async def test_a_full_target_delays_the_move(tmp_path):
+    async with hosting_broker(tmp_path, directories=2) as broker:
+        await lead(broker, b"a")
+        assert await alter(broker, 1) is OK
+        broker.machine.fill(below=broker.paths[1])
+        await until(lambda: broker.manager.log_dir_moves.failing_count == 1)
+        append(broker, b"b")
+        broker.machine.heal()
+        await moved(broker, 1)
+        assert await values(broker) == [b"a", b"b"]
+
+
+async def test_a_read_that_is_under_way_continues_in_the_new_place(tmp_path):
+    async with hosting_broker(tmp_path, directories=2) as broker:
+        await lead(broker, b"a", b"b")
+        read_cached = broker.machine.file_system.open(f"{log(broker).directory}/00000000000000000000.log")
+        pages = type(read_cached)
+        read_cached.close()
+        cold, pages.read_cached = pages.read_cached, lambda self, position, size_bytes: None
+        try:
+            assert await alter(broker, 1) is OK
+            reads = [asyncio.ensure_future(values(broker)) for _ in range(3)]
+            await moved(broker, 1)
+            assert await asyncio.gather(*reads) == [[b"a", b"b"]] * 3
+        finally:
+            pages.read_cached = cold
+
+
+async def test_a_long_log_is_copied_in_pieces_under_load(tmp_path):
+    async with hosting_broker(tmp_path, directories=2, segment_bytes="20000") as broker:
+        await lead(broker)
+        expected = []
+        for number in range(300):
+            expected.append(b"%d" % number + bytes(700))
+            append(broker, expected[-1])
+        assert await alter(broker, 1) is OK
+        while directory_of(broker) == 0:
+            expected.append(b"%d" % len(expected))
+            append(broker, expected[-1])
+            await asyncio.sleep(0)
+        assert len(expected) > 300
+        assert await all_values(broker) == expected
+        await moved(broker, 1)
+        assert log(broker).recovery_point <= log(broker).log_end_offset
+
+
+# -- what a start finds -----------------------------------------------------------------------------------------------
+
+
+class DiskBroker(Broker):
+    """A broker whose disk is in memory; it dies before its `dies_at`-th disk operation."""
+
+    def __init__(self, environment, **options):
+        super().__init__(Path("/disks"), directories=2, **options)
+        self.machine.close()
+        self.machine = environment
+        environment.close = lambda: None
+
+
+class MortalEnvironment(DiskEnvironment):
+    def __init__(self):
+        super().__init__()
+        self.operations = 0
+        self.dies_at = None
+        touched = self.disk.touched
+
+        def counted(operation, path):
+            self.operations += 1
+            if self.operations == self.dies_at:
+                self.process.kill()
+                self.process.check_alive()
+            touched(operation, path)
+
+        self.disk.touched = counted
+        self.begin_process()
+
+    def begin_process(self):
+        self.dies_at = None
+        self.process = Process("process", "host")
+        self.file_system = SimulatedFileSystem(self.disk, self.process)
+
+    async def run_blocking(self, function, *arguments):
+        await asyncio.sleep(0)
+        return function(*arguments)
+
+
+RECORDS = [b"%d" % number + bytes(300) for number in range(10)]
+
+
+async def begin(environment):
+    broker = DiskBroker(environment, segment_bytes="2000", file_delete_delay_ms="1000")
+    await broker.start()
+    return broker
+
+
+async def prepared(environment):
+    """A broker that leads t-0 with RECORDS, all of them synced, and the name of its directory, too."""
+    broker = await begin(environment)
+    await lead(broker)
+    for value in RECORDS:
+        append(broker, value)
+    await log(broker).flush()
+    environment.file_system.sync_directory("/disks")
+    return broker
+
+
+async def move_until_over(broker, environment):
+    """Moves t-0 to directory 1, until its former files are gone or the process dies."""
+    try:
+        await alter(broker, 1)
+        for _ in range(500):
+            await asyncio.sleep(0.05)
+            if not environment.process.alive or (names(broker, 0) == [] and names(broker, 1) == ["current"]):
+                return
+    except RuntimeError:
+        assert not environment.process.alive
+        return
+    raise AssertionError(f"the move does not end: {names(broker, 0)}, {names(broker, 1)}")
+
+
+async def check_and_finish(environment, state_at_death):
+    """The next start finds one current log with all records, and the move can be repeated."""
+    broker = await begin(environment)
+    broker.log_manager.start()
+    found = names(broker, 0) + names(broker, 1)
+    assert found.count("current") == 1, (state_at_death, found)
+    assert found.count("future") <= 1
+    assert await broker.tell(state(isr=(1,), replicas=(1,), epoch=7)) == [OK]
+    assert await all_values(broker) == RECORDS, (state_at_death, found)
+    append(broker, b"more")
+    assert await alter(broker, 1) is OK
+    await moved(broker, 1)
+    await until(lambda: names(broker, 0) == [] and names(broker, 1) == ["current"])
+    assert await all_values(broker) == [*RECORDS, b"more"]
+    await broker.manager.stop()
+    await broker.log_manager.stop()
+    assert not broker.failures
+
+
+async def all_values(broker):
+    found = []
+    position, end = log(broker).log_start_offset, log(broker).log_end_offset
+    while position < end:
+        before = log(broker)
+        try:
+            fetched = await before.read(position, 10_000, max_offset=end, minimum_one_batch=True)
+        except KafkaError:
+            assert log(broker) is not before
+            continue
+        found += values_in(fetched.data)
+        position = fetched.next_offset
+    return found
+
+
+async def operations_of_a_move():
+    environment = MortalEnvironment()
+    broker = await prepared(environment)
+    before = environment.operations
+    await move_until_over(broker, environment)
+    return environment.operations - before
+
+
+@pytest.mark.parametrize("is_machine", [False, True])
+async def test_a_death_at_any_disk_operation_of_a_move_loses_nothing(is_machine):
+    found_at_death = set()
+    for number in range(1, await operations_of_a_move()):
+        environment = MortalEnvironment()
+        broker = await prepared(environment)
+        environment.dies_at = environment.operations + number
+        await move_until_over(broker, environment)
+        assert not environment.process.alive
+        environment.disk.crash(lose_unsynced=is_machine)
+        environment.begin_process()
+        here = tuple(names(broker, 0)), tuple(names(broker, 1))
+        found_at_death.add(here)
+        await check_and_finish(environment, (number, here))
+    assert (("current",), ("future",)) in found_at_death
+    assert (("deleted",), ("future",)) in found_at_death
+    assert (("deleted",), ("current",)) in found_at_death
