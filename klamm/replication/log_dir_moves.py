@@ -92,7 +92,7 @@ class LogDirMoves:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_stopping = False
 
-    # -- what is under way ----------------------------------------------------------------------------------------
+    # -- moves in progress ----------------------------------------------------------------------------------------
 
     @property
     def partitions(self) -> list[PartitionKey]:
@@ -112,7 +112,7 @@ class LogDirMoves:
     # -- what clients ask for -------------------------------------------------------------------------------------
 
     def alter(self, key: PartitionKey, path: str) -> None:
-        """Begins to move the partition's log to the log directory `path`, instead of any move under way. The present
+        """Begins to move the partition's log to the log directory `path`, instead of any move in progress. The present
         directory ends a move. A partition that is not hosted will be created there.
 
         Raises KafkaError: INVALID_TOPIC_EXCEPTION for a topic whose name is too long for a future log;
@@ -150,7 +150,7 @@ class LogDirMoves:
     # -- what happens to partitions -------------------------------------------------------------------------------
 
     def resume(self, partition: Partition) -> None:
-        """Continues the move of a partition that has a future log, unless it is under way."""
+        """Continues the move of a partition that has a future log, unless it is in progress."""
         key = partition.topic_partition
         future = self._log_manager.future_logs.get(key)
         partition.future_log = future

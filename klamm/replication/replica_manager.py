@@ -232,17 +232,24 @@ class ReplicaManager:
 
     def _alter_replica_log_dirs(self, directories: Mapping[PartitionKey, str]) -> Steps[dict[PartitionKey, ErrorCode]]:
         codes = {}
+        refused: list[tuple[PartitionKey, KafkaError]] = []
         # By time, because a directory may have to be created.
         slices = Slices(SLICE, self._loop.time)
         for key, path in directories.items():
+            codes[key] = ErrorCode.NONE
             try:
                 self.log_dir_moves.alter(key, path)
-                codes[key] = ErrorCode.NONE
             except KafkaError as error:
-                _log.warning("Unable to alter the log directory of %s-%d: %s", *key, error)
                 codes[key] = error.code
+                refused.append((key, error))
             if slices.is_over():
                 yield
+        if refused:
+            (topic, number), first = refused[0]
+            _log.warning(
+                "Unable to alter the log directories of %d of %d replicas; the first is %s-%d: %s",
+                *(len(refused), len(codes), topic, number, first),
+            )
         return codes
 
     def directory_failed(self, directory: str) -> None:

@@ -56,6 +56,9 @@ SMALL = (
     ("klamm.purgatory", "KEYS_PER_SLICE", 1),
     ("klamm.replication.fetcher", "PARTITIONS_PER_SLICE", 1),
     ("klamm.replication.isr_changes", "MAX_CHANGES_IN_ROUND", 1),
+    ("klamm.replication.log_dir_moves", "MIN_PIECE_BYTES", 1),
+    ("klamm.replication.log_dir_moves", "SHORT_PIECE_S", 0),  # pieces stay small
+    ("klamm.replication.log_dir_moves", "BYTES_PER_SYNC", 5_000),
     ("klamm.replication.replica_manager", "APPENDS_PER_SLICE", 1),
     ("klamm.replication.replica_manager", "LOOK_SLICE", 1),
     ("klamm.replication.replica_manager", "PARTITIONS_PER_SLICE", 1),

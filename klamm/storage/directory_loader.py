@@ -49,8 +49,8 @@ _SHORTAGE_ATTEMPTS = 10
 
 
 class DirectoryLoader:
-    """Call `open`, then `future_logs.settle`, then `consume_clean_shutdown_file`, then `load` for each of `partitions`
-    and of `future_logs`, and at last `remove_garbage`.
+    """Call `open`, then `settle` of `future_logs.py`, then `consume_clean_shutdown_file`, then `load` for each of
+    `partitions` and of `future_logs`.
 
     `future_logs` has the name of each future log's directory, `deleted` the unique ids in the names of deleted logs.
     """

@@ -25,8 +25,8 @@ class UnsyncedFiles:
         self._versions.pop(path, None)
 
     def directory_renamed(self, old: str, new: str) -> None:
-        """The directory `old`, and with it each path below it, has another name. A sync that is under way counts for
-        none of them."""
+        """The directory `old`, and with it each path below it, has another name. A pending sync counts for none of
+        them."""
         for path in [path for path in self._versions if path == old or path.startswith(old + "/")]:
             del self._versions[path]
             self.mark(new + path[len(old) :])

@@ -25,7 +25,7 @@ from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import ResourceType
 from support import group_wire
 from support.fetch_messages import fetch_request, result_of, to_fetch
-from support.one_broker import Client, batch, running, values
+from support.one_broker import Client, batch, running, until, values
 
 # -- the road of the records
 
@@ -440,7 +440,7 @@ async def test_api_versions_lists_the_registrations(tmp_path: Path) -> None:
                 0: (0, 9), 1: (4, 12), 2: (1, 6), 3: (0, 11), 4: (0, 5), 5: (0, 3), 6: (0, 7), 7: (0, 3), 8: (2, 8),
                 9: (1, 7), 10: (0, 3), 11: (0, 7), 12: (0, 4), 13: (0, 4), 14: (0, 5), 15: (0, 5), 16: (0, 4),
                 18: (0, 3), 19: (2, 7), 20: (1, 6), 21: (0, 2), 22: (0, 4), 23: (2, 4), 29: (1, 2),
-                30: (1, 2), 31: (1, 2), 32: (1, 4), 33: (0, 2), 35: (1, 2),
+                30: (1, 2), 31: (1, 2), 32: (1, 4), 33: (0, 2), 34: (1, 2), 35: (1, 2),
                 37: (0, 3), 43: (0, 2), 44: (0, 1), 45: (0, 0), 46: (0, 0), 56: (0, 0), 57: (0, 0), 60: (0, 0),
                 42: (0, 2), 47: (0, 0),
             }  # fmt: skip
@@ -793,6 +793,55 @@ async def test_deleted_records_stay_deleted_when_the_broker_is_killed(tmp_path: 
         assert (tmp_path / "data" / "log-start-offset-checkpoint").read_text() == "0\n1\nt 0 2\n"
 
 
+def to_directory(path: Path | str, *topics: tuple[str, list[int]]) -> Any:
+    directory = messages.request_class(ApiKey.ALTER_REPLICA_LOG_DIRS).AlterReplicaLogDir
+    moved = [directory.AlterReplicaLogDirTopic(name=name, partitions=numbers) for name, numbers in topics]
+    return directory(path=str(path), topics=moved)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_replicas_move_to_another_log_directory(tmp_path: Path, version: int) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    async with running(tmp_path, log_dirs=f"{one},{two}") as (cluster, client):
+        await client.create_topic("t", partitions=2)
+        (number,) = [int(path.name[2:]) for path in one.glob("t-*")]
+        expected = [b"%d" % value for value in range(20)]
+        for value in expected:
+            await client.produce("t", number, batch(value))
+
+        async def alter(*dirs: Any) -> dict[tuple[str, int], ErrorCode]:
+            answer = await client.ask(ApiKey.ALTER_REPLICA_LOG_DIRS, version, dirs=list(dirs))
+            return {
+                (topic.topic_name, each.partition_index): ErrorCode(each.error_code)
+                for topic in answer.results
+                for each in topic.partitions
+            }
+
+        assert await alter(to_directory(two, ("t", [number, 7]), ("u", [0])), to_directory("/x", ("t", [8]))) == {
+            ("t", number): ErrorCode.NONE,
+            ("t", 7): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            ("u", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            ("t", 8): ErrorCode.LOG_DIR_NOT_FOUND,
+        }
+        await until((two / f"t-{number}").exists)
+        found = []
+        while len(found) < len(expected):
+            found += values((await client.fetch("t", number, len(found))).records)
+        assert found == expected
+        await cluster.restart_broker()
+        client = await cluster.connect()
+        answer = await client.ask(ApiKey.DESCRIBE_LOG_DIRS, topics=None)
+        held = {
+            directory.log_dir: [
+                (topic.name, each.partition_index, each.is_future_key, each.offset_lag)
+                for topic in directory.topics
+                for each in topic.partitions
+            ]
+            for directory in answer.results
+        }
+        assert held == {str(one): [], str(two): [("t", 0, False, 0), ("t", 1, False, 0)]}
+
+
 # -- authorization
 
 
@@ -881,6 +930,7 @@ def every_request() -> dict[ApiKey, Any]:
             "resources": [altered_a_bit(resource_type=4, resource_name="", configs=[])],
             "validate_only": False,
         },
+        ApiKey.ALTER_REPLICA_LOG_DIRS: {"dirs": [to_directory("/nowhere", ("t", [0]))]},
         ApiKey.DESCRIBE_LOG_DIRS: {"topics": None},
         ApiKey.CREATE_PARTITIONS: {"topics": [grow("t", 2)], "timeout_ms": 1000, "validate_only": False},
         ApiKey.ELECT_LEADERS: {
@@ -986,6 +1036,7 @@ DENIALS = {
     ApiKey.DESCRIBE_CONFIGS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.ALTER_CONFIGS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ApiKey.ALTER_REPLICA_LOG_DIRS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.DESCRIBE_LOG_DIRS: None,  # answered with no directory
     ApiKey.CREATE_PARTITIONS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.ELECT_LEADERS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,

@@ -35,7 +35,6 @@ from klamm.client.topics import (
 )
 from klamm.config.definition import ConfigSource
 from klamm.environment import SystemEnvironment
-from klamm.net.client import UnsupportedVersion
 from klamm.processes.helper import Helper
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (
@@ -242,11 +241,12 @@ def test_log_directories(use: Use, cluster: Cluster) -> None:
             assert directory.error is None
             assert directory.replicas[stored].size_bytes > 100
             assert not directory.replicas[stored].is_future
-        ((_, everything),) = checked((await describe_log_dirs(client, [0]))[0]).items()
+        ((path, everything),) = checked((await describe_log_dirs(client, [0]))[0]).items()
         assert stored in everything.replicas
-        # klamm's brokers do not serve this API.
-        with pytest.raises(UnsupportedVersion, match=r"AlterReplicaLogDirs \(34\) is not served by this broker"):
-            await alter_replica_log_dirs(client, {TopicPartitionReplica("stored", 0, 0): "/x"})
+        here, nowhere = TopicPartitionReplica("stored", 0, 0), TopicPartitionReplica("stored", 0, 1)
+        altered = await alter_replica_log_dirs(client, {here: path, nowhere: "/x"})
+        assert altered[here] is None
+        assert errors(altered) == {nowhere: "LOG_DIR_NOT_FOUND"}
 
     use(test)
 

@@ -5,6 +5,8 @@ host gets REPLICA_NOT_AVAILABLE, and its log is created in the named directory w
 broker. The present directory of a replica ends its move.
 """
 
+from collections.abc import Mapping
+
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
 from klamm.protocol.apis.alter_replica_log_dirs import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse
@@ -12,7 +14,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
-from klamm.slices import CHEAP_SLICE, Slices, in_slices
+from klamm.slices import Slices, in_slices
 
 TopicResult = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult
 PartitionResult = TopicResult.AlterReplicaLogDirPartitionResult
@@ -41,23 +43,28 @@ async def handle(request: Request[AlterReplicaLogDirsRequest]) -> AlterReplicaLo
 def _directories(request: Request[AlterReplicaLogDirsRequest]) -> Steps[dict[PartitionKey, str]]:
     """The directory of each partition. As in Kafka, the last one counts for a partition that is named twice."""
     directories = {}
-    slices = Slices(CHEAP_SLICE)
+    slices = Slices()
     for directory in request.body.dirs:
         for topic in directory.topics:
             for number in topic.partitions:
                 directories[topic.name, number] = directory.path
                 if slices.is_over():
                     yield
+            if slices.is_over():
+                yield
+        if slices.is_over():
+            yield
     return directories
 
 
-def _response(codes: dict[PartitionKey, ErrorCode]) -> Steps[AlterReplicaLogDirsResponse]:
-    topics: dict[str, list[PartitionResult]] = {}
-    slices = Slices(CHEAP_SLICE)
-    for (topic, number), code in codes.items():
-        topics.setdefault(topic, []).append(PartitionResult(partition_index=number, error_code=code))
+def _response(codes: Mapping[PartitionKey, ErrorCode]) -> Steps[AlterReplicaLogDirsResponse]:
+    topics: dict[str, TopicResult] = {}
+    slices = Slices()
+    for (name, number), code in codes.items():
+        topic = topics.get(name)
+        if topic is None:
+            topic = topics[name] = TopicResult(topic_name=name, partitions=[])
+        topic.partitions.append(PartitionResult(partition_index=number, error_code=code))
         if slices.is_over():
             yield
-    return AlterReplicaLogDirsResponse(
-        results=[TopicResult(topic_name=name, partitions=partitions) for name, partitions in topics.items()]
-    )
+    return AlterReplicaLogDirsResponse(results=list(topics.values()))
