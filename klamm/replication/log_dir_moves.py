@@ -12,7 +12,8 @@ What must stay true:
 - A future log gets only records that the current log has, in the same batches. When the current log is truncated, the
   future log is cut there before it grows again. A start compares the leader epochs of both logs for the same reason.
 - A future log is promoted only in the step that has seen that both logs end at the same offset, and only after a sync
-  has covered all of its records that the current log has synced.
+  has covered all of its records that the current log has synced, and its checkpoint has the log start offset that the
+  current log's checkpoint has.
 - Whether this broker leads, follows or does neither makes no difference: the source is always the current log.
 - Once `remove` returns, nothing is copied into these partitions' future logs, and none of them is promoted.
 - A piece takes the loop for a few milliseconds at most. Reads from the disk and syncs happen off the loop; because the
@@ -256,6 +257,9 @@ class LogDirMoves:
         if not move.was_synced or future.recovery_point < current.recovery_point or future.is_truncation_unsynced:
             await self._sync(move)
             return False
+        if future.durable_log_start_offset < current.durable_log_start_offset:
+            await self._settle_start(move, current.durable_log_start_offset)
+            return False
         self._promote(move)
         return True
 
@@ -300,6 +304,14 @@ class LogDirMoves:
         await move.future.flush()
         move.unsynced_bytes -= copied_bytes
         move.was_synced = True
+
+    async def _settle_start(self, move: _Move, offset: int) -> None:
+        """A deletion of records that was answered must survive the promotion."""
+        move.future.update_high_watermark(move.partition.log.high_watermark)
+        move.future.update_log_start_offset(offset)
+        await self._log_manager.settle_log_start(move.future)
+        if move.future.durable_log_start_offset < offset:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "its log start offset cannot be checkpointed")
 
     def _promote(self, move: _Move) -> None:
         partition = move.partition

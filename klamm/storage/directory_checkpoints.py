@@ -100,8 +100,7 @@ class DirectoryCheckpoints:
             self._starts_written = number
             async for piece in slices(list(written.items()), OFFSETS_PER_SLICE):
                 for key, start_offset in piece:
-                    log = self._logs.get(key)
-                    if log is not None and log.log_directory is self._directory:
+                    for log in self._logs_here(key):
                         # The log may have been truncated since.
                         log.checkpointed_start_offset = min(start_offset, log.log_start_offset)
 
@@ -185,12 +184,16 @@ class DirectoryCheckpoints:
         for logs in self._logs:
             async for piece in slices(list(logs), OFFSETS_PER_SLICE):
                 for key in piece:
-                    log = logs.get(key)
-                    if log is not None and log.log_directory is self._directory:
+                    for log in self._logs_here(key):
                         offset = offset_of(log)
                         if offset is not None:
                             offsets[key] = offset
         return offsets
+
+    def _logs_here(self, key: PartitionKey) -> list[Log]:
+        """The partition's log in this directory, if it has one."""
+        found = [log for logs in self._logs if (log := logs.get(key)) is not None]
+        return [log for log in found if log.log_directory is self._directory]
 
 
 def _start_within_segment(log: Log) -> int | None:
