@@ -1,6 +1,7 @@
 """Brokers as a table, in detail, and as values for --json. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from klamm.tools.cluster_facts import BrokerFacts, ClusterFacts
@@ -9,21 +10,43 @@ from klamm.tools.health import size_text, version_text
 _TITLES = ("BROKER", "ADDRESS", "RACK", "LEADERS", "REPLICAS", "BEHIND", "SIZE", "SOFTWARE")
 
 
+@dataclass(slots=True)
+class Tally:
+    """What a broker has: replicas, leaders, and replicas that should be in the ISR and are not."""
+
+    replicas: int = 0
+    leaders: int = 0
+    preferred_leaders: int = 0
+    behind: int = 0
+
+
+def tallies(facts: ClusterFacts) -> dict[int, Tally]:
+    """The tally of every broker that is live or named in an assignment, by id."""
+    found = {broker_id: Tally() for broker_id in sorted([*facts.brokers, *facts.missing])}
+    for each in facts.view.partitions.values():
+        for broker_id in each.replicas:
+            tally = found[broker_id]
+            tally.replicas += 1
+            tally.leaders += broker_id == each.leader
+            tally.behind += broker_id not in each.isr and broker_id not in each.adding
+        for broker_id in each.replicas[:1]:
+            found[broker_id].preferred_leaders += 1
+    return found
+
+
 def table_lines(facts: ClusterFacts) -> Iterator[str]:
     """A line for each live broker, and for each that assignments name. The controller has a star."""
     rows: list[Sequence[str]] = [_TITLES]
-    for broker_id in sorted([*facts.brokers, *facts.missing]):
+    for broker_id, tally in tallies(facts).items():
         broker = facts.brokers.get(broker_id)
-        leaders, replicas, behind = counts(facts, broker_id)
+        numbers = (str(tally.leaders), str(tally.replicas), str(tally.behind))
         name = f"{broker_id}{'*' if broker_id == facts.view.controller_id else ''}"
         if broker is None:
-            rows.append((name, "not in the cluster", "-", str(leaders), str(replicas), str(behind), "-", "-"))
+            rows.append((name, "not in the cluster", "-", *numbers, "-", "-"))
             continue
         size = "-" if broker.error is not None else size_text(broker.size_bytes)
         software = "does not answer" if broker.error is not None else broker.software
-        rows.append(
-            (name, address_text(broker), broker.rack or "-", str(leaders), str(replicas), str(behind), size, software)
-        )
+        rows.append((name, address_text(broker), broker.rack or "-", *numbers, size, software))
     widths = [max(len(row[column]) for row in rows) for column in range(len(_TITLES))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -31,8 +54,7 @@ def table_lines(facts: ClusterFacts) -> Iterator[str]:
 
 def description_lines(facts: ClusterFacts, broker_id: int) -> Iterator[str]:
     """One broker in detail."""
-    broker = facts.brokers.get(broker_id)
-    leaders, replicas, behind = counts(facts, broker_id)
+    broker, tally = facts.brokers.get(broker_id), tallies(facts)[broker_id]
     if broker is None:
         yield f"Broker: {broker_id}\tnot in the cluster"
     else:
@@ -42,8 +64,10 @@ def description_lines(facts: ClusterFacts, broker_id: int) -> Iterator[str]:
             yield f"Does not answer: {broker.error}"
         else:
             yield f"Software: {version_text(broker)}"
-    preferred = sum(each.replicas[:1] == (broker_id,) for each in facts.view.partitions.values())
-    yield f"Replicas: {replicas}\tLeaders: {leaders}\tPreferredLeaders: {preferred}\tNotInSync: {behind}"
+    yield (
+        f"Replicas: {tally.replicas}\tLeaders: {tally.leaders}\tPreferredLeaders: {tally.preferred_leaders}"
+        f"\tNotInSync: {tally.behind}"
+    )
     for key, each in facts.on(broker_id).items():
         if broker_id not in each.isr and broker_id not in each.adding:
             yield f"\tTopic: {key.topic}\tPartition: {key.partition}\tLeader: {_leader(each.leader)}\tNot in sync"
@@ -68,17 +92,21 @@ def description_lines(facts: ClusterFacts, broker_id: int) -> Iterator[str]:
         yield f"Throttle: {name}={value}"
 
 
-def value(facts: ClusterFacts, broker_id: int) -> dict[str, Any]:
-    """A broker for --json."""
+def values(facts: ClusterFacts, broker_ids: Iterable[int] | None = None) -> list[dict[str, Any]]:
+    """These brokers for --json, or all."""
+    found = tallies(facts)
+    return [_value(facts, each, found[each]) for each in (found if broker_ids is None else broker_ids)]
+
+
+def _value(facts: ClusterFacts, broker_id: int, tally: Tally) -> dict[str, Any]:
     broker = facts.brokers.get(broker_id)
-    leaders, replicas, behind = counts(facts, broker_id)
     found: dict[str, Any] = {
         "broker": broker_id,
         "live": broker is not None,
         "controller": broker_id == facts.view.controller_id,
-        "leaders": leaders,
-        "replicas": replicas,
-        "not_in_sync": behind,
+        "leaders": tally.leaders,
+        "replicas": tally.replicas,
+        "not_in_sync": tally.behind,
     }
     if broker is None:
         return found
@@ -103,13 +131,6 @@ def value(facts: ClusterFacts, broker_id: int) -> dict[str, Any]:
             for each in broker.log_dirs
         ],
     }
-
-
-def counts(facts: ClusterFacts, broker_id: int) -> tuple[int, int, int]:
-    """Leaders, replicas, and replicas that should be in the ISR and are not."""
-    on = facts.on(broker_id).values()
-    behind = sum(broker_id in each.origin and broker_id not in each.isr for each in on)
-    return sum(each.leader == broker_id for each in on), len(on), behind
 
 
 def address_text(broker: BrokerFacts) -> str:

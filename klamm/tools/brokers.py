@@ -32,7 +32,7 @@ def list_brokers(
     with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
         facts = client.call(read_facts)
     if as_json:
-        print(json.dumps([views.value(facts, broker_id) for broker_id in sorted([*facts.brokers, *facts.missing])]))
+        print(json.dumps(views.values(facts)))
         return
     for line in views.table_lines(facts):
         print(line)
@@ -53,7 +53,7 @@ def describe(
         facts = client.call(read_facts)
     chosen = _known(facts, broker or [])
     if as_json:
-        print(json.dumps([views.value(facts, broker_id) for broker_id in chosen]))
+        print(json.dumps(views.values(facts, chosen)))
         return
     for broker_id in chosen:
         for line in views.description_lines(facts, broker_id):

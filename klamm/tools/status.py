@@ -130,5 +130,5 @@ def status_value(
         "partitions": len(facts.view.partitions),
         "problems": [finding.value() for finding in findings if finding.is_problem],
         "notices": [finding.value() for finding in findings if not finding.is_problem],
-        "brokers": [broker_views.value(facts, broker_id) for broker_id in sorted([*facts.brokers, *facts.missing])],
+        "brokers": broker_views.values(facts),
     }

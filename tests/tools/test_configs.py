@@ -226,6 +226,8 @@ def test_a_bad_value_is_refused_before_the_question(cluster: Cluster) -> None:
     unasked = run(f"alter --topic orders --add-config retention.ms=1 {server}", code=1)
     assert "Nothing was changed: say --yes" in unasked
     assert "klamm: UNKNOWN_TOPIC_OR_PARTITION (3)" in run(f"describe --topic nowhere {server}", code=1)
+    for command in ("describe --broker 9", "describe --broker-logger 9", "alter --broker 9 --add-config a=b"):
+        assert run(f"{command} {server}", code=1) == "klamm: broker 9 is not in the cluster; live are 0\n"
 
 
 def test_brokers_and_their_default(cluster: Cluster) -> None:
@@ -269,6 +271,8 @@ def test_quotas_and_credentials_in_zookeeper(cluster: Cluster) -> None:
         "Configs for user-principal 'alice', default client-id are request_percentage=50"
     ]
     assert run(f"describe --ip-defaults {zookeeper}") == "Configs for default ips are connection_creation_rate=7\n"
+    refused = run(f"alter --ip 'no host' --add-config connection_creation_rate=7 --yes {zookeeper}", code=1)
+    assert refused == "klamm: no host is not an IP address, and no host of this name is known\n"
     assert "Invalid config(s): consumer_byte_rate" in run(
         f"alter --user bob --delete-config consumer_byte_rate --yes {zookeeper}", code=1
     )

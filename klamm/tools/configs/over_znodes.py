@@ -5,6 +5,7 @@ refuse, and dynamic configs of a running broker, which only that broker can vali
 """
 
 import secrets
+import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from klamm.config.topic import TOPIC_CONFIG_DEF, override_problems
 from klamm.net.scram import credential
 from klamm.processes.errors import ToolError
 from klamm.tools.configs.changes import SCRAM, Change, Current, check_quotas, parse_password
-from klamm.tools.configs.entities import BROKERS, CLIENTS, DEFAULT, QUOTA_TYPES, TOPICS, USERS, Entity, Part
+from klamm.tools.configs.entities import BROKERS, CLIENTS, DEFAULT, IPS, QUOTA_TYPES, TOPICS, USERS, Entity, Part
 from klamm.tools.configs.views import Description, StoredConfigs
 from klamm.tools.zookeeper_access import run_with_zookeeper
 from klamm.znodes.configs import DEFAULT_ENTITY, desanitize, encode_scram_credential, sanitize
@@ -52,6 +53,7 @@ class ZnodeConfigs:
         """Returns if a broker would make these changes."""
         if entity.type in QUOTA_TYPES:
             check_quotas(entity, changes)
+            _check_address(entity)
         run_with_zookeeper(self._connect, lambda znodes: _check(znodes, entity, changes))
 
     def apply(self, entity: Entity, changes: Sequence[Change]) -> None:
@@ -136,6 +138,16 @@ async def _named(znodes: "KafkaZooKeeper", entity: Entity) -> list[Entity]:
 
 
 # -- validation ---------------------------------------------------------------------------------------------------
+
+
+def _check_address(entity: Entity) -> None:
+    name = entity.first.name
+    if entity.type != IPS or not name:
+        return
+    try:
+        socket.getaddrinfo(name, None)
+    except (OSError, UnicodeError):
+        raise ToolError(f"{name} is not an IP address, and no host of this name is known") from None
 
 
 async def _check(znodes: "KafkaZooKeeper", entity: Entity, changes: Sequence[Change]) -> None:
