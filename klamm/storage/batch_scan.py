@@ -61,6 +61,13 @@ def find_batch(read: Read, position: int, end: int, offset: int) -> tuple[int, B
 
 def verified_batches(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader, memoryview]]:
     """(position, header, bytes) of each batch in [position, end), its checksum verified."""
+    for found, header, batch in whole_batches(file, position, end):
+        check_crc(batch, 0, header)
+        yield found, header, batch
+
+
+def whole_batches(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader, memoryview]]:
+    """(position, header, bytes) of each batch in [position, end). Does not look at checksums."""
     window, window_start = memoryview(b""), position
     while position < end:
         at = position - window_start
@@ -74,9 +81,7 @@ def verified_batches(file: File, position: int, end: int) -> Iterator[tuple[int,
         if at + header.size_bytes > len(window):
             size_bytes = min(max(_VERIFY_WINDOW_BYTES, header.size_bytes), end - position)
             window, window_start, at = memoryview(file.read(position, size_bytes)), position, 0
-        batch = window[at : at + header.size_bytes]
-        check_crc(batch, 0, header)
-        yield position, header, batch
+        yield position, header, window[at : at + header.size_bytes]
         position += header.size_bytes
 
 

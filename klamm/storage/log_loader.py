@@ -68,6 +68,8 @@ class LoadedLog:
     recovery_point: int
     topic_id: UUID | None
     is_clean: bool
+    # The base offset of the first segment that was recovered; None when no segment was.
+    recovered_from: int | None
 
 
 def load_log(
@@ -118,6 +120,7 @@ class _Loader:
         self._now_ms = now_ms
         self._unsynced = UnsyncedFiles()
         self._segments = LogSegments()
+        self._recovered_from: int | None = None
 
     def load(self, log_start_offset: int, recovery_point: int, is_clean: bool) -> LoadedLog:
         if any(name.endswith(_TEMPORARY_SUFFIXES) for name in self._list()):
@@ -158,6 +161,7 @@ class _Loader:
             recovery_point=end if is_clean else max(log_start_offset, min(recovery_point, end)),
             topic_id=self._read_topic_id(is_clean),
             is_clean=is_clean,
+            recovered_from=self._recovered_from,
         )
 
     # -- files ----------------------------------------------------------------------------------------------------
@@ -198,7 +202,7 @@ class _Loader:
             next_offset = header.next_offset
         swap.close_handles()
         for name in self._list():
-            match = _segment_file(name)
+            match = segment_file(name)
             if match is None or match["kind"] == SNAPSHOT_SUFFIX:
                 continue
             old = int(match["offset"])
@@ -224,7 +228,7 @@ class _Loader:
     def _open_segments(self) -> None:
         names = set(self._names)
         for name in list(self._names):
-            match = _segment_file(name)
+            match = segment_file(name)
             if match is None or match["kind"] == SNAPSHOT_SUFFIX:
                 continue
             base_offset = int(match["offset"])
@@ -239,7 +243,7 @@ class _Loader:
             self._segments.add(segment)
 
     def _find_snapshots(self) -> ProducerSnapshots:
-        matches = [_segment_file(name) for name in self._names]
+        matches = [segment_file(name) for name in self._names]
         offsets = [int(match["offset"]) for match in matches if match and match["kind"] == SNAPSHOT_SUFFIX]
         return ProducerSnapshots(self._file_system, self._directory, self._unsynced, offsets)
 
@@ -248,7 +252,7 @@ class _Loader:
         suspect = self._segments.starting_with(recovery_point) if len(self._segments) else []
         first = suspect[0].base_offset if suspect else 0
         for name in self._names:
-            match = _segment_file(name)
+            match = segment_file(name)
             if match is None or int(match["offset"]) >= first:
                 self._unsynced.mark(self._path(name))
         self._unsynced.mark(self._directory)
@@ -326,7 +330,7 @@ class _Loader:
     def _recover(self, recovery_point: int, is_clean: bool) -> tuple[int, ProducerState]:
         """Verifies the segments from the recovery point on. Returns (log end offset, producer state there)."""
         suspect = self._segments.starting_with(recovery_point)
-        start = suspect[0].base_offset
+        start = self._recovered_from = suspect[0].base_offset
         trusted = [segment for segment in self._segments if segment.base_offset < start]
         for segment in trusted:
             try:
@@ -453,7 +457,7 @@ def replay_batches(
     return position
 
 
-def _segment_file(name: str) -> "re.Match[str] | None":
+def segment_file(name: str) -> "re.Match[str] | None":
     """None for the name of any other file, including a name with an offset that no record can have."""
     match = _SEGMENT_FILE.fullmatch(name)
     return match if match is not None and int(match["offset"]) <= _MAX_BASE_OFFSET else None

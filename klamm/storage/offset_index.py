@@ -121,5 +121,19 @@ class OffsetIndex:
         self.is_loaded = False
 
 
+def entries_in_use(content: bytes, path: str, base_offset: int) -> list[tuple[int, int]]:
+    """The (offset, position) entries of a file, without the zeros behind them that Kafka keeps in a file in use.
+
+    Raises CorruptIndexError.
+    """
+    if len(content) % ENTRY_SIZE_BYTES:
+        raise CorruptIndexError(f"{path} has {len(content)} bytes, not a multiple of {ENTRY_SIZE_BYTES}")
+    size = -(-len(content.rstrip(b"\0")) // ENTRY_SIZE_BYTES) * ENTRY_SIZE_BYTES
+    entries = list(_ENTRY.iter_unpack(content[:size]))
+    if not all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(entries)) or (entries and min(entries[0]) < 0):
+        raise CorruptIndexError(f"{path} does not ascend")
+    return [(base_offset + relative, position) for relative, position in entries]
+
+
 def _ascends(values: "array[int]") -> bool:
     return all(a < b for a, b in pairwise(values))

@@ -119,3 +119,17 @@ class TimeIndex:
         self.file.close()
         self._entries = []
         self.is_loaded = False
+
+
+def entries_in_use(content: bytes, path: str, base_offset: int) -> list[TimeEntry]:
+    """The (timestamp, offset) entries of a file, without the zeros behind them that Kafka keeps in a file in use.
+
+    Raises CorruptIndexError.
+    """
+    if len(content) % ENTRY_SIZE_BYTES:
+        raise CorruptIndexError(f"{path} has {len(content)} bytes, not a multiple of {ENTRY_SIZE_BYTES}")
+    size = -(-len(content.rstrip(b"\0")) // ENTRY_SIZE_BYTES) * ENTRY_SIZE_BYTES
+    entries = list(_ENTRY.iter_unpack(content[:size]))
+    if not all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(entries)) or (entries and entries[0][1] < 0):
+        raise CorruptIndexError(f"{path} does not ascend")
+    return [(timestamp_ms, base_offset + relative) for timestamp_ms, relative in entries]

@@ -92,3 +92,25 @@ def merge(
     else:
         code = merging.print_history(paths, choice, causal=order is Order.CAUSAL, story=story, as_json=as_json)
     raise typer.Exit(code)
+
+
+@app.command(epilog="Example: klamm log verify /var/lib/kafka-1 /var/lib/kafka-2")
+def verify(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIRECTORY...", help="The broker's log directories, all of log.dirs.")
+    ],
+    topic: Annotated[
+        str | None, typer.Option("--topic", metavar="REGEX", help="Only partitions of topics that match.")
+    ] = None,
+    compacted: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--compacted-topic", metavar="TOPIC", help="A topic with cleanup.policy=compact. May be repeated."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Verify a stopped broker's log directories, and tell what its next start would do. Nothing is changed."""
+    from klamm.tools.log import verifying
+
+    raise typer.Exit(verifying.verify([str(each) for each in directories], topic, compacted or [], as_json=as_json))

@@ -1,0 +1,302 @@
+"""`klamm log verify`: a stopped broker's log directories, batch by batch, and what the next start would do with them.
+
+What must stay true: nothing on the disk is changed. Every file is read through an `OverlayFileSystem`, which has no way
+to write; only the directory's lock is taken, so that no broker starts meanwhile.
+"""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import typer
+
+from klamm.environment import FileSystem, SystemEnvironment
+from klamm.processes.errors import EXIT_FAILED, EXIT_OK, ToolError, describe_os_error
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.vocabulary import PartitionKey
+from klamm.storage.checkpoints import (
+    HIGH_WATERMARK_CHECKPOINT,
+    LOG_START_OFFSET_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    parse_offset_checkpoint,
+)
+from klamm.storage.log_config import LogConfig
+from klamm.storage.log_directory import (
+    CLEAN_SHUTDOWN_FILE,
+    DELETE_SUFFIX,
+    LOCK_FILE,
+    MetaProperties,
+    parse_directory_name,
+    read_meta_properties,
+)
+from klamm.storage.log_verification import Prediction, VerifiedLog, predict, verify_log
+from klamm.storage.overlay import OverlayFileSystem
+from klamm.storage.segment import LOG_SUFFIX
+from klamm.tools.progress import progress
+
+COMPACTED: Final = ("__consumer_offsets", "__transaction_state")
+CHECKPOINTS: Final = (RECOVERY_POINT_CHECKPOINT, LOG_START_OFFSET_CHECKPOINT, HIGH_WATERMARK_CHECKPOINT)
+
+
+@dataclass(slots=True)
+class Directory:
+    """A log directory: what its own files say, and which partitions it holds. `problems` are reasons for exit code 1,
+    `notes` are not."""
+
+    path: str
+    is_clean: bool
+    meta: MetaProperties | None = None
+    partitions: dict[PartitionKey, str] = field(default_factory=dict)
+    checkpoints: dict[str, Mapping[PartitionKey, int]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *, as_json: bool) -> int:
+    """Prints what was found. Returns the exit code."""
+    environment = SystemEnvironment(blocking_workers=1)
+    disk = OverlayFileSystem(environment.file_system)
+    wanted = _topic_pattern(topic)
+    config, compacted_config = LogConfig(), LogConfig(cleanup_policy=("compact",))
+    is_damaged = False
+    with ExitStack() as stack:
+        stack.enter_context(_quiet_loader())
+        for path in paths:
+            stack.callback(_lock(environment.file_system, path))
+        directories = [look_at(disk, path) for path in map(os.path.abspath, paths)]
+        find_conflicts(directories)
+        chosen = [
+            (directory, key) for directory in directories for key in sorted(directory.partitions) if wanted(key[0])
+        ]
+        size = sum(_size(disk, directory.partitions[key]) for directory, key in chosen)
+        advance = stack.enter_context(progress("verifying", size, visible=not as_json))
+        for directory in directories:
+            is_damaged |= _tell_directory(directory, as_json)
+        totals = VerifiedLog()
+        for directory, key in chosen:
+            is_compacted = key[0] in COMPACTED or key[0] in compacted
+            try:
+                log = verify_log(disk, directory.partitions[key], on_read=advance)
+                prediction = predict(
+                    disk,
+                    directory.partitions[key],
+                    compacted_config if is_compacted else config,
+                    log_start_offset=directory.checkpoints[LOG_START_OFFSET_CHECKPOINT].get(key, 0),
+                    recovery_point=directory.checkpoints[RECOVERY_POINT_CHECKPOINT].get(key, 0),
+                    is_clean=directory.is_clean,
+                    now_ms=environment.now_ms(),
+                )
+            except OSError as error:
+                is_damaged = True
+                _tell_unreadable(directory, key, describe_os_error(error), as_json)
+                continue
+            is_damaged |= _tell_log(directory, key, log, prediction, as_json)
+            _add(totals, log)
+    if not as_json:
+        print(
+            f"{len(chosen)} partitions, {totals.segments} segments, {totals.batches} batches, {totals.records} records,"
+            f" {totals.size_bytes} bytes: {'DAMAGED' if is_damaged else 'no damage'}"
+        )
+    return EXIT_FAILED if is_damaged else EXIT_OK
+
+
+@contextmanager
+def _quiet_loader() -> Iterator[None]:
+    """The loader logs what it does; here it does nothing."""
+    logger = logging.getLogger("klamm.storage")
+    before, logger.propagate = logger.propagate, False
+    handler = logging.NullHandler()
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
+
+
+# -- directories ------------------------------------------------------------------------------------------------------
+
+
+def look_at(disk: FileSystem, path: str) -> Directory:
+    """What a log directory's own files say. Raises OSError."""
+    names = disk.list_directory(path)
+    directory = Directory(path, CLEAN_SHUTDOWN_FILE in names)
+    try:
+        directory.meta = read_meta_properties(disk, path)
+    except KafkaError as error:
+        directory.problems.append(error.message)
+    for name in CHECKPOINTS:
+        directory.checkpoints[name] = {}
+        if name in names:
+            try:
+                directory.checkpoints[name] = parse_offset_checkpoint(disk.read_file(f"{path}/{name}"), name)
+            except KafkaError as error:
+                directory.problems.append(f"{error.message}; a start ignores the file")
+    for name in names:
+        if disk.is_directory(f"{path}/{name}"):
+            _classify(directory, name)
+    for name, offsets in directory.checkpoints.items():
+        gone = [
+            f"{topic}-{partition}" for topic, partition in offsets if (topic, partition) not in directory.partitions
+        ]
+        if gone:
+            directory.notes.append(
+                f"{name} names {', '.join(gone[:5])}, which {'is' if len(gone) == 1 else 'are'} not here"
+            )
+    return directory
+
+
+def _classify(directory: Directory, name: str) -> None:
+    parsed = parse_directory_name(name)
+    if parsed is None:
+        directory.notes.append(f"{name} is no partition's directory: a start ignores it")
+    elif parsed[2] == DELETE_SUFFIX:
+        directory.notes.append(f"{name} was being deleted: a start removes it")
+    elif parsed[2]:
+        directory.notes.append(f"{name} is a replica that was being moved to this directory; it is not verified")
+    else:
+        directory.partitions[parsed[:2]] = f"{directory.path}/{name}"
+
+
+def find_conflicts(directories: Sequence[Directory]) -> None:
+    """Adds what only several directories together show: other owners, and partitions with two directories."""
+    first = next((each for each in directories if each.meta is not None), None)
+    places: dict[PartitionKey, Directory] = {}
+    for directory in directories:
+        if first is not None and directory.meta not in (None, first.meta):
+            directory.problems.append(
+                f"belongs to {_owner(directory)}, {first.path} to {_owner(first)}: a start with both is refused"
+            )
+        for key in directory.partitions:
+            if key in places:
+                directory.problems.append(
+                    f"{key[0]}-{key[1]} is in {places[key].path} too: a start with both is refused"
+                )
+            places.setdefault(key, directory)
+
+
+def _owner(directory: Directory) -> str:
+    meta = directory.meta
+    return "no broker" if meta is None else f"broker {meta.broker_id} of cluster {meta.cluster_id}"
+
+
+def _lock(disk: FileSystem, path: str) -> Callable[[], object]:
+    """Takes the directory's lock if there is one. Returns what releases it. Raises ToolError when a broker has it."""
+    name = os.path.join(path, LOCK_FILE)
+    if not os.path.isdir(path):
+        raise ToolError(f"{path} is not a directory")
+    if not os.path.exists(name) or not os.access(name, os.W_OK):
+        return lambda: None
+    try:
+        return disk.lock(name).close
+    except BlockingIOError:
+        raise ToolError(f"{path} is in use by a broker; stop the broker, or verify a copy") from None
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+def _tell_directory(directory: Directory, as_json: bool) -> bool:
+    """Whether something is wrong."""
+    if as_json:
+        values: dict[str, Any] = {
+            "directory": directory.path,
+            "broker_id": directory.meta.broker_id if directory.meta else None,
+            "cluster_id": directory.meta.cluster_id if directory.meta else None,
+            "is_clean": directory.is_clean,
+            "partitions": len(directory.partitions),
+            "problems": directory.problems,
+            "notes": directory.notes,
+        }
+        print(json.dumps(values))
+    else:
+        how = "was shut down cleanly" if directory.is_clean else "was not shut down cleanly: logs will be recovered"
+        print(f"{directory.path}: {_owner(directory)}, {len(directory.partitions)} partitions; {how}")
+        for text in directory.problems:
+            print(f"  PROBLEM: {text}")
+        for text in directory.notes:
+            print(f"  {text}")
+    return bool(directory.problems)
+
+
+def _tell_log(directory: Directory, key: PartitionKey, log: VerifiedLog, prediction: Prediction, as_json: bool) -> bool:
+    """Whether something is wrong."""
+    is_damaged = bool(log.findings) or prediction.refusal is not None or prediction.lost_bytes > 0
+    name = f"{key[0]}-{key[1]}"
+    if as_json:
+        found = asdict(log)
+        found["findings"] = [each._asdict() for each in log.findings]
+        start = asdict(prediction)
+        start["cuts"] = [each._asdict() for each in prediction.cuts]
+        values = {"directory": directory.path, "topic": key[0], "partition": key[1], **found, "start": start}
+        print(json.dumps(values))
+    elif is_damaged:
+        print(f"{name}: DAMAGED")
+        for finding in log.findings:
+            at = "" if finding.position is None else f", position {finding.position}"
+            offset = "" if finding.offset is None else f", offset {finding.offset}"
+            print(f"  {finding.file}{at}{offset}: {finding.what}")
+        if log.more_findings:
+            print(f"  and {log.more_findings} more")
+        for text in described(prediction):
+            print(f"  a start {text}")
+        if not prediction.lost_bytes and any(finding.file.endswith(LOG_SUFFIX) for finding in log.findings):
+            print("  a start trusts what is below the recovery point: reads of the damaged part will fail")
+    return is_damaged
+
+
+def _tell_unreadable(directory: Directory, key: PartitionKey, reason: str, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"directory": directory.path, "topic": key[0], "partition": key[1], "error": reason}))
+    else:
+        print(f"{key[0]}-{key[1]}: CANNOT BE READ: {reason}")
+
+
+def described(prediction: Prediction) -> Iterator[str]:
+    """What a start would do, each as the end of a sentence."""
+    if prediction.refusal is not None:
+        yield f"refuses this log: {prediction.refusal}"
+        return
+    if prediction.recovers_from is not None:
+        yield f"recovers the log from the segment at offset {prediction.recovers_from} on"
+    for cut in prediction.cuts:
+        yield f"cuts {cut.file} at position {cut.position}, which loses {cut.lost_bytes} bytes"
+    if prediction.dropped:
+        yield f"drops {', '.join(prediction.dropped)}"
+    if prediction.lost_bytes:
+        yield (
+            f"loses {prediction.lost_bytes} bytes, among them {prediction.lost_records} records in batches with a"
+            f" readable header; the log then ends at offset {prediction.log_end_offset}"
+        )
+    if prediction.rebuilt_indexes:
+        yield f"rebuilds {', '.join(prediction.rebuilt_indexes)}"
+    if prediction.removed:
+        yield f"removes {len(prediction.removed)} indexes and other small files"
+    if prediction.written:
+        yield f"writes {', '.join(prediction.written)}"
+
+
+def _add(totals: VerifiedLog, log: VerifiedLog) -> None:
+    totals.segments += log.segments
+    totals.batches += log.batches
+    totals.records += log.records
+    totals.size_bytes += log.size_bytes
+
+
+def _size(disk: FileSystem, path: str) -> int:
+    return sum(disk.size(f"{path}/{name}") for name in disk.list_directory(path) if name.endswith(LOG_SUFFIX))
+
+
+def _topic_pattern(text: str | None) -> Callable[[str], bool]:
+    if text is None:
+        return lambda topic: True
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise typer.BadParameter(f"{text!r} is not a regular expression: {error}", param_hint="--topic") from None
+    return lambda topic: pattern.fullmatch(topic) is not None

@@ -1,0 +1,150 @@
+"""klamm log verify: the command on directories of all kinds."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from klamm.environment import SystemEnvironment
+from klamm.protocol.records import Record, build_batch
+from klamm.storage.log_config import LogConfig
+from klamm.storage.log_directory import MetaProperties
+from klamm.storage.log_manager import LogManager
+from klamm.tools import main
+
+NOW_MS = 1_700_000_000_000
+
+
+def make(directory: Path, broker_id: int = 1, topics: tuple[str, ...] = ("t", "u")) -> None:
+    """A log directory that was shut down cleanly; each topic has a partition of some segments."""
+
+    async def run() -> None:
+        environment = SystemEnvironment()
+        manager = LogManager(
+            environment,
+            [str(directory)],
+            meta_properties=MetaProperties("cluster", broker_id),
+            default_config=LogConfig(segment_bytes=4000),
+            on_directory_failure=lambda path, error: None,
+            on_failure=lambda error: None,
+        )
+        await manager.load({})
+        for topic in topics:
+            log = manager.get_or_create(topic, 0, uuid.UUID(int=1 << 80), LogConfig(segment_bytes=4000))
+            for number in range(100):
+                log.append_as_leader(build_batch([Record(None, b"%d" % number * 20, NOW_MS)] * 2), 0, now_ms=NOW_MS)
+        await manager.stop()
+        environment.close()
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    make(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+def verify(*arguments: object) -> int:
+    return main.run(["log", "verify", *map(str, arguments)])
+
+
+def test_a_sound_directory(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(directory)
+    assert verify(directory) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{directory}: broker 1 of cluster cluster, 2 partitions; was shut down cleanly",
+        "2 partitions, 8 segments, 200 batches, 400 records, 30200 bytes: no damage",
+    ]
+    assert contents(directory) == before
+
+
+def test_damage_and_what_a_start_would_do(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    segments = sorted((directory / "t-0").glob("*.log"))
+    data = bytearray(segments[1].read_bytes())
+    data[100] ^= 1
+    segments[1].write_bytes(data)
+    before = contents(directory)
+
+    assert verify(directory, "--topic", "t") == 1
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[1] == "t-0: DAMAGED"
+    assert lines[2].startswith(
+        f"  {segments[1].name}, position 0, offset {int(segments[1].stem)}: the record batch's checks"
+    )
+    assert lines[3] == "  a start trusts what is below the recovery point: reads of the damaged part will fail"
+    assert lines[4].startswith("1 partitions, 4 segments, 100 batches, 198 records")
+    assert err == ""
+
+    (directory / ".kafka_cleanshutdown").unlink()
+    (directory / "recovery-point-offset-checkpoint").unlink()
+    before = contents(directory)
+    assert verify(directory, "--topic", "t", "--json") == 1
+    of_directory, of_log = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (of_directory["is_clean"], of_directory["problems"]) == (False, [])
+    assert of_log["findings"][0]["file"] == segments[1].name
+    assert of_log["start"]["recovers_from"] == 0
+    assert of_log["start"]["cuts"] == [{"file": segments[1].name, "position": 0, "lost_bytes": len(data)}]
+    assert of_log["start"]["dropped"] == [segment.name for segment in segments[2:]]
+    assert of_log["start"]["log_end_offset"] == int(segments[1].stem)
+    assert of_log["start"]["lost_records"] == 200 - int(segments[1].stem)
+    assert contents(directory) == before
+
+
+def test_directories_that_a_start_would_refuse_or_ignore(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    make(other, broker_id=2, topics=("t",))
+    (directory / f"x-0.{'0' * 32}-delete").mkdir()
+    (directory / f"y-0.{'0' * 32}-future").mkdir()
+    (directory / "lost+found").mkdir()
+    (directory / "log-start-offset-checkpoint").write_text("0\n1\ngone 7 5\n")
+    (directory / "replication-offset-checkpoint").write_text("nonsense\n")
+    assert verify(directory, other) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{directory}: broker 1 of cluster cluster, 2 partitions; was shut down cleanly",
+        "  PROBLEM: replication-offset-checkpoint, line 1: 'nonsense' is not a number from 0 to 2^63-1; a start ignores"
+        " the file",
+        "  lost+found is no partition's directory: a start ignores it",
+        f"  x-0.{'0' * 32}-delete was being deleted: a start removes it",
+        f"  y-0.{'0' * 32}-future is a replica that was being moved to this directory; it is not verified",
+        "  log-start-offset-checkpoint names gone-7, which is not here",
+        f"{other}: broker 2 of cluster cluster, 1 partitions; was shut down cleanly",
+        f"  PROBLEM: belongs to broker 2 of cluster cluster, {directory} to broker 1 of cluster cluster: a start with"
+        " both is refused",
+        f"  PROBLEM: t-0 is in {directory} too: a start with both is refused",
+        "3 partitions, 12 segments, 300 batches, 600 records, 45300 bytes: DAMAGED",
+    ]
+
+
+def test_a_directory_in_use_is_not_verified(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # The lock is one of processes, so another process has to hold it.
+    code = (
+        f"import fcntl; f = open('{directory}/.lock', 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert verify(directory) == 1
+        holder.communicate(b"\n")
+    assert capsys.readouterr().err == f"klamm: {directory} is in use by a broker; stop the broker, or verify a copy\n"
+    assert verify(directory) == 0
+
+
+def test_wrong_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify() == 2
+    assert verify(tmp_path / "absent") == 1
+    assert verify(tmp_path, "--topic", "(") == 2
+    err = capsys.readouterr().err
+    assert f"{tmp_path}/absent is not a directory" in err
+    assert "'(' is not a regular expression" in err
