@@ -106,18 +106,18 @@ def test_directories_that_a_start_would_refuse_or_ignore(
     other = tmp_path / "other"
     make(other, broker_id=2, topics=("t",))
     (directory / f"x-0.{'0' * 32}-delete").mkdir()
-    (directory / f"y-0.{'0' * 32}-future").mkdir()
+    (directory / "u-0").rename(directory / f"u-0.{'0' * 32}-future")
     (directory / "lost+found").mkdir()
     (directory / "log-start-offset-checkpoint").write_text("0\n1\ngone 7 5\n")
     (directory / "replication-offset-checkpoint").write_text("nonsense\n")
     assert verify(directory, other) == 1
     assert capsys.readouterr().out.splitlines() == [
-        f"{directory}: broker 1 of cluster cluster, 2 partitions; was shut down cleanly",
+        f"{directory}: broker 1 of cluster cluster, 1 partitions; was shut down cleanly",
         "  PROBLEM: replication-offset-checkpoint, line 1: 'nonsense' is not a number from 0 to 2^63-1; a start ignores"
         " the file",
         "  lost+found is no partition's directory: a start ignores it",
+        f"  u-0.{'0' * 32}-future is to replace a partition's log: a start continues the move",
         f"  x-0.{'0' * 32}-delete was being deleted: a start removes it",
-        f"  y-0.{'0' * 32}-future is a replica that was being moved to this directory; it is not verified",
         "  log-start-offset-checkpoint names gone-7, which is not here",
         f"{other}: broker 2 of cluster cluster, 1 partitions; was shut down cleanly",
         f"  PROBLEM: belongs to broker 2 of cluster cluster, {directory} to broker 1 of cluster cluster: a start with"

@@ -52,6 +52,7 @@ class Directory:
     is_clean: bool
     meta: MetaProperties | None = None
     partitions: dict[PartitionKey, str] = field(default_factory=dict)
+    futures: dict[PartitionKey, str] = field(default_factory=dict)
     checkpoints: dict[str, Mapping[PartitionKey, int]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -71,20 +72,24 @@ def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *,
         directories = [look_at(disk, path) for path in map(os.path.abspath, paths)]
         find_conflicts(directories)
         chosen = [
-            (directory, key) for directory in directories for key in sorted(directory.partitions) if wanted(key[0])
+            (directory, key, path)
+            for directory in directories
+            for logs in (directory.partitions, directory.futures)
+            for key, path in sorted(logs.items())
+            if wanted(key[0])
         ]
-        size = sum(_size(disk, directory.partitions[key]) for directory, key in chosen)
+        size = sum(_size(disk, path) for _, _, path in chosen)
         advance = stack.enter_context(progress("verifying", size, visible=not as_json))
         for directory in directories:
             is_damaged |= _tell_directory(directory, as_json)
         totals = VerifiedLog()
-        for directory, key in chosen:
+        for directory, key, path in chosen:
             is_compacted = key[0] in COMPACTED or key[0] in compacted
             try:
-                log = verify_log(disk, directory.partitions[key], on_read=advance)
+                log = verify_log(disk, path, on_read=advance)
                 prediction = predict(
                     disk,
-                    directory.partitions[key],
+                    path,
                     compacted_config if is_compacted else config,
                     log_start_offset=directory.checkpoints[LOG_START_OFFSET_CHECKPOINT].get(key, 0),
                     recovery_point=directory.checkpoints[RECOVERY_POINT_CHECKPOINT].get(key, 0),
@@ -93,9 +98,9 @@ def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *,
                 )
             except OSError as error:
                 is_damaged = True
-                _tell_unreadable(directory, key, describe_os_error(error), as_json)
+                _tell_unreadable(path, describe_os_error(error), as_json)
                 continue
-            is_damaged |= _tell_log(directory, key, log, prediction, as_json)
+            is_damaged |= _tell_log(path, key, log, prediction, as_json)
             _add(totals, log)
     if not as_json:
         print(
@@ -141,9 +146,8 @@ def look_at(disk: FileSystem, path: str) -> Directory:
         if disk.is_directory(f"{path}/{name}"):
             _classify(directory, name)
     for name, offsets in directory.checkpoints.items():
-        gone = [
-            f"{topic}-{partition}" for topic, partition in offsets if (topic, partition) not in directory.partitions
-        ]
+        held = directory.partitions.keys() | directory.futures.keys()
+        gone = [f"{key[0]}-{key[1]}" for key in offsets if key not in held]
         if gone:
             directory.notes.append(
                 f"{name} names {', '.join(gone[:5])}, which {'is' if len(gone) == 1 else 'are'} not here"
@@ -158,7 +162,8 @@ def _classify(directory: Directory, name: str) -> None:
     elif parsed[2] == DELETE_SUFFIX:
         directory.notes.append(f"{name} was being deleted: a start removes it")
     elif parsed[2]:
-        directory.notes.append(f"{name} is a replica that was being moved to this directory; it is not verified")
+        directory.futures[parsed[:2]] = f"{directory.path}/{name}"
+        directory.notes.append(f"{name} is to replace a partition's log: a start continues the move")
     else:
         directory.partitions[parsed[:2]] = f"{directory.path}/{name}"
 
@@ -224,19 +229,18 @@ def _tell_directory(directory: Directory, as_json: bool) -> bool:
     return bool(directory.problems)
 
 
-def _tell_log(directory: Directory, key: PartitionKey, log: VerifiedLog, prediction: Prediction, as_json: bool) -> bool:
+def _tell_log(path: str, key: PartitionKey, log: VerifiedLog, prediction: Prediction, as_json: bool) -> bool:
     """Whether something is wrong."""
     is_damaged = bool(log.findings) or prediction.refusal is not None or prediction.lost_bytes > 0
-    name = f"{key[0]}-{key[1]}"
     if as_json:
         found = asdict(log)
         found["findings"] = [each._asdict() for each in log.findings]
         start = asdict(prediction)
         start["cuts"] = [each._asdict() for each in prediction.cuts]
-        values = {"directory": directory.path, "topic": key[0], "partition": key[1], **found, "start": start}
+        values = {"directory": path, "topic": key[0], "partition": key[1], **found, "start": start}
         print(json.dumps(values))
     elif is_damaged:
-        print(f"{name}: DAMAGED")
+        print(f"{os.path.basename(path)}: DAMAGED")
         for finding in log.findings:
             at = "" if finding.position is None else f", position {finding.position}"
             offset = "" if finding.offset is None else f", offset {finding.offset}"
@@ -250,11 +254,9 @@ def _tell_log(directory: Directory, key: PartitionKey, log: VerifiedLog, predict
     return is_damaged
 
 
-def _tell_unreadable(directory: Directory, key: PartitionKey, reason: str, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"directory": directory.path, "topic": key[0], "partition": key[1], "error": reason}))
-    else:
-        print(f"{key[0]}-{key[1]}: CANNOT BE READ: {reason}")
+def _tell_unreadable(path: str, reason: str, as_json: bool) -> None:
+    name = os.path.basename(path)
+    print(json.dumps({"directory": path, "error": reason}) if as_json else f"{name}: CANNOT BE READ: {reason}")
 
 
 def described(prediction: Prediction) -> Iterator[str]:
