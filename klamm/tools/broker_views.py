@@ -45,7 +45,7 @@ def table_lines(facts: ClusterFacts) -> Iterator[str]:
             rows.append((name, "not in the cluster", "-", *numbers, "-", "-"))
             continue
         size = "-" if broker.error is not None else size_text(broker.size_bytes)
-        software = "does not answer" if broker.error is not None else broker.software
+        software = "does not answer" if broker.error is not None else broker.software or "-"
         rows.append((name, address_text(broker), broker.rack or "-", *numbers, size, software))
     widths = [max(len(row[column]) for row in rows) for column in range(len(_TITLES))]
     for row in rows:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType, TopicPartition
 from klamm.tools.clients import error_line
 from klamm.tools.cluster_view import ClusterView, PartitionView, read_cluster
@@ -72,7 +72,7 @@ class ClusterFacts:
     """`brokers` are the live ones; `missing` are named in assignments and are not among them.
 
     `controller_error` says why the controller did not list reassignments, `topics_error` why the configs of topics are
-    not known.
+    not known. `forbidden` names what this client may not see, which says nothing about the cluster.
     """
 
     cluster_id: str | None
@@ -82,6 +82,7 @@ class ClusterFacts:
     throttled_topics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     controller_error: str | None = None
     topics_error: str | None = None
+    forbidden: tuple[str, ...] = ()
 
     @property
     def missing(self) -> list[int]:
@@ -98,19 +99,26 @@ async def read_facts(client: "ClusterClient") -> ClusterFacts:
     import asyncio
 
     controller_error = None
+    forbidden: list[str] = []
     try:
         view = await read_cluster(client)
     except KafkaError as error:
-        controller_error = error_line(error)
+        if error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            forbidden.append("reassignments")
+        else:
+            controller_error = error_line(error)
         view = await read_cluster(client, reassignments={})
     topics = sorted(view.of_topics())
     brokers, (min_isr, throttled, topics_error) = await asyncio.gather(
-        _read_brokers(client, view), _read_topics(client, topics)
+        _read_brokers(client, view, forbidden), _read_topics(client, topics)
     )
-    return ClusterFacts(client.metadata.cluster_id, view, brokers, min_isr, throttled, controller_error, topics_error)
+    return ClusterFacts(
+        client.metadata.cluster_id, view, brokers, min_isr, throttled, controller_error, topics_error, tuple(forbidden)
+    )
 
 
-async def _read_brokers(client: "ClusterClient", view: ClusterView) -> dict[int, BrokerFacts]:
+async def _read_brokers(client: "ClusterClient", view: ClusterView, forbidden: list[str]) -> dict[int, BrokerFacts]:
+    """What each live broker says; adds to `forbidden` what it may not say."""
     import asyncio
 
     from klamm.client.cluster import RetryPolicy
@@ -124,10 +132,17 @@ async def _read_brokers(client: "ClusterClient", view: ClusterView) -> dict[int,
         describe_configs(client, resources.values(), [PROTOCOL, KLAMM_KEY, *BROKER_THROTTLES], retry=once),
         describe_log_dirs(client, view.brokers, retry=once),
     )
+    for what, answers in (("configs of brokers", configs), ("log directories", log_dirs)):
+        if any(_is_forbidden(answer) for answer in answers.values()):
+            forbidden.append(what)
     return {
         broker_id: await _broker(client, view, broker_id, configs[resources[broker_id]], log_dirs[broker_id])
         for broker_id in view.brokers
     }
+
+
+def _is_forbidden(answer: object) -> bool:
+    return isinstance(answer, KafkaError) and answer.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 async def _broker(
@@ -141,9 +156,10 @@ async def _broker(
 
     known = view.brokers[broker_id]
     for answer in (log_dirs, configs):
-        if isinstance(answer, KafkaError):
+        if isinstance(answer, KafkaError) and not _is_forbidden(answer):
             return BrokerFacts(broker_id, known.address, known.rack, error=error_line(answer))
-    assert not isinstance(configs, KafkaError) and not isinstance(log_dirs, KafkaError)
+    configs = {} if isinstance(configs, KafkaError) else configs
+    log_dirs = {} if isinstance(log_dirs, KafkaError) else log_dirs
     protocol = configs.get(PROTOCOL)
     versions = (await client.connection_to(broker_id)).api_versions or {}
     dynamic = (ConfigSource.DYNAMIC_BROKER_CONFIG, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
@@ -151,7 +167,7 @@ async def _broker(
         broker_id,
         known.address,
         known.rack,
-        KLAMM if KLAMM_KEY in configs else KAFKA,
+        (KLAMM if KLAMM_KEY in configs else KAFKA) if configs else "",
         None if protocol is None else protocol.value,
         tuple((key, low, high) for key, (low, high) in sorted(versions.items())),
         tuple(_log_dir(path, each) for path, each in sorted(log_dirs.items())),

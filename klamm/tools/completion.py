@@ -151,7 +151,11 @@ def find_place(root: Any, line: str) -> Place:
 
 
 def _split(line: str) -> tuple[list[str], str]:
-    """The words before the cursor, and the word that has begun there. A quote may still be open."""
+    """The words before the cursor, and the word that has begun there. A quote may still be open.
+
+    Fish ends the line with a newline.
+    """
+    line = line.rstrip("\n")
     for end in ("", '"', "'"):
         try:
             words = shlex.split(line + end)

@@ -47,6 +47,7 @@ def diagnose(facts: ClusterFacts, controller: Mapping[str, Any] | None = None) -
         *_imbalance(facts),
         *_at_min_isr(facts),
         *_versions(facts),
+        *_forbidden(facts),
     ]
 
 
@@ -334,6 +335,16 @@ def _versions(facts: ClusterFacts) -> Iterator[Finding]:
                 for broker_ids in groups.values()
             ),
             "Normal during an upgrade; finish it before features of the new version are used.",
+            is_problem=False,
+        )
+
+
+def _forbidden(facts: ClusterFacts) -> Iterator[Finding]:
+    if facts.forbidden:
+        yield Finding(
+            "forbidden",
+            f"This client may not see {', '.join(facts.forbidden)}, so faults there do not show.",
+            advice="Grant its user Describe and DescribeConfigs on the cluster.",
             is_problem=False,
         )
 

@@ -60,6 +60,7 @@ def complete(line: str) -> list[str]:
         ("klamm comp", ["completion"]),  # The hidden command is not shown.
         ("klamm status --ver", []),
         ('klamm "to', ["topics"]),
+        ("klamm topics li\n", ["list"]),
     ],
 )
 def test_what_may_stand_at_the_end_of_a_line(line: str, expected: list[str]) -> None:

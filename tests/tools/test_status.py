@@ -3,6 +3,9 @@
 import contextlib
 import io
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -83,6 +86,7 @@ FOUR = (1, 2, 3, 4)
         (facts(*[HEALTHY] * 10, replace(HEALTHY, leader=2)), [], []),  # Less than ten percent.
         (with_broker(facts(), broker(2, software=KAFKA)), [], ["version_mix"]),
         (with_broker(facts(), broker(2, protocol="2.7")), [], ["version_mix"]),
+        (facts(forbidden=("reassignments",)), [], ["forbidden"]),
         (facts(topics_error="topic t: TOPIC_AUTHORIZATION_FAILED (29)"), [], ["unread_configs"]),
     ],
 )
@@ -199,8 +203,28 @@ def test_the_status_of_a_cluster_before_and_after_a_death(cluster: Cluster) -> N
     unknown = run(cluster, "brokers", "describe", "--broker", "7", code=1)
     assert unknown.startswith("klamm: broker 7 is not in the cluster, and no assignment names it; known are 0, 1")
 
+    watching = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "klamm.tools.main",
+            "status",
+            "--watch",
+            "--json",
+            "--bootstrap-server",
+            cluster.bootstrap,
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    assert json.loads(watching.stdout.readline())["healthy"]
+
     cluster.kill(1)
     cluster.until(lambda: cluster.isr("both") == [0] and cluster.isr("both", 1) == [0])
+    assert any(not json.loads(line)["healthy"] for line in watching.stdout)
+    watching.send_signal(signal.SIGINT)
+    assert watching.wait(30) == 130
     screen = run(cluster, "status", code=1)
     assert "NOT HEALTHY: 2 problems" in screen.splitlines()[0]
     assert "- Broker 1 is named in assignments and not in the cluster." in screen
