@@ -11,7 +11,8 @@ What must stay true:
   One case is left, as in Java's client: a leader that has stopped cleanly keeps only a producer's last batch. When the
   answers to several batches are lost with it, and no other replica leads, the earlier of them are written again.
 - Only one batch of a partition is on its way until one has been acknowledged, and again after each failure. A broker
-  that does not know the producer yet accepts any sequence number as the first, so the second batch must not overtake.
+  of Kafka's that does not know the producer yet accepts any sequence number as the first, so the second batch must not
+  overtake.
 - The first sealed batch that cannot be delivered ends the sender: later batches could not be in order.
 - Where batches are sealed here, a failed batch takes only such batches with it as may be in the log, because that is
   unknown. The other batches continue, under a new producer id unless the failed batch certainly never was appended. A

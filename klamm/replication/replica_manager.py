@@ -27,7 +27,7 @@ from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrRespo
 from klamm.protocol.primitives import Steps
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
-from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, PartitionKey
+from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, UNKNOWN_OFFSET, PartitionKey
 from klamm.purgatory import Purgatory, Watch
 from klamm.replication.delayed_operations import (
     Appended,
@@ -287,7 +287,10 @@ class ReplicaManager:
         except RecordsRefused as error:
             return ProduceResult(error.code, error_message=error.message, record_errors=error.record_errors)
         except KafkaError as error:
-            return ProduceResult(error.code, error_message=error.message or None)
+            # A producer that the log does not know compares where the log starts with its last offset there.
+            hosted = self._hosted.get((topic, partition))
+            start = UNKNOWN_OFFSET if hosted is None else hosted.log.log_start_offset
+            return ProduceResult(error.code, log_start_offset=start, error_message=error.message or None)
         if not info.duplicate:
             self.follower_fetch_purgatory.check(target.topic_partition)
         return ProduceResult(

@@ -1,17 +1,20 @@
 """The clients of a simulated cluster, and the records they keep for `klamm.simulation.verdict`.
 
-A producer sends one batch at a time and repeats it until it is acknowledged, by all in-sync replicas or only by the
-leader. Each attempt is a separate request, so the acknowledging broker is known. A consumer reads as far as it can
-during the faults.
+A producer repeats each batch until it is acknowledged, by all in-sync replicas or only by the leader. Each attempt is a
+separate request, so the acknowledging broker is known. An idempotent producer has up to three batches on their way, in
+any order; when one is acknowledged, it takes those before it for acknowledged too, as librdkafka does. A consumer reads
+as far as it can during the faults.
 
 What must stay true: an error that no fault of the cluster excuses is an AssertionError and ends the run.
 """
 
 import asyncio
 import itertools
+import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
@@ -22,7 +25,7 @@ from klamm.environment import Buffer
 from klamm.net.client import ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.record_batch import iterate_batches
+from klamm.protocol.record_batch import NO_SEQUENCE, iterate_batches
 from klamm.protocol.records import Record, build_batch, decode_records
 from klamm.protocol.vocabulary import ACKS_ALL, ACKS_LEADER, NO_EPOCH, PartitionKey, TopicPartition
 from klamm.simulation.world import World
@@ -34,13 +37,19 @@ FETCH_MAX_BYTES = 1 << 20
 REQUEST_TIMEOUT_MS = 10_000
 BACK_OFF_S = 0.1
 FAILURES_UNTIL_NEW_CLIENT = 5
+MAX_IN_FLIGHT = 3
+# What a batch gets that has overtaken another, or that the leader has but no longer recognizes.
+OUT_OF_SEQUENCE = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A batch that was acknowledged at a time of the loop; `attempts` counts how often it had been sent until then."""
+    """A batch that was acknowledged at a time of the loop; `attempts` counts how often it had been sent until then.
 
-    base_offset: int
+    The offset is None when only a later batch was acknowledged.
+    """
+
+    base_offset: int | None
     values: tuple[bytes, ...]
     broker_id: int
     attempts: int
@@ -66,21 +75,33 @@ class PartitionClient:
 
         AssertionError for an error that is not retriable.
         """
+        return (await self.attempts(api_key, [request]))[0]
+
+    async def attempts(
+        self, api_key: ApiKey, requests: Sequence[Any], expected: Collection[ErrorCode] = ()
+    ) -> list[tuple[Any, int] | None]:
+        """As `attempt`, for several requests at once; a result may also have one of the `expected` errors."""
         try:
             leader = await self._leader()
             connection = await self._client.connection_to(leader)
-            response = await connection.send(api_key, lambda version: request, timeout_ms=2 * ATTEMPT_TIMEOUT_MS)
         except (ClientError, KafkaError):
-            return None
-        if api_key is ApiKey.PRODUCE:
-            result = response.responses[0].partition_responses[0]
-        else:
-            result = response.responses[0].partitions[0]
-        if result.error_code in RETRIABLE_ERRORS:
-            return None
-        assert result.error_code == ErrorCode.NONE, f"{self.topic}-{self.partition}, broker {leader}: {result}"
-        self._failures = 0
-        return result, leader
+            return [None] * len(requests)
+
+        async def send(request: Any) -> tuple[Any, int] | None:
+            try:
+                response = await connection.send(api_key, lambda version: request, timeout_ms=2 * ATTEMPT_TIMEOUT_MS)
+            except (ClientError, KafkaError):
+                return None
+            topic = response.responses[0]
+            result = topic.partition_responses[0] if api_key is ApiKey.PRODUCE else topic.partitions[0]
+            if result.error_code in RETRIABLE_ERRORS:
+                return None
+            allowed = (ErrorCode.NONE, *expected)
+            assert result.error_code in allowed, f"{self.topic}-{self.partition}, broker {leader}: {result}"
+            self._failures = 0
+            return result, leader
+
+        return await asyncio.gather(*map(send, requests))
 
     async def again(self) -> None:
         """Waits a little and asks for the current leader."""
@@ -138,35 +159,53 @@ class Producer:
         """Produces, with pauses of up to `pause_s` seconds. A later run continues where the earlier run ended."""
         if self.idempotent and self._producer[0] < 0:
             self._producer = await self._producer_id()
-        for _ in itertools.count() if batches is None else range(batches):
-            if self.stop.is_set():
-                return
-            number = next(self._numbers)
-            values = tuple(
-                b"%s-%d/%d/%d" % (self.key[0].encode(), self.key[1], number, n) for n in range(1 + number % 4)
-            )
-            self.sent.update(dict.fromkeys(values))
-            await self._produce(values, FIRST_TIMESTAMP_MS + number, self._sequence if self.idempotent else -1)
-            self._sequence += len(values)
+        left = math.inf if batches is None else batches
+        while left > 0 and not self.stop.is_set():
+            count = min(self._random.randint(1, MAX_IN_FLIGHT), left) if self.idempotent else 1
+            await self._produce([self._next_batch() for _ in range(int(count))])
+            left -= count
             await asyncio.sleep(self._random.uniform(0, pause_s))
 
-    async def _produce(self, values: tuple[bytes, ...], timestamp_ms: int, sequence: int) -> None:
+    def _next_batch(self) -> tuple[tuple[bytes, ...], bytes]:
+        """The values of a new batch, and the batch."""
+        number = next(self._numbers)
+        values = tuple(b"%s-%d/%d/%d" % (self.key[0].encode(), self.key[1], number, n) for n in range(1 + number % 4))
+        self.sent.update(dict.fromkeys(values))
         producer_id, producer_epoch = self._producer
         batch = build_batch(
-            [Record(None, value, timestamp_ms) for value in values],
+            [Record(None, value, FIRST_TIMESTAMP_MS + number) for value in values],
             producer_id=producer_id,
             producer_epoch=producer_epoch,
-            base_sequence=sequence,
+            base_sequence=self._sequence if self.idempotent else NO_SEQUENCE,
         )
+        self._sequence += len(values)
+        return values, bytes(batch)
+
+    async def _produce(self, batches: list[tuple[tuple[bytes, ...], bytes]]) -> None:
+        """Sends the batches, all that are left each time, until all are acknowledged."""
+        expected = OUT_OF_SEQUENCE if self.idempotent else ()
         for attempts in itertools.count(1):
-            # Each attempt sends a copy: the network may still hold the buffer of the last attempt.
-            request = produce_request(self.key, bytes(batch), acks=self.acks, timeout_ms=ATTEMPT_TIMEOUT_MS)
-            answer = await self._partition_client.attempt(ApiKey.PRODUCE, request)
-            if answer is not None:
-                result, broker_id = answer
+            # After a change of leaders a later batch may arrive first.
+            order = self._random.sample(range(len(batches)), len(batches))
+            requests = [
+                # Each attempt sends a copy: the network may still hold the buffer of the last attempt.
+                produce_request(self.key, bytearray(batches[number][1]), acks=self.acks, timeout_ms=ATTEMPT_TIMEOUT_MS)
+                for number in order
+            ]
+            found = await self._partition_client.attempts(ApiKey.PRODUCE, requests, expected)
+            answers = [answer for _, answer in sorted(zip(order, found, strict=True), key=itemgetter(0))]
+            # The leader takes the first batch, or recognizes the last one that it has.
+            assert not all(answer is not None and answer[0].error_code in OUT_OF_SEQUENCE for answer in answers), (
+                f"{self.key}: the leader has lost batches before {batches[0][0]}: {answers}"
+            )
+            answers = [None if answer is not None and answer[0].error_code else answer for answer in answers]
+            while batches and any(answers):
+                (values, _), answer = batches.pop(0), answers.pop(0)
+                base_offset, broker_id = (None, -1) if answer is None else (answer[0].base_offset, answer[1])
                 now_s = asyncio.get_running_loop().time()
-                self.acknowledged.append(Acknowledged(result.base_offset, values, broker_id, attempts, now_s))
+                self.acknowledged.append(Acknowledged(base_offset, values, broker_id, attempts, now_s))
                 self._progress.set()
+            if not batches:
                 return
             await self._partition_client.again()
 

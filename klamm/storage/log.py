@@ -287,7 +287,7 @@ class Log:
                 duplicate = self._producer_state.find_duplicate(header)
                 if duplicate is not None:
                     return self._duplicate(duplicate)
-            self._producer_state.check(header, marker, origin)
+            self._producer_state.check(header, marker, origin, self.log_start_offset)
         demands = demands_on(header, config, origin, now_ms)
         if demands is not None:
             if inspected is None or inspected.config is not config:

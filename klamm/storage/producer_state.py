@@ -8,6 +8,9 @@ What must stay true:
 - `check` may refuse a batch and never changes the state. `update` changes the state and never refuses; it is called
   once for each batch in the log, in order.
 - A finished transaction stays unstable until its marker is below the high watermark.
+- While the log has all its records and no producer has expired, the state knows every producer. A client's batch of an
+  unknown producer is then refused unless it begins with sequence number 0: batches before it are missing, and clients
+  such as librdkafka would count them as acknowledged together with this one. Kafka 2.8 accepts it (KIP-360).
 
 Snapshot file (`<offset>.snapshot`, the state before that offset): version 1 (i16), CRC-32C of the rest (u32), count
 (i32), entries of 46 bytes; only the last batch of each producer survives a snapshot.
@@ -107,6 +110,7 @@ class ProducerState:
     def __init__(self, end_offset: int = 0) -> None:
         self.end_offset = end_offset
         self._entries: dict[int, ProducerEntry] = {}
+        self._has_expired = False  # whether a producer has
         self._ongoing: dict[int, int] = {}  # first offset of an open transaction -> producer id
         self._unreplicated: dict[int, int] = {}  # first offset of a finished one -> offset of its marker
         self._first_unstable_offset: int | None = None
@@ -138,14 +142,23 @@ class ProducerState:
                 return batch
         return None
 
-    def check(self, header: BatchHeader, marker: EndTransactionMarker | None, origin: AppendOrigin) -> None:
+    def check(
+        self, header: BatchHeader, marker: EndTransactionMarker | None, origin: AppendOrigin, log_start_offset: int
+    ) -> None:
         """Checks that a batch with a producer id may be appended. `marker` is the content of a control batch.
 
-        Raises KafkaError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER (clients only), INVALID_TXN_STATE (a
-        batch without a transaction while one is open), TRANSACTION_COORDINATOR_FENCED.
+        Raises KafkaError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER and UNKNOWN_PRODUCER_ID (clients only),
+        INVALID_TXN_STATE (a batch without a transaction while one is open), TRANSACTION_COORDINATOR_FENCED.
         """
         entry = self._entries.get(header.producer_id)
         if entry is None:
+            knows_all = log_start_offset == 0 and not self._has_expired
+            if origin is AppendOrigin.CLIENT and knows_all and header.base_sequence > 0:
+                raise KafkaError(
+                    ErrorCode.UNKNOWN_PRODUCER_ID,
+                    f"producer {header.producer_id} has no batch in this log, and sent sequence"
+                    f" {header.base_sequence}, not 0",
+                )
             return
         if header.producer_epoch < entry.producer_epoch:
             raise KafkaError(
@@ -233,6 +246,7 @@ class ProducerState:
         ]
         for producer_id in expired:
             del self._entries[producer_id]
+            self._has_expired = True
 
     def _find_first_unstable(self) -> None:
         first = min(self._ongoing, default=None)

@@ -24,18 +24,45 @@ COMMIT = EndTransactionMarker(ControlRecordType.COMMIT, 0)
 ABORT = EndTransactionMarker(ControlRecordType.ABORT, 0)
 
 
+def check(state, header, marker=None, origin=CLIENT, log_start_offset=0):
+    state.check(header, marker, origin, log_start_offset)
+
+
 def refused(state, header, marker=None, origin=CLIENT):
     with pytest.raises(KafkaError) as caught:
-        state.check(header, marker, origin)
+        check(state, header, marker, origin)
     return caught.value.code
 
 
-def test_an_unknown_producer_may_begin_anywhere():
+def test_an_unknown_producer_begins_with_sequence_0():
     state = ProducerState()
-    state.check(data(0, 17), None, CLIENT)
+    assert refused(state, data(0, 17)) == ErrorCode.UNKNOWN_PRODUCER_ID
+    check(state, data(0, 0))
+    state.update(data(0, 0, producer=2), None)
+    assert refused(state, data(1, 17)) == ErrorCode.UNKNOWN_PRODUCER_ID
+
+
+def expired():
+    state = ProducerState()
+    state.update(data(0, 16, timestamp=1000), None)
+    state.remove_expired(2000, 1000)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("state", "origin", "log_start_offset"),
+    [(ProducerState(), CLIENT, 1), (expired(), CLIENT, 0), (ProducerState(), REPLICATION, 0)],
+    ids=["records were deleted", "a producer has expired", "a leader's batch"],
+)
+def test_a_producer_that_may_have_been_forgotten_continues_anywhere(state, origin, log_start_offset):
+    check(state, data(1, 17), None, origin, log_start_offset)
+
+
+def test_a_producer_continues_where_it_ended():
+    state = ProducerState()
     state.update(data(0, 17), None)
     assert refused(state, data(1, 19)) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    state.check(data(1, 18), None, CLIENT)
+    check(state, data(1, 18), None, CLIENT)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +72,7 @@ def test_sequences_follow_each_other_and_wrap(last, first, allowed):
     state = ProducerState()
     state.update(data(0, last), None)
     if allowed:
-        state.check(data(1, first), None, CLIENT)
+        check(state, data(1, first), None, CLIENT)
     else:
         assert refused(state, data(1, first)) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
@@ -55,14 +82,14 @@ def test_a_batch_across_the_wrap():
     state.update(data(0, MAX - 1, count=5), None)
     assert state.entries[1].last_sequence == 2
     assert state.find_duplicate(data(0, MAX - 1, count=5)).first_sequence == MAX - 1
-    state.check(data(5, 3), None, CLIENT)
+    check(state, data(5, 3), None, CLIENT)
 
 
 def test_a_new_epoch_begins_at_zero_and_an_old_one_is_fenced():
     state = ProducerState()
     state.update(data(0, 5, epoch=3), None)
     assert refused(state, data(1, 6, epoch=4)) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    state.check(data(1, 0, epoch=4), None, CLIENT)
+    check(state, data(1, 0, epoch=4), None, CLIENT)
     for origin in (CLIENT, COORDINATOR):
         assert refused(state, data(1, 0, epoch=2), origin=origin) == ErrorCode.INVALID_PRODUCER_EPOCH
     state.update(data(1, 0, epoch=4), None)
@@ -72,7 +99,7 @@ def test_a_new_epoch_begins_at_zero_and_an_old_one_is_fenced():
 def test_coordinators_need_no_sequence():
     state = ProducerState()
     state.update(data(0, 5), None)
-    state.check(data(1, -1), None, COORDINATOR)
+    check(state, data(1, -1), None, COORDINATOR)
 
 
 def test_five_batches_are_remembered():
@@ -91,9 +118,9 @@ def test_no_plain_batch_within_a_transaction():
     state = ProducerState()
     state.update(data(0, 0, attributes=TRANSACTIONAL), None)
     assert refused(state, data(1, 1)) == ErrorCode.INVALID_TXN_STATE
-    state.check(data(1, 1, attributes=TRANSACTIONAL), None, CLIENT)
+    check(state, data(1, 1, attributes=TRANSACTIONAL), None, CLIENT)
     state.update(end(1), COMMIT)
-    state.check(data(2, 1), None, CLIENT)
+    check(state, data(2, 1), None, CLIENT)
 
 
 def test_markers():
@@ -123,7 +150,7 @@ def test_a_marker_of_a_higher_epoch_forgets_the_batches():
     state.update(end(1, epoch=2), COMMIT)
     assert state.entries[1].last_sequence == -1
     assert refused(state, data(2, 8, epoch=2)) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    state.check(data(2, 0, epoch=2), None, CLIENT)
+    check(state, data(2, 0, epoch=2), None, CLIENT)
 
 
 def test_an_old_coordinator_is_fenced():

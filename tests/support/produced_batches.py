@@ -102,9 +102,11 @@ HEADERS = {
     # Kafka takes any sequence in this epoch, so that nothing that is sent twice is found out.
     "a producer without an epoch": Case(one(**of_producer(5, -1, 0)), NONE, INVALID_RECORD),
     "a producer in epoch -2": Case(one(**of_producer(6, -2, 0)), ErrorCode.INVALID_PRODUCER_EPOCH, INVALID_RECORD),
-    "a producer that is not known, in the middle": Case(one(**of_producer(7, 3, 9)), NONE),
+    "a producer that is not known, in the middle": Case(
+        one(**of_producer(7, 3, 9)), NONE, ErrorCode.UNKNOWN_PRODUCER_ID
+    ),
     "a gap in the sequence": Case(
-        several(of_producer(8, 3, 9), of_producer(8, 3, 11)), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        several(of_producer(8, 3, 0), of_producer(8, 3, 2)), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     ),
     "a new epoch that does not begin at 0": Case(
         several(of_producer(9, 3, 0), of_producer(9, 4, 1)), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
