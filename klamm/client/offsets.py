@@ -161,7 +161,7 @@ async def list_replica_offsets(
 
 
 async def list_consumer_group_offsets(
-    client: ClusterClient, groups: Iterable[str]
+    client: ClusterClient, groups: Iterable[str], *, retry: RetryPolicy | None = None
 ) -> dict[str, dict[TopicPartition, OffsetAndMetadata] | KafkaError]:
     """All offsets that each group has committed, by topic and partition."""
 
@@ -171,7 +171,7 @@ async def list_consumer_group_offsets(
         found = await asyncio.gather(*(_committed(connection, name) for name in names))
         return dict(zip(names, found, strict=True))
 
-    return await fan_out(client, groups, coordinators(client), ask)
+    return await fan_out(client, groups, coordinators(client), ask, retry=retry)
 
 
 async def _committed(connection: Connection, group: str) -> dict[TopicPartition, OffsetAndMetadata] | KafkaError:

@@ -26,6 +26,7 @@ from klamm.tools import (
     zookeeper,
 )
 from klamm.tools.configs import commands as configs
+from klamm.tools.elect import commands as elect
 from klamm.tools.log import commands as log
 from klamm.tools.reassign import command as reassign
 from klamm.tools.topics import commands as topics
@@ -50,6 +51,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(configs.app, name="configs")
 app.add_typer(brokers.app, name="brokers")
 app.command("status", epilog="Example: klamm status --bootstrap-server 127.0.0.1:9092")(status.status)
+app.add_typer(elect.app, name="elect")
 app.add_typer(groups.app, name="groups")
 app.add_typer(reassign.app, name="reassign")
 app.add_typer(controller.app, name="controller")

@@ -419,6 +419,37 @@ class KafkaZooKeeper:
                     ErrorCode.REASSIGNMENT_IN_PROGRESS, f"{requests.REASSIGN_PARTITIONS_PATH} exists"
                 ) from None
 
+    async def start_preferred_replica_election(self, partitions: Sequence[PartitionKey]) -> list[PartitionKey] | None:
+        """Asks the controller to elect the preferred leaders of these partitions. Another election that is in progress
+        stays: then its partitions are returned, and this one is not started.
+
+        KafkaError INVALID_REQUEST when they are too many for a znode. After a lost connection an election of the same
+        partitions is the one created by the first try.
+        """
+        path = requests.PREFERRED_REPLICA_ELECTION_PATH
+        data = requests.encode_partitions(partitions)
+        _check_size(path, len(data))
+        is_repeated = False
+        while True:
+            try:
+                await self.client.create(path, data)
+                return None
+            except ConnectionLoss:
+                is_repeated = True
+            except NodeExists:
+                with contextlib.suppress(NoNode):
+                    stored, _ = await retrying(self.client.get, path)
+                    return None if is_repeated and stored == data else requests.decode_partitions(path, stored)
+
+    async def preferred_replica_election_ended(self) -> None:
+        """Returns when the controller has removed the znode of the election, and so has carried it out."""
+        while True:
+            has_changed = asyncio.Event()
+            path = requests.PREFERRED_REPLICA_ELECTION_PATH
+            if await retrying(self.client.exists, path, notice(has_changed.set)) is None:
+                return
+            await has_changed.wait()
+
     # -- partition states -------------------------------------------------------------------------------------------
 
     async def partition_states(

@@ -459,6 +459,31 @@ async def test_losses_while_topics_are_marked(tmp_path: Path) -> None:
         assert await safe.topic_deletions() == sorted(f"t{number}" for number in range(steps))
 
 
+async def test_losses_while_elections_are_started(tmp_path: Path) -> None:
+    async with playing_with_losses(tmp_path) as (proxy, store, safe):
+
+        async def start(step: int) -> tuple[list[tuple[str, int]] | None, bytes]:
+            started = await store.start_preferred_replica_election([("t", step)])
+            written, _ = await safe.client.get(requests.PREFERRED_REPLICA_ELECTION_PATH)
+            waiting = asyncio.ensure_future(safe.preferred_replica_election_ended())
+            await safe.client.delete(requests.PREFERRED_REPLICA_ELECTION_PATH)
+            await waiting
+            return started, written
+
+        for step, (started, written) in enumerate(await with_losses(proxy, start)):
+            assert (started, requests.decode_partitions("", written)) == (None, [("t", step)])
+
+
+async def test_an_election_does_not_replace_another_one(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
+        assert await store.start_preferred_replica_election([("t", 0)]) is None
+        assert await store.start_preferred_replica_election([("t", 0)]) == [("t", 0)]
+        assert await store.start_preferred_replica_election([("u", 1)]) == [("t", 0)]
+        too_many = [("t" * 249, number) for number in range(5_000)]
+        with pytest.raises(KafkaError, match="would take"):
+            await store.start_preferred_replica_election(too_many)
+
+
 async def test_store_survives_a_client_without_chroot(tmp_path: Path) -> None:
     environment = SystemEnvironment()
     server = ZooKeeperServer(environment, str(tmp_path))

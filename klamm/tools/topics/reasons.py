@@ -99,7 +99,7 @@ def _reasons(partition: PartitionView, known: Circumstances) -> Iterator[str]:
 
 def absence(partition: PartitionView, broker_id: int, known: Circumstances) -> str:
     """Why a replica is not in the ISR."""
-    offline = _offline(partition, broker_id, known)
+    offline = outage(partition, broker_id, known)
     if offline is not None:
         return offline
     end, leader_end = known.log_ends.get(broker_id), known.log_ends.get(partition.leader)
@@ -120,7 +120,7 @@ def absence(partition: PartitionView, broker_id: int, known: Circumstances) -> s
     return f"broker {broker_id} has all records of the leader, but is not in the ISR yet"
 
 
-def _offline(partition: PartitionView, broker_id: int, known: Circumstances) -> str | None:
+def outage(partition: PartitionView, broker_id: int, known: Circumstances) -> str | None:
     """Why a replica cannot serve, if its broker or its log directory has failed."""
     if broker_id not in known.live:
         return f"broker {broker_id} is not live"
@@ -134,7 +134,7 @@ def _without_leader(partition: PartitionView, known: Circumstances) -> Iterator[
     if not partition.isr:
         yield "no leader was elected yet"
         return
-    offline = {each: _offline(partition, each, known) for each in dict.fromkeys((*partition.isr, *partition.replicas))}
+    offline = {each: outage(partition, each, known) for each in dict.fromkeys((*partition.isr, *partition.replicas))}
     if any(offline[each] is None for each in partition.isr):
         able = [each for each in partition.isr if offline[each] is None]
         yield f"{_brokers(able)} of the ISR can lead, and the controller has not elected a leader yet"
@@ -153,7 +153,7 @@ def _without_leader(partition: PartitionView, known: Circumstances) -> Iterator[
 
 def _off_preferred(partition: PartitionView, known: Circumstances) -> Iterator[str]:
     preferred = partition.replicas[0]
-    if preferred in partition.isr and _offline(partition, preferred, known) is None:
+    if preferred in partition.isr and outage(partition, preferred, known) is None:
         yield f"the preferred leader, broker {preferred}, is in the ISR: `klamm elect preferred` elects it"
     else:
         yield absence(partition, preferred, known)
