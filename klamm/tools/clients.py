@@ -30,7 +30,8 @@ def _check_topic_name(name: str) -> str:
     return name
 
 
-def _check_bootstrap_server(text: str) -> str:
+def check_bootstrap_server(text: str) -> str:
+    """Raises typer.BadParameter unless the text is host:port,host:port."""
     for address in text.split(","):
         match = re.fullmatch(r"(?:[0-9A-Za-z._-]+|\[[0-9A-Za-z:.%]+\]):([0-9]{1,5})", address)
         if match is None or not 0 < int(match[1]) < 65536:
@@ -44,7 +45,7 @@ BootstrapServer = Annotated[
     typer.Option(
         "--bootstrap-server",
         metavar="HOST:PORT,...",
-        callback=_check_bootstrap_server,
+        callback=check_bootstrap_server,
         help="Brokers to connect to first.",
     ),
 ]

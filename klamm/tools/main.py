@@ -30,6 +30,7 @@ from klamm.tools.elect import commands as elect
 from klamm.tools.log import commands as log
 from klamm.tools.reassign import command as reassign
 from klamm.tools.topics import commands as topics
+from klamm.tools.verify import command as verify
 
 STDOUT = 1
 
@@ -55,6 +56,7 @@ app.add_typer(elect.app, name="elect")
 app.add_typer(groups.app, name="groups")
 app.add_typer(reassign.app, name="reassign")
 app.add_typer(controller.app, name="controller")
+app.add_typer(verify.app, name="verify")
 app.add_typer(log.app, name="log")
 app.add_typer(pipeline.app, name="pipeline")
 app.command("produce", epilog="Example: klamm produce --topic orders --file orders.txt --key-separator :")(

@@ -1,0 +1,384 @@
+"""Compares the batches of a partition's replicas. Pure: windows of bytes in, differences out.
+
+A `Window` is what one replica has from an offset on: the bytes that it answered, and its high watermark. `compare`
+takes one window of each replica and goes through the offsets as far as all of them are known, below every high
+watermark. The callers fetch the next windows from there.
+
+What counts as equal:
+- Batches with the same offsets must have the same leader epoch and the same checksum. The checksum is computed from
+  the bytes, so bytes that a disk has changed are found; Kafka's tool compares the stored numbers only. The checksum
+  does not cover the leader epoch, so that is compared by itself.
+- A replica without a batch that another replica has differs, and so do batches that begin or end elsewhere.
+- In a compacted topic each replica is compacted at a time of its own. There a batch that differs is compared record by
+  record: those that several replicas still have must be the same, and a missing record is no difference.
+
+What must stay true:
+- Equal replicas never give a difference, however their windows are cut. Where a replica's content is not known, or is
+  not below its high watermark, nothing is concluded.
+- Work and memory are bounded by the windows, and by the largest batch when records are compared.
+- Any bytes give a result. Bytes that are not batches in the order of their offsets make their replica `broken`.
+
+Source: kafka.tools.ReplicaVerificationTool (ReplicaBuffer.verifyCheckSum).
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import NamedTuple
+
+from klamm.checksum import crc32c
+from klamm.protocol.errors import KafkaError, corrupt_message
+from klamm.protocol.primitives import Buffer
+from klamm.protocol.record_batch import (
+    CRC_COVERS_FROM,
+    HEADER_SIZE_BYTES,
+    LOG_OVERHEAD_BYTES,
+    is_partial,
+    parse_header,
+)
+from klamm.protocol.records import Record, decode_records
+
+# base offset, length, leader epoch, magic, CRC, attributes, last offset delta.
+_FIELDS = struct.Struct(">qiibIhi")
+_MAGIC = 2
+_MAX_OFFSET = 2**63 - 1
+
+
+class Kind(Enum):
+    """How a replica differs."""
+
+    MISSING = "missing"
+    BOUNDARIES = "boundaries"
+    LEADER_EPOCH = "leader-epoch"
+    CHECKSUM = "checksum"
+    RECORDS = "records"
+    CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`replica` differs from `other` at these offsets. `count` batches, one after another, differ in the same way.
+
+    `value` and `expected` are the checksums, leader epochs or last offsets of the first of them, of `replica` and
+    `other`. A CORRUPT batch differs from its own stored checksum, `expected`, and `other` is the same replica.
+    """
+
+    kind: Kind
+    first_offset: int
+    last_offset: int
+    replica: int
+    other: int
+    value: int | None = None
+    expected: int | None = None
+    count: int = 1
+
+
+class Window(NamedTuple):
+    """What a replica has from a position on.
+
+    `records` begin with the batch that holds the position or, without one, with the first behind it; they may end
+    within a batch. `is_complete`: there is no more below the high watermark.
+    """
+
+    records: Buffer
+    high_watermark: int
+    is_complete: bool = False
+
+
+class Batch(NamedTuple):
+    """A batch in a window. `crc` is the stored checksum, `computed_crc` that of its bytes."""
+
+    position: int
+    size_bytes: int
+    base_offset: int
+    last_offset: int
+    leader_epoch: int
+    crc: int
+    computed_crc: int
+
+    @property
+    def is_corrupt(self) -> bool:
+        return self.crc != self.computed_crc
+
+
+@dataclass(slots=True)
+class Compared:
+    """The result for one window of each replica.
+
+    `next_offset`: everything before it is compared. `known_to`: for each replica, the offset before which its content
+    is in its window and below its high watermark. `broken`: replicas whose window begins with bytes that are not the
+    batches asked for. `consumed_bytes`: the size of what each replica's window has before `next_offset`.
+    """
+
+    next_offset: int
+    known_to: dict[int, int]
+    differences: list[Difference] = field(default_factory=list)
+    broken: dict[int, str] = field(default_factory=dict)
+    consumed_bytes: dict[int, int] = field(default_factory=dict)
+    batches: int = 0
+    # In a compacted topic: records that a replica no longer has and another one has.
+    compacted_batches: int = 0
+
+
+class Broken(Exception):
+    """These bytes are not batches in the order of their offsets. `batches` come before them."""
+
+    def __init__(self, reason: str, batches: list[Batch]) -> None:
+        super().__init__(reason)
+        self.batches = batches
+
+
+def compare(position: int, windows: Mapping[int, Window], *, is_compacted: bool = False) -> Compared:
+    """Compares the replicas from `position` on; the first replica is the one that the others are compared with."""
+    limit = min(window.high_watermark for window in windows.values())
+    equal = _compare_equal(position, limit, windows)
+    return equal if equal is not None else _Comparison(position, limit, windows, is_compacted).run()
+
+
+# -- equal bytes ------------------------------------------------------------------------------------------------------
+
+
+def _compare_equal(position: int, limit: int, windows: Mapping[int, Window]) -> Compared | None:
+    """The result when all windows have the same bytes, as far as they all go, in whole and valid batches; else None.
+
+    This is nearly always so; it takes a comparison of memory, and one look at each batch.
+    """
+    replicas = list(windows)
+    views = [memoryview(window.records) for window in windows.values()]
+    size_bytes = min(map(len, views))
+    first = views[0][:size_bytes]
+    if len(views) > 1:
+        # A bytearray is compared with other memory at once, a memoryview byte by byte.
+        copy = bytearray(first)
+        if any(copy != view[:size_bytes] for view in views[1:]):
+            return None
+    at, next_offset, count = 0, position, 0
+    unpack, size_of_fields = _FIELDS.unpack_from, HEADER_SIZE_BYTES
+    while at + size_of_fields <= size_bytes:
+        base, length, _, magic, crc, _, delta = unpack(first, at)
+        end, last = at + length + LOG_OVERHEAD_BYTES, base + delta
+        if end > size_bytes or last >= limit:
+            break
+        is_expected = magic == _MAGIC and delta >= 0 and length + LOG_OVERHEAD_BYTES >= HEADER_SIZE_BYTES
+        follows = base >= next_offset or (count == 0 and last >= position)
+        if not is_expected or not follows or crc32c(first[at + CRC_COVERS_FROM : end]) != crc:
+            return None
+        at, next_offset, count = end, last + 1, count + 1
+    if not count:
+        return None
+    known = dict.fromkeys(replicas, next_offset)
+    return Compared(next_offset, known, consumed_bytes=dict.fromkeys(replicas, at), batches=count)
+
+
+# -- different bytes --------------------------------------------------------------------------------------------------
+
+
+def batches_of(records: Buffer, position: int) -> Iterator[Batch]:
+    """The whole batches of a window that begins at an offset. Raises Broken."""
+    view = memoryview(records)
+    at, next_offset = 0, position
+    found: list[Batch] = []
+    while at < len(view) and not is_partial(view, at):
+        try:
+            header = parse_header(view, at)
+        except KafkaError as error:
+            raise Broken(error.message, found) from None
+        if header.last_offset_delta < 0:
+            raise Broken(f"the batch at offset {header.base_offset} ends before it begins", found)
+        if header.last_offset < next_offset or (found and header.base_offset < next_offset):
+            what = f"offsets {header.base_offset} to {header.last_offset}"
+            raise Broken(f"a batch with {what} comes where offset {next_offset} or a later one belongs", found)
+        end = at + header.size_bytes
+        batch = Batch(
+            at,
+            header.size_bytes,
+            header.base_offset,
+            header.last_offset,
+            header.partition_leader_epoch,
+            header.crc,
+            crc32c(view[at + CRC_COVERS_FROM : end]),
+        )
+        found.append(batch)
+        yield batch
+        at, next_offset = end, header.next_offset
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """The batches of one replica; `at` is the first that does not end before the present offset."""
+
+    replica: int
+    records: Buffer
+    batches: list[Batch]
+    known_to: int
+    at: int = 0
+
+    def batch_from(self, offset: int) -> Batch | None:
+        while self.at < len(self.batches) and self.batches[self.at].last_offset < offset:
+            self.at += 1
+        return self.batches[self.at] if self.at < len(self.batches) else None
+
+
+class _Comparison:
+    """Goes through the offsets in segments, in each of which a replica has a part of one batch, or nothing."""
+
+    def __init__(self, position: int, limit: int, windows: Mapping[int, Window], is_compacted: bool) -> None:
+        self._position = position
+        self._is_compacted = is_compacted
+        self._result = Compared(position, {})
+        self._cursors = [self._cursor(replica, window) for replica, window in windows.items()]
+        self._result.known_to = {cursor.replica: cursor.known_to for cursor in self._cursors}
+        self._end = min([limit, *self._result.known_to.values()])
+        # Corrupt batches that were reported: a batch may be part of several segments.
+        self._reported: set[tuple[int, int]] = set()
+
+    def run(self) -> Compared:
+        result, offset = self._result, self._position
+        while not result.broken and offset < self._end:
+            found = [(cursor, cursor.batch_from(offset)) for cursor in self._cursors]
+            here = [(cursor, batch) for cursor, batch in found if batch is not None and batch.base_offset <= offset]
+            bounds = [batch.last_offset + 1 for _, batch in here]
+            bounds += [batch.base_offset for _, batch in found if batch is not None and batch.base_offset > offset]
+            end = min(bounds, default=self._end)
+            if end > self._end:
+                if here:
+                    break
+                end = self._end
+            if here:
+                absent = [cursor for cursor, batch in found if batch is None or batch.base_offset > offset]
+                self._look(offset, end, here, absent)
+                result.batches += 1
+            offset = end
+        result.next_offset = offset
+        for cursor in self._cursors:
+            batch = cursor.batch_from(offset)
+            last = cursor.batches[-1] if cursor.batches else None
+            result.consumed_bytes[cursor.replica] = (
+                batch.position if batch is not None else last.position + last.size_bytes if last is not None else 0
+            )
+        return result
+
+    def _cursor(self, replica: int, window: Window) -> _Cursor:
+        batches: list[Batch] = []
+        known_to = self._position
+        try:
+            for batch in batches_of(window.records, self._position):
+                if batch.last_offset >= window.high_watermark:
+                    known_to = max(known_to, min(batch.base_offset, window.high_watermark))
+                    break
+                batches.append(batch)
+                known_to = batch.last_offset + 1
+            if window.is_complete:
+                known_to = max(known_to, window.high_watermark)
+        except Broken as broken:
+            batches = broken.batches
+            known_to = batches[-1].last_offset + 1 if batches else known_to
+            if not batches:
+                self._result.broken[replica] = str(broken)
+        return _Cursor(replica, window.records, batches, known_to)
+
+    def _look(self, first: int, end: int, here: Sequence[tuple[_Cursor, Batch]], absent: Iterable[_Cursor]) -> None:
+        """Compares what the replicas have from offset `first` to before `end`."""
+        reference, expected = here[0]
+        for cursor in absent:
+            if self._is_compacted:
+                self._result.compacted_batches += 1
+            else:
+                self._add(Difference(Kind.MISSING, first, end - 1, cursor.replica, reference.replica))
+        for cursor, batch in here:
+            if batch.is_corrupt:
+                self._corrupt(cursor, batch)
+        for cursor, batch in here[1:]:
+            if (batch.base_offset, batch.last_offset) != (expected.base_offset, expected.last_offset):
+                if not self._is_compacted:
+                    bounds = batch.last_offset, expected.last_offset
+                    self._add(Difference(Kind.BOUNDARIES, first, end - 1, cursor.replica, reference.replica, *bounds))
+                    continue
+            elif (batch.crc, batch.size_bytes) == (expected.crc, expected.size_bytes):
+                self._compare_epochs(cursor, batch, reference, expected)
+                continue
+            elif not self._is_compacted:
+                self._compare_epochs(cursor, batch, reference, expected)
+                checksums = batch.crc, expected.crc
+                at = expected.base_offset, expected.last_offset
+                self._add(Difference(Kind.CHECKSUM, *at, cursor.replica, reference.replica, *checksums))
+                continue
+            self._compare_epochs(cursor, batch, reference, expected)
+            self._compare_records(first, end, cursor, batch, reference, expected)
+
+    def _compare_epochs(self, cursor: _Cursor, batch: Batch, reference: _Cursor, expected: Batch) -> None:
+        if batch.leader_epoch != expected.leader_epoch:
+            epochs = batch.leader_epoch, expected.leader_epoch
+            at = expected.base_offset, expected.last_offset
+            self._add(Difference(Kind.LEADER_EPOCH, *at, cursor.replica, reference.replica, *epochs))
+
+    def _corrupt(self, cursor: _Cursor, batch: Batch) -> None:
+        if (cursor.replica, batch.base_offset) not in self._reported:
+            self._reported.add((cursor.replica, batch.base_offset))
+            at, replicas = (batch.base_offset, batch.last_offset), (cursor.replica, cursor.replica)
+            self._add(Difference(Kind.CORRUPT, *at, *replicas, batch.computed_crc, batch.crc))
+
+    def _compare_records(
+        self, first: int, end: int, cursor: _Cursor, batch: Batch, reference: _Cursor, expected: Batch
+    ) -> None:
+        """Compares the records that both replicas have."""
+        if batch.is_corrupt or expected.is_corrupt:
+            return
+        ours, theirs = _records(cursor, batch, first, end), _records(reference, expected, first, end)
+        for replica, found in ((cursor.replica, ours), (reference.replica, theirs)):
+            if isinstance(found, KafkaError):
+                self._add(Difference(Kind.CORRUPT, first, end - 1, replica, replica))
+        if isinstance(ours, KafkaError) or isinstance(theirs, KafkaError):
+            return
+        self._result.compacted_batches += ours.keys() != theirs.keys()
+        unlike = [offset for offset, record in ours.items() if theirs.get(offset, record) != record]
+        if unlike:
+            self._add(Difference(Kind.RECORDS, unlike[0], unlike[-1], cursor.replica, reference.replica))
+
+    def _add(self, difference: Difference) -> None:
+        self._result.differences.append(difference)
+
+
+def _records(cursor: _Cursor, batch: Batch, first: int, end: int) -> dict[int, Record] | KafkaError:
+    """The records of a batch within these offsets, by offset; or why they cannot be decoded."""
+    header = parse_header(cursor.records, batch.position)
+    try:
+        decoded = list(decode_records(cursor.records, batch.position, header))
+        return {record.offset: record for record in decoded if first <= record.offset < end}
+    except KafkaError as error:
+        return corrupt_message(error.message)
+
+
+# -- differences ------------------------------------------------------------------------------------------------------
+
+
+class Differences:
+    """The differences of a partition: consecutive ones of the same kind are one, and only the first `most` are kept."""
+
+    def __init__(self, most: int = 100) -> None:
+        self.found: list[Difference] = []
+        self.batches = 0
+        self._most = most
+
+    def __bool__(self) -> bool:
+        return self.batches > 0
+
+    def add(self, difference: Difference) -> bool:
+        """Returns whether this is a difference of its own, and not the continuation of one, or one too many."""
+        self.batches += difference.count
+        for index in range(len(self.found) - 1, max(-1, len(self.found) - 4), -1):
+            before = self.found[index]
+            if (before.kind, before.replica, before.other) == (
+                difference.kind,
+                difference.replica,
+                difference.other,
+            ) and difference.first_offset == before.last_offset + 1:
+                self.found[index] = replace(
+                    before, last_offset=difference.last_offset, count=before.count + difference.count
+                )
+                return False
+        if len(self.found) >= self._most:
+            return False
+        self.found.append(difference)
+        return True

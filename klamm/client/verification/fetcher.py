@@ -1,0 +1,244 @@
+"""Fetches from the replicas on one broker, whichever broker leads, as Kafka's debugging consumer (replica id -2).
+
+Wants of many partitions share a request, so that a cluster of many small partitions takes few requests.
+
+What must stay true:
+- Every fetch gets an answer, whatever the broker does: an error, or one that says how the response makes no sense.
+- A broker that does not answer costs `request_timeout_ms` once, and then only from time to time.
+- A request asks for no more than `MAX_REQUEST_BYTES`, and few requests are pending. A single batch may be larger.
+
+Source: kafka.tools.ReplicaFetcher in ReplicaVerificationTool.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.fan_out import by_topic
+from klamm.client.offsets import Asked, list_offsets_of_leader
+from klamm.client.verification.compare import Window
+from klamm.client.verification.partition import Answer, Failed, OutOfRange
+from klamm.net.client import AuthenticationFailed, ClientError, Connection
+from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import (
+    DEBUGGING_REPLICA_ID,
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    NO_EPOCH,
+    TopicPartition,
+)
+from klamm.tasks import start_task
+
+# A broker of klamm's answers no more than that at once.
+MAX_REQUEST_BYTES = 8 * 1024 * 1024
+REQUESTS_UNDER_WAY = 2
+# How long a broker that has failed is left alone, at first; twice as long after each further failure.
+REST_S, MAX_REST_S = 1.0, 60.0
+_NO_REPLICA = -1
+
+
+@dataclass(slots=True)
+class _Want:
+    partition: TopicPartition
+    offset: int
+    is_alone: bool
+    answer: "asyncio.Future[Answer]"
+
+
+class ReplicaFetcher:
+    """The fetches from one broker. `max_bytes` is the size of a window, unless a single batch is larger."""
+
+    def __init__(self, client: ClusterClient, broker_id: int, max_bytes: int, patience_s: float) -> None:
+        self.broker_id = broker_id
+        self._client = client
+        self._max_bytes = max_bytes
+        self._wants: list[_Want] = []
+        self._requests: dict[asyncio.Task[None], None] = {}
+        self._loop = asyncio.get_running_loop()
+        self._patience_s = patience_s
+        # The reason of the last failure of the broker, since when it fails, and when it may be asked again.
+        self._failure: Failed | None = None
+        self._failing_since_s: float | None = None
+        self._began_s = 0.0
+        self._asked_again_at_s = 0.0
+        self._rest_s = REST_S
+        # When each error code came first, and last, for a partition.
+        self._codes: dict[int, tuple[float, float]] = {}
+
+    async def fetch(self, partition: TopicPartition, offset: int, *, is_alone: bool = False) -> Answer:
+        """What the broker's replica has from `offset` on. Alone in a request, at least one whole batch comes."""
+        if self._failure is not None and self._loop.time() < self._asked_again_at_s:
+            return self._failure
+        want = _Want(partition, offset, is_alone, self._loop.create_future())
+        self._wants.append(want)
+        if len(self._requests) < REQUESTS_UNDER_WAY:
+            task = start_task(self._work(), self._fail_all)
+            self._requests[task] = None
+            task.add_done_callback(lambda done: self._requests.pop(done, None))
+        return await want.answer
+
+    def close(self) -> None:
+        """Cancels pending requests."""
+        for task in self._requests:
+            task.cancel()
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        # Partitions that are asked for in the same turn of the loop share a request.
+        await asyncio.sleep(0)
+        while wants := self._take():
+            answers = await self._ask(wants)
+            for want in wants:
+                if not want.answer.done():
+                    want.answer.set_result(answers[want.partition])
+
+    def _fail_all(self, error: BaseException) -> None:
+        for want in self._wants:
+            if not want.answer.done():
+                want.answer.set_exception(error)
+        self._wants.clear()
+
+    def _take(self) -> list[_Want]:
+        """The wants of the next request: one that is alone, or as many as the size of a request allows."""
+        self._wants = [want for want in self._wants if not want.answer.done()]
+        count = max(1, MAX_REQUEST_BYTES // self._max_bytes)
+        lonely = next((want for want in self._wants if want.is_alone), None)
+        taken = [lonely] if lonely is not None else self._wants[:count]
+        self._wants = [want for want in self._wants if want not in taken]
+        return taken
+
+    async def _ask(self, wants: Sequence[_Want]) -> Mapping[TopicPartition, Answer]:
+        """One request. What the broker as a whole does wrong is the failure of each partition."""
+        offsets = {want.partition: want.offset for want in wants}
+        if self._failing_since_s is None:
+            self._began_s = self._loop.time()
+        try:
+            connection = await self._client.connection_to(self.broker_id)
+            answers = await self._fetch(connection, offsets)
+        except (ClientError, KafkaError) as error:
+            return dict.fromkeys(offsets, self._failed(error))
+        self._failure, self._failing_since_s, self._rest_s = None, None, REST_S
+        return answers
+
+    def _failed(self, error: Exception) -> Failed:
+        """The failure of the whole broker. Once the patience with it is over, no partition waits for it."""
+        now_s = self._loop.time()
+        if self._failing_since_s is None:
+            self._failing_since_s = self._began_s
+        is_final = isinstance(error, AuthenticationFailed) or now_s - self._failing_since_s >= self._patience_s
+        reason = error.message if isinstance(error, KafkaError) and error.message else str(error)
+        self._failure = Failed(reason, is_final)
+        self._asked_again_at_s = now_s + self._rest_s
+        self._rest_s = min(2 * self._rest_s, MAX_REST_S)
+        return self._failure
+
+    def _refused(self, code: int) -> Failed:
+        """An error of one partition. When partitions have got it for long, others that get it do not wait either."""
+        now_s = self._loop.time()
+        first_s, last_s = self._codes.get(code, (now_s, now_s))
+        if now_s - last_s > self._patience_s:
+            first_s = now_s
+        self._codes[code] = first_s, now_s
+        is_final = code not in RETRIABLE_ERRORS or code == ErrorCode.KAFKA_STORAGE_ERROR
+        reason = f"broker {self.broker_id} answers {error_name(code)}"
+        return Failed(reason, is_final or now_s - first_s >= self._patience_s)
+
+    async def _fetch(
+        self, connection: Connection, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, Answer]:
+        request = self._request(offsets)
+        response = await connection.send(ApiKey.FETCH, lambda version: request)
+        if response.error_code != ErrorCode.NONE:
+            raise KafkaError(ErrorCode(response.error_code), f"{connection} answers {error_name(response.error_code)}")
+        found = _answered(connection, offsets, response)
+        answers = {partition: self._answer(partition, offsets[partition], data) for partition, data in found.items()}
+        outside = [partition for partition, answer in answers.items() if answer is None]
+        return {**answers, **(await _log_ends(connection, outside) if outside else {})}  # type: ignore[dict-item]  # None is replaced
+
+    def _answer(self, partition: TopicPartition, offset: int, data: PartitionData) -> Answer | None:
+        """None: the log does not have the offset."""
+        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            return None
+        if data.error_code != ErrorCode.NONE:
+            return self._refused(data.error_code)
+        if data.high_watermark < 0:
+            return Failed(f"broker {self.broker_id} answers with the high watermark {data.high_watermark}")
+        if data.preferred_read_replica != _NO_REPLICA and not data.records:
+            return Failed(f"broker {self.broker_id} sends consumers to broker {data.preferred_read_replica}", True)
+        return Window(data.records or b"", data.high_watermark, is_complete=data.high_watermark <= offset)
+
+    def _request(self, offsets: Mapping[TopicPartition, int]) -> FetchRequest:
+        return FetchRequest(
+            replica_id=DEBUGGING_REPLICA_ID,
+            max_bytes=max(self._max_bytes, MAX_REQUEST_BYTES),
+            topics=[
+                FetchTopic(
+                    topic=topic,
+                    partitions=[
+                        FetchPartition(
+                            partition=number,
+                            current_leader_epoch=NO_EPOCH,
+                            fetch_offset=offsets[TopicPartition(topic, number)],
+                            partition_max_bytes=self._max_bytes,
+                        )
+                        for number in numbers
+                    ],
+                )
+                for topic, numbers in by_topic(offsets).items()
+            ],
+        )
+
+
+def _answered(
+    connection: Connection, asked: Mapping[TopicPartition, int], response: FetchResponse
+) -> dict[TopicPartition, PartitionData]:
+    """The answer for each partition. Raises KafkaError for partitions too many, twice or missing."""
+    found: dict[TopicPartition, PartitionData] = {}
+    for topic in response.responses:
+        for data in topic.partitions:
+            partition = TopicPartition(topic.topic, data.partition_index)
+            if partition not in asked or partition in found:
+                what = "twice" if partition in found else "although it was not asked for it"
+                raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{connection} answers for {partition} {what}")
+            found[partition] = data
+    for partition in asked:
+        if partition not in found:
+            what = f"{connection} does not answer for {partition}"
+            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, what)
+    return found
+
+
+async def _log_ends(connection: Connection, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Answer]:
+    """Where the logs of these replicas begin and end."""
+    starts = await list_log_offsets(connection, partitions, EARLIEST_TIMESTAMP)
+    ends = await list_log_offsets(connection, partitions, LATEST_TIMESTAMP)
+    answers: dict[TopicPartition, Answer] = {}
+    for partition in partitions:
+        start, end = starts[partition], ends[partition]
+        if isinstance(start, int) and isinstance(end, int):
+            answers[partition] = OutOfRange(start, end)
+        else:
+            answers[partition] = start if isinstance(start, Failed) else end if isinstance(end, Failed) else Failed("")
+    return answers
+
+
+async def list_log_offsets(
+    connection: Connection, partitions: Sequence[TopicPartition], timestamp: int
+) -> dict[TopicPartition, int | Failed]:
+    """An end of each replica's own log, EARLIEST or LATEST, whichever broker leads. Raises ClientError."""
+    asked = {partition: Asked(timestamp, NO_EPOCH) for partition in partitions}
+    found = await list_offsets_of_leader(connection, asked, replica_id=DEBUGGING_REPLICA_ID)
+    return {partition: _offset(connection, partition, found.get(partition)) for partition in partitions}
+
+
+def _offset(connection: Connection, partition: TopicPartition, listed: object) -> int | Failed:
+    if listed is None:
+        return Failed(f"{connection} does not answer for {partition}")
+    if isinstance(listed, KafkaError):
+        return Failed(f"{connection} answers {error_name(listed.code)}", listed.code not in RETRIABLE_ERRORS)
+    offset: int = listed.offset  # type: ignore[attr-defined]  # a ListedOffset
+    return offset if offset >= 0 else Failed(f"{connection} answers with the offset {offset}")

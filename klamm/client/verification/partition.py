@@ -1,0 +1,266 @@
+"""The verification of one partition: from the answers of its replicas to what is known of them. Pure.
+
+A `PartitionCheck` is asked which replicas to fetch from and where (`active`, `position`), and is fed their answers. It
+decides which replicas wait for others and which no longer count.
+
+What must stay true:
+- What is compared is below the high watermark of every replica that counts. So a tail that is not committed, and that
+  a truncation may remove, is never a difference.
+- A replica that gives no usable answer for `patience_s` is set aside, with the reason and the offset, and the others
+  continue without it. A replica that only lags is set aside in the same way once the others have waited that long.
+- Records that retention removes meanwhile are skipped on all replicas.
+- A check with a target ends: each answer brings it further, or brings a replica closer to being set aside.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from klamm.client.verification.compare import Compared, Difference, Differences, Window, compare
+from klamm.protocol.vocabulary import TopicPartition
+
+PATIENCE_S = 10.0
+# A check that follows tries a replica again after so many times its patience.
+REST = 3
+
+
+class OutOfRange(NamedTuple):
+    """The replica's log does not have the position: it begins and ends at these offsets."""
+
+    log_start_offset: int
+    log_end_offset: int
+
+
+class Failed(NamedTuple):
+    """The replica gave no answer, and why. If this `is_final`, another try would not help."""
+
+    reason: str
+    is_final: bool = False
+
+
+Answer = Window | OutOfRange | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """From `offset` on the partition is verified without this replica. `is_lag`: it only has not come further yet."""
+
+    offset: int
+    reason: str
+    is_lag: bool = False
+    is_broken: bool = False
+
+
+@dataclass(slots=True)
+class PartitionCheck:
+    """`replicas` are in the order in which they are compared, the leader first. Offsets from `start_offset` on count.
+
+    `target` is the offset where the check ends: the highest high watermark of the first answers, unless it is given.
+    A check that `follows` has no end, and takes replicas in again that were set aside. A replica that is not
+    `in_sync` (None: all are) gets no time to catch up.
+    """
+
+    partition: TopicPartition
+    replicas: Sequence[int]
+    start_offset: int
+    in_sync: Sequence[int] | None = None
+    is_compacted: bool = False
+    follows: bool = False
+    target: int | None = None
+    patience_s: float = PATIENCE_S
+    position: int = field(init=False)
+    high_watermarks: dict[int, int] = field(default_factory=dict)
+    set_aside: dict[int, SetAside] = field(default_factory=dict)
+    differences: Differences = field(default_factory=Differences)
+    # Why there is nothing left to verify: the topic was deleted.
+    gone: str | None = None
+    # Offsets that retention removed before they were compared.
+    removed_offsets: int = 0
+    batches: int = 0
+    compacted_batches: int = 0
+    size_bytes: int = 0
+    # What of each replica's last window was before the position. For readers of files.
+    consumed_bytes: dict[int, int] = field(default_factory=dict)
+    # Replicas that should be asked for this partition alone, because their last answer had no whole batch.
+    hungry: set[int] = field(default_factory=set)
+    # Since when a replica has not answered, or has answered with nothing that brings the check further.
+    _failing_since_s: dict[int, float] = field(default_factory=dict)
+    _stalled_since_s: dict[int, float] = field(default_factory=dict)
+    _set_aside_at_s: dict[int, float] = field(default_factory=dict)
+    _empty_to: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.position = self.start_offset
+
+    @property
+    def active(self) -> list[int]:
+        """The replicas that count, in their order."""
+        return [replica for replica in self.replicas if replica not in self.set_aside]
+
+    @property
+    def is_done(self) -> bool:
+        if self.gone is not None:
+            return True
+        if self.follows:
+            return False
+        return not self.active or (self.target is not None and self.position >= self.target)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last answers brought nothing new."""
+        return bool(self._failing_since_s or self._stalled_since_s)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether at least two replicas count, or the partition has only one. One that lags counts too."""
+        lagging = sum(each.is_lag for each in self.set_aside.values())
+        return len(self.active) + lagging >= min(2, len(self.replicas))
+
+    @property
+    def has_broken_replica(self) -> bool:
+        return any(each.is_broken for each in self.set_aside.values())
+
+    @property
+    def lag(self) -> int:
+        """How far the comparison is behind the highest high watermark."""
+        return max(0, max(self.high_watermarks.values(), default=0) - self.position)
+
+    def lag_of(self, replica: int) -> int | None:
+        """How far the replica's high watermark is behind the highest one, if it is known."""
+        if replica not in self.high_watermarks:
+            return None
+        return max(self.high_watermarks.values()) - self.high_watermarks[replica]
+
+    def feed(self, answers: Mapping[int, Answer], now_s: float) -> list[Difference]:
+        """Takes the answers of all active replicas, to a fetch from `position`. Returns new differences."""
+        if self.follows:
+            self._take_in_again(now_s)
+        self.consumed_bytes = {}
+        windows = {replica: answer for replica, answer in answers.items() if isinstance(answer, Window)}
+        for replica, window in windows.items():
+            self.high_watermarks[replica] = window.high_watermark
+            self._failing_since_s.pop(replica, None)
+            self.size_bytes += len(window.records)
+        if self._skip_removed(answers):
+            return []
+        for replica, answer in answers.items():
+            if isinstance(answer, Failed):
+                reason, is_final = answer
+            elif isinstance(answer, OutOfRange):
+                reason, is_final = (
+                    f"its log ends at offset {answer.log_end_offset}, before offset {self.position}",
+                    False,
+                )
+            else:
+                continue
+            if is_final or self._is_over(self._failing_since_s, replica, now_s):
+                self._put_aside(replica, reason, now_s)
+        if any(replica not in windows for replica in self.active):
+            return []
+        windows = {replica: windows[replica] for replica in self.active}
+        if not windows:
+            return []
+        if self.target is None:
+            self.target = max(window.high_watermark for window in windows.values())
+        if self.is_done:
+            return []
+        return self._compare(windows, now_s)
+
+    def give_up(self, reason: str) -> None:
+        """Ends the check, unless it follows: none of its replicas can be read."""
+        for replica in self.active:
+            self.put_aside(replica, reason)
+
+    def put_aside(self, replica: int, reason: str) -> None:
+        """Continues without a replica."""
+        self.set_aside[replica] = SetAside(self.position, reason)
+
+    def forget(self, reason: str) -> None:
+        """Ends the check, because there is nothing left to verify."""
+        self.gone = reason
+
+    def keep_only(self, replicas: Sequence[int]) -> None:
+        """The others are no longer replicas of the partition."""
+        self.replicas = [replica for replica in self.replicas if replica in replicas]
+        for replica in [each for each in self.set_aside if each not in replicas]:
+            del self.set_aside[replica]
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _take_in_again(self, now_s: float) -> None:
+        for replica, at_s in list(self._set_aside_at_s.items()):
+            if now_s - at_s >= REST * self.patience_s:
+                del self._set_aside_at_s[replica]
+                self.set_aside.pop(replica, None)
+
+    def _skip_removed(self, answers: Mapping[int, Answer]) -> bool:
+        """Continues where the log of every replica has begun. Returns whether offsets were skipped."""
+        starts = [answer.log_start_offset for answer in answers.values() if isinstance(answer, OutOfRange)]
+        start = max(starts, default=self.position)
+        if start <= self.position:
+            return False
+        if self.position == self.start_offset:
+            self.start_offset = start
+        else:
+            self.removed_offsets += start - self.position
+        self.position = start
+        self._has_moved()
+        return True
+
+    def _compare(self, windows: Mapping[int, Window], now_s: float) -> list[Difference]:
+        filled = {
+            replica: window._replace(is_complete=self._empty_to.get(replica, -1) >= window.high_watermark)
+            for replica, window in windows.items()
+        }
+        compared = compare(self.position, filled, is_compacted=self.is_compacted)
+        self.batches += compared.batches
+        self.compacted_batches += compared.compacted_batches
+        for replica, reason in compared.broken.items():
+            self._put_aside(replica, f"its records cannot be read: {reason}", now_s, is_broken=True)
+        if compared.next_offset > self.position:
+            self.position = compared.next_offset
+            self.consumed_bytes = compared.consumed_bytes
+            self.size_bytes += sum(compared.consumed_bytes.values())
+            self._has_moved()
+        elif not compared.broken:
+            self._explain(compared, windows, now_s)
+        return [difference for difference in compared.differences if self.differences.add(difference)]
+
+    def _explain(self, compared: Compared, windows: Mapping[int, Window], now_s: float) -> None:
+        """Notes which replicas keep the others waiting."""
+        least = min(compared.known_to.values())
+        for replica in [each for each, known_to in compared.known_to.items() if known_to == least]:
+            window = windows[replica]
+            is_lag = window.high_watermark <= least
+            if not is_lag:
+                self.hungry.add(replica)
+            if is_lag and self.follows:
+                continue
+            is_late = is_lag and self.in_sync is not None and replica not in self.in_sync
+            if not is_late and not self._is_over(self._stalled_since_s, replica, now_s):
+                continue
+            if is_lag:
+                self._put_aside(replica, f"its high watermark is {window.high_watermark}", now_s, is_lag=True)
+            elif window.records:
+                reason = f"it answered without a whole batch at offset {self.position}"
+                self._put_aside(replica, reason, now_s, is_broken=True)
+            else:
+                # Asked alone and for so long, it has nothing there: `compare` says what that means.
+                self._empty_to[replica] = window.high_watermark
+
+    def _has_moved(self) -> None:
+        self._failing_since_s.clear()
+        self._stalled_since_s.clear()
+        self.hungry.clear()
+
+    def _is_over(self, since_s: dict[int, float], replica: int, now_s: float) -> bool:
+        """Whether the patience with this replica, which began now or earlier, is over."""
+        return now_s - since_s.setdefault(replica, now_s) >= self.patience_s
+
+    def _put_aside(
+        self, replica: int, reason: str, now_s: float, *, is_lag: bool = False, is_broken: bool = False
+    ) -> None:
+        self._failing_since_s.pop(replica, None)
+        self._stalled_since_s.pop(replica, None)
+        self.set_aside[replica] = SetAside(self.position, reason, is_lag, is_broken)
+        self._set_aside_at_s[replica] = now_s

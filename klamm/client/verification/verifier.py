@@ -1,0 +1,307 @@
+"""Verifies the replicas of a cluster's partitions, through the brokers.
+
+`verify_replicas` checks several partitions at a time, each with a fetch from all of its replicas, the comparison, and
+the next fetch. Without an end (`follows`) it goes round all partitions again and again.
+
+What must stay true:
+- Memory is bounded by the partitions in progress, their replicas and the size of a window.
+- It ends, whatever brokers answer; a partition that could not be verified says why.
+- A topic that is deleted meanwhile is not a difference; nor is a partition that gets other replicas.
+
+Source: kafka.tools.ReplicaVerificationTool.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from klamm.client.cluster import ClusterClient, PartitionMetadata, RetryPolicy
+from klamm.client.configs import ConfigResource, describe_configs
+from klamm.client.offsets import list_offsets
+from klamm.client.verification.compare import Difference
+from klamm.client.verification.fetcher import ReplicaFetcher
+from klamm.client.verification.partition import PATIENCE_S, Answer, Failed, PartitionCheck, SetAside
+from klamm.net.client import ClientError
+from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.vocabulary import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    UNKNOWN_OFFSET,
+    ConfigResourceType,
+    TopicPartition,
+)
+
+PARTITIONS_AT_A_TIME = 16
+# The windows of all partitions in progress are not to take more.
+MEMORY_BYTES = 256 * 1024 * 1024
+PAUSE_S, MAX_PAUSE_S = 0.02, 0.5
+REFRESH_EVERY_S = 1.0
+# A topic that the brokers do not know for so long was deleted.
+MISSING_S = 3.0
+_CLEANUP_POLICY, _COMPACT = "cleanup.policy", "compact"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """How to verify.
+
+    - `fetch_size_bytes`: the size of a window, unless a single batch is larger.
+    - `time`: where to begin; EARLIEST_TIMESTAMP, LATEST_TIMESTAMP or milliseconds.
+    - `follows`: has no end; `max_wait_ms` is the pause between two rounds of it.
+    - `patience_s`: how long to wait for a replica that gives no usable answer.
+    """
+
+    fetch_size_bytes: int = 1024 * 1024
+    time: int = EARLIEST_TIMESTAMP
+    follows: bool = False
+    max_wait_ms: int = 1000
+    patience_s: float = PATIENCE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """A partition that is to be verified. `replicas` has the leader first, and `in_sync` are those in the ISR."""
+
+    partition: TopicPartition
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+    is_compacted: bool
+
+
+@dataclass(slots=True)
+class Planned:
+    """What is to be verified. `skipped` are topics that cannot be, with the reasons; the cleanup.policy of
+    `unknown_policies` could not be read, and they count as not compacted."""
+
+    partitions: list[Replicated] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    unknown_policies: list[str] = field(default_factory=list)
+
+
+class Events:
+    """What a verification tells while it runs. Subclasses override what they want to know."""
+
+    def began(self, check: PartitionCheck) -> None:
+        """This partition is to be verified."""
+
+    def differs(self, check: PartitionCheck, difference: Difference) -> None:
+        """A replica differs."""
+
+    def set_aside(self, check: PartitionCheck, replica: int) -> None:
+        """From `check.set_aside[replica].offset` on the partition is verified without this replica."""
+
+    def back(self, check: PartitionCheck, replica: int, was: SetAside) -> None:
+        """The replica counts again, from the check's position on."""
+
+    def advanced(self, check: PartitionCheck, offsets: int) -> None:
+        """`offsets` more offsets are verified."""
+
+
+async def partitions_to_verify(client: ClusterClient, matches: Callable[[str], bool]) -> Planned:
+    """The partitions of all topics whose name matches. Raises ClientError."""
+    await client.refresh_metadata()
+    topics = {name: topic for name, topic in sorted(client.metadata.topics.items()) if matches(name)}
+    readable = [name for name, topic in topics.items() if topic.error_code == ErrorCode.NONE]
+    compacted, unknown = await _compacted(client, readable)
+    planned = Planned(unknown_policies=unknown)
+    for name, topic in topics.items():
+        if topic.error_code != ErrorCode.NONE:
+            planned.skipped.append((name, f"the brokers answer {error_name(topic.error_code)} for topic {name}"))
+            continue
+        for number, state in sorted(topic.partitions.items()):
+            each = Replicated(TopicPartition(name, number), in_order(state), tuple(state.isr), name in compacted)
+            planned.partitions.append(each)
+    return planned
+
+
+def in_order(state: PartitionMetadata) -> tuple[int, ...]:
+    """The leader first: the others are compared with it."""
+    others = [replica for replica in state.replicas if replica != state.leader]
+    return (state.leader, *others) if state.leader in state.replicas else tuple(others)
+
+
+async def _compacted(client: ClusterClient, topics: Sequence[str]) -> tuple[set[str], list[str]]:
+    """The topics that are compacted, and those whose cleanup.policy is not known."""
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in topics]
+    found = await describe_configs(client, resources, [_CLEANUP_POLICY]) if resources else {}
+    compacted, unknown = set(), []
+    for resource, entries in found.items():
+        entry = None if isinstance(entries, KafkaError) else entries.get(_CLEANUP_POLICY)
+        if entry is None:
+            unknown.append(resource.name)
+        elif _COMPACT in (entry.value or ""):
+            compacted.add(resource.name)
+    return compacted, unknown
+
+
+async def start_offsets(
+    client: ClusterClient, partitions: Iterable[Replicated], time: int, patience_s: float = PATIENCE_S
+) -> dict[TopicPartition, int | KafkaError]:
+    """Where to begin, as the leaders say. A partition without a record at or after a time begins at its end."""
+    retry = RetryPolicy(deadline_ms=int(1000 * patience_s))
+    wanted = dict.fromkeys((each.partition for each in partitions), time)
+    listed = await list_offsets(client, wanted, retry=retry)
+    later = {
+        partition: LATEST_TIMESTAMP
+        for partition, found in listed.items()
+        if not isinstance(found, KafkaError) and found.offset == UNKNOWN_OFFSET
+    }
+    listed |= await list_offsets(client, later, retry=retry) if later else {}
+    return {partition: found if isinstance(found, KafkaError) else found.offset for partition, found in listed.items()}
+
+
+async def count_offsets(client: ClusterClient, partitions: Sequence[Replicated], time: int) -> int:
+    """How many offsets are to be verified, as far as the leaders say."""
+    starts = await start_offsets(client, partitions, time)
+    ends = await start_offsets(client, partitions, LATEST_TIMESTAMP)
+    known = [(starts[each.partition], ends[each.partition]) for each in partitions]
+    return sum(max(0, end - start) for start, end in known if isinstance(start, int) and isinstance(end, int))
+
+
+async def verify_replicas(
+    client: ClusterClient,
+    partitions: Sequence[Replicated],
+    options: VerifyOptions,
+    events: Events | None = None,
+) -> list[PartitionCheck]:
+    """Verifies these partitions, which the client's metadata has. With `follows` it returns only when cancelled."""
+    verifier = _Verifier(client, options, events or Events())
+    try:
+        return await verifier.run(partitions)
+    finally:
+        await verifier.close()
+
+
+class _Verifier:
+    def __init__(self, client: ClusterClient, options: VerifyOptions, events: Events) -> None:
+        # Other requests of the client do not wait behind large answers.
+        self._client = client.another()
+        self._options = options
+        self._events = events
+        self._fetchers: dict[int, ReplicaFetcher] = {}
+        self._loop = asyncio.get_running_loop()
+        self._refreshed_at_s: dict[str, float] = {}
+        self._missing_since_s: dict[str, float] = {}
+        self._topic_ids = {name: topic.topic_id for name, topic in client.metadata.topics.items()}
+
+    async def close(self) -> None:
+        for fetcher in self._fetchers.values():
+            fetcher.close()
+        await self._client.close()
+
+    async def run(self, partitions: Sequence[Replicated]) -> list[PartitionCheck]:
+        most_replicas = max((len(each.replicas) for each in partitions), default=1)
+        window_bytes = most_replicas * self._options.fetch_size_bytes
+        at_a_time = max(1, min(PARTITIONS_AT_A_TIME, MEMORY_BYTES // window_bytes))
+        checks = await self._checks(partitions)
+        for check in checks:
+            self._events.began(check)
+        if not self._options.follows:
+            await _each(checks, self._verify, at_a_time)
+            return checks
+        while True:
+            await _each(checks, self._catch_up, at_a_time)
+            await asyncio.sleep(self._options.max_wait_ms / 1000)
+
+    async def _checks(self, partitions: Sequence[Replicated]) -> list[PartitionCheck]:
+        starts: Mapping[TopicPartition, int | KafkaError] = {}
+        # The earliest offsets are learned by asking each replica for offset 0.
+        if self._options.time != EARLIEST_TIMESTAMP:
+            starts = await start_offsets(self._client, partitions, self._options.time, self._options.patience_s)
+        checks = []
+        for each in partitions:
+            start = starts.get(each.partition, 0)
+            check = PartitionCheck(
+                each.partition,
+                each.replicas,
+                start if isinstance(start, int) else 0,
+                in_sync=each.in_sync,
+                is_compacted=each.is_compacted,
+                follows=self._options.follows,
+                patience_s=self._options.patience_s,
+            )
+            if isinstance(start, KafkaError):
+                check.give_up(f"no offset to begin at is known: {error_name(start.code)}")
+            checks.append(check)
+        return checks
+
+    # -- one partition ------------------------------------------------------------------------------------------------
+
+    async def _verify(self, check: PartitionCheck) -> None:
+        pause_s = PAUSE_S
+        while not check.is_done:
+            if await self._step(check):
+                pause_s = PAUSE_S
+            elif not check.is_done:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _catch_up(self, check: PartitionCheck) -> None:
+        while not check.is_done and await self._step(check):
+            pass
+
+    async def _step(self, check: PartitionCheck) -> bool:
+        """One fetch from each replica. Returns whether it has brought the check further."""
+        active, before, aside = check.active, check.position, dict(check.set_aside)
+        fetches = (
+            self._fetcher(replica).fetch(check.partition, before, is_alone=replica in check.hungry)
+            for replica in active
+        )
+        answers: dict[int, Answer] = dict(zip(active, await asyncio.gather(*fetches), strict=True))
+        if any(isinstance(answer, Failed) for answer in answers.values()):
+            await self._look_again(check)
+        answers = {replica: answer for replica, answer in answers.items() if replica in check.active}
+        differences = check.feed(answers, self._loop.time())
+        for replica, was in aside.items():
+            if replica not in check.set_aside:
+                self._events.back(check, replica, was)
+        for replica in check.set_aside:
+            if replica not in aside:
+                self._events.set_aside(check, replica)
+        for difference in differences:
+            self._events.differs(check, difference)
+        self._events.advanced(check, check.position - before)
+        return check.position > before
+
+    def _fetcher(self, broker_id: int) -> ReplicaFetcher:
+        fetcher = self._fetchers.get(broker_id)
+        if fetcher is None:
+            options = self._options
+            fetcher = ReplicaFetcher(self._client, broker_id, options.fetch_size_bytes, options.patience_s)
+            self._fetchers[broker_id] = fetcher
+        return fetcher
+
+    async def _look_again(self, check: PartitionCheck) -> None:
+        """Reads the metadata again, at most once a second: the topic may be gone, or have other replicas."""
+        name, now_s = check.partition.topic, self._loop.time()
+        if now_s >= self._refreshed_at_s.get(name, 0.0) + REFRESH_EVERY_S:
+            self._refreshed_at_s[name] = now_s
+            try:
+                await self._client.refresh_metadata_once([name], elsewhere=True)
+            except ClientError:
+                return
+        topic = self._client.metadata.topics.get(name)
+        if topic is None or topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            # A broker that has just started knows no topic.
+            if now_s >= self._missing_since_s.setdefault(name, now_s) + MISSING_S:
+                check.forget("the topic was deleted")
+            return
+        self._missing_since_s.pop(name, None)
+        if topic.topic_id is not None and self._topic_ids.get(name) not in (None, topic.topic_id):
+            check.forget("the topic was deleted and created again")
+        state = topic.partitions.get(check.partition.partition)
+        if state is not None and state.replicas:
+            check.keep_only(state.replicas)
+
+
+async def _each(
+    checks: Iterable[PartitionCheck], work: Callable[[PartitionCheck], Awaitable[object]], at_a_time: int
+) -> None:
+    """Does the work for all checks, some at a time."""
+    waiting = iter(checks)
+
+    async def worker() -> None:
+        for check in waiting:
+            await work(check)
+
+    await asyncio.gather(*(worker() for _ in range(at_a_time)))

@@ -1,0 +1,1 @@
+"""`klamm verify replicas`: whether all replicas of partitions have the same records."""

@@ -1,0 +1,260 @@
+"""What `klamm verify replicas` prints: Kafka's lines while it runs, then a summary; or JSON. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from klamm.client.verification.compare import Difference, Kind
+from klamm.client.verification.partition import PartitionCheck, SetAside
+
+# The lines of a difference that is a batch's checksum and of one that is its last offset are Kafka's.
+_LINES = {
+    Kind.MISSING: "partition {partition}: replica {replica} has no batch for {offsets}, replica {other} has",
+    Kind.BOUNDARIES: "partition {partition}: replica {other}'s offset {expected} doesn't match replica {replica}'s"
+    " offset {value}",
+    Kind.LEADER_EPOCH: "partition {partition} has unmatched leader epoch at offset {last}; replica {other}'s epoch"
+    " {expected}; replica {replica}'s epoch {value}",
+    Kind.CHECKSUM: "partition {partition} has unmatched checksum at offset {last}; replica {other}'s checksum"
+    " {expected}; replica {replica}'s checksum {value}",
+    Kind.RECORDS: "partition {partition}: replica {replica} has other records than replica {other} within {offsets}",
+    Kind.CORRUPT: "partition {partition}: replica {replica} has a corrupt batch at {offsets}; its checksum is {value},"
+    " and says {expected}",
+}
+_SHORT = {
+    Kind.MISSING: "has no batch for",
+    Kind.BOUNDARIES: "has other batches for",
+    Kind.LEADER_EPOCH: "has another leader epoch at",
+    Kind.CHECKSUM: "has another checksum at",
+    Kind.RECORDS: "has other records within",
+    Kind.CORRUPT: "has a corrupt batch at",
+}
+_UNREADABLE = "partition {partition}: replica {replica} has records that cannot be read at {offsets}"
+
+
+@dataclass(slots=True)
+class Report:
+    """The result of a verification. `skipped` are (topic, reason) of topics that could not be verified."""
+
+    checks: Sequence[PartitionCheck]
+    skipped: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
+    different: list[PartitionCheck] = field(init=False)
+    unverified: list[PartitionCheck] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.different = [check for check in self.checks if differs(check)]
+        self.unverified = [check for check in self.checks if check.gone is None and not check.is_compared]
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether every partition was compared, and no replica differs."""
+        return not (self.different or self.unverified or self.skipped)
+
+
+def differs(check: PartitionCheck) -> bool:
+    return bool(check.differences) or check.has_broken_replica
+
+
+def difference_line(check: PartitionCheck, difference: Difference) -> str:
+    """The line for a difference, without the time."""
+    line = _LINES[difference.kind]
+    if difference.kind is Kind.CORRUPT and difference.value is None:
+        line = _UNREADABLE
+    return line.format(
+        partition=check.partition,
+        replica=difference.replica,
+        other=difference.other,
+        value=difference.value,
+        expected=difference.expected,
+        last=difference.last_offset,
+        offsets=offsets(difference.first_offset, difference.last_offset),
+    )
+
+
+def set_aside_line(check: PartitionCheck, replica: int) -> str:
+    aside = check.set_aside[replica]
+    what = "is not verified" if aside.offset == check.start_offset else f"is not verified from offset {aside.offset} on"
+    return f"partition {check.partition}: replica {replica} {what}: {_why(check, replica, aside)}"
+
+
+def back_line(check: PartitionCheck, replica: int, was: SetAside) -> str:
+    missed = (
+        f"; {offsets(was.offset, check.position - 1)} were verified without it" if check.position > was.offset else ""
+    )
+    return f"partition {check.partition}: replica {replica} is verified again{missed}"
+
+
+def lag_line(checks: Iterable[PartitionCheck]) -> str:
+    """Kafka's line of every report interval."""
+    known = [check for check in checks if check.gone is None and check.high_watermarks]
+    if not known:
+        return "max lag is unknown: no replica has answered yet"
+    most = max(known, key=lambda check: check.lag)
+    return (
+        f"max lag is {most.lag} for partition {most.partition} at offset {most.position} among {len(known)} partitions"
+    )
+
+
+def lag_json(checks: Iterable[PartitionCheck]) -> dict[str, Any]:
+    known = [check for check in checks if check.gone is None and check.high_watermarks]
+    most = max(known, key=lambda check: check.lag, default=None)
+    if most is None:
+        return {"max_lag": None, "partitions": 0}
+    return {"max_lag": most.lag, **_place(most), "offset": most.position, "partitions": len(known)}
+
+
+def offsets(first: int, last: int) -> str:
+    return f"offset {first}" if first == last else f"offsets {first} to {last}"
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+
+def summary_lines(report: Report) -> Iterator[str]:
+    """What is printed at the end: each partition that is not simply equal, and the sum."""
+    for check in report.checks:
+        notes = list(_notes(check))
+        if notes:
+            yield f"{check.partition}: {'; '.join(notes)}"
+    for _, reason in report.skipped:
+        yield reason
+    yield from report.notes
+    checked = [check for check in report.checks if check.gone is None and check.is_compared]
+    size_bytes, batches = sum(check.size_bytes for check in checked), sum(check.batches for check in checked)
+    replicas = sum(len(check.replicas) - _failed(check) for check in checked)
+    yield (
+        f"Verified {counted(len(checked), 'partition')} on {counted(replicas, 'replica')}:"
+        f" {counted(batches, 'batch', 'batches')}, {sized(size_bytes)} read."
+    )
+    verdict = f"{counted(len(report.different), 'partition differs', 'partitions differ')}"
+    if report.unverified:
+        verdict += f", {counted(len(report.unverified), 'partition')} could not be verified"
+    if report.different or report.unverified:
+        yield f"{verdict}."
+    elif any(_failed(check) for check in report.checks):
+        yield "All replicas that were verified are equal."
+    else:
+        yield "All replicas are equal."
+
+
+def _notes(check: PartitionCheck) -> Iterator[str]:
+    if check.gone is not None:
+        yield check.gone
+        return
+    if check.differences:
+        yield f"{counted(check.differences.batches, 'batch differs', 'batches differ')}"
+        more = len(check.differences.found) - 3
+        texts = [_short(each) for each in check.differences.found[:3]]
+        yield ", ".join(texts) + (f" and {more} more" if more > 0 else "")
+    for replica, aside in check.set_aside.items():
+        is_in_part = aside.offset > check.start_offset
+        how = f"was verified only to offset {aside.offset}" if is_in_part else "was not verified"
+        yield f"replica {replica} {how}: {_why(check, replica, aside)}"
+    if not check.is_compared:
+        yield "nothing to compare with" if len(check.active) == 1 else "no replica answers"
+    if check.removed_offsets:
+        yield f"{counted(check.removed_offsets, 'offset')} removed by retention meanwhile"
+
+
+def _why(check: PartitionCheck, replica: int, aside: SetAside) -> str:
+    lag = check.lag_of(replica)
+    return f"it is {counted(lag, 'offset')} behind" if aside.is_lag and lag else aside.reason
+
+
+def _short(difference: Difference) -> str:
+    where = offsets(difference.first_offset, difference.last_offset)
+    return f"replica {difference.replica} {_SHORT[difference.kind]} {where}"
+
+
+def _failed(check: PartitionCheck) -> int:
+    return sum(not aside.is_lag for aside in check.set_aside.values())
+
+
+def counted(count: int, one: str, several: str | None = None) -> str:
+    """ "1 partition", "2 partitions"."""
+    return f"{count} {one if count == 1 else several or one + 's'}"
+
+
+def sized(size_bytes: int) -> str:
+    size = float(size_bytes)
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if size < 1024 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    return {
+        "is_fine": report.is_fine,
+        "partitions": [check_json(check) for check in report.checks],
+        "skipped_topics": [{"topic": topic, "reason": reason} for topic, reason in report.skipped],
+        "notes": list(report.notes),
+    }
+
+
+def check_json(check: PartitionCheck) -> dict[str, Any]:
+    return {
+        **_place(check),
+        "verdict": _verdict(check),
+        "reason": check.gone,
+        "replicas": list(check.replicas),
+        "from_offset": check.start_offset,
+        "to_offset": check.position,
+        "target_offset": check.target,
+        "high_watermarks": {str(replica): offset for replica, offset in check.high_watermarks.items()},
+        "lag": check.lag,
+        "batches": check.batches,
+        "size_bytes": check.size_bytes,
+        "removed_offsets": check.removed_offsets,
+        "is_compacted": check.is_compacted,
+        "different_batches": check.differences.batches,
+        "differences": [difference_json(difference) for difference in check.differences.found],
+        "not_verified": [set_aside_json(check, replica) for replica in check.set_aside],
+    }
+
+
+def _verdict(check: PartitionCheck) -> str:
+    if check.gone is not None:
+        return "gone"
+    if differs(check):
+        return "different"
+    if not check.is_compared:
+        return "unverified"
+    return "partly-equal" if check.set_aside else "equal"
+
+
+def difference_json(difference: Difference) -> dict[str, Any]:
+    return {
+        "kind": difference.kind.value,
+        "first_offset": difference.first_offset,
+        "last_offset": difference.last_offset,
+        "replica": difference.replica,
+        "other_replica": difference.other,
+        "value": difference.value,
+        "expected": difference.expected,
+        "batches": difference.count,
+    }
+
+
+def set_aside_json(check: PartitionCheck, replica: int) -> dict[str, Any]:
+    aside = check.set_aside[replica]
+    return {
+        "replica": replica,
+        "from_offset": aside.offset,
+        "reason": aside.reason,
+        "is_lag": aside.is_lag,
+        "lag": check.lag_of(replica),
+    }
+
+
+def event_json(event: str, check: PartitionCheck, values: Mapping[str, Any]) -> dict[str, Any]:
+    """One line of a verification that has no end."""
+    return {"event": event, **_place(check), **values}
+
+
+def _place(check: PartitionCheck) -> dict[str, Any]:
+    return {"topic": check.partition.topic, "partition": check.partition.partition}
