@@ -40,7 +40,7 @@ def table_lines(facts: ClusterFacts) -> Iterator[str]:
     for broker_id, tally in tallies(facts).items():
         broker = facts.brokers.get(broker_id)
         numbers = (str(tally.leaders), str(tally.replicas), str(tally.behind))
-        name = f"{broker_id}{'*' if broker_id == facts.view.controller_id else ''}"
+        name = f"{broker_id}{'*' if broker_id == facts.controller_id else ''}"
         if broker is None:
             rows.append((name, "not in the cluster", "-", *numbers, "-", "-"))
             continue
@@ -58,7 +58,7 @@ def description_lines(facts: ClusterFacts, broker_id: int) -> Iterator[str]:
     if broker is None:
         yield f"Broker: {broker_id}\tnot in the cluster"
     else:
-        controller = "\tController" if broker_id == facts.view.controller_id else ""
+        controller = "\tController" if broker_id == facts.controller_id else ""
         yield f"Broker: {broker_id}\tAddress: {address_text(broker)}\tRack: {broker.rack or 'none'}{controller}"
         if broker.error is not None:
             yield f"Does not answer: {broker.error}"
@@ -103,7 +103,7 @@ def _value(facts: ClusterFacts, broker_id: int, tally: Tally) -> dict[str, Any]:
     found: dict[str, Any] = {
         "broker": broker_id,
         "live": broker is not None,
-        "controller": broker_id == facts.view.controller_id,
+        "controller": broker_id == facts.controller_id,
         "leaders": tally.leaders,
         "replicas": tally.replicas,
         "not_in_sync": tally.behind,

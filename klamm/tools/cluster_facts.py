@@ -29,6 +29,8 @@ PROTOCOL: Final = "inter.broker.protocol.version"
 # Only brokers of klamm have this key.
 KLAMM_KEY: Final = "klamm.metrics.port"
 KLAMM, KAFKA = "klamm", "Apache Kafka"
+# Only in KRaft mode a broker has roles.
+ROLES: Final = "process.roles"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class BrokerFacts:
     log_dirs: tuple[LogDirFacts, ...] = ()
     throttles: Mapping[str, str] = field(default_factory=dict)
     error: str | None = None
+    is_kraft: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -83,6 +86,13 @@ class ClusterFacts:
     controller_error: str | None = None
     topics_error: str | None = None
     forbidden: tuple[str, ...] = ()
+
+    @property
+    def controller_id(self) -> int | None:
+        """The controller. In KRaft mode brokers name any broker instead, which passes requests on to the controller."""
+        if any(broker.is_kraft for broker in self.brokers.values()) or self.view.controller_id < 0:
+            return None
+        return self.view.controller_id
 
     @property
     def missing(self) -> list[int]:
@@ -129,7 +139,7 @@ async def _read_brokers(client: "ClusterClient", view: ClusterView, forbidden: l
     # A broker that has just died is not asked again: that it does not answer is the fact.
     once = RetryPolicy(0)
     configs, log_dirs = await asyncio.gather(
-        describe_configs(client, resources.values(), [PROTOCOL, KLAMM_KEY, *BROKER_THROTTLES], retry=once),
+        describe_configs(client, resources.values(), [PROTOCOL, KLAMM_KEY, ROLES, *BROKER_THROTTLES], retry=once),
         describe_log_dirs(client, view.brokers, retry=once),
     )
     for what, answers in (("configs of brokers", configs), ("log directories", log_dirs)):
@@ -176,6 +186,7 @@ async def _broker(
             for name, entry in configs.items()
             if name in BROKER_THROTTLES and entry.source in dynamic
         },
+        is_kraft=ROLES in configs and bool(configs[ROLES].value),
     )
 
 

@@ -68,7 +68,9 @@ def _no_controller(facts: ClusterFacts) -> Iterator[Finding]:
     elif facts.controller_error is not None:
         yield Finding(
             "silent_controller",
-            f"Controller {facts.view.controller_id} does not list reassignments.",
+            "The controller does not list reassignments."
+            if facts.controller_id is None
+            else f"Controller {facts.controller_id} does not list reassignments.",
             (facts.controller_error,),
             "Look at the controller's log; `klamm controller status` shows what a controller of klamm is doing.",
         )

@@ -103,7 +103,7 @@ def status_lines(
     if controller is not None and controller.get("active"):
         doing = f"{controller['event']} for {controller['event_for_ms']} ms" if controller["event"] else "nothing"
         queue = f"{controller['event_queue_size']} events in its queue"
-        yield f"Controller {facts.view.controller_id}: {controller['state']}, doing {doing}, {queue}"
+        yield f"Controller {facts.controller_id}: {controller['state']}, doing {doing}, {queue}"
     yield ""
     yield from broker_views.table_lines(facts)
     for title, listed in (("Problems", problems), ("Notices", notices)):
@@ -124,7 +124,7 @@ def status_value(
     return {
         "cluster_id": facts.cluster_id,
         "healthy": is_healthy(findings),
-        "controller_id": facts.view.controller_id,
+        "controller_id": facts.controller_id,
         "controller": None if controller is None else dict(controller),
         "topics": len(facts.view.of_topics()),
         "partitions": len(facts.view.partitions),

@@ -39,6 +39,8 @@ def test_a_broker_of_kafka_2_8_2(real_kafka: RealKafka) -> None:
 def test_brokers_of_kafka_4_in_kraft_mode_with_the_size_of_their_disks(real_kraft: RealKraft) -> None:
     status = look(real_kraft.bootstrap)
     assert [each["software"] for each in status["brokers"]] == ["Apache Kafka"] * 3
+    # Brokers name any of them as the controller.
+    assert status["controller_id"] is None and not any(each["controller"] for each in status["brokers"])
     assert all(each["log_dirs"][0]["total_bytes"] > each["log_dirs"][0]["usable_bytes"] for each in status["brokers"])
     assert not {each["kind"] for each in status["problems"]} & {"no_controller", "silent_brokers", "offline_log_dirs"}
     assert "Disk: " in run(real_kraft.bootstrap, "brokers", "describe", "--broker", "2")[1]
