@@ -230,6 +230,14 @@ async def cancel(access: Access, active: Collection[TopicPartition]) -> None:
         raise ToolError(f"Error cancelling partition reassignment{plural} for:\n{lines}")
 
 
+async def restore_order(access: Access, record: Record, cancelled: Collection[TopicPartition]) -> dict[str, str]:
+    """Gives cancelled partitions their former order of replicas: a broker that cancels only takes the added replicas
+    out of the target's order, so that another preferred leader would be left. Returns the problems by partition."""
+    former = {move.topic_partition: move.before.replicas for move in record.moves if move.topic_partition in cancelled}
+    results = await access.start(former) if former else {}
+    return {str(key): error_line(error) for key, error in results.items() if error is not None}
+
+
 async def cancel_log_dirs(access: Access, placements: Placements) -> list[str]:
     """Moves replicas that are being copied to a chosen directory back to where they are; returns them."""
     look = await access.look(sorted({key.topic for key in placements}))

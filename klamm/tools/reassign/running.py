@@ -313,8 +313,10 @@ def cancel_plan(
         await operations.cancel(access, active)
         replicas = await operations.cancel_log_dirs(access, placements or {})
         problems: dict[str, str] = {}
-        for state in () if keeps_throttles else states:
-            problems |= await operations.end_execution(access, state, lambda event: None)
+        for state in states:
+            problems |= await operations.restore_order(access, state.load(), active)
+            if not keeps_throttles:
+                problems |= await operations.end_execution(access, state, lambda event: None)
         return Cancelled(active, replicas, problems, tuple(look.view.brokers))
 
     with ExitStack() as stack:

@@ -1,0 +1,274 @@
+"""`klamm reassign` on Apache Kafka 2.8.2 and on Kafka 4.3 in KRaft mode, beside Kafka's own tool."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from klamm.tools import main
+from klamm.tools.clients import run_with_client
+from klamm.tools.cluster_view import read_cluster
+from klamm.tools.reassign.access import WireAccess
+from klamm.tools.reassign.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES, ConfigKey
+from support.oracles import RealKafka, RealKraft, RealZooKeeper, java_tool
+
+pytestmark = pytest.mark.long
+
+KLAMM = [sys.executable, "-m", "klamm.tools.main"]
+BROKERS = (1, 2, 3)
+RECORD = b"x" * 10_000
+RECORDS = 200  # to each partition: 2 MB
+SLOW, FAST = 50_000, 100_000_000
+
+
+class KafkaCluster:
+    """Three brokers of Apache Kafka with two log directories each, and the tools of both projects."""
+
+    def __init__(self, bootstrap: str, jars: Path, tool: str, zookeeper: str | None = None) -> None:
+        self.bootstrap, self.zookeeper, self._jars, self._tool = bootstrap, zookeeper, jars, tool
+
+    def kafka(self, *arguments: str | Path) -> list[str]:
+        at = [] if "--zookeeper" in arguments else ["--bootstrap-server", self.bootstrap]
+        lines = java_tool(self._jars, self._tool, *at, *arguments).decode().splitlines()
+        # Kafka 4's tool says it in other words.
+        return [re.sub(r"(Reassignment of partition .* is) completed\.$", r"\1 complete.", line) for line in lines]
+
+    def klamm(self, *arguments: str | Path, code: int = 0) -> list[str]:
+        stdout, stderr = io.StringIO(), io.StringIO()
+        at = [] if "--zookeeper" in arguments else ["--bootstrap-server", self.bootstrap]
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            ended = main.run(["reassign", *map(str, arguments), *at])
+        assert ended == code, stdout.getvalue() + stderr.getvalue()
+        return stdout.getvalue().splitlines()
+
+    def events(self, *arguments: str | Path, code: int = 0) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.klamm(*arguments, "--yes", "--json", code=code)]
+
+    def create(self, topic: str, assignment: list[list[int]], *, with_records: bool = True) -> None:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        new = NewTopic(topic, num_partitions=len(assignment), replica_assignment=assignment)
+        admin.create_topics([new])[topic].result(30)
+        producer = Producer({"bootstrap.servers": self.bootstrap, "acks": "all"})
+        for number in range(len(assignment) if with_records else 0):
+            for _ in range(RECORDS):
+                producer.produce(topic, RECORD, partition=number)
+        assert producer.flush(60) == 0
+
+    def replicas(self, topic: str) -> list[list[int]]:
+        view = run_with_client(self.bootstrap, None, lambda client: read_cluster(client, [topic]))
+        return [list(each.replicas) for _, each in sorted(view.partitions.items())]
+
+    def throttles(self, topic: str) -> dict[str, str]:
+        """What is set, with the topic's entity as `topic`."""
+        entities = {f"brokers/{broker}": BROKER_THROTTLES for broker in BROKERS}
+        entities[f"topics/{topic}"] = TOPIC_THROTTLES
+        keys = [ConfigKey(entity, name) for entity, names in entities.items() for name in names]
+        found = run_with_client(self.bootstrap, None, lambda client: WireAccess(client).read_configs(keys))
+        return {
+            f"{key.entity.replace(f'topics/{topic}', 'topic')} {key.name}": value
+            for key, value in found.items()
+            if value is not None
+        }
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = 60) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def kafka28(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+    directory = tmp_path_factory.mktemp("kafka-2.8")
+    zookeeper = RealZooKeeper(kafka_jars, directory / "zookeeper")
+    brokers = []
+    try:
+        zookeeper.start()
+        for broker_id in BROKERS:
+            own = directory / str(broker_id)
+            properties = {"log.dirs": f"{own}/data,{own}/other", "replica.fetch.max.bytes": 20_000}
+            brokers.append(RealKafka(kafka_jars, own, zookeeper.connect, broker_id=broker_id, properties=properties))
+        for broker in brokers:
+            broker.launch()
+        for broker in brokers:
+            broker.wait_ready()
+        bootstrap = ",".join(broker.address for broker in brokers)
+        yield KafkaCluster(bootstrap, kafka_jars, "kafka.admin.ReassignPartitionsCommand", zookeeper.connect)
+    finally:
+        for server in [*brokers, zookeeper]:
+            server.kill()
+
+
+@pytest.fixture(scope="module")
+def kafka4(kafka4_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+    directory = tmp_path_factory.mktemp("kafka-4")
+    of_broker = {
+        broker: {"log.dirs": f"{directory}/{broker}/data,{directory}/{broker}/other", "replica.fetch.max.bytes": 20_000}
+        for broker in BROKERS
+    }
+    servers = RealKraft(kafka4_jars, directory, size=len(BROKERS), of_broker=of_broker)
+    try:
+        servers.start()
+        yield KafkaCluster(servers.bootstrap, kafka4_jars, "org.apache.kafka.tools.reassign.ReassignPartitionsCommand")
+    finally:
+        servers.kill()
+
+
+@pytest.fixture(params=["kafka28", "kafka4"])
+def cluster(request: pytest.FixtureRequest) -> KafkaCluster:
+    found: KafkaCluster = request.getfixturevalue(request.param)
+    return found
+
+
+def plan(directory: Path, topic: str, *replicas: list[int], log_dirs: list[list[str]] | None = None) -> Path:
+    partitions: list[dict[str, Any]] = [
+        {"topic": topic, "partition": number, "replicas": ids} for number, ids in enumerate(replicas)
+    ]
+    for partition, directories in zip(partitions, log_dirs or [], strict=False):
+        partition["log_dirs"] = directories
+    file = directory / f"{topic}.json"
+    file.write_text(json.dumps({"version": 1, "partitions": partitions}))
+    return file
+
+
+def renamed(lines: list[str], topic: str) -> list[str]:
+    """The lines with another topic's name. Kafka 4's tool also prints in which directories the replicas are."""
+    return [re.sub(r'"log_dirs":\[[^]]*\]', '"log_dirs":[]', line.replace(topic, "TOPIC")) for line in lines]
+
+
+def test_execute_sets_prints_and_moves_what_kafkas_tool_does(cluster: KafkaCluster, tmp_path: Path) -> None:
+    printed, throttles = [], []
+    for topic in ("by-kafka", "by-klamm"):
+        cluster.create(topic, [[1, 2], [2, 3], [3, 1]])
+        wanted = plan(tmp_path, topic, [2, 3], [3, 2], [1, 2])
+        options = ("--reassignment-json-file", wanted, "--throttle", str(FAST))
+        if topic == "by-kafka":
+            lines = cluster.kafka("--execute", *options)
+        else:
+            lines = cluster.klamm("execute", *options, "--no-wait", "--yes")
+        printed.append(renamed(lines, topic))
+        cluster.until(lambda topic=topic: len(cluster.throttles(topic)) == 8)
+        throttles.append(cluster.throttles(topic))
+        cluster.until(lambda topic=topic: cluster.replicas(topic) == [[2, 3], [3, 2], [1, 2]])
+        if topic == "by-kafka":
+            cluster.until(lambda: not any("in progress" in line for line in cluster.klamm("list")[1:]))
+            verified = cluster.kafka("--verify", "--reassignment-json-file", wanted, "--preserve-throttles")
+            assert verified == cluster.klamm("verify", "--reassignment-json-file", wanted, "--preserve-throttles")
+            assert cluster.klamm("verify", "--reassignment-json-file", wanted)[-2:] == [
+                "Clearing broker-level throttles on brokers 1,2,3",
+                "Clearing topic-level throttles on topic by-kafka",
+            ]
+        else:
+            cluster.klamm("verify", "--reassignment-json-file", wanted)
+        cluster.until(lambda topic=topic: cluster.throttles(topic) == {})
+    # Kafka's tool moves the reordered partition too, and does not say less about it.
+    assert printed[1] == printed[0]
+    assert throttles[1] == throttles[0]
+    assert throttles[0]["topic leader.replication.throttled.replicas"] == "0:1,0:2,1:2,1:3,2:1,2:3"
+
+
+def test_list_verify_and_cancel_print_what_kafkas_tool_does(cluster: KafkaCluster, tmp_path: Path) -> None:
+    topic = "in-progress"
+    cluster.create(topic, [[1, 2], [2, 1]])
+    wanted = plan(tmp_path, topic, [2, 3], [1, 2])
+    options = ("--reassignment-json-file", wanted)
+    cluster.klamm("execute", *options, "--throttle", str(SLOW), "--no-wait", "--yes")
+    assert cluster.klamm("list") == cluster.kafka("--list")
+    assert cluster.klamm("list")[1] == f"{topic}-0: replicas: 2,3,1. adding: 3. removing: 1."
+    verified = cluster.klamm("verify", *options, "--preserve-throttles", code=1)
+    assert verified == cluster.kafka("--verify", *options, "--preserve-throttles")
+    assert f"Reassignment of partition {topic}-0 is still in progress." in verified
+    assert cluster.klamm("cancel", *options, "--yes")[:2] == [
+        f"Successfully cancelled partition reassignment for: {topic}-0",
+        "None of the specified partition moves are active.",
+    ]
+    cluster.until(lambda: cluster.throttles(topic) == {})
+    # Kafka's brokers leave 2,1, because they only remove the added replica.
+    cluster.until(lambda: cluster.replicas(topic) == [[1, 2], [1, 2]])
+    assert (
+        cluster.klamm("cancel", *options, "--preserve-throttles")
+        == cluster.kafka("--cancel", *options, "--preserve-throttles")
+    )  # fmt: skip
+    assert cluster.klamm("list") == cluster.kafka("--list") == ["No partition reassignments found."]
+
+
+def test_a_killed_execution_is_resumed_faster_and_undone_by_kafkas_tool(cluster: KafkaCluster, tmp_path: Path) -> None:
+    topic = "killed"
+    cluster.create(topic, [[1, 2], [2, 1], [1, 2]])
+    wanted = plan(tmp_path, topic, [2, 3], [1, 3], [1, 3])
+    options = ["--reassignment-json-file", str(wanted)]
+    command = [*KLAMM, "reassign", "execute", *options, "--throttle", str(SLOW), "--batch-size", "2", "--yes", "--json"]
+    with subprocess.Popen(
+        [*command, "--bootstrap-server", cluster.bootstrap],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        started = next(each for each in map(json.loads, process.stdout) if each["event"] == "started")
+        assert len(started["partitions"]) == 2
+        os.kill(process.pid, signal.SIGKILL)
+    assert cluster.throttles(topic)[f"brokers/1 {LEADER_RATE}"] == str(SLOW)
+    cluster.klamm("throttle", "--rate", str(FAST), *options)
+    cluster.until(lambda: cluster.throttles(topic)[f"brokers/3 {LEADER_RATE}"] == str(FAST))
+    events = cluster.events("execute", "--resume", *options)
+    assert events[-1]["complete"] is True
+    progress = [each for each in events if each["event"] == "progress"]
+    assert progress[0]["total_bytes"] > 3 * RECORDS * len(RECORD)
+    cluster.until(lambda: cluster.throttles(topic) == {})
+    assert cluster.replicas(topic) == [[2, 3], [1, 3], [1, 3]]
+    cluster.kafka("--execute", "--reassignment-json-file", tmp_path / f"{topic}.rollback.json")
+    cluster.until(lambda: cluster.replicas(topic) == [[1, 2], [2, 1], [1, 2]])
+
+
+def test_replicas_move_into_chosen_directories(cluster: KafkaCluster, tmp_path: Path) -> None:
+    topic = "directories"
+    cluster.create(topic, [[1, 2]])
+    paths = run_with_client(
+        cluster.bootstrap, None, lambda client: WireAccess(client).log_dirs([3], [])
+    )[3]  # fmt: skip
+    other = next(path for path in paths if path.endswith("other"))
+    at_one = other.replace("/3/", "/1/")
+    wanted = plan(tmp_path, topic, [1, 3], log_dirs=[[at_one, other]])
+    options = ("--reassignment-json-file", wanted)
+    events = cluster.events("execute", *options, "--replica-alter-log-dirs-throttle", str(FAST))
+    assert events[-1]["complete"] is True
+    verified = cluster.kafka("--verify", *options, "--preserve-throttles")
+    assert verified == cluster.klamm("verify", *options, "--preserve-throttles")
+    assert f"Reassignment of replica {topic}-0-3 completed successfully." in verified
+    cluster.until(lambda: cluster.throttles(topic) == {})
+
+
+def test_through_zookeeper_as_kafkas_tool(kafka28: KafkaCluster, tmp_path: Path) -> None:
+    assert kafka28.zookeeper is not None
+    at = ("--zookeeper", kafka28.zookeeper)
+    printed, throttles = [], []
+    for topic in ("znode-by-kafka", "znode-by-klamm"):
+        kafka28.create(topic, [[1, 2], [2, 3]])
+        wanted = plan(tmp_path, topic, [2, 3], [3, 1])
+        options = ("--reassignment-json-file", wanted, "--throttle", str(FAST), *at)
+        if topic == "znode-by-kafka":
+            lines = [line for line in kafka28.kafka("--execute", *options) if "deprecated" not in line]
+        else:
+            lines = kafka28.klamm("execute", *options, "--no-wait", "--yes")
+        printed.append(renamed(lines, topic))
+        kafka28.until(lambda topic=topic: len(kafka28.throttles(topic)) == 8)
+        throttles.append(kafka28.throttles(topic))
+        kafka28.until(lambda topic=topic: kafka28.replicas(topic) == [[2, 3], [3, 1]])
+        kafka28.until(lambda wanted=wanted: kafka28.kafka("--list") == ["No partition reassignments found."])
+        kafka28.klamm("verify", "--reassignment-json-file", wanted, *at)
+        kafka28.until(lambda topic=topic: kafka28.throttles(topic) == {})
+    assert printed[0] == printed[1]
+    assert throttles[0] == throttles[1]
