@@ -12,27 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.processes.errors import EXIT_FAILED, ToolError
-from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
 from klamm.tools.confirm import Yes
-from klamm.tools.reassign import views
-from klamm.tools.reassign.running import (
-    ExecuteOptions,
-    Reached,
-    cancel_plan,
-    clear,
-    confirm_cancellation,
-    end_finished,
-    executions_of,
-    fail_with,
-    read_plan,
-    run_plan,
-    say,
-    state_of,
-)
+from klamm.tools.reassign.generating import generate
 from klamm.tools.zookeeper_access import ZooKeeper
 
 if TYPE_CHECKING:
+    from klamm.protocol.vocabulary import TopicPartition
     from klamm.tools.reassign.access import Access
 
 app = typer.Typer(
@@ -86,6 +72,10 @@ NoWait = Annotated[
     ),
 ]
 
+app.command(epilog="Example: klamm reassign generate --topic 'orders.*' --broker-list 1,2,3 --output plan.json")(
+    generate
+)
+
 # -- the commands -----------------------------------------------------------------------------------------------------
 
 
@@ -117,6 +107,8 @@ def execute(
 
     Before anything changes, the rollback plan and the former throttles are saved beside the plan.
     """
+    from klamm.tools.reassign.running import ExecuteOptions, Reached, run_plan
+
     cluster = Reached(bootstrap_server, zookeeper, command_config)
     settings = ExecuteOptions(
         throttle, replica_alter_log_dirs_throttle, batch_size, batch_bytes, timeout, no_wait, yes, as_json
@@ -141,6 +133,16 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Undo an execution: cancel what is still moving, and move the rest back."""
+    from klamm.tools.reassign.running import (
+        ExecuteOptions,
+        Reached,
+        cancel_plan,
+        confirm_cancellation,
+        executions_of,
+        read_plan,
+        run_plan,
+    )
+
     cluster = Reached(bootstrap_server, None, command_config)
     placements = read_plan(file)
     confirm_cancellation(cluster, placements, yes=yes)
@@ -163,6 +165,9 @@ def throttle(
     command_config: CommandConfig = None,
 ) -> None:
     """Change the throttle of an execution that is running or was interrupted."""
+    from klamm.tools.reassign import views
+    from klamm.tools.reassign.running import Reached, fail_with, say, state_of
+
     if rate is None and replica_alter_log_dirs_throttle is None:
         raise typer.BadParameter("give --rate, --replica-alter-log-dirs-throttle or both", param_hint="--rate")
     state = state_of(reassignment_json_file)
@@ -194,7 +199,8 @@ def verify(
     When no partition of the cluster is moving, the throttles are taken back. The exit code is 1 while something is
     in progress or differs.
     """
-    from klamm.tools.reassign import operations
+    from klamm.tools.reassign import operations, views
+    from klamm.tools.reassign.running import Reached, clear, end_finished, fail_with, read_plan, say, state_of
 
     placements = read_plan(reassignment_json_file)
     cluster = Reached(bootstrap_server, zookeeper, command_config)
@@ -236,8 +242,10 @@ def list_reassignments(
     as_json: AsJson = False,
 ) -> None:
     """List the reassignments in progress."""
+    from klamm.tools.reassign import views
+    from klamm.tools.reassign.running import Reached, say
 
-    async def work(access: "Access") -> dict[TopicPartition, Any]:
+    async def work(access: "Access") -> "dict[TopicPartition, Any]":
         view = (await access.look(None)).view
         return {key: each for key, each in view.partitions.items() if each.is_reassigning}
 
@@ -269,6 +277,17 @@ def cancel(
     as_json: AsJson = False,
 ) -> None:
     """Cancel reassignments: partitions keep the replicas from before. An execution of the plan ends."""
+    from klamm.tools.reassign import views
+    from klamm.tools.reassign.running import (
+        Reached,
+        cancel_plan,
+        clear,
+        confirm_cancellation,
+        fail_with,
+        read_plan,
+        state_of,
+    )
+
     if all_ == (reassignment_json_file is not None):
         raise typer.BadParameter("give exactly one of --reassignment-json-file and --all", param_hint="--all")
     cluster = Reached(bootstrap_server, None, command_config)

@@ -7,7 +7,7 @@ from typing import Any
 from klamm.client.log_dirs import TopicPartitionReplica
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
+from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.clients import error_line
 from klamm.tools.cluster_view import ClusterView
 from klamm.tools.reassign.access import Access, LogDirs
@@ -55,9 +55,7 @@ def model_cluster(view: ClusterView, log_dirs: LogDirs) -> Cluster:
     for key, each in view.partitions.items():
         found = sizes.get(key, {})
         size = found.get(each.leader, max(found.values(), default=0))
-        partitions[key] = Partition(
-            each.origin, size, None if each.leader == NO_LEADER else each.leader, paths.get(key, {})
-        )
+        partitions[key] = Partition(each.origin, size, each.leader, paths.get(key, {}), each.is_reassigning)
     brokers = {
         broker: Broker(each.rack, tuple(sorted(online.get(broker, ())))) for broker, each in view.brokers.items()
     }

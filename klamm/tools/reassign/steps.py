@@ -133,7 +133,7 @@ def _copying_brokers(move: Move) -> tuple[int, ...]:
     """The brokers that send or receive a copy."""
     if not move.adding_replicas:
         return ()
-    leader = move.before.replicas[0] if move.leader is None else move.leader
+    leader = move.before.replicas[0] if move.leader in (None, NO_LEADER) else move.leader
     return (leader, *move.adding_replicas)
 
 

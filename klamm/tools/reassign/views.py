@@ -4,8 +4,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from klamm.protocol.vocabulary import TopicPartition
+from klamm.tools.health import size_text
 from klamm.tools.reassign.json_form import format_reassignment
-from klamm.tools.reassign.model import Move, Placement
+from klamm.tools.reassign.model import Move, Placement, Plan
+from klamm.tools.reassign.report import duration_text
 
 if TYPE_CHECKING:
     from klamm.tools.reassign.operations import LogDirState, PartitionState
@@ -19,20 +21,6 @@ EXISTING = (
     " throttle by resubmitting the current reassignment."
 )
 NO_LOG_DIR_MOVES = "None of the specified partition moves are active."
-_UNITS = ("B", "KB", "MB", "GB", "TB")
-
-
-def size_text(size_bytes: float) -> str:
-    unit = 0
-    while size_bytes >= 1000 and unit < len(_UNITS) - 1:
-        size_bytes, unit = size_bytes / 1000, unit + 1
-    return f"{size_bytes:.0f} {_UNITS[unit]}" if unit == 0 else f"{size_bytes:.1f} {_UNITS[unit]}"
-
-
-def duration_text(seconds: float) -> str:
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}"
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------
@@ -51,8 +39,6 @@ def move_line(move: Move, live: Collection[int]) -> str:
 
 
 def plan_lines(moves: Collection[Move], live: Collection[int], throttle: int | None) -> Iterator[str]:
-    from klamm.tools.reassign.model import Plan
-
     for move in moves:
         yield move_line(move, live)
     plan = Plan(tuple(moves))

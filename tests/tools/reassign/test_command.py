@@ -140,6 +140,29 @@ def test_a_plan_is_executed_verified_and_rolled_back(tool: Tool) -> None:
     ]
 
 
+def test_a_generated_plan_is_executed(tool: Tool) -> None:
+    topic = tool.topic
+    topics = tool.directory / "topics.json"
+    topics.write_text(json.dumps({"version": 1, "topics": [{"topic": topic}]}))
+    printed = tool.run("generate", "--topics-to-move-json-file", topics, "--broker-list", "2,3")
+    first, current, empty, second, proposed = printed.splitlines()
+    assert (first, empty) == ("Current partition replica assignment", "")
+    assert second == "Proposed partition reassignment configuration"
+    replicas = [(each["partition"], each["replicas"]) for each in json.loads(current)["partitions"]]
+    assert replicas == [(0, [0, 1]), (1, [1, 2])]
+    assert all(set(each["replicas"]) == {2, 3} for each in json.loads(proposed)["partitions"])
+    assert "between brokers; no plan for this goal copies less than" in tool.stderr
+    file = tool.directory / "generated.json"
+    found = tool.run("generate", "--topic", topic, "--replication-factor", "3", "--output", file, "--json")
+    assert [len(each["after"]) for each in json.loads(found)["moves"]] == [3, 3]
+    tool.run("execute", "--reassignment-json-file", file, "--yes")
+    assert [len(each) for each in tool.replicas().values()] == [3, 3]
+    assert tool.run("generate", "--topic", topic, "--replication-factor", "3") == ""
+    assert "Nothing has to move." in tool.stderr
+    at = ("--zookeeper", tool.cluster.zookeeper)
+    assert topic in tool.run("generate", "--topic", topic, "--remove-brokers", "1", *at)
+
+
 def test_through_zookeeper(tool: Tool) -> None:
     plan = tool.plan({0: [1, 2], 1: [2, 3]})
     at = ("--zookeeper", tool.cluster.zookeeper)

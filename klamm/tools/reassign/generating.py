@@ -1,0 +1,201 @@
+"""`klamm reassign generate`: a plan for a goal. It changes nothing in the cluster.
+
+stdout has the current and the proposed placements, as Kafka's tool prints them; stderr says what the plan does to each
+broker, what it costs, and what cannot move.
+"""
+
+import json
+import sys
+from dataclasses import replace as copied
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from klamm.processes.errors import ToolError
+from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
+from klamm.tools.zookeeper_access import ZooKeeper
+
+if TYPE_CHECKING:
+    from klamm.protocol.vocabulary import TopicPartition
+    from klamm.tools.reassign.access import Access
+    from klamm.tools.reassign.goals import Goal, Racks
+    from klamm.tools.reassign.model import Cluster, Placement
+
+
+def generate(
+    topics_to_move_json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--topics-to-move-json-file", metavar="FILE", exists=True, dir_okay=False, help="Topics, in Kafka's JSON."
+        ),
+    ] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", help="A topic or a regular expression of several; all by default.")
+    ] = None,
+    broker_list: Annotated[
+        str | None,
+        typer.Option("--broker-list", metavar="0,1,2", help="Brokers that may have replicas; all by default."),
+    ] = None,
+    disable_rack_aware: Annotated[
+        bool, typer.Option("--disable-rack-aware", help="Ignore the racks of brokers.")
+    ] = False,
+    improve_racks: Annotated[
+        bool, typer.Option("--improve-racks", help="Also move replicas of a partition that share a rack.")
+    ] = False,
+    replication_factor: Annotated[
+        int | None,
+        typer.Option("--replication-factor", min=1, help="Add or remove replicas until there are this many."),
+    ] = None,
+    remove_brokers: Annotated[
+        str | None, typer.Option("--remove-brokers", metavar="3,4", help="Brokers that lose all their replicas.")
+    ] = None,
+    replace: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--replace", metavar="OLD:NEW", help="The new broker gets the replicas of the old. May be repeated."
+        ),
+    ] = None,
+    balance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT,...",
+            help="What brokers get equally much of: replicas, leaders, bytes, load or none. By default the first three,"
+            " and none when another goal is given.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, max=1, help="How far from the average a broker may stay, as a fraction.")
+    ] = 0.05,
+    balance_log_dirs: Annotated[
+        bool, typer.Option("--balance-log-dirs", help="Spread replicas over the log directories of their broker.")
+    ] = False,
+    load: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Load, as klamm pipeline load writes it."),
+    ] = None,
+    throttle: Annotated[
+        int | None,
+        typer.Option("--throttle", min=1, metavar="BYTES/S", help="Say how long it takes at this rate."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the proposed plan to this file.")
+    ] = None,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    zookeeper: ZooKeeper = None,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a plan that moves as little as possible. Nothing is changed.
+
+    Kafka's tool places every partition anew; this plan keeps what may stay. Through ZooKeeper the sizes are not known.
+    """
+    from klamm.tools.reassign.goals import matching_topics, parse_brokers, parse_replace
+    from klamm.tools.reassign.json_form import parse_topics
+    from klamm.tools.reassign.load_file import parse_load
+    from klamm.tools.reassign.running import Reached
+
+    if topics_to_move_json_file is not None and topic is not None:
+        raise typer.BadParameter("give only one of --topics-to-move-json-file and --topic", param_hint="--topic")
+    named = None
+    if topics_to_move_json_file is not None:
+        named = parse_topics(topics_to_move_json_file.read_bytes(), str(topics_to_move_json_file))
+    cluster = Reached(bootstrap_server, zookeeper, command_config).run(_read)
+    if not balance_log_dirs:
+        cluster = _anywhere(cluster)
+    goal = _goal(
+        cluster,
+        topics=matching_topics(topic, _topics_of(cluster)) if topic is not None else named,
+        broker_list=None if broker_list is None else parse_brokers(broker_list, "--broker-list"),
+        remove_brokers=() if remove_brokers is None else parse_brokers(remove_brokers, "--remove-brokers"),
+        replace=parse_replace(replace or []),
+        replication_factor=replication_factor,
+        tolerance=tolerance,
+        racks=_racks(disable_rack_aware, improve_racks),
+        balance_log_dirs=balance_log_dirs,
+        load={} if load is None else parse_load(load.read_bytes(), str(load)),
+    )
+    goal = _balancing(goal, balance)
+    _print_plan(cluster, goal, named, throttle, output, as_json=as_json)
+
+
+def _goal(cluster: "Cluster", **values: Any) -> "Goal":
+    from klamm.tools.reassign.goals import Goal
+
+    goal = Goal(**values)
+    if unknown := sorted(set(goal.topics or ()) - set(_topics_of(cluster))):
+        raise ToolError(f"these topics do not exist: {', '.join(unknown)}")
+    return goal
+
+
+def _balancing(goal: "Goal", balance: str | None) -> "Goal":
+    from klamm.tools.reassign.goals import default_balance, parse_balance
+
+    return copied(goal, balance=default_balance(goal) if balance is None else parse_balance(balance))
+
+
+def _print_plan(
+    cluster: "Cluster",
+    goal: "Goal",
+    named: list[str] | None,
+    throttle: int | None,
+    output: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    from klamm.tools.reassign import views
+    from klamm.tools.reassign.json_form import format_reassignment
+    from klamm.tools.reassign.model import anywhere
+    from klamm.tools.reassign.planner import plan
+    from klamm.tools.reassign.report import report, report_lines, report_value
+
+    found = plan(cluster, goal)
+    current, proposed = found.before, found.after
+    if named is not None:
+        # Kafka's tool prints all partitions of the topics that it is given.
+        current = {
+            key: anywhere(each.replicas) for key, each in cluster.partitions.items() if key.topic in named
+        } | current
+        proposed = current | proposed
+    made = report(cluster, goal, found, throttle)
+    if output is not None and proposed:
+        output.write_text(format_reassignment(proposed) + "\n", encoding="utf-8")
+    if as_json:
+        placements = {"current": _value(current), "proposed": _value(proposed)}
+        print(json.dumps({**report_value(made), **placements}))
+        return
+    for line in report_lines(made):
+        print(line, file=sys.stderr)
+    if proposed:
+        print(views.generated_lines(current, proposed))
+
+
+def _value(placements: "dict[TopicPartition, Placement]") -> Any:
+    from klamm.tools.reassign.json_form import format_reassignment
+
+    return json.loads(format_reassignment(placements))
+
+
+def _racks(disable_rack_aware: bool, improve_racks: bool) -> "Racks":
+    from klamm.tools.reassign.goals import Racks
+
+    if disable_rack_aware and improve_racks:
+        raise typer.BadParameter("cannot be given with --disable-rack-aware", param_hint="--improve-racks")
+    if disable_rack_aware:
+        return Racks.IGNORE
+    return Racks.IMPROVE if improve_racks else Racks.KEEP
+
+
+async def _read(access: "Access") -> "Cluster":
+    from klamm.tools.reassign.operations import read_model
+
+    return (await read_model(access, None))[1]
+
+
+def _topics_of(cluster: "Cluster") -> list[str]:
+    return sorted({key.topic for key in cluster.partitions})
+
+
+def _anywhere(cluster: "Cluster") -> "Cluster":
+    """The cluster without its directories: a plan then leaves them to the brokers."""
+    return copied(cluster, partitions={key: copied(each, log_dirs={}) for key, each in cluster.partitions.items()})

@@ -1,0 +1,227 @@
+"""What an execution decides: where a partition stands, what begins next, and what a throttle sets and restores."""
+
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from klamm.processes.errors import ToolError
+from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
+from klamm.tools.cluster_view import BrokerView, ClusterView, PartitionView
+from klamm.tools.reassign.model import Move, Placement, anywhere
+from klamm.tools.reassign.state_file import (
+    Record,
+    StateFile,
+    format_record,
+    parse_record,
+    state_path,
+    write_rollback,
+)
+from klamm.tools.reassign.steps import Limits, Look, Standing, Verdict, judge, moved_bytes, next_batch
+from klamm.tools.reassign.throttles import (
+    FOLLOWER_RATE,
+    FOLLOWER_REPLICAS,
+    LEADER_RATE,
+    LEADER_REPLICAS,
+    LOG_DIR_RATE,
+    ConfigKey,
+    Setting,
+    clearing,
+    combined,
+    foreign,
+    settings_for,
+    to_restore,
+    to_set,
+    wanted_configs,
+)
+
+T0 = TopicPartition("t", 0)
+ID, OTHER_ID = UUID(int=1), UUID(int=2)
+
+
+def move(number: int, before: tuple[int, ...], after: tuple[int, ...], size_bytes: int = 100) -> Move:
+    return Move("t", number, anywhere(before), anywhere(after), size_bytes, before[0])
+
+
+MOVE = move(0, (1, 2), (2, 3))
+
+
+def look(
+    replicas: tuple[int, ...] | None,
+    target: tuple[int, ...] | None = None,
+    *,
+    leader: int = 1,
+    live: tuple[int, ...] = (1, 2, 3),
+    topic_id: UUID = ID,
+) -> Look:
+    partitions = {} if replicas is None else {T0: PartitionView(leader, 0, replicas, ())}
+    view = ClusterView({broker: BrokerView(broker, ("h", 1)) for broker in live}, partitions, {"t": topic_id})
+    return Look(view, {} if target is None else {T0: target})
+
+
+DEAD = "broker 3 of its new replicas not alive"
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_sent", "verdict"),
+    [
+        (look((2, 3)), False, Verdict(Standing.DONE)),
+        (look((2, 3, 1), (2, 3)), True, Verdict(Standing.MOVING)),
+        (look((2, 3, 1), (2, 3), live=(1, 2)), True, Verdict(Standing.MOVING, DEAD)),
+        (look((1, 2)), False, Verdict(Standing.READY)),
+        (look((1, 2), live=(1, 2)), False, Verdict(Standing.READY, DEAD)),
+        (
+            look((1, 2), leader=NO_LEADER),
+            False,
+            Verdict(Standing.READY, "no leader to copy from: the ISR is empty"),
+        ),
+        (look((1, 2)), True, Verdict(Standing.CHANGED, "another client has cancelled its reassignment")),
+        (look((2, 4, 1), (2, 4)), False, Verdict(Standing.CHANGED, "another client moves it to 2,4")),
+        (look((2, 1)), False, Verdict(Standing.CHANGED, "another client has changed its replicas to 2,1")),
+        (look((1, 2), topic_id=OTHER_ID), False, Verdict(Standing.CHANGED, "the topic was deleted and created again")),
+        (look(None), False, Verdict(Standing.CHANGED, "the partition no longer exists")),
+    ],
+)
+def test_where_a_partition_stands(seen: Look, is_sent: bool, verdict: Verdict) -> None:
+    assert judge(MOVE, str(ID), seen, is_sent=is_sent) == verdict
+
+
+@pytest.mark.parametrize(
+    ("moving", "limits", "numbers"),
+    [
+        ((), Limits(), [0, 1, 2, 3, 4]),
+        ((), Limits(partitions=1), [0, 2, 4]),
+        ((move(8, (1,), (2,)),), Limits(partitions=1), [2, 4]),
+        ((move(8, (1,), (2,)),), Limits(partitions=2), [0, 2, 3, 4]),
+        # A partition larger than the limit begins alone.
+        ((), Limits(size_bytes=50), [0, 2, 4]),
+        ((), Limits(size_bytes=200), [0, 1, 2, 3, 4]),
+    ],
+)
+def test_what_begins_next(moving: tuple[Move, ...], limits: Limits, numbers: list[int]) -> None:
+    ready = [
+        move(0, (1,), (2,)),
+        move(1, (1,), (2,)),
+        move(2, (3,), (4,)),
+        move(3, (3,), (4,)),
+        # Copies nothing.
+        move(4, (1, 2), (2, 1)),
+    ]
+    assert [each.partition for each in next_batch(ready, moving, limits)] == numbers
+
+
+def test_the_bytes_of_a_copy_never_exceed_the_partition() -> None:
+    assert moved_bytes(MOVE, Verdict(Standing.DONE), {}) == 100
+    assert moved_bytes(MOVE, Verdict(Standing.MOVING), {3: 40}) == 40
+    assert moved_bytes(MOVE, Verdict(Standing.MOVING), {3: 4000, 1: 50}) == 100
+
+
+# -- throttles --------------------------------------------------------------------------------------------------------
+
+B1 = ConfigKey("brokers/1", LEADER_RATE)
+REPLICAS = ConfigKey("topics/t", LEADER_REPLICAS)
+
+
+def test_the_configs_of_a_throttle() -> None:
+    moves = [move(0, (1, 2), (2, 3)), move(10, (1,), (1, 4)), move(2, (1, 2), (1,))]
+    chosen = Move("t", 3, anywhere((1,)), Placement((1,), ("/fast",)), 7)
+    assert wanted_configs(moves, 9, None) == {
+        ConfigKey("topics/t", FOLLOWER_REPLICAS): "0:3,10:4",
+        REPLICAS: "0:1,0:2,10:1,2:1,2:2",
+        **{
+            ConfigKey(f"brokers/{broker}", name): "9"
+            for broker in (1, 2, 3, 4)
+            for name in (LEADER_RATE, FOLLOWER_RATE)
+        },
+    }
+    assert wanted_configs([chosen], None, 5) == {ConfigKey("brokers/1", LOG_DIR_RATE): "5"}
+    assert wanted_configs(moves, None, None) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "former", "value"),
+    [
+        (LEADER_REPLICAS, None, "0:1,0:2"),
+        (LEADER_REPLICAS, "", "0:1,0:2"),
+        (LEADER_REPLICAS, "7:1, 0:2", "0:1,0:2,7:1"),
+        (LEADER_REPLICAS, "*", "*"),
+        (LEADER_RATE, "5", "0:1,0:2"),
+    ],
+)
+def test_a_list_keeps_the_replicas_that_another_client_throttles(name: str, former: str | None, value: str) -> None:
+    assert combined(name, "0:1,0:2", former) == value
+
+
+@pytest.mark.parametrize(
+    ("current", "is_set", "is_restored"),
+    [
+        ("5", True, "5"),  # Not set yet, or the broker that was asked does not know yet.
+        ("10", True, "5"),  # An earlier rate.
+        ("20", False, "5"),
+        (None, True, "5"),
+        ("77", False, None),  # Of another client.
+    ],
+)
+def test_what_is_set_and_restored(current: str | None, is_set: bool, is_restored: str | None) -> None:
+    settings = {B1: Setting("5", ("10", "20"))}
+    assert to_set(settings, {B1: current}) == ({"brokers/1": {LEADER_RATE: "20"}} if is_set else {})
+    restored = {} if is_restored is None else {"brokers/1": {LEADER_RATE: is_restored}}
+    assert to_restore(settings, {B1: current}) == restored
+    assert foreign(settings, {B1: current}) == ({B1: "77"} if current == "77" else {})
+
+
+def test_a_second_throttle_keeps_the_former_value_of_the_first() -> None:
+    first = settings_for({B1: "10"}, {}, {B1: "5"})
+    assert first == {B1: Setting("5", ("10",))}
+    assert settings_for({B1: "20"}, first, {B1: "10"}) == {B1: Setting("5", ("10", "20"))}
+    assert settings_for({B1: "10"}, first, {B1: "10"}) == first
+
+
+def test_clearing_deletes_as_kafkas_tool_does() -> None:
+    assert clearing([2, 1, 2], ["t"]) == {
+        "brokers/1": {LEADER_RATE: None, FOLLOWER_RATE: None, LOG_DIR_RATE: None},
+        "brokers/2": {LEADER_RATE: None, FOLLOWER_RATE: None, LOG_DIR_RATE: None},
+        "topics/t": {LEADER_REPLICAS: None, FOLLOWER_REPLICAS: None},
+    }
+
+
+# -- the files --------------------------------------------------------------------------------------------------------
+
+
+def record(rollback: Path) -> Record:
+    chosen = Move("t", 1, anywhere((1,)), Placement((1,), ("/fast",)), 7)
+    return Record(
+        str(rollback), "id", (replace(MOVE, leader=None), chosen), {"t": str(ID)}, 9, None, {B1: Setting(None, ("9",))}
+    )
+
+
+def test_a_record_survives_its_file(tmp_path: Path) -> None:
+    stored = record(tmp_path / "r.json")
+    assert parse_record(format_record(stored), "here") == stored
+    with pytest.raises(ToolError, match="here: not the state of an execution"):
+        parse_record('{"version": 1}', "here")
+    with pytest.raises(ToolError, match="here: not valid JSON"):
+        parse_record(format_record(stored)[:-20], "here")
+
+
+def test_a_rollback_plan_is_never_overwritten(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert state_path(plan).name == "plan.state.json"
+    assert write_rollback(plan, (MOVE,)).name == "plan.rollback.json"
+    assert write_rollback(plan, (MOVE,)).name == "plan.rollback-2.json"
+    assert (tmp_path / "plan.rollback.json").read_text() == (
+        '{"version":1,"partitions":[{"topic":"t","partition":0,"replicas":[1,2],"log_dirs":["any","any"]}]}\n'
+    )
+
+
+def test_two_processes_do_not_execute_one_plan(tmp_path: Path) -> None:
+    rollback = write_rollback(tmp_path / "plan.json", (MOVE,))
+    file = StateFile(tmp_path / "plan.state.json")
+    file.save(record(rollback))
+    assert not file.is_claimed()
+    with file.claimed():
+        assert file.is_claimed()
+        with pytest.raises(ToolError, match="another process executes this plan now"), file.claimed(0.2):
+            pass
+    assert not file.is_claimed()
