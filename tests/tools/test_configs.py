@@ -12,6 +12,7 @@ import pytest
 from klamm.processes.errors import ToolError
 from klamm.testing import Cluster
 from klamm.tools import main
+from klamm.tools.clients import client_in_thread, command_options
 from klamm.tools.configs.changes import (
     Change,
     Current,
@@ -24,6 +25,8 @@ from klamm.tools.configs.changes import (
     plan_lines,
 )
 from klamm.tools.configs.entities import Entity, Part, one, parse_entity
+from klamm.tools.configs.over_brokers import BrokerConfigs
+from klamm.tools.configs.over_znodes import ZnodeConfigs
 from klamm.tools.configs.views import completed_line
 
 # -- entities -----------------------------------------------------------------------------------------------------
@@ -244,6 +247,22 @@ def test_brokers_and_their_default(cluster: Cluster) -> None:
     ]
     run(f"alter --broker 0 --delete-config log.retention.ms --yes {server}")
     run(f"alter --entity-type brokers --entity-default --delete-config log.retention.ms --yes {server}")
+
+
+def test_what_another_program_changes_after_the_plan_stays(cluster: Cluster) -> None:
+    entity, throttle = one("brokers", "0"), "leader.replication.throttled.rate"
+    server = f"--bootstrap-server {cluster.bootstrap}"
+    ways: list[BrokerConfigs | ZnodeConfigs] = [ZnodeConfigs(cluster.zookeeper)]
+    with client_in_thread(command_options(cluster.bootstrap, None)) as client:
+        for configs in (*ways, BrokerConfigs(client)):
+            changes = plan(entity, configs.read(entity), {throttle: "1000"}, [])
+            run(f"alter --broker 0 --add-config log.retention.ms=7000 --yes {server}")
+            configs.apply(entity, changes)
+            stored = run(f"describe --broker 0 --zookeeper {cluster.zookeeper}")
+            assert sorted(stored.split()[-1].split(",")) == [f"{throttle}=1000", "log.retention.ms=7000"]
+            cluster.until(lambda: f"{throttle}=1000" in run(f"describe --broker 0 {server}"))
+            run(f"alter --broker 0 --delete-config log.retention.ms,{throttle} --yes {server}")
+            cluster.until(lambda: throttle not in run(f"describe --broker 0 {server}"))
 
 
 def test_what_klamms_brokers_do_not_have_is_a_clear_error(cluster: Cluster) -> None:
