@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -36,46 +35,53 @@ BATCH = 20_000
 HOUR_MS = 3_600_000
 
 
-def lines(broker: int, chance: random.Random, start_ms: int, end_ms: int, count: int, modern: bool) -> Iterator[str]:
-    step = (end_ms - start_ms) / count
-    for number in range(count):
-        at = int(start_ms + number * step)
-        who, whose = f"Controller id={broker} epoch=4", f"Broker id={broker}"
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(1_622_541_600 + at // 1000)) + f",{at % 1000:03}"
+def bodies(broker: int, modern: bool) -> list[str]:
+    """Lines without their times, which a file repeats."""
+    chance = random.Random(SEED + broker)
+    controller, writer = f"Controller id={broker} epoch=4", f"Broker id={broker}"
+    made = []
+    for number in range(BATCH):
         topic, partition = f"orders-{chance.randrange(TOPICS)}", chance.randrange(PARTITIONS)
         name = f"{topic}-{partition}" if modern else f"[{topic},{partition}]"
         leader, epoch = chance.randrange(BROKERS), chance.randrange(100)
         if number % 3 == 0:
             text = (
-                f"INFO [{who}] Changed partition {name} from OfflinePartition to OnlinePartition with state"
+                f"INFO [{controller}] Changed partition {name} from OfflinePartition to OnlinePartition with state"
                 f" LeaderAndIsr(leader={leader}, leaderEpoch={epoch}, isr=List({leader}), zkVersion={number})"
             )
         elif number % 3 == 1:
             text = (
-                f"TRACE [{who}] Changed state of replica {leader} for partition {name} from OnlineReplica to"
+                f"TRACE [{controller}] Changed state of replica {leader} for partition {name} from OnlineReplica to"
                 " OfflineReplica"
             )
         else:
             text = (
-                f"INFO [{whose}] Follower {name} starts at leader epoch {epoch} from offset {number} with high"
+                f"INFO [{writer}] Follower {name} starts at leader epoch {epoch} from offset {number} with high"
                 f" watermark {number}. Previous leader epoch was {epoch - 1}."
             )
-        yield f"[{stamp}] {text} (state.change.logger)\n"
+        made.append(f"] {text} (state.change.logger)\n")
+    return made
 
 
 def write_logs(directory: Path, size_mb: int, modern: bool) -> list[Path]:
     paths = []
-    of_each = size_mb * 1_000_000 // BROKERS
     for broker in range(BROKERS):
-        chance = random.Random(SEED + broker)
+        texts = bodies(broker, modern)
+        size_bytes = sum(map(len, texts)) + BATCH * len("[yyyy-MM-dd HH:mm:ss,SSS")
+        parts = max(1, size_mb * 1_000_000 // BROKERS // size_bytes)
+        step_ms = HOUR_MS / (parts * BATCH)
         path = directory / f"state-change.log.{'new' if modern else 'old'}.{broker}"
-        parts = max(1, of_each // (BATCH * 190))
         with path.open("w") as file:
             for part in range(parts):
-                start = HOUR_MS * part // parts
-                file.writelines(lines(broker, chance, start, HOUR_MS * (part + 1) // parts, BATCH, modern))
+                begin = part * BATCH
+                file.writelines(stamp(int((begin + at) * step_ms)) + text for at, text in enumerate(texts))
         paths.append(path)
     return paths
+
+
+def stamp(at_ms: int) -> str:
+    second, millisecond = divmod(at_ms, 1000)
+    return f"[2021-06-01 10:{second // 60:02}:{second % 60:02},{millisecond:03}"
 
 
 def digest(path: Path) -> tuple[int, str]:
@@ -99,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size-mb", type=int, default=1000, help="of all files of a form together")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("all", "topic", "partition"), help="one of the rows")
     parser.add_argument("--directory", type=Path, help="where the files are made; a temporary directory by default")
     arguments = parser.parse_args()
     jars = kafka_jars()
@@ -114,6 +121,8 @@ def main() -> None:
         new = write_logs(directory, arguments.size_mb, modern=True)
         size, new_size = (sum(path.stat().st_size for path in paths) / 1e6 for paths in (old, new))
         for row, options in rows.items():
+            if arguments.only not in (None, row):
+                continue
             logs = ["--logs", ",".join(map(str, old)), *options]
             ours = [sys.executable, "-m", "klamm", "log", "merge"]
             theirs = java_command(jars, "kafka.tools.StateChangeLogMerger", *logs, options=())

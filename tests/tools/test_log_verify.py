@@ -1,51 +1,19 @@
 """klamm log verify: the command on directories of all kinds."""
 
-import asyncio
 import json
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
 
-from klamm.environment import SystemEnvironment
-from klamm.protocol.records import Record, build_batch
-from klamm.storage.log_config import LogConfig
-from klamm.storage.log_directory import MetaProperties
-from klamm.storage.log_manager import LogManager
 from klamm.tools import main
-
-NOW_MS = 1_700_000_000_000
-
-
-def make(directory: Path, broker_id: int = 1, topics: tuple[str, ...] = ("t", "u")) -> None:
-    """A log directory that was shut down cleanly; each topic has a partition of some segments."""
-
-    async def run() -> None:
-        environment = SystemEnvironment()
-        manager = LogManager(
-            environment,
-            [str(directory)],
-            meta_properties=MetaProperties("cluster", broker_id),
-            default_config=LogConfig(segment_bytes=4000),
-            on_directory_failure=lambda path, error: None,
-            on_failure=lambda error: None,
-        )
-        await manager.load({})
-        for topic in topics:
-            log = manager.get_or_create(topic, 0, uuid.UUID(int=1 << 80), LogConfig(segment_bytes=4000))
-            for number in range(100):
-                log.append_as_leader(build_batch([Record(None, b"%d" % number * 20, NOW_MS)] * 2), 0, now_ms=NOW_MS)
-        await manager.stop()
-        environment.close()
-
-    asyncio.run(run())
+from support.log_directories import make_log_directory
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    make(tmp_path / "data")
+    make_log_directory(tmp_path / "data", topics=("t", "u"))
     return tmp_path / "data"
 
 
@@ -104,7 +72,7 @@ def test_directories_that_a_start_would_refuse_or_ignore(
     directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "other"
-    make(other, broker_id=2, topics=("t",))
+    make_log_directory(other, broker_id=2)
     (directory / f"x-0.{'0' * 32}-delete").mkdir()
     (directory / "u-0").rename(directory / f"u-0.{'0' * 32}-future")
     (directory / "lost+found").mkdir()

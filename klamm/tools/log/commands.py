@@ -94,6 +94,84 @@ def merge(
     raise typer.Exit(code)
 
 
+class DecoderClass(StrEnum):
+    """Kafka's decoders of keys and values."""
+
+    STRING = "kafka.serializer.StringDecoder"
+    INTEGER = "kafka.serializer.IntegerDecoder"
+    LONG = "kafka.serializer.LongDecoder"
+    DEFAULT = "kafka.serializer.DefaultDecoder"
+
+
+@app.command(epilog="Example: klamm log dump --files data/orders-0/00000000000000000000.log --print-data-log")
+def dump(
+    files: Annotated[
+        str,
+        typer.Option(
+            "--files",
+            metavar="FILE,...",
+            help="Segments (.log), indexes (.index, .timeindex, .txnindex), snapshots, checkpoints, partition.metadata"
+            " and meta.properties.",
+        ),
+    ],
+    print_data_log: Annotated[
+        bool, typer.Option("--print-data-log", help="Print keys and values. Every option for a decoder implies this.")
+    ] = False,
+    deep_iteration: Annotated[
+        bool, typer.Option("--deep-iteration", help="Print every record, not only every batch.")
+    ] = False,
+    verify_index_only: Annotated[
+        bool, typer.Option("--verify-index-only", help="Compare indexes with their log and print no entry.")
+    ] = False,
+    index_sanity_check: Annotated[
+        bool, typer.Option("--index-sanity-check", help="Check only that indexes do not contradict themselves.")
+    ] = False,
+    skip_record_metadata: Annotated[
+        bool, typer.Option("--skip-record-metadata", help="Of records, print only keys and values.")
+    ] = False,
+    key_decoder_class: Annotated[
+        DecoderClass | None, typer.Option("--key-decoder-class", help="How keys are printed; text by default.")
+    ] = None,
+    value_decoder_class: Annotated[
+        DecoderClass | None, typer.Option("--value-decoder-class", help="How values are printed; text by default.")
+    ] = None,
+    offsets_decoder: Annotated[
+        bool, typer.Option("--offsets-decoder", help="The segments are of __consumer_offsets.")
+    ] = False,
+    transaction_log_decoder: Annotated[
+        bool, typer.Option("--transaction-log-decoder", help="The segments are of __transaction_state.")
+    ] = False,
+    max_message_size: Annotated[
+        int | None,
+        typer.Option("--max-message-size", help="Accepted as by kafka-dump-log; batches of any size are read."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the files of a log, with the options and in the words of kafka-dump-log."""
+    from klamm.tools.log import decoders, dumping
+
+    if offsets_decoder and transaction_log_decoder:
+        raise typer.BadParameter("give only one of --offsets-decoder and --transaction-log-decoder")
+    decode: decoders.Decode | None = None
+    if offsets_decoder:
+        decode = decoders.offsets
+    elif transaction_log_decoder:
+        decode = decoders.transactions
+    elif print_data_log or key_decoder_class or value_decoder_class:
+        decode = decoders.of_classes(
+            (key_decoder_class or DecoderClass.STRING).value, (value_decoder_class or DecoderClass.STRING).value
+        )
+    wanted = dumping.Wanted(
+        is_deep=deep_iteration or decode is not None,
+        decode=decode,
+        has_record_metadata=not skip_record_metadata,
+        verify_index_only=verify_index_only,
+        index_sanity_check=index_sanity_check,
+        as_json=as_json,
+    )
+    raise typer.Exit(dumping.dump([path for path in files.split(",") if path], wanted))
+
+
 @app.command(epilog="Example: klamm log verify /var/lib/kafka-1 /var/lib/kafka-2")
 def verify(
     directories: Annotated[

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import typer
 
+from klamm.config.properties import PropertiesError, parse_properties
 from klamm.environment import FileSystem, SystemEnvironment
 from klamm.processes.errors import EXIT_FAILED, EXIT_OK, ToolError, describe_os_error
 from klamm.protocol.errors import KafkaError
@@ -30,16 +31,15 @@ from klamm.storage.log_directory import (
     CLEAN_SHUTDOWN_FILE,
     DELETE_SUFFIX,
     LOCK_FILE,
-    MetaProperties,
+    META_PROPERTIES_FILE,
     parse_directory_name,
-    read_meta_properties,
 )
 from klamm.storage.log_verification import Prediction, VerifiedLog, predict, verify_log
 from klamm.storage.overlay import OverlayFileSystem
 from klamm.storage.segment import LOG_SUFFIX
 from klamm.tools.progress import progress
 
-COMPACTED: Final = ("__consumer_offsets", "__transaction_state")
+COMPACTED: Final = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 CHECKPOINTS: Final = (RECOVERY_POINT_CHECKPOINT, LOG_START_OFFSET_CHECKPOINT, HIGH_WATERMARK_CHECKPOINT)
 
 
@@ -50,7 +50,8 @@ class Directory:
 
     path: str
     is_clean: bool
-    meta: MetaProperties | None = None
+    # The properties of meta.properties, of klamm, Kafka with ZooKeeper (version 0) or KRaft (version 1).
+    meta: Mapping[str, str] | None = None
     partitions: dict[PartitionKey, str] = field(default_factory=dict)
     futures: dict[PartitionKey, str] = field(default_factory=dict)
     checkpoints: dict[str, Mapping[PartitionKey, int]] = field(default_factory=dict)
@@ -131,10 +132,13 @@ def look_at(disk: FileSystem, path: str) -> Directory:
     """What a log directory's own files say. Raises OSError."""
     names = disk.list_directory(path)
     directory = Directory(path, CLEAN_SHUTDOWN_FILE in names)
-    try:
-        directory.meta = read_meta_properties(disk, path)
-    except KafkaError as error:
-        directory.problems.append(error.message)
+    if META_PROPERTIES_FILE in names:
+        try:
+            directory.meta = parse_properties(disk.read_file(f"{path}/{META_PROPERTIES_FILE}"))
+            if not all(_owner_of(directory.meta)):
+                directory.problems.append(f"{META_PROPERTIES_FILE} names no broker or no cluster: a start is refused")
+        except PropertiesError as error:
+            directory.problems.append(f"{META_PROPERTIES_FILE}: {error}")
     for name in CHECKPOINTS:
         directory.checkpoints[name] = {}
         if name in names:
@@ -173,7 +177,12 @@ def find_conflicts(directories: Sequence[Directory]) -> None:
     first = next((each for each in directories if each.meta is not None), None)
     places: dict[PartitionKey, Directory] = {}
     for directory in directories:
-        if first is not None and directory.meta not in (None, first.meta):
+        if (
+            first is not None
+            and first.meta is not None
+            and directory.meta is not None
+            and (_owner_of(directory.meta) != _owner_of(first.meta))
+        ):
             directory.problems.append(
                 f"belongs to {_owner(directory)}, {first.path} to {_owner(first)}: a start with both is refused"
             )
@@ -186,8 +195,15 @@ def find_conflicts(directories: Sequence[Directory]) -> None:
 
 
 def _owner(directory: Directory) -> str:
-    meta = directory.meta
-    return "no broker" if meta is None else f"broker {meta.broker_id} of cluster {meta.cluster_id}"
+    if directory.meta is None:
+        return "no broker"
+    broker_id, cluster_id = _owner_of(directory.meta)
+    return f"broker {broker_id} of cluster {cluster_id}"
+
+
+def _owner_of(meta: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """(broker id, cluster id); KRaft calls the broker a node."""
+    return meta.get("broker.id") or meta.get("node.id"), meta.get("cluster.id")
 
 
 def _lock(disk: FileSystem, path: str) -> Callable[[], object]:
@@ -211,8 +227,8 @@ def _tell_directory(directory: Directory, as_json: bool) -> bool:
     if as_json:
         values: dict[str, Any] = {
             "directory": directory.path,
-            "broker_id": directory.meta.broker_id if directory.meta else None,
-            "cluster_id": directory.meta.cluster_id if directory.meta else None,
+            "broker_id": _owner_of(directory.meta or {})[0],
+            "cluster_id": _owner_of(directory.meta or {})[1],
             "is_clean": directory.is_clean,
             "partitions": len(directory.partitions),
             "problems": directory.problems,

@@ -1,0 +1,152 @@
+"""Keys and values of records as the text that kafka-dump-log prints for them. Pure.
+
+What must stay true: any bytes give a text or a ValueError with the reason.
+
+Source: kafka.serializer.Decoder, GroupMetadataManager.formatRecordKeyAndValue, TransactionLog.formatRecordKeyAndValue.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from klamm.coordinator.group import Member
+from klamm.coordinator.group_records import (
+    GroupKey,
+    OffsetKey,
+    UnknownKey,
+    read_group_value,
+    read_key,
+    read_offset_value,
+)
+from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, decode_assignment
+from klamm.protocol.primitives import read_string
+
+# The text of a key and of a value, each None when there is none.
+Text = tuple[str | None, str | None]
+Decode = Callable[[bytes | None, bytes | None], Text]
+
+DELETED: Final = "<DELETE>"
+_TRANSACTION_STATES: Final = (
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "Dead",
+    "PrepareEpochFence",
+)
+
+
+def _number(form: str) -> Callable[[bytes], str]:
+    layout = struct.Struct(form)
+
+    def decode(data: bytes) -> str:
+        if len(data) < layout.size:
+            raise ValueError(f"{len(data)} bytes are no number of {layout.size} bytes")
+        return str(layout.unpack_from(data)[0])
+
+    return decode
+
+
+DECODERS: Final[Mapping[str, Callable[[bytes], str]]] = {
+    "kafka.serializer.StringDecoder": lambda data: data.decode(errors="replace"),
+    "kafka.serializer.IntegerDecoder": _number(">i"),
+    "kafka.serializer.LongDecoder": _number(">q"),
+    # Kafka prints the address of the array.
+    "kafka.serializer.DefaultDecoder": bytes.hex,
+}
+
+
+def of_classes(key_class: str, value_class: str) -> Decode:
+    """The decoder of ordinary records, by the names of Kafka's classes."""
+    key_text, value_text = DECODERS[key_class], DECODERS[value_class]
+    return lambda key, value: (
+        None if key is None else key_text(key),
+        None if value is None else value_text(value),
+    )
+
+
+# -- __consumer_offsets -----------------------------------------------------------------------------------------------
+
+
+def offsets(key: bytes | None, value: bytes | None) -> Text:
+    """A record of `__consumer_offsets`."""
+    if key is None:
+        raise ValueError("a record of __consumer_offsets without a key")
+    parsed = read_key(key)
+    match parsed:
+        case OffsetKey(group_id, (topic, partition)):
+            return f"offset_commit::group={group_id},partition={topic}-{partition}", _committed(value)
+        case GroupKey(group_id):
+            return f"group_metadata::group={group_id}", _group(group_id, value)
+        case UnknownKey(version):
+            raise ValueError(f"a key of version {version}")
+
+
+def _committed(value: bytes | None) -> str:
+    if value is None:
+        return DELETED
+    committed = read_offset_value(value)
+    return f"offset={committed.offset}" + (f",metadata={committed.metadata}" if committed.metadata else "")
+
+
+def _group(group_id: str, value: bytes | None) -> str:
+    if value is None:
+        return DELETED
+    group = read_group_value(group_id, value)
+    is_consumers = group.protocol_type == CONSUMER_PROTOCOL_TYPE
+    members = ",".join(f"{member.member_id}={_assignment(member, is_consumers)}" for member in group.members.values())
+    shown = {
+        "protocolType": group.protocol_type or "",
+        "protocol": group.protocol_name,
+        "generationId": group.generation_id,
+        "assignment": f"{{{members}}}",
+    }
+    return json.dumps(shown, separators=(",", ":"), ensure_ascii=False)
+
+
+def _assignment(member: Member, is_consumers: bool) -> str:
+    if not is_consumers:
+        return _hex(member.assignment)
+    partitions = decode_assignment(member.assignment)
+    return f"[{', '.join(f'{topic}-{number}' for topic, number in partitions)}]"
+
+
+def _hex(data: bytes) -> str:
+    """As Kafka prints it: without zeros in front."""
+    return f"{int.from_bytes(data):X}" if data else ""
+
+
+# -- __transaction_state ----------------------------------------------------------------------------------------------
+
+
+def transactions(key: bytes | None, value: bytes | None) -> Text:
+    """A record of `__transaction_state`."""
+    try:
+        if key is None or struct.unpack_from(">h", key)[0] != 0:
+            raise ValueError("not the key of a transaction")
+        name = f"transaction_metadata::transactionalId={read_string(key, 2)[0]}"
+        return name, DELETED if value is None else _transaction(value)
+    except struct.error:
+        raise ValueError("the record ends too early") from None
+
+
+def _transaction(value: bytes) -> str:
+    version, producer_id, epoch, timeout_ms, status, count = struct.unpack_from(">hqhibi", value)
+    if version != 0 or not 0 <= status < len(_TRANSACTION_STATES):
+        raise ValueError(f"a transaction of version {version} in state {status}")
+    position, partitions = struct.calcsize(">hqhibi"), []
+    for _ in range(count):
+        topic, position = read_string(value, position)
+        (length,) = struct.unpack_from(">i", value, position)
+        if not 0 <= length <= len(value) // 4:
+            raise ValueError(f"{length} partitions at {position}")
+        partitions += [f"{topic}-{number}" for number in struct.unpack_from(f">{length}i", value, position + 4)]
+        position += 4 + 4 * length
+    updated_ms, _started_ms = struct.unpack_from(">qq", value, position)
+    return (
+        f"producerId:{producer_id},producerEpoch:{epoch},state={_TRANSACTION_STATES[status]},"
+        f"partitions=[{','.join(partitions)}],txnLastUpdateTimestamp={updated_ms},txnTimeoutMs={timeout_ms}"
+    )
