@@ -52,6 +52,7 @@ from klamm.replication.alter_isr import AlterIsrManager
 from klamm.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.replication.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager, log_config
+from klamm.replication.throttles import ReplicationThrottles
 from klamm.replication.zk_isr import ZkIsrManager
 from klamm.slices import Turns
 from klamm.storage.log_directory import MetaProperties
@@ -94,7 +95,8 @@ class BrokerParts:
             static.inter_broker_protocol_version,
         )
         self.metadata_cache = MetadataCache()
-        self.topic_configs = TopicConfigs(config, self._store)
+        self.throttles = ReplicationThrottles(config, broker_id)
+        self.topic_configs = TopicConfigs(config, self._store, self.throttles.topic_configured)
         self.topic_admin = TopicAdmin(environment, config, self.metadata_cache, self._store)
         self.auto_topic_creation = AutoTopicCreation(self.topic_admin, on_failure)
         self.offsets_topic = OffsetsTopic(config, self.metadata_cache, self.auto_topic_creation, self._store)
@@ -114,13 +116,16 @@ class BrokerParts:
             on_failure=on_failure,
         )
         self.isr_changes = self._make_isr_changes()
-        self.followers = ReplicaFetcherManager(static, broker_id, self._hosted_partition, on_failure)
+        self.followers = ReplicaFetcherManager(
+            static, broker_id, self._hosted_partition, self.throttles.follower, on_failure
+        )
         self.replica_manager = ReplicaManager(
             static,
             environment,
             broker_id,
             self.log_manager,
             response_memory=self.response_memory,
+            leader_quota=self.throttles.leader,
             topic_configs=self.topic_configs,
             followers=self.followers,
             isr_changes=self.isr_changes,
@@ -230,6 +235,8 @@ class BrokerParts:
         register_controller_metrics(metrics, self.controller)
         register_group_metrics(metrics, self.groups)
         self.listeners.register(metrics)
+        loop = asyncio.get_running_loop()
+        self.throttles.register(metrics, lambda: loop.time() * 1000)
         return MetricsEndpoint(
             self.listeners[self._config.inter_broker_listener_name].host,
             self._config.klamm_metrics_port,

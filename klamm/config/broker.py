@@ -98,6 +98,10 @@ class BrokerConfig(BrokerKeys):
             dynamic_broker=self.dynamic_broker if broker is None else broker,
         )
 
+    def dynamic_only(self, name: str) -> Any:
+        """The value of a key that a file cannot have (`DynamicOnlyKeys`)."""
+        return DYNAMIC_ONLY_DEF.parse({**self.dynamic_default, **self.dynamic_broker})[0][name]
+
     @property
     def unknown_keys(self) -> list[str]:
         """The unknown keys in the file, for a warning at start."""

@@ -453,12 +453,8 @@ class BrokerKeys:
     )
     quota_window_num: int = integer(11, "Samples of client quotas.", at_least(1), importance=LOW, effective=False)
     quota_window_size_seconds: int = integer(1, "Length of a sample.", at_least(1), importance=LOW, effective=False)
-    replication_quota_window_num: int = integer(
-        11, "Samples of replication quotas.", at_least(1), importance=LOW, effective=False
-    )
-    replication_quota_window_size_seconds: int = integer(
-        1, "Length of a sample.", at_least(1), importance=LOW, effective=False
-    )
+    replication_quota_window_num: int = integer(11, "Samples of replication quotas.", at_least(1), importance=LOW)
+    replication_quota_window_size_seconds: int = integer(1, "Length of a sample.", at_least(1), importance=LOW)
     alter_log_dirs_replication_quota_window_num: int = integer(
         11, "Samples of directory moves.", at_least(1), importance=LOW, effective=False
     )
@@ -635,14 +631,12 @@ class DynamicOnlyKeys:
         "Bytes per second that a leader sends for throttled replicas.",
         at_least(0),
         update_mode=CLUSTER_WIDE,
-        effective=False,
     )
     follower_replication_throttled_rate: int = long(
         LONG_MAX,
         "Bytes per second that a follower fetches for throttled replicas.",
         at_least(0),
         update_mode=CLUSTER_WIDE,
-        effective=False,
     )
     replica_alter_log_dirs_io_max_bytes_per_second: int = long(
         LONG_MAX,

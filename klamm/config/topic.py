@@ -54,11 +54,11 @@ class TopicKeys:
     flush_messages: int = long(LONG_MAX, "Records after which the log is synced.", at_least(0))
     flush_ms: int = long(LONG_MAX, "Time after which the log is synced.", at_least(0))
     follower_replication_throttled_replicas: tuple[str, ...] = list_of(
-        (), "Replicas whose fetches are throttled on followers.", _THROTTLED_REPLICAS, effective=False
+        (), "Replicas whose fetches are throttled on followers.", _THROTTLED_REPLICAS
     )
     index_interval_bytes: int = integer(4096, "Bytes of records between two index entries.", at_least(0))
     leader_replication_throttled_replicas: tuple[str, ...] = list_of(
-        (), "Replicas whose fetches are throttled on leaders.", _THROTTLED_REPLICAS, effective=False
+        (), "Replicas whose fetches are throttled on leaders.", _THROTTLED_REPLICAS
     )
     max_compaction_lag_ms: int = long(
         LONG_MAX, "Age from which a record must be compacted.", at_least(1), effective=False

@@ -20,6 +20,7 @@ from klamm.protocol.vocabulary import (
 )
 from klamm.purgatory import DelayedOperation
 from klamm.replication.partition import Partition
+from klamm.replication.quota import ReplicationQuota
 
 # What a client wants to read from one partition: the topic, and the partition's part of the request.
 Wanted = tuple[str, FetchPartition]
@@ -174,13 +175,14 @@ class DelayedDeleteRecords(DelayedOperation):
 
 class Readable(NamedTuple):
     """Records that can be read: their partition, its leader epoch, whether this broker leads it, the offset where they
-    end, and about their size."""
+    end, about their size, and whether the leader's quota counts them."""
 
     partition: Partition
     leader_epoch: int
     is_led_here: bool
     upper_bound: int
     size_bytes: int
+    is_throttled: bool
 
 
 class DelayedFetch(DelayedOperation):
@@ -188,7 +190,8 @@ class DelayedFetch(DelayedOperation):
 
     Every partition is looked at once (`look`), and again only when it changes, so a fetch of many partitions that waits
     for one of them pays for that one alone. `results` has an answer without records for each of `wanted` that was
-    looked at; `readable` has, by the same index, the partitions with records.
+    looked at; `readable` has, by the same index, the partitions with records. Records for a follower that is throttled
+    and out of sync count as none while `quota` is exceeded.
 
     The first look tells each partition the follower's offset, as of `follower_now_ms`, if the two logs agree. Unless
     `only_leader`, followers answer too (KIP-392).
@@ -204,6 +207,7 @@ class DelayedFetch(DelayedOperation):
         follower_now_ms: float,
         *,
         only_leader: bool = True,
+        quota: ReplicationQuota | None = None,
     ) -> None:
         self._partition = partition
         self._wanted = wanted
@@ -211,6 +215,7 @@ class DelayedFetch(DelayedOperation):
         self._isolation_level = isolation_level
         self._min_bytes = min_bytes
         self._only_leader = only_leader
+        self._quota = quota
         self._readable_bytes = 0
         self._must_answer = False
         self._follower_now_ms = follower_now_ms
@@ -298,7 +303,7 @@ class DelayedFetch(DelayedOperation):
     def _look_for_records(
         self, index: int, want: FetchPartition, partition: Partition, follower_now_ms: float | None
     ) -> None:
-        log, offset = partition.log, want.fetch_offset
+        log, offset, is_throttled = partition.log, want.fetch_offset, False
         if not log.log_start_offset <= offset <= log.log_end_offset:
             if not partition.is_leader and want.current_leader_epoch == NO_EPOCH:
                 # The client may take this broker for the leader. OFFSET_OUT_OF_RANGE would make it reset its offset.
@@ -309,11 +314,15 @@ class DelayedFetch(DelayedOperation):
             if follower_now_ms is not None:
                 partition.update_follower_fetch_state(self._replica_id, offset, want.log_start_offset, follower_now_ms)
             upper_bound = log.log_end_offset
+            if self._quota is not None and self._replica_id not in partition.isr:
+                is_throttled = self._quota.is_throttled(*partition.topic_partition)
+                if is_throttled and self._quota.is_exceeded(partition.clock_ms()):
+                    return
         else:
             upper_bound = partition.fetch_upper_bound(self._isolation_level)
         if offset < upper_bound:
             size_bytes = min(want.partition_max_bytes, log.readable_bytes(offset, upper_bound))
             self.readable[index] = Readable(
-                partition, partition.leader_epoch, partition.is_leader, upper_bound, size_bytes
+                partition, partition.leader_epoch, partition.is_leader, upper_bound, size_bytes, is_throttled
             )
             self._readable_bytes += size_bytes

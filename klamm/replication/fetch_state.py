@@ -56,10 +56,11 @@ class PartitionFetch:
     """One partition in one leader epoch. A new epoch gets a new object, which makes pending work of the old one void.
 
     `asked` is the partition's entry in the fetch session. It is None while the partition is not fetched: before its
-    first request, while it waits after a failure, and while it must be truncated first.
+    first request, while it waits after a failure or is throttled, and while it must be truncated first.
+    `leader_high_watermark` is None until the leader has answered.
     """
 
-    __slots__ = ("asked", "failures", "is_truncating", "leader_epoch", "partition")
+    __slots__ = ("asked", "failures", "is_truncating", "leader_epoch", "leader_high_watermark", "partition")
 
     def __init__(self, partition: FollowerPartition, leader_epoch: int, *, is_truncating: bool) -> None:
         self.partition = partition
@@ -67,6 +68,12 @@ class PartitionFetch:
         self.is_truncating = is_truncating
         self.asked: FetchPartition | None = None
         self.failures = 0
+        self.leader_high_watermark: int | None = None
+
+    @property
+    def is_lagging(self) -> bool:
+        """Whether the log does not have all committed records, as far as is known: the replica is out of sync."""
+        return self.leader_high_watermark is None or self.partition.log.log_end_offset < self.leader_high_watermark
 
 
 def truncation_offset(log: Log, leader_epoch: int, leader_end_offset: int) -> tuple[int, bool]:

@@ -18,6 +18,7 @@ What must stay true:
 - A new partition does not wait for the end of a long poll that began without it: the long poll is given up, and a full
   fetch names every partition again.
 - An offset that no log can have is an error of the leader. It never makes this broker cut or empty a log.
+- A partition that is throttled and out of sync is fetched only while the quota allows it, all others always.
 - A failure of one partition delays, or ends, the fetching of that partition only. The backoff grows from
   `FIRST_BACKOFF_MS` to replica.fetch.backoff.ms: usually the leader just has not heard of its leadership yet.
 
@@ -46,12 +47,18 @@ from klamm.protocol.vocabulary import (
 from klamm.replication.fetch_session_client import FetchSessionClient
 from klamm.replication.fetch_state import FollowerPartition, PartitionFetch, truncation_offset
 from klamm.replication.leader_endpoint import Interrupted, LeaderEndpoint, LeaderOffset
+from klamm.replication.quota import ReplicationQuota
 from klamm.slices import Slices, slices
 from klamm.tasks import OnFailure, start_task
 
 FIRST_BACKOFF_MS = 20
 # How often a follower looks whether a new log start offset is on disk.
 SETTLE_MS = 20
+# A throttled partition waits at most so long until the fetcher looks whether the quota or the throttle has changed.
+LEAST_HOLD_MS = 20
+LONGEST_HOLD_MS = 1_000
+# A fetch asks for at least so much of a throttled partition, whatever the quota is.
+LEAST_THROTTLED_BYTES = 64 * 1024
 # Work on more partitions than this yields the loop in between.
 PARTITIONS_PER_SLICE = 500
 # The cost of an append, in units of a partition without records: this many, plus one for each BYTES_PER_PIECE.
@@ -89,12 +96,14 @@ class ReplicaFetcher:
         config: BrokerConfig,
         broker_id: int,
         endpoint: LeaderEndpoint,
+        quota: ReplicationQuota,
         failed: dict[PartitionKey, None],
         on_failure: OnFailure,
     ) -> None:
         self.endpoint = endpoint
         self._config = config
         self._broker_id = broker_id
+        self._quota = quota
         self._failed = failed
         self._session = FetchSessionClient()
         self._fetches: Fetches = {}
@@ -108,6 +117,10 @@ class ReplicaFetcher:
         self._unconfirmed: dict[PartitionKey, tuple[int, int]] = {}
         # The partitions with a log start offset that is not on disk yet, which the leader must not hear of before.
         self._settling: Fetches = {}
+        # The partitions that are throttled and out of sync: those that are fetched, and those that wait for their turn.
+        self._throttled: Fetches = {}
+        self._held: Fetches = {}
+        self._next_turn_s = math.inf
         self._failures = 0
         self._news: asyncio.Future[None] | None = None
         self._in_flight: FetchRequest | None = None
@@ -154,6 +167,8 @@ class ReplicaFetcher:
                 self._changed.pop(topic_partition, None)
                 self._unconfirmed.pop(topic_partition, None)
                 self._settling.pop(topic_partition, None)
+                self._throttled.pop(topic_partition, None)
+                self._held.pop(topic_partition, None)
         return len(self._fetches) < count
 
     async def shutdown(self) -> None:
@@ -179,6 +194,8 @@ class ReplicaFetcher:
         while self._truncating or self._changed:
             await self._truncate()
             await self._update_session()
+        if self._held or self._throttled:
+            self._take_turns()
         if self._session.is_empty:
             await self._wait_for_news()
         else:
@@ -198,7 +215,8 @@ class ReplicaFetcher:
         """Waits until a partition is added or may be tried again."""
         loop = asyncio.get_running_loop()
         news = self._news = loop.create_future()
-        timer = loop.call_at(self._waits[0][0], _resolve, news) if self._waits else None
+        wake_s = self._wake_s()
+        timer = loop.call_at(wake_s, _resolve, news) if wake_s < math.inf else None
         try:
             await news
         finally:
@@ -271,24 +289,74 @@ class ReplicaFetcher:
         """Gives the session the new fetch offsets of the changed partitions."""
         changed, self._changed = self._changed, {}
         max_bytes = self._config.replica_fetch_max_bytes
-        with_epoch = self.endpoint.truncates_on_fetch
+        quota = self._quota if self._quota.has_throttled_replicas else None
         looked_at = Slices(PARTITIONS_PER_SLICE)
         for topic_partition, fetch in changed.items():
             if self._fetches.get(topic_partition) is fetch:
-                log = fetch.partition.log
-                wanted = FetchPartition(
-                    partition=topic_partition[1],
-                    current_leader_epoch=fetch.leader_epoch,
-                    fetch_offset=log.log_end_offset,
-                    last_fetched_epoch=log.leader_epochs.latest_epoch if with_epoch else NO_EPOCH,
-                    log_start_offset=log.durable_log_start_offset,
-                    partition_max_bytes=max_bytes,
-                )
-                if wanted != fetch.asked:
-                    fetch.asked = wanted
-                    self._session.want(topic_partition, wanted)
+                if quota is not None and fetch.is_lagging and quota.is_throttled(*topic_partition):
+                    self._hold(topic_partition, fetch)
+                else:
+                    self._ask(topic_partition, fetch, max_bytes)
+                if self._throttled:
+                    self._throttled.pop(topic_partition, None)
             if looked_at.is_over():
                 await asyncio.sleep(0)
+
+    def _ask(self, topic_partition: PartitionKey, fetch: PartitionFetch, max_bytes: int) -> None:
+        """The next fetch asks for what follows the partition's log."""
+        log = fetch.partition.log
+        wanted = FetchPartition(
+            partition=topic_partition[1],
+            current_leader_epoch=fetch.leader_epoch,
+            fetch_offset=log.log_end_offset,
+            last_fetched_epoch=log.leader_epochs.latest_epoch if self.endpoint.truncates_on_fetch else NO_EPOCH,
+            log_start_offset=log.durable_log_start_offset,
+            partition_max_bytes=max_bytes,
+        )
+        if wanted != fetch.asked:
+            fetch.asked = wanted
+            self._session.want(topic_partition, wanted)
+
+    # -- throttling -----------------------------------------------------------------------------------------------
+
+    def _hold(self, topic_partition: PartitionKey, fetch: PartitionFetch) -> None:
+        """Leaves a throttled partition out of the fetches until its turn comes."""
+        fetch.asked = None
+        self._session.forget(topic_partition)
+        self._held[topic_partition] = fetch
+
+    def _take_turns(self) -> None:
+        """The next fetch asks for as many throttled partitions as the quota has room for: first those that have waited
+        longest, last those that were asked for in vain."""
+        quota, now_s = self._quota, asyncio.get_running_loop().time()
+        max_bytes = self._throttled_max_bytes()
+        left_bytes = quota.allowance_bytes(now_s * 1000)
+        asked, self._throttled = self._throttled, {}
+        while self._held and left_bytes > 0:
+            topic_partition = next(iter(self._held))
+            fetch = self._held.pop(topic_partition)
+            if self._fetches.get(topic_partition) is not fetch:
+                continue
+            self._ask(topic_partition, fetch, max_bytes)
+            if quota.is_throttled(*topic_partition):
+                self._throttled[topic_partition] = fetch
+                left_bytes -= max_bytes
+        for topic_partition, fetch in asked.items():
+            is_valid = self._fetches.get(topic_partition) is fetch and fetch.asked is not None
+            if not is_valid or not quota.is_throttled(*topic_partition):
+                continue
+            if left_bytes > 0:
+                self._throttled[topic_partition] = fetch
+                left_bytes -= max_bytes
+            else:
+                self._hold(topic_partition, fetch)
+        wait_ms = min(max(quota.wait_ms(now_s * 1000), LEAST_HOLD_MS), LONGEST_HOLD_MS)
+        self._next_turn_s = now_s + wait_ms / 1000
+
+    def _throttled_max_bytes(self) -> int:
+        """Of one partition: at most what the quota allows in a second, so that it is not exceeded by far."""
+        per_second = max(self._quota.bytes_per_second, LEAST_THROTTLED_BYTES)
+        return min(self._config.replica_fetch_max_bytes, per_second)
 
     async def _fetch(self) -> None:
         config = self._config
@@ -316,15 +384,21 @@ class ReplicaFetcher:
             await self._back_off(f"a full fetch is refused with {error_name(response.error_code)}")
 
     def _max_wait_ms(self) -> int:
-        """Short enough that the fetch returns when the next backoff of a partition ends, or the disk may have a new log
+        """Short enough that the fetch returns when a partition has waited long enough, or the disk may have a new log
         start offset."""
         max_wait_ms = self._config.replica_fetch_wait_max_ms
         if self._settling:
             max_wait_ms = min(max_wait_ms, SETTLE_MS)
-        if not self._waits:
+        wake_s = self._wake_s()
+        if wake_s == math.inf:
             return max_wait_ms
-        left_ms = math.ceil((self._waits[0][0] - asyncio.get_running_loop().time()) * 1000)
+        left_ms = math.ceil((wake_s - asyncio.get_running_loop().time()) * 1000)
         return min(max_wait_ms, max(0, left_ms))
+
+    def _wake_s(self) -> float:
+        """When the next backoff of a partition ends, or the turn of a throttled partition comes."""
+        next_turn_s = self._next_turn_s if self._held else math.inf
+        return min(next_turn_s, self._waits[0][0]) if self._waits else next_turn_s
 
     async def _process(self, response: FetchResponse) -> None:
         """Appends the leader's records, truncates the logs that diverge, and handles the leader's errors."""
@@ -405,6 +479,9 @@ class ReplicaFetcher:
     def _append(self, topic_partition: PartitionKey, fetch: PartitionFetch, result: PartitionData) -> None:
         partition = fetch.partition
         self._changed[topic_partition] = fetch
+        fetch.leader_high_watermark = result.high_watermark
+        if topic_partition in self._throttled and result.records:
+            self._quota.record(len(result.records), asyncio.get_running_loop().time() * 1000)
         try:
             if result.records:
                 partition.append_records_as_follower(result.records)

@@ -14,6 +14,7 @@ from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.fetch_state import FollowerPartition, InitialFetchState
 from klamm.replication.fetcher import ReplicaFetcher
 from klamm.replication.leader_endpoint import LeaderEndpoint
+from klamm.replication.quota import ReplicationQuota
 from klamm.tasks import OnFailure, start_task
 
 # A fetcher without partitions lives on for this long: a change of leadership removes partitions and adds them again.
@@ -28,11 +29,13 @@ class ReplicaFetcherManager:
         config: BrokerConfig,
         broker_id: int,
         partition: Callable[[PartitionKey], FollowerPartition | None],
+        quota: ReplicationQuota,
         on_failure: OnFailure,
     ) -> None:
         self._config = config
         self._broker_id = broker_id
         self._partition = partition
+        self._quota = quota
         self._on_failure = on_failure
         self._fetchers: dict[int, ReplicaFetcher] = {}
         self._failed: dict[PartitionKey, None] = {}
@@ -94,7 +97,7 @@ class ReplicaFetcherManager:
         if old is not None and old.endpoint.address == address:
             return old
         endpoint = LeaderEndpoint(self._config, self._broker_id, state.leader_id, *address)
-        new = ReplicaFetcher(self._config, self._broker_id, endpoint, self._failed, self._on_failure)
+        new = ReplicaFetcher(self._config, self._broker_id, endpoint, self._quota, self._failed, self._on_failure)
         if old is not None:
             # The leader has moved to another address, so its partitions move to the new fetcher.
             moved = old.leader_epochs()

@@ -96,7 +96,7 @@ class Partition:
         self.controller_epoch = 0
         self._broker_id = broker_id
         self._max_lag_ms = replica_lag_time_max_ms
-        self._clock_ms = clock_ms
+        self.clock_ms = clock_ms
         self._isr_changes = isr_changes
         self._on_high_watermark = on_high_watermark
         self._on_low_watermark = on_low_watermark
@@ -151,7 +151,7 @@ class Partition:
         self._take_assignment(state, state.isr)
         self.is_follower = False
         self.leader_epoch_start_offset = start_offset
-        now_ms = self._clock_ms()
+        now_ms = self.clock_ms()
         for replica in self._remote_replicas.values():
             in_sync = replica.broker_id in state.isr
             replica.leader_epoch_started(start_offset, now_ms, in_sync=in_sync, forget_offsets=forget_offsets)
@@ -398,7 +398,7 @@ class Partition:
             return
         end_offset = self.log.log_end_offset
         outsiders = out_of_sync(
-            self.isr_state, self._broker_id, end_offset, self._remote_replicas, self._clock_ms(), self._max_lag_ms
+            self.isr_state, self._broker_id, end_offset, self._remote_replicas, self.clock_ms(), self._max_lag_ms
         )
         if outsiders:
             ends = {replica_id: replica.log_end_offset for replica_id, replica in self._remote_replicas.items()}
@@ -450,7 +450,7 @@ class Partition:
                 offset,
                 self._remote_replicas.values(),
                 self.isr_state.maximal_isr,
-                self._clock_ms() if now_ms is None else now_ms,
+                self.clock_ms() if now_ms is None else now_ms,
                 self._max_lag_ms,
             )
         if offset > self.log.high_watermark:

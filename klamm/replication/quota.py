@@ -11,12 +11,26 @@ Source: kafka.server.ReplicationQuotaManager, org.apache.kafka.common.metrics.st
 """
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 UNLIMITED: Final = 2**63 - 1
 """The bound, in bytes per second, of a quota that is not set."""
 
 _NO_PARTITIONS: Final[frozenset[int]] = frozenset()
+
+
+def throttled_partitions(replicas: Iterable[str], broker_id: int) -> frozenset[int] | None:
+    """The partitions of a topic whose replica on this broker is throttled, by leader.replication.throttled.replicas or
+    the follower's; None means all."""
+    found = set()
+    for replica in replicas:
+        if replica == "*":
+            return None
+        partition, _, broker = replica.partition(":")
+        if int(broker) == broker_id:
+            found.add(int(partition))
+    return frozenset(found)
 
 
 class SampledRate:

@@ -52,6 +52,7 @@ from klamm.replication.ports import (
     OnLeadership,
     TopicConfigSource,
 )
+from klamm.replication.quota import ReplicationQuota
 from klamm.replication.state_change_lines import StateChangeLines
 from klamm.replication.state_changes import StateChanges
 from klamm.slices import SLICE, Slices, each, in_slices, slices
@@ -95,6 +96,7 @@ class ReplicaManager:
         log_manager: LogManager,
         *,
         response_memory: ResponseMemory,
+        leader_quota: ReplicationQuota,
         topic_configs: TopicConfigSource,
         followers: FollowerFetchers,
         isr_changes: IsrChanges,
@@ -109,6 +111,7 @@ class ReplicaManager:
         self._broker_id = broker_id
         self._log_manager = log_manager
         self._response_memory = response_memory
+        self._leader_quota = leader_quota
         self._followers = followers
         self._isr_changes = isr_changes
         self._on_leadership = on_leadership
@@ -407,6 +410,7 @@ class ReplicaManager:
             min(min_bytes, max_bytes),
             self._clock_ms(),
             only_leader=only_leader,
+            quota=self._leader_quota if is_follower and self._leader_quota.has_throttled_replicas else None,
         )
         purgatory = self.follower_fetch_purgatory if is_follower else self.fetch_purgatory
         if not self._look_at_once(delayed):
@@ -451,8 +455,19 @@ class ReplicaManager:
             want = wanted[index][1]
             limit_bytes = min(want.partition_max_bytes, max(0, max_bytes - read_bytes))
             readable = delayed.readable[index]
-            results[index] = await _read(readable, want, results[index], limit_bytes, first=read_bytes == 0)
-            read_bytes += len(results[index].records or b"")
+            first = read_bytes == 0
+            if readable.is_throttled:
+                allowance_bytes = self._leader_quota.allowance_bytes(self._clock_ms())
+                if allowance_bytes == 0:
+                    continue
+                # One batch may exceed the quota: small allowances would never reach the size of a large batch.
+                first |= limit_bytes > 0
+                limit_bytes = min(limit_bytes, allowance_bytes)
+            results[index] = await _read(readable, want, results[index], limit_bytes, first=first)
+            size_bytes = len(results[index].records or b"")
+            if readable.is_throttled:
+                self._leader_quota.record(size_bytes, self._clock_ms())
+            read_bytes += size_bytes
             if read.is_over():
                 await asyncio.sleep(0)
 

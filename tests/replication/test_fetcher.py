@@ -18,6 +18,7 @@ from klamm.replication import fetcher
 from klamm.replication.fetch_state import InitialFetchState
 from klamm.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.replication.partition import Partition
+from klamm.replication.quota import UNLIMITED, ReplicationQuota
 from support.fetch_messages import fetch_response, forgotten_of, wanted_of
 from support.logs import NOW_MS, DiskEnvironment, append, batch, open_log, read_all
 from support.scripted_broker import Asked, ScriptedBroker
@@ -105,7 +106,10 @@ class Follower:
         self.leader = leader
         self.partitions = {}
         self.failures = []
-        self.manager = ReplicaFetcherManager(self.config, FOLLOWER, self.partitions.get, self.failures.append)
+        self.quota = ReplicationQuota(samples=11, window_ms=50)
+        self.manager = ReplicaFetcherManager(
+            self.config, FOLLOWER, self.partitions.get, self.quota, self.failures.append
+        )
 
     def host(self, topic_partition, *epochs):
         """Hosts a partition that has one record for each of these leader epochs."""
@@ -164,6 +168,70 @@ def result(topic_partition, data=b"", *, hw=0, start=0, error=0, diverging=None)
         records=data,
         diverging_epoch=diverging and EpochEndOffset(epoch=diverging[0], end_offset=diverging[1]),
     )
+
+
+# -- throttling -------------------------------------------------------------------------------------------------------
+
+THROTTLED_FETCH_BYTES = 64 * 1024
+
+
+async def test_throttled_partitions_take_turns_as_the_quota_allows():
+    async with following(replica_fetch_wait_max_ms=500) as (follower, leader):
+        follower.quota.bytes_per_second = 20_000
+        follower.quota.throttle("t", None)
+        follower.follow(T0, T1, U0)
+        asked = await leader.next(ApiKey.FETCH)
+        # U0 is not throttled. The quota has room for less than one answer.
+        assert asked.wanted.keys() == {U0, T0}
+        sizes = {want.partition_max_bytes for topic, wants in wanted_of(asked.body) for want in wants if topic == "t"}
+        assert sizes == {THROTTLED_FETCH_BYTES}
+        data = records(0, bytes(2000))
+        asked.answer_fetch([result(T0, data, hw=5), result(U0, records(0, b"u"), hw=1)])
+        began = asyncio.get_running_loop().time()
+        asked = await leader.next(ApiKey.FETCH)
+        # The quota is exceeded until the bytes are paid for. U0 is fetched on.
+        assert (asked.wanted.keys(), forgotten_of(asked.body)) == ({U0}, [("t", [0])])
+        assert asked.body.max_wait_ms <= 500
+        while T1 not in asked.wanted:
+            asked.answer_fetch()
+            asked = await leader.next(ApiKey.FETCH)
+        assert asyncio.get_running_loop().time() - began >= len(data) / 20_000 - 0.02
+        assert T0 not in asked.wanted
+        asked.answer_fetch([result(T1, hw=0)])  # in sync: it is held back no more
+        asked = await leader.next(ApiKey.FETCH)
+        assert T1 in asked.wanted or T0 in asked.wanted
+        assert follower.partitions[T0].log.log_end_offset == 1
+
+
+async def test_a_throttle_that_goes_lets_its_partitions_go():
+    async with following() as (follower, leader):
+        follower.quota.bytes_per_second = 0
+        follower.quota.throttle("t", None)
+        follower.follow(T0, U0)
+        asked = await leader.next(ApiKey.FETCH)
+        assert asked.wanted.keys() == {U0}
+        follower.quota.bytes_per_second = UNLIMITED
+        follower.quota.throttle("t", frozenset())
+        while T0 not in asked.wanted:
+            asked.answer_fetch([result(U0)] if U0 in asked.wanted else [])
+            asked = await leader.next(ApiKey.FETCH)
+        assert {want.partition_max_bytes for _, wants in wanted_of(asked.body) for want in wants} == {1_048_576}
+
+
+async def test_a_partition_that_waits_for_its_turn_may_go_or_come_again():
+    async with following() as (follower, leader):
+        follower.quota.bytes_per_second = 0
+        follower.quota.throttle("t", None)
+        follower.follow(T0, T1, U0)
+        asked = await leader.next(ApiKey.FETCH)
+        follower.manager.remove_fetchers([T0])
+        follower.follow(T1, epoch=2)
+        follower.quota.bytes_per_second = 10_000_000
+        while T1 not in asked.wanted:
+            asked.answer_fetch([result(U0)] if U0 in asked.wanted else [])
+            asked = await leader.next(ApiKey.FETCH)
+            assert T0 not in asked.wanted
+        assert asked.wanted[T1][0] == 2
 
 
 # -- steady fetching --------------------------------------------------------------------------------------------------
@@ -1004,7 +1072,7 @@ async def test_a_fault_of_the_program_is_heard_of():
     partition = follower.host(T0)
     failed = asyncio.Event()
     follower.manager = ReplicaFetcherManager(
-        follower.config, FOLLOWER, follower.partitions.get, lambda error: failed.set()
+        follower.config, FOLLOWER, follower.partitions.get, follower.quota, lambda error: failed.set()
     )
 
     def broken(data):

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from klamm.replication.quota import UNLIMITED, ReplicationQuota, SampledRate
+from klamm.replication.quota import UNLIMITED, ReplicationQuota, SampledRate, throttled_partitions
 
 
 def quota_of(bytes_per_second: int = 1000, samples: int = 11, window_ms: int = 1000) -> ReplicationQuota:
@@ -104,6 +104,19 @@ def test_throttled_replicas() -> None:
     quota.throttle("t", frozenset())
     quota.throttle("all", frozenset())
     assert not quota.has_throttled_replicas
+
+
+@pytest.mark.parametrize(
+    ("replicas", "expected"),
+    [
+        ((), frozenset()),
+        (("*",), None),
+        (("0:1", "1:2", "2:1"), frozenset({0, 2})),
+        (("0:2",), frozenset()),
+    ],
+)
+def test_the_throttled_partitions_of_a_broker(replicas: tuple[str, ...], expected: frozenset[int] | None) -> None:
+    assert throttled_partitions(replicas, 1) == expected
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -355,6 +355,69 @@ async def test_min_insync_replicas(broker):
     assert append(broker, b"a", acks=1).error_code is OK
 
 
+# -- throttling -------------------------------------------------------------------------------------------------------
+
+
+async def throttled(broker, *values, bytes_per_second):
+    """t-0 and t-1 with these batches; replica 2 of t-0 is throttled and out of sync, replica 3 in sync."""
+    await broker.tell(state(0, isr=(1, 3)), state(1, isr=(1,)))
+    for partition in (0, 1):
+        for value in values:
+            append(broker, value, partition=partition)
+    broker.leader_quota.bytes_per_second = bytes_per_second
+    broker.leader_quota.throttle("t", frozenset({0}))
+
+
+@scenario
+async def test_a_throttled_follower_gets_what_the_quota_has_room_for(broker):
+    size = len(batch(bytes(1000)))
+    await throttled(broker, *[bytes(1000)] * 20, bytes_per_second=5 * size)
+    sizes, offset, began = [], 0, asyncio.get_running_loop().time()
+    for _ in range(5):
+        [result] = await fetch(broker, want(offset), replica_id=2, max_wait_ms=500)
+        sizes.append(len(values_in(result.records or b"")))
+        offset += sizes[-1]
+        assert result.error_code == OK
+    # At first a second's worth. Half a second after that second, half as much is due, in whole batches.
+    assert sizes == [5, 0, 0, 0, 2]
+    assert asyncio.get_running_loop().time() - began == pytest.approx(1.5, abs=0.01)
+
+
+@scenario
+async def test_nobody_else_is_held_back_or_counted(broker):
+    await throttled(broker, bytes(5000), bytes(5000), bytes_per_second=1)
+    [first] = await fetch(broker, want(0), replica_id=2)
+    assert len(values_in(first.records)) == 1  # At least one batch, however small the quota.
+    exceeded_by = broker.leader_quota.rate(asyncio.get_running_loop().time() * 1000)
+    for wanted, replica_id in (
+        (want(0), 3),  # in sync
+        (want(0, partition=1), 2),  # not throttled
+    ):
+        [result] = await fetch(broker, wanted, replica_id=replica_id)
+        assert len(values_in(result.records)) == 2
+    held, free = await fetch(broker, want(1), want(0, partition=1), replica_id=2)
+    assert (held.records, held.error_code, len(values_in(free.records))) == (b"", OK, 2)
+    await fetch(broker, want(2), replica_id=3)
+    [result] = await fetch(broker, want(0), only_leader=False)
+    assert result.error_code == OK
+    assert broker.leader_quota.rate(asyncio.get_running_loop().time() * 1000) == exceeded_by
+
+
+@scenario
+async def test_a_throttled_fetch_is_heard_and_leaves_with_its_time(broker):
+    await throttled(broker, b"a", b"b", bytes_per_second=0)
+    waiting = asyncio.ensure_future(fetch(broker, want(1), replica_id=2, max_wait_ms=1000))
+    await settle()
+    assert broker.manager.partitions[T0].remote_replicas[2].log_end_offset == 1
+    append(broker, b"c")
+    await settle()
+    assert not waiting.done()
+    assert (await waiting)[0].records == b""
+    broker.leader_quota.throttle("t", frozenset())
+    [result] = await fetch(broker, want(1), replica_id=2)
+    assert values_in(result.records) == [b"b", b"c"]
+
+
 # -- deletion of records ----------------------------------------------------------------------------------------------
 
 

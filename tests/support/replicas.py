@@ -21,6 +21,7 @@ from klamm.protocol.leader_and_isr import (
 from klamm.protocol.record_batch import iterate_batches
 from klamm.protocol.records import Record, build_batch, decode_records
 from klamm.replication.partition import Partition
+from klamm.replication.quota import ReplicationQuota
 from klamm.replication.replica_manager import ReplicaManager, log_config
 from klamm.simulation.loop import simulated_loop
 from klamm.storage.log_directory import MetaProperties
@@ -118,6 +119,7 @@ class Broker:
             {"broker.id": str(ME), "zookeeper.connect": "localhost:1", "log.dirs": ",".join(self.paths)}
         )
         self.configs = Configs(self.config, {key.replace("_", "."): value for key, value in overrides.items()})
+        self.leader_quota = ReplicationQuota(samples=11, window_ms=1000)
         self.proposals = Proposals()
         self.fetchers = Fetchers()
         self.live = {2: ("host2", 9092), 3: ("host3", 9093)}
@@ -146,6 +148,7 @@ class Broker:
             ME,
             self.log_manager,
             response_memory=ResponseMemory(128 * 1024 * 1024),
+            leader_quota=self.leader_quota,
             topic_configs=self.configs,
             followers=self.fetchers,
             isr_changes=self.proposals,

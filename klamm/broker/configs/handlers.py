@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from klamm.broker.configs.broker import DynamicBrokerConfig
 from klamm.broker.configs.topics import TopicConfigs
+from klamm.config.broker import DYNAMIC_ONLY_DEF
 from klamm.controller.controller import KafkaController
 from klamm.replication.replica_manager import ReplicaManager
 from klamm.znodes.configs import broker_entity
@@ -67,6 +68,7 @@ class ConfigHandlers:
         await self._config.load(self._zookeeper(), self._broker_id)
         new = self._config.current
         changed = sorted(key for key in new.values if new.values[key] != old.values[key])
+        changed += sorted(key for key in DYNAMIC_ONLY_DEF.keys if new.dynamic_only(key) != old.dynamic_only(key))
         _log.info("dynamic configs of brokers are read again; changed: %s", ", ".join(changed) or "none")
         if (old.dynamic_default, old.dynamic_broker) != (new.dynamic_default, new.dynamic_broker):
             # Runs even if no value changes, because descriptions of topics show the source of each value. Comes last,

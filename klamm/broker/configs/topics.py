@@ -25,12 +25,18 @@ _log = logging.getLogger(__name__)
 class TopicConfigs:
     """Topic -> configuration. `load` comes before a topic's first log is opened.
 
-    `zookeeper()` is the store of the current session.
+    `zookeeper()` is the store of the current session. `on_change` is told each kept configuration.
     """
 
-    def __init__(self, config: CurrentConfig, zookeeper: Callable[[], KafkaZooKeeper]) -> None:
+    def __init__(
+        self,
+        config: CurrentConfig,
+        zookeeper: Callable[[], KafkaZooKeeper],
+        on_change: Callable[[str, TopicConfig], None],
+    ) -> None:
         self._config = config
         self._zookeeper = zookeeper
+        self._on_change = on_change
         self._default = TopicConfig.from_overrides(config.current, {})
         self._configs: dict[str, TopicConfig] = {}
         self._keeping = asyncio.Lock()
@@ -39,7 +45,8 @@ class TopicConfigs:
         """Reads and keeps the configurations of these topics. The controller may have announced them before this
         broker's ZooKeeper server has seen them. Raises ZooKeeperError when the session ends."""
         async with self._keeping:
-            self._configs.update(await self.read(topics))
+            for topic, config in (await self.read(topics)).items():
+                self._keep(topic, config)
 
     async def refresh(self, topic: str) -> TopicConfig:
         """Reads the topic's configuration after a notification in this session; keeps it if the topic had one kept.
@@ -49,7 +56,7 @@ class TopicConfigs:
         async with self._keeping:
             config = (await self._read([topic]))[topic]
             if topic in self._configs:
-                self._configs[topic] = config
+                self._keep(topic, config)
             return config
 
     async def refresh_all(self) -> None:
@@ -63,7 +70,7 @@ class TopicConfigs:
             async for topic in each(self._configs, TOPICS_PER_SLICE):
                 # A topic may be forgotten while others have the loop.
                 if (kept := self._configs.get(topic)) is not None:
-                    self._configs[topic] = self._make(topic, kept.overrides)
+                    self._keep(topic, self._make(topic, kept.overrides))
 
     async def read(self, topics: Sequence[str]) -> dict[str, TopicConfig]:
         """The configurations of these topics as ZooKeeper has them now. Raises ZooKeeperError when the session ends."""
@@ -99,4 +106,9 @@ class TopicConfigs:
 
     def forget(self, topic: str) -> None:
         """Drops the configuration of a deleted topic."""
-        self._configs.pop(topic, None)
+        if self._configs.pop(topic, None) is not None:
+            self._on_change(topic, self._default)
+
+    def _keep(self, topic: str, config: TopicConfig) -> None:
+        self._configs[topic] = config
+        self._on_change(topic, config)

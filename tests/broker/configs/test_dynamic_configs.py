@@ -342,6 +342,32 @@ async def test_listeners_take_fewer_connections_from_now_on(tmp_path: Path) -> N
         await (await cluster.connect()).create_topic("t")
 
 
+async def test_replication_throttles_come_change_and_go(tmp_path: Path) -> None:
+    leader_rate, follower_rate = "leader.replication.throttled.rate", "follower.replication.throttled.rate"
+    leaders, followers = "leader.replication.throttled.replicas", "follower.replication.throttled.replicas"
+    async with running(tmp_path) as (cluster, client):
+        throttles = cluster.broker.parts.throttles
+        await client.create_topic("t", partitions=3)
+        await client.create_topic("u", **{followers.replace(".", "_"): "*"})
+        assert throttles.follower.is_throttled("u", 0)
+        assert not throttles.leader.has_throttled_replicas
+        assert throttles.leader.bytes_per_second == throttles.follower.bytes_per_second == 2**63 - 1
+        await change(client, BROKER, "0", (leader_rate, SET, "1000"))
+        await change(client, BROKER, "", (follower_rate, SET, "2000"), (leader_rate, SET, "1"))
+        await change(client, TOPIC, "t", (leaders, SET, "0:0,1:1,2:0"))
+        await until(lambda: throttles.leader.has_throttled_replicas)
+        assert [throttles.leader.is_throttled("t", number) for number in range(3)] == [True, False, True]
+        assert (throttles.leader.bytes_per_second, throttles.follower.bytes_per_second) == (1000, 2000)
+        await change(client, TOPIC, "t", (leaders, SUBTRACT, "0:0,2:0"))
+        await change(client, BROKER, "0", (leader_rate, DELETE, None))
+        await until(lambda: not throttles.leader.has_throttled_replicas)
+        await until(lambda: throttles.leader.bytes_per_second == 1)
+        await cluster.restart_broker()
+        throttles = cluster.broker.parts.throttles
+        await until(lambda: throttles.follower.is_throttled("u", 0))
+        assert (throttles.leader.bytes_per_second, throttles.follower.bytes_per_second) == (1, 2000)
+
+
 async def test_two_changes_at_once_both_count(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
