@@ -4,8 +4,8 @@ First it is decided how much of each dimension (bytes, replicas, load) each brok
 little as possible moves between them (`shares.levels`); then replicas are chosen that carry just that. A replica whose
 size has the proportion of bytes to replicas that a broker has to give settles both at once. A replica that has moved
 already is taken first, as another destination costs nothing. A move is made only if it reduces how far brokers are
-outside the tolerance in one dimension and harms no other; where no move helps, two brokers exchange a large replica
-for a small one.
+outside the tolerance, in proportion to their shares and in all dimensions together; where no move helps, two brokers
+exchange a large replica for a small one.
 """
 
 from bisect import bisect_left, insort
@@ -22,6 +22,8 @@ _ROUNDS: Final = 6
 # How many replicas of a broker are tried for one move, and how many for an exchange.
 _TRIES: Final = 300
 _EXCHANGES: Final = 40
+_PARTNERS: Final = 8
+_RECEIVERS: Final = 12
 # The levels lie this much of the tolerance inside it, because replicas are not divisible.
 _MARGIN: Final = 0.1
 _EPSILON: Final = 1e-6
@@ -86,12 +88,23 @@ class Balancer:
                 self._orders[each.kind] = Replicas(layout, ratio)
                 self._orders[each.kind].fill(movable)
         self._needs: dict[Balance, list[float]] = {}
+        self._is_at_levels = True
+        # What makes the dimensions comparable: the inverse of the mean share.
+        self._scales = {
+            each.kind: len(layout.targets) / total if (total := sum(each.shares)) else 0.0 for each in dimensions
+        }
+        # Brokers, and racks of brokers, that nothing of a broker can move to.
+        self._blocked: set[tuple[int, int | str]] = set()
 
     def run(self) -> None:
+        self._set_levels()
+        moves = sum(self._settle(dimension) for dimension in self._dimensions)
+        # Racks and sizes are in the way of the levels. What is still outside goes to any broker with room.
         for _ in range(_ROUNDS):
-            moves = sum(self._settle(dimension) for dimension in self._dimensions)
             if not any(self._worst(dimension) for dimension in self._dimensions):
                 return
+            self._set_shares()
+            moves = sum(self._settle(dimension) for dimension in self._dimensions)
             moves += sum(self._exchange(dimension) for dimension in self._dimensions)
             if not moves:
                 return
@@ -100,8 +113,8 @@ class Balancer:
         """Whether a broker is outside the tolerance."""
         return any(dimension.violation(broker) > _EPSILON * dimension.shares[broker] for broker in self._layout.targets)
 
-    def _set_needs(self) -> None:
-        """How much each broker has to give of each dimension; what it has to receive is negative."""
+    def _set_levels(self) -> None:
+        """Sets how much each broker has to give of each dimension; what it has to receive is negative."""
         targets = self._layout.targets
         for each in self._dimensions:
             margin = 0.0 if each.kind is Balance.REPLICAS else _MARGIN
@@ -113,13 +126,21 @@ class Balancer:
                 needs[broker] = load - level
             self._needs[each.kind] = needs
 
+    def _set_shares(self) -> None:
+        """Lets every broker above its share give, and every broker below it receive, what is missing somewhere."""
+        self._is_at_levels = False
+        for each in self._dimensions:
+            needs = [0.0] * len(self._layout.brokers)
+            for broker in self._layout.targets:
+                needs[broker] = each.loads[broker] - each.shares[broker]
+            self._needs[each.kind] = needs
+
     # -- single moves -------------------------------------------------------------------------------------------------
 
     def _settle(self, dimension: Dimension) -> int:
         """Moves replicas until every broker is within the tolerance of this dimension; the number of moves."""
-        self._set_needs()
         needs = self._needs[dimension.kind]
-        self._blocked: set[tuple[int, int | str]] = set()
+        self._blocked = set()
         sources = set(self._layout.targets)
         moves = 0
         while sources and self._worst(dimension):
@@ -150,6 +171,8 @@ class Balancer:
         layout = self._layout
         needs = self._needs[dimension.kind]
         limit = min(needs[source], -needs[destination])
+        if not self._is_at_levels:
+            limit = min(limit, dimension.missing(source, destination))
         only_racks = layout.keeps_racks and layout.racks[source] != layout.racks[destination]
         others = [each for each in self._dimensions if each is not dimension]
         weights = dimension.weights
@@ -164,9 +187,12 @@ class Balancer:
                 continue
             only_racks = False
             weight = weights[partition]
-            if dimension.gain(weight, source, destination) <= _EPSILON * weight or any(
-                each.gain(each.weights[partition], source, destination) < -_EPSILON for each in others
-            ):
+            gain = dimension.gain(weight, source, destination) * self._scales[dimension.kind]
+            if gain <= _EPSILON:
+                continue
+            for each in others:
+                gain += each.gain(each.weights[partition], source, destination) * self._scales[each.kind]
+            if gain <= _EPSILON:
                 continue
             if weight <= limit or dimension.kind is Balance.REPLICAS:
                 return partition
@@ -208,61 +234,50 @@ class Balancer:
 
     def _exchange(self, dimension: Dimension) -> int:
         """Exchanges large replicas for small ones while that helps; the number of exchanges."""
-        self._set_needs()
-        needs = self._needs[dimension.kind]
-        sources = {broker for broker in self._layout.targets if needs[broker] > 0}
+        targets, loads, shares = self._layout.targets, dimension.loads, dimension.shares
+        sources = {broker for broker in targets if shares[broker]}
         exchanges = 0
         while sources and self._worst(dimension):
-            source = max(sources, key=lambda broker: (needs[broker], -broker))
-            pair = next(filter(None, (self._pair(dimension, source, each) for each in self._receivers(needs))), None)
-            if needs[source] <= 0 or pair is None:
+            source = max(sources, key=lambda broker: (loads[broker] / shares[broker], -broker))
+            receivers = sorted(sources - {source}, key=lambda broker: (loads[broker] / shares[broker], broker))
+            if not any(self._exchange_with(dimension, source, each) for each in receivers[:_RECEIVERS]):
                 sources.discard(source)
-                continue
-            destination, large, small = pair
-            self._move(large, source, destination)
-            self._move(small, destination, source)
-            exchanges += 1
+            else:
+                exchanges += 1
         return exchanges
 
-    def _receivers(self, needs: Sequence[float]) -> list[int]:
-        return sorted((broker for broker in self._layout.targets if needs[broker] < 0), key=needs.__getitem__)
-
-    def _pair(self, dimension: Dimension, source: int, destination: int) -> tuple[int, int, int] | None:
-        """The destination, and the replicas that it receives and gives."""
-        needs, weights = self._needs[dimension.kind], dimension.weights
-        limit = min(needs[source], -needs[destination])
-        for small in islice(self._all_by_size(destination), _EXCHANGES):
-            wanted = limit + weights[small.partition]
-            large_first = sorted(
-                islice(self._candidates_by_weight(dimension, source, wanted), _EXCHANGES),
-                key=lambda key: abs(weights[key.partition] - wanted),
-            )
-            for large in large_first:
+    def _exchange_with(self, dimension: Dimension, source: int, destination: int) -> bool:
+        """Makes one exchange if it helps. The source gives the heavier replica."""
+        missing = dimension.missing(source, destination)
+        if missing <= 0:
+            return False
+        for small in islice(chain(self._by_size.moved[destination], self._by_size.kept[destination]), _EXCHANGES):
+            wanted = missing + dimension.weights[small.partition]
+            for large in islice(self._by_weight(dimension, source, wanted), _PARTNERS):
                 if self._helps(dimension, large.partition, source, small.partition, destination):
-                    return destination, large.partition, small.partition
-        return None
+                    self._move(large.partition, source, destination)
+                    self._move(small.partition, destination, source)
+                    return True
+        return False
 
-    def _all_by_size(self, broker: int) -> Iterator[Key]:
-        return chain(self._by_size.moved[broker], self._by_size.kept[broker])
-
-    def _candidates_by_weight(self, dimension: Dimension, source: int, wanted: float) -> Iterator[Key]:
+    def _by_weight(self, dimension: Dimension, source: int, wanted: float) -> Iterator[Key]:
         order = self._orders[dimension.kind]
         if dimension.kind is Balance.LOAD:
             return chain(order.moved[source], order.kept[source])
-        return chain.from_iterable(_around(keys, wanted, wanted) for keys in (order.moved[source], order.kept[source]))
+        return chain.from_iterable(_around(keys, wanted, wanted) for keys in (order.kept[source], order.moved[source]))
 
     def _helps(self, dimension: Dimension, large: int, source: int, small: int, destination: int) -> bool:
-        layout = self._layout
-        if large == small or not (
-            layout.allows(large, source, destination) and layout.allows(small, destination, source)
-        ):
+        difference = dimension.weights[large] - dimension.weights[small]
+        gain = dimension.gain(difference, source, destination) * self._scales[dimension.kind]
+        if gain <= _EPSILON or large == small:
             return False
-        gains = {
-            each.kind: each.gain(each.weights[large] - each.weights[small], source, destination)
-            for each in self._dimensions
-        }
-        return gains.pop(dimension.kind) > _EPSILON * dimension.shares[source] and all(
-            gain >= -_EPSILON for gain in gains.values()
+        for each in self._dimensions:
+            if each is not dimension:
+                difference = each.weights[large] - each.weights[small]
+                gain += each.gain(difference, source, destination) * self._scales[each.kind]
+        layout = self._layout
+        return (
+            gain > _EPSILON and layout.allows(large, source, destination) and layout.allows(small, destination, source)
         )
 
 

@@ -30,7 +30,9 @@ class Dimension:
     def violation(self, broker: int, change: float = 0.0) -> float:
         """How far outside its tolerance the broker is, after this change of its load."""
         load = self.loads[broker] + change
-        return max(0.0, load - self.high[broker], self.low[broker] - load)
+        if load > self.high[broker]:
+            return load - self.high[broker]
+        return self.low[broker] - load if load < self.low[broker] else 0.0
 
     def gain(self, weight: float, source: int, destination: int) -> float:
         """By how much a move of this weight reduces the violations."""
@@ -40,6 +42,12 @@ class Dimension:
             - self.violation(source, -weight)
             - self.violation(destination, weight)
         )
+
+    def missing(self, source: int, destination: int) -> float:
+        """How much has to move to bring both into the tolerance, as far as neither leaves it at the other end."""
+        loads = self.loads
+        wanted = max(loads[source] - self.high[source], self.low[destination] - loads[destination])
+        return min(wanted, loads[source] - self.low[source], self.high[destination] - loads[destination])
 
 
 class Layout:
