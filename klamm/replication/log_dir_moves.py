@@ -283,14 +283,19 @@ class LogDirMoves:
             return
         if fetched.next_offset <= offset:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{partition} has no records from {offset} to {end}")
+        # Far from the end a copy need not be as durable as the log: it is synced as a whole, off the loop, before the
+        # last piece, with which flush.messages may sync on the loop as with any append.
+        is_last = fetched.next_offset >= end
+        if is_last and move.unsynced_bytes and current.config.flush_messages < _NEVER:
+            await self._sync(move)
+            return
         began_s = self._loop.time()
-        # Far from the end a copy need not be as durable as the log: it is synced as a whole before it is promoted.
-        future.config = current.config if fetched.next_offset >= end else _without_syncs(current.config)
+        future.config = current.config if is_last else _without_syncs(current.config)
         _append(future, fetched.data)
         future.update_high_watermark(current.high_watermark)
         future.update_log_start_offset(min(current.log_start_offset, future.high_watermark))
         move.failures = 0
-        move.unsynced_bytes += len(fetched.data)
+        move.unsynced_bytes += len(fetched.data) if future.has_unflushed else 0
         self._adapt(move, self._loop.time() - began_s)
 
     def _adapt(self, move: _Move, taken_s: float) -> None:

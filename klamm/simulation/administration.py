@@ -1,5 +1,5 @@
-"""The work of operators during a run: they move partitions, elect leaders, add partitions, change configurations, and
-create, use and delete topics.
+"""The work of operators during a run: they move partitions between brokers and replicas between log directories, elect
+leaders, add partitions, change configurations, and create, use and delete topics.
 
 Each piece of work sends its request once or for a few seconds and accepts any allowed answer, like an operator's script
 that will run again another day. `PASSING` and the code beside each request list the allowed error codes; any other ends
@@ -17,6 +17,7 @@ from typing import Any
 from klamm.client.cluster import RETRIABLE_ERRORS, RetryPolicy
 from klamm.client.configs import ConfigResource, incremental_alter_configs
 from klamm.client.elections import elect_leaders
+from klamm.client.log_dirs import TopicPartitionReplica, alter_replica_log_dirs
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.client.reassignments import alter_partition_reassignments
 from klamm.client.topics import NewPartitions, create_partitions
@@ -30,7 +31,7 @@ from klamm.protocol.vocabulary import (
     OpType,
     TopicPartition,
 )
-from klamm.simulation.cluster import SimulatedCluster
+from klamm.simulation.cluster import LOG_DIRS, SimulatedCluster
 from klamm.simulation.workload import create_topic, delete_topic
 from klamm.znodes.topics import TopicAssignment
 
@@ -96,6 +97,8 @@ class Administrator:
             ("evacuate-broker", self._evacuate),
             ("evacuate-broker", self._evacuate),
             ("cancel-reassignments", self._cancel),
+            ("move-replicas", self._move_replicas),
+            ("move-replicas", self._move_replicas),
             ("elect-preferred", self._elect_preferred),
             ("elect-unclean", self._elect_unclean),
             ("add-partitions", self._grow),
@@ -190,6 +193,21 @@ class Administrator:
             alter_partition_reassignments(self._client, wanted, timeout_ms=REQUEST_TIMEOUT_MS),
             (ErrorCode.INVALID_REPLICA_ASSIGNMENT, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS),
         )
+
+    async def _move_replicas(self) -> None:
+        """Moves the replicas that a broker has of a topic to a log directory: often to another, sometimes twice, or to
+        the directory where they are, which ends a move."""
+        topic, broker_id = self._topic(), self._random.choice(list(self._cluster.brokers))
+        if topic is None:
+            return
+        moved = [TopicPartitionReplica(topic, number, broker_id) for number in self._state.replicas(topic)]
+        for _ in range(self._random.randint(1, 3)):
+            paths = {replica: self._random.choice(LOG_DIRS) for replica in moved}
+            await self._check(
+                alter_replica_log_dirs(self._client, paths),
+                (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.REPLICA_NOT_AVAILABLE),
+            )
+            await asyncio.sleep(self._random.choice((0.0, 0.01, 0.3)))
 
     async def _grow(self) -> None:
         topic = self._topic()

@@ -13,6 +13,7 @@ What must come true in a healed cluster:
 - The broker that /controller names acts as the controller, and no other broker does. Its context equals the znodes, and
   no work is left: no event, no request, no reassignment, no deletion.
 - Offsets committed by a leader are committed by its followers.
+- No hosted replica is being moved to another log directory.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -107,6 +108,9 @@ def _of_broker(state: StateChecker, broker: Broker, services: Services) -> Itera
     assignments, states = _assignments(state), state.partitions()
     yield from _metadata(state, services, assignments)
     yield from _configs(state, services, assignments)
+    for partition in services.replica_manager.partitions.values():
+        if partition.future_log is not None:
+            yield f"still moves {partition.log} to {partition.future_log.directory}: {partition.future_log}"
     followed, hosted = broker.parts.followers.followed_partitions, services.replica_manager.partitions
     for key in sorted({*assignments, *hosted, *followed}):
         replicas, truth = assignments.get(key, ()), states.get(key)

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import random
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRe
 from klamm.replication import log_dir_moves
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.process import Process
+from klamm.storage.leader_epoch_cache import LeaderEpochCache
 from support.logs import DiskEnvironment
 from support.replicas import T0, TOPIC_ID, Broker, batch, hosting_broker, settle, state, values_in, want
 
@@ -351,6 +353,82 @@ async def test_a_long_log_is_copied_in_pieces_under_load(tmp_path):
         assert log(broker).recovery_point <= log(broker).log_end_offset
 
 
+@pytest.mark.parametrize("flush_messages", ["1", "1000000"])
+async def test_no_step_of_a_move_syncs_many_files(tmp_path, monkeypatch, flush_messages):
+    """flush.messages=1 syncs each append on the loop, but not the whole copy with it."""
+    environment = MortalEnvironment()
+    broker = DiskBroker(environment, segment_bytes="600", flush_messages=flush_messages)
+    await broker.start()
+    await lead(broker)
+    for value in RECORDS * 3:
+        append(broker, value)
+    await settle()
+    environment.most_syncs_on_the_loop = 0
+    assert await alter(broker, 1) is OK
+    await until(lambda: directory_of(broker) == 1)
+    assert environment.most_syncs_on_the_loop <= 5
+    assert await all_values(broker) == RECORDS * 3
+    await broker.manager.stop()
+    await broker.log_manager.stop()
+
+
+# -- where a future log is cut ----------------------------------------------------------------------------------------
+
+
+class Epochs:
+    """A log as the leader epochs of its records. Records of one epoch and offset are the same in all logs."""
+
+    def __init__(self, records, high_watermark=0):
+        self.records = list(records)
+        self.log_start_offset, self.high_watermark = 0, high_watermark
+
+    @property
+    def log_end_offset(self):
+        return len(self.records)
+
+    @property
+    def leader_epochs(self):
+        starts = {}
+        for offset, epoch in enumerate(self.records):
+            starts.setdefault(epoch, offset)
+        return LeaderEpochCache(list(starts.items()), lambda entries: None)
+
+
+def history(chance):
+    """The logs of the leaders of ten epochs: each begins with a part of an earlier one."""
+    leaders = [[0] * chance.randint(1, 5)]
+    for epoch in range(1, 10):
+        earlier = chance.choice(leaders[-3:])
+        leaders.append(earlier[: chance.randint(0, len(earlier))] + [epoch] * chance.randint(0, 4))
+    return leaders
+
+
+def follow(log, leader, chance):
+    """Makes the log a prefix of its leader's, as a follower does."""
+    agreed = 0
+    while agreed < min(len(log), len(leader)) and log[agreed] == leader[agreed]:
+        agreed += 1
+    end = chance.randint(agreed, len(leader))
+    return log[:agreed] + leader[agreed:end]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_a_future_log_that_missed_truncations_is_cut_to_what_the_logs_share(seed):
+    chance = random.Random(seed)
+    current, copies = [], [[]]
+    for leader in history(chance):
+        current = follow(current, leader, chance)
+        copies.append(list(current))
+    future = Epochs(chance.choice(copies))
+    for _ in range(50):
+        cut = log_dir_moves.where_to_cut(Epochs(current), future, None)
+        if cut is None:
+            break
+        assert cut < future.log_end_offset
+        del future.records[cut:]
+    assert future.records == current[: future.log_end_offset]
+
+
 # -- what a start finds -----------------------------------------------------------------------------------------------
 
 
@@ -367,12 +445,16 @@ class DiskBroker(Broker):
 class MortalEnvironment(DiskEnvironment):
     def __init__(self):
         super().__init__()
-        self.operations = 0
+        self.operations = self.syncs_on_the_loop = self.most_syncs_on_the_loop = 0
         self.dies_at = None
         touched = self.disk.touched
 
         def counted(operation, path):
             self.operations += 1
+            if operation == "sync" and not self.is_blocking:
+                self.syncs_on_the_loop += 1
+                self.most_syncs_on_the_loop = max(self.most_syncs_on_the_loop, self.syncs_on_the_loop)
+                asyncio.get_running_loop().call_soon(self.step_ended)
             if self.operations == self.dies_at:
                 self.process.kill()
                 self.process.check_alive()
@@ -381,6 +463,9 @@ class MortalEnvironment(DiskEnvironment):
         self.disk.touched = counted
         self.begin_process()
 
+    def step_ended(self):
+        self.syncs_on_the_loop = 0
+
     def begin_process(self):
         self.dies_at = None
         self.process = Process("process", "host")
@@ -388,7 +473,11 @@ class MortalEnvironment(DiskEnvironment):
 
     async def run_blocking(self, function, *arguments):
         await asyncio.sleep(0)
-        return function(*arguments)
+        self.is_blocking = True
+        try:
+            return function(*arguments)
+        finally:
+            self.is_blocking = False
 
 
 RECORDS = [b"%d" % number + bytes(300) for number in range(10)]
