@@ -10,6 +10,11 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from klamm.client.log_dirs import TopicPartitionReplica, alter_replica_log_dirs, describe_log_dirs
+from klamm.client.options import ClientOptions
+from klamm.client.properties import parse_addresses
+from klamm.client.threads import call
+from klamm.protocol.vocabulary import TopicPartition
 from support.clients import TIMEOUT_S
 from support.clusters import Broker, KlammBroker, KlammZooKeeper, ZooKeeper, forget_dead_broker
 from support.oracles import RealKafka, RealZooKeeper
@@ -22,13 +27,14 @@ TOPIC = "killed"
 def broker(against_kafka: bool, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[ZooKeeper, Broker]]:
     zookeeper: ZooKeeper
     killed: Broker
+    directories: dict[str, str | int] = {"log.dirs": f"{tmp_path}/one,{tmp_path}/two"}
     if against_kafka:
         jars: Path = request.getfixturevalue("kafka_jars")
         zookeeper = RealZooKeeper(jars, tmp_path / "zookeeper")
-        killed = RealKafka(jars, tmp_path / "broker", zookeeper.connect)
+        killed = RealKafka(jars, tmp_path / "broker", zookeeper.connect, properties=directories)
     else:
         zookeeper = KlammZooKeeper(tmp_path / "zookeeper")
-        killed = KlammBroker(tmp_path / "broker", zookeeper.connect)
+        killed = KlammBroker(tmp_path / "broker", zookeeper.connect, properties=directories)
     try:
         zookeeper.start()
         killed.start()
@@ -117,6 +123,59 @@ def test_kills_lose_nothing(broker: tuple[ZooKeeper, Broker], kills: int) -> Non
     assert len(producer.acknowledged) == len(stored)
     assert stored == list(range(len(stored)))
     assert all(stored[offset] == number for number, offset in producer.acknowledged.items() if offset >= 0)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.long)])
+def test_kills_while_the_replica_moves_between_log_directories_lose_nothing(
+    broker: tuple[ZooKeeper, Broker], tmp_path: Path, kills: int
+) -> None:
+    zookeeper, killed = broker
+    admin = AdminClient({"bootstrap.servers": killed.bootstrap, "log_level": 0})
+    admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(30)
+    producer = NumberProducer(killed.bootstrap)
+    moves = 0
+    for number in range(kills):
+        # From once before the copying has begun to once after it is over.
+        producer.wait_for(len(producer.acknowledged) + ACKNOWLEDGED_BETWEEN_KILLS)
+        here = directory_of_replica(killed.bootstrap)
+        there = tmp_path / ("two" if here == tmp_path / "one" else "one")
+        alter_log_directory(killed.bootstrap, there)
+        producer.wait_for(len(producer.acknowledged) + number * ACKNOWLEDGED_BETWEEN_KILLS // kills)
+        killed.kill()
+        if isinstance(killed, RealKafka):
+            forget_dead_broker(zookeeper.connect)
+        killed.start()
+        while directory_of_replica(killed.bootstrap) != there:
+            producer.wait_for(len(producer.acknowledged) + 100)
+        moves += 1
+    producer.finish()
+
+    stored = read_all(killed.bootstrap)
+    print(f"moves: {moves}; acknowledged: {len(producer.acknowledged)}; stored: {len(stored)}")
+    assert len(producer.acknowledged) == len(stored)
+    assert stored == list(range(len(stored)))
+    assert all(stored[offset] == number for number, offset in producer.acknowledged.items() if offset >= 0)
+
+
+def directory_of_replica(bootstrap: str) -> Path:
+    """Where the current log of the partition is."""
+    partition = TopicPartition(TOPIC, 0)
+    options = ClientOptions(parse_addresses("bootstrap", bootstrap))
+    found = call(options, lambda client: describe_log_dirs(client, [0], [partition]))[0]
+    assert isinstance(found, dict), found
+    (path,) = [
+        path
+        for path, directory in found.items()
+        if partition in directory.replicas and not directory.replicas[partition].is_future
+    ]
+    return Path(path)
+
+
+def alter_log_directory(bootstrap: str, path: Path) -> None:
+    replica = TopicPartitionReplica(TOPIC, 0, 0)
+    options = ClientOptions(parse_addresses("bootstrap", bootstrap))
+    assert call(options, lambda client: alter_replica_log_dirs(client, {replica: str(path)})) == {replica: None}
 
 
 def read_all(bootstrap: str) -> list[int]:

@@ -1,12 +1,16 @@
-"""Kafka's own kafka-reassign-partitions moves partitions of a klamm cluster: by the protocol and by ZooKeeper."""
+"""Kafka's own kafka-reassign-partitions moves partitions of a klamm cluster: by the protocol and by ZooKeeper, between
+brokers and between the log directories of a broker."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.testing import Cluster
+from support.clusters import KlammBroker, KlammZooKeeper
 from support.oracles import java_tool
 
 TOOL = "kafka.admin.ReassignPartitionsCommand"
@@ -70,3 +74,84 @@ def test_execute_and_verify_through_zookeeper(cluster: Cluster, kafka_jars: Path
         )
         verified = tool("--verify", "--reassignment-json-file", wanted)
         assert verified.count("is complete.") == len(targets), verified
+
+
+@pytest.fixture
+def two_brokers(tmp_path: Path) -> Iterator[list[KlammBroker]]:
+    """Two brokers, each with the log directories `one` and `two`."""
+    zookeeper = KlammZooKeeper(tmp_path / "zookeeper")
+    brokers = [
+        KlammBroker(
+            tmp_path / f"broker-{id_}",
+            zookeeper.connect,
+            broker_id=id_,
+            properties={"log.dirs": f"{tmp_path}/broker-{id_}/one,{tmp_path}/broker-{id_}/two"},
+        )
+        for id_ in (0, 1)
+    ]
+    try:
+        zookeeper.start()
+        for broker in brokers:
+            broker.start()
+        yield brokers
+    finally:
+        for broker in brokers:
+            broker.kill()
+        zookeeper.kill()
+
+
+@pytest.mark.long
+def test_log_directories(two_brokers: list[KlammBroker], kafka_jars: Path, tmp_path: Path) -> None:
+    bootstrap = two_brokers[0].bootstrap
+
+    def tool(*arguments: str | Path) -> str:
+        return java_tool(kafka_jars, TOOL, "--bootstrap-server", bootstrap, *arguments).decode()
+
+    def move(replicas: list[int], *directories: str) -> Path:
+        """The tool's file; a directory is `one`, `two` or `any`."""
+        paths = [
+            name if name == "any" else f"{tmp_path}/broker-{id_}/{name}"
+            for id_, name in zip(replicas, directories, strict=True)
+        ]
+        file = tmp_path / "plan.json"
+        one = {"topic": TOPIC, "partition": 0, "replicas": replicas, "log_dirs": paths}
+        file.write_text(json.dumps({"version": 1, "partitions": [one]}))
+        return file
+
+    def held(id_: int) -> list[str]:
+        return [name for name in ("one", "two") if (tmp_path / f"broker-{id_}" / name / f"{TOPIC}-0").exists()]
+
+    def complete(file: Path) -> str:
+        while "in progress" in (verified := tool("--verify", "--reassignment-json-file", file)):
+            pass
+        return verified
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(TOPIC, num_partitions=1, replica_assignment=[[0]])])[TOPIC].result(30)
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for number in range(5_000):
+        producer.produce(TOPIC, b"%d" % number + bytes(200))
+    assert producer.flush(30) == 0
+
+    # Within the broker, to the directory where the replica is not.
+    other = "two" if held(0) == ["one"] else "one"
+    within = move([0], other)
+    assert f"Successfully started log directory move for: {TOPIC}-0-0" in tool(
+        "--execute", "--reassignment-json-file", within
+    )
+    assert f"Reassignment of replica {TOPIC}-0-0 completed successfully." in complete(within)
+    assert held(0) == [other]
+
+    # To another broker, which gets the replica in the directory that the plan names.
+    for target in ("two", "one"):
+        onto = move([0, 1], "any", target)
+        tool("--execute", "--reassignment-json-file", onto)
+        verified = complete(onto)
+        assert f"Reassignment of replica {TOPIC}-0-1 completed successfully." in verified
+        assert held(1) == [target]
+
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "g", "enable.auto.commit": False})
+    consumer.assign([TopicPartition(TOPIC, 0, 0)])
+    values = [message.value().rstrip(b"\0") for message in consumer.consume(5_000, 30)]
+    consumer.close()
+    assert values == [b"%d" % number for number in range(5_000)]
