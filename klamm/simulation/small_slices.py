@@ -17,6 +17,7 @@ SMALL = (
     ("klamm.broker.handlers.altered_resources", "RESOURCES_PER_SLICE", 1),
     ("klamm.broker.handlers.create_topics", "TOPICS_PER_SLICE", 1),
     ("klamm.broker.handlers.delete_groups", "GROUPS_PER_SLICE", 1),
+    ("klamm.broker.handlers.delete_records", "DELETIONS_PER_SLICE", 1),
     ("klamm.broker.handlers.describe_configs", "RESOURCES_PER_SLICE", 1),
     ("klamm.broker.handlers.describe_groups", "GROUPS_PER_SLICE", 1),
     ("klamm.broker.handlers.describe_log_dirs", "LOGS_PER_SLICE", 1),
