@@ -34,6 +34,7 @@ from klamm.client.topics import (
     delete_topics,
     describe_topics,
 )
+from klamm.client.verification.verifier import Replicated, VerifyOptions, verify_replicas
 from klamm.environment import SystemEnvironment
 from klamm.net.client import ClientError, ConnectionOptions
 from klamm.protocol.api_keys import ApiKey
@@ -151,6 +152,15 @@ async def produce(client: ClusterClient, acks: int) -> list[int]:
     return sorted(told)
 
 
+async def verify(client: ClusterClient) -> list[TopicPartition]:
+    """The partitions whose verification has ended, one way or the other."""
+    await client.refresh_metadata()
+    wanted = [Replicated(partition, (0, 1), (0, 1), False) for partition in PARTITIONS]
+    checks = await verify_replicas(client, wanted, VerifyOptions(patience_s=0.05))
+    assert all(check.is_done for check in checks)
+    return [check.partition for check in checks]
+
+
 Call = Callable[[ClusterClient], Awaitable[Collection[Any] | KafkaError]]
 CALLS: dict[str, tuple[Call, Collection[Any] | None]] = {
     "create_topics": (
@@ -192,6 +202,7 @@ CALLS: dict[str, tuple[Call, Collection[Any] | None]] = {
         PARTITIONS[:2],
     ),
     "list_reassignments": (lambda client: list_partition_reassignments(client, PARTITIONS, timeout_ms=100), None),
+    "verify_replicas": (verify, PARTITIONS),
     "produce": (lambda client: produce(client, ACKS_ALL), range(20)),
     "produce_acks_leader": (lambda client: produce(client, ACKS_LEADER), range(20)),
     "produce_acks_none": (lambda client: produce(client, ACKS_NONE), range(20)),
