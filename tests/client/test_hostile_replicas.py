@@ -55,12 +55,12 @@ class Replicas:
         self.metadata_names = ["t"]
         self.log_start, self.log_end = 0, END
 
-    async def verify(self, patience_s: float = 0.3) -> PartitionCheck:
+    async def verify(self, patience_s: float = 0.15) -> PartitionCheck:
         for broker in self.brokers.values():
             await broker.start()
         client = ClusterClient(
             [self.brokers[0].address],
-            ConnectionOptions(request_timeout_ms=200, connect_timeout_ms=200),
+            ConnectionOptions(request_timeout_ms=150, connect_timeout_ms=150),
             RetryPolicy(200, 5, 20),
         )
         try:
@@ -212,7 +212,7 @@ def a_high_watermark_that_stays_behind(asked: Asked, offset: int, data: Partitio
 
 
 HOSTILE = [
-    (hangs, "no response to Fetch within 200 ms"),
+    (hangs, "no response to Fetch within 150 ms"),
     (hangs_up, "the broker closed the connection"),
     (hangs_up_in_the_middle, "in the middle of a response"),
     (garbage, "a response to request"),
