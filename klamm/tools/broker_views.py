@@ -34,10 +34,19 @@ def tallies(facts: ClusterFacts) -> dict[int, Tally]:
     return found
 
 
-def table_lines(facts: ClusterFacts) -> Iterator[str]:
-    """A line for each live broker, and for each that assignments name. The controller has a star."""
+def table_lines(facts: ClusterFacts, most: int | None = None) -> Iterator[str]:
+    """A line for each live broker, and for each that assignments name. The controller has a star.
+
+    Of more than `most` brokers, only the controller and the first of those with a fault are shown.
+    """
     rows: list[Sequence[str]] = [_TITLES]
-    for broker_id, tally in tallies(facts).items():
+    found = tallies(facts)
+    faulty = [broker_id for broker_id, tally in found.items() if _has_fault(facts, broker_id, tally)]
+    shown = list(found)
+    if most is not None and len(found) > most:
+        shown = [each for each in found if each in faulty[:most] or each == facts.controller_id]
+    for broker_id in shown:
+        tally = found[broker_id]
         broker = facts.brokers.get(broker_id)
         numbers = (str(tally.leaders), str(tally.replicas), str(tally.behind))
         name = f"{broker_id}{'*' if broker_id == facts.controller_id else ''}"
@@ -50,6 +59,14 @@ def table_lines(facts: ClusterFacts) -> Iterator[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(_TITLES))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    if len(shown) < len(found):
+        hidden = len(set(faulty) - set(shown))
+        yield f"... and {len(found) - len(shown)} more, {hidden or 'none'} of them with a fault (klamm brokers list)"
+
+
+def _has_fault(facts: ClusterFacts, broker_id: int, tally: Tally) -> bool:
+    broker = facts.brokers.get(broker_id)
+    return broker is None or broker.error is not None or tally.behind > 0 or any(each.error for each in broker.log_dirs)
 
 
 def description_lines(facts: ClusterFacts, broker_id: int) -> Iterator[str]:

@@ -8,8 +8,9 @@ from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.cluster_facts import BROKER_THROTTLES, BrokerFacts, ClusterFacts
 from klamm.tools.cluster_view import PartitionView
 
-# Names in a line, before "and N more".
+# Names in a line, and lines of a finding, before "and N more".
 NAMED: Final = 3
+LINES: Final = 5
 # A disk with less than this part free is a finding.
 LEAST_FREE: Final = 0.1
 # An imbalance of leaders up to this percentage is normal (Kafka's leader.imbalance.per.broker.percentage).
@@ -18,13 +19,25 @@ NORMAL_IMBALANCE_PERCENT: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that an operator should know. The cluster is unhealthy when a finding `is_problem`."""
+    """Something that an operator should know. The cluster is unhealthy when a finding `is_problem`.
+
+    `why` has one line for each broker or thing at fault.
+    """
 
     kind: str
     text: str
     why: tuple[str, ...] = ()
     advice: str = ""
     is_problem: bool = True
+
+    def lines(self) -> Iterator[str]:
+        """The finding on a screen."""
+        yield f"- {self.text}"
+        yield from (f"    {line}" for line in self.why[:LINES])
+        if len(self.why) > LINES:
+            yield f"    ... and {len(self.why) - LINES} more"
+        if self.advice:
+            yield f"    What to do: {self.advice}"
 
     def value(self) -> dict[str, Any]:
         return {"kind": self.kind, "text": self.text, "why": list(self.why), "advice": self.advice}

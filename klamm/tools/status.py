@@ -24,6 +24,8 @@ from klamm.tools.live import watch as watch_live
 DEFAULT_TIMEOUT_MS: Final = 5000
 # The controller's own status adds to the screen; ZooKeeper may be out of reach from here.
 CONTROLLER_TIMEOUT_S: Final = 2.0
+# Of more brokers the screen shows only those with a fault.
+MOST_BROKERS: Final = 12
 
 Timeout = Annotated[int, typer.Option("--timeout", min=1, metavar="MS", help="How long a broker may take to answer.")]
 
@@ -105,16 +107,13 @@ def status_lines(
         queue = f"{controller['event_queue_size']} events in its queue"
         yield f"Controller {facts.controller_id}: {controller['state']}, doing {doing}, {queue}"
     yield ""
-    yield from broker_views.table_lines(facts)
+    yield from broker_views.table_lines(facts, MOST_BROKERS)
     for title, listed in (("Problems", problems), ("Notices", notices)):
         if listed:
             yield ""
             yield f"{title}:"
         for finding in listed:
-            yield f"- {finding.text}"
-            yield from (f"    {line}" for line in finding.why)
-            if finding.advice:
-                yield f"    What to do: {finding.advice}"
+            yield from finding.lines()
 
 
 def status_value(

@@ -153,6 +153,25 @@ def test_brokers_are_a_table_with_those_that_are_missing() -> None:
     ]
 
 
+def test_a_large_cluster_fits_on_a_screen() -> None:
+    live = tuple(range(1, 99))
+    partitions = [PartitionView(1, 0, (1, behind, 99), (1,)) for behind in range(10, 30)]
+    known = facts(*partitions, live=live, min_isr={})
+    table = list(table_lines(known, 12))
+    assert [line.split()[0] for line in table[1:-1]] == ["1*", *map(str, range(10, 22))]
+    assert table[-1] == "... and 86 more, 9 of them with a fault (klamm brokers list)"
+    assert (
+        list(table_lines(facts(live=live), 12))[-1] == "... and 97 more, none of them with a fault (klamm brokers list)"
+    )
+    [finding] = [each for each in diagnose(known) if each.kind == "under_replicated"]
+    assert list(finding.lines())[:7] == [
+        "- 20 partitions are under-replicated: t-0, t-1, t-2 and 17 more.",
+        "    broker 99 is down: 20 replicas",
+        *(f"    broker {each} is up, and has not caught up: 1 replica" for each in (10, 11, 12, 13)),
+        "    ... and 16 more",
+    ]
+
+
 def test_a_broker_in_detail() -> None:
     known = facts(HEALTHY, PartitionView(1, 0, (1, 2), (1,)), PartitionView(1, 0, (1, 3, 2), (1, 3), adding=(2,)))
     changed = broker(2, protocol="2.8-IV1", throttles=RATE, log_dirs=(ROOMY, FAILED))
