@@ -1,12 +1,21 @@
 """Partitions that move to other brokers while clients write: nothing is lost, and nothing is left behind."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import pytest
 from kafka import KafkaAdminClient
 from kafka.structs import TopicPartition
 
 from klamm.testing import Cluster
+from klamm.tools import main
+from klamm.tools.clients import run_with_client
+from klamm.tools.reassign.access import WireAccess
+from klamm.tools.reassign.throttles import BROKER_THROTTLES, TOPIC_THROTTLES, ConfigKey
 from support.durability.check import check_load
 from support.durability.load import Load
 
@@ -14,9 +23,9 @@ TOPIC = "moved"
 PARTITIONS = 4
 
 
-def ring(first: int) -> dict[int, list[int]]:
-    """Three neighbours of six brokers for each partition."""
-    return {number: [(first + number + offset) % 6 for offset in range(3)] for number in range(PARTITIONS)}
+def ring(first: int, brokers: int = 6) -> dict[int, list[int]]:
+    """Three neighbouring brokers for each partition."""
+    return {number: [(first + number + offset) % brokers for offset in range(3)] for number in range(PARTITIONS)}
 
 
 @contextmanager
@@ -101,3 +110,50 @@ def test_brokers_die_while_partitions_move_under_load() -> None:
         assert {number: sorted(cluster.replicas(TOPIC, number)) for number in expected} == expected
         load.finish()
         assert [report.problems() for report in check_load(cluster.bootstrap, load)] == [[], []]
+
+
+@pytest.mark.long
+def test_the_tool_and_a_broker_die_during_a_throttled_reassignment_under_load(tmp_path: Path) -> None:
+    with Cluster(brokers=5, properties={"min.insync.replicas": 2}) as cluster:
+        cluster.create_topic(TOPIC, PARTITIONS, 3)
+        tool = ["reassign", "execute", "--bootstrap-server", cluster.bootstrap, "--yes", "--json"]
+        first, second = plan(tmp_path, "first", 0), plan(tmp_path, "second", 2)
+        assert main.run([*tool, "--reassignment-json-file", str(first)]) == 0
+        load = Load(cluster.bootstrap, TOPIC, PARTITIONS, records_per_s=1_000)
+        cluster.until(lambda: all(writer.acknowledged_count > 3_000 for writer in load.writers))
+        # Copies of a few hundred kilobytes to each broker take some seconds.
+        command = [sys.executable, "-m", "klamm.tools.main", *tool, "--throttle", "50000"]
+        with subprocess.Popen(
+            [*command, "--reassignment-json-file", str(second)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            next(line for line in process.stdout if json.loads(line)["event"] == "started")
+            process.kill()
+        victim = next(broker for broker in cluster.broker_ids if broker != cluster.controller_id())
+        cluster.kill(victim)
+        resume = [*tool, "--resume", "--reassignment-json-file", str(second)]
+        assert main.run([*resume, "--throttle", "10000000", "--timeout", "1000"]) in (0, 1)
+        cluster.start(victim)
+        if second.with_suffix(".state.json").exists():
+            assert main.run(resume) == 0
+        assert not second.with_suffix(".state.json").exists()
+        assert has_moved(cluster, ring(2, 5))
+        load.finish()
+        assert [report.problems() for report in check_load(cluster.bootstrap, load)] == [[], []]
+        assert throttles(cluster) == {}
+
+
+def plan(directory: Path, name: str, first: int) -> Path:
+    """The ring as a file for `klamm reassign`."""
+    file = directory / f"{name}.json"
+    partitions = [{"topic": TOPIC, "partition": each, "replicas": ids} for each, ids in ring(first, 5).items()]
+    file.write_text(json.dumps({"version": 1, "partitions": partitions}))
+    return file
+
+
+def throttles(cluster: Cluster) -> dict[ConfigKey, str]:
+    entities = {f"brokers/{broker}": BROKER_THROTTLES for broker in cluster.broker_ids}
+    entities[f"topics/{TOPIC}"] = TOPIC_THROTTLES
+    keys = [ConfigKey(entity, name) for entity, names in entities.items() for name in names]
+    found = run_with_client(cluster.bootstrap, None, lambda client: WireAccess(client).read_configs(keys))
+    return {key: value for key, value in found.items() if value is not None}
