@@ -66,7 +66,9 @@ class Client:
     def __init__(self, bootstrap: str, records_per_s: int) -> None:
         self.delays = Delays()
         self._rate, self._stop = records_per_s, threading.Event()
-        self._producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
+        self._producer = confluent_kafka.Producer(
+            {"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0, "log_level": 0}
+        )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -191,7 +193,7 @@ def main() -> None:
     throttle = ("--throttle", str(arguments.throttle * MEGABYTE))
     with (
         tempfile.TemporaryDirectory(prefix="klamm-reassignment-") as directory,
-        Cluster(BROKERS, directory=Path(directory) / "cluster") as cluster,
+        Cluster(BROKERS) as cluster,
     ):
         for topic in (MOVED, WRITTEN):
             cluster.create_topic(topic, PARTITIONS, REPLICAS)

@@ -215,7 +215,7 @@ class Reporter:
         self._as_json = as_json
         self._bar: Any = None
         self._task: Any = None
-        self._shown_s = time.monotonic()
+        self._shown_s, self._shown = time.monotonic(), ""
 
     def __enter__(self) -> Self:
         if not self._as_json and sys.stderr.isatty():
@@ -253,8 +253,8 @@ class Reporter:
         if self._bar is not None:
             total = event["total_bytes"] or None
             self._bar.update(self._task, description=text, total=total, completed=event["moved_bytes"])
-        elif time.monotonic() - self._shown_s >= PROGRESS_LINES_EVERY_S:
-            self._shown_s = time.monotonic()
+        elif text != self._shown and time.monotonic() - self._shown_s >= PROGRESS_LINES_EVERY_S:
+            self._shown_s, self._shown = time.monotonic(), text
             self.note([text])
 
     def finish(self, outcome: "Outcome", plan: Path) -> None:

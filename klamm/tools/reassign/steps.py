@@ -87,7 +87,7 @@ def judge(move: Move, topic_id: str | None, look: Look, *, is_sent: bool) -> Ver
 def waits_for(move: Move, view: "ClusterView") -> str:
     """Why the partition cannot get its replicas now; empty if it can."""
     if dead := [broker for broker in move.after.replicas if broker not in view.brokers]:
-        return f"broker{'s' if len(dead) > 1 else ''} {_ids(dead)} of its new replicas not alive"
+        return f"broker {dead[0]} is not alive" if len(dead) == 1 else f"brokers {_ids(dead)} are not alive"
     partition = view.partitions[move.topic_partition]
     if move.adding_replicas and partition.leader == NO_LEADER:
         return f"no leader to copy from: the ISR is {_ids(partition.isr) or 'empty'}"

@@ -113,7 +113,7 @@ async def test_a_dead_target_is_reported_and_the_others_move(tmp_path: Path) -> 
     run = Run(tmp_path, cluster, moves, throttle=1000)
     outcome = await run.go()
     assert outcome.done == (partition(2),)
-    assert outcome.unfinished == {"t-0": "broker 3 of its new replicas not alive"}
+    assert outcome.unfinished == {"t-0": "broker 3 is not alive"}
     assert run.named("waiting")[0]["partition"] == "t-0"
     assert not outcome.throttles_left
     assert cluster.configs == {}, "nothing of the plan is moving"

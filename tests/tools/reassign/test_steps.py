@@ -60,7 +60,7 @@ def look(
     return Look(view, {} if target is None else {T0: target})
 
 
-DEAD = "broker 3 of its new replicas not alive"
+DEAD = "broker 3 is not alive"
 
 
 @pytest.mark.parametrize(
