@@ -16,9 +16,10 @@ from klamm.tools.clients import (
     command_options,
 )
 from klamm.tools.cluster_facts import ClusterFacts, read_facts
+from klamm.tools.reassign.decommissioning import decommission
 from klamm.tools.status import DEFAULT_TIMEOUT_MS, Timeout
 
-app = typer.Typer(help="List and describe brokers.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="List, describe and empty brokers.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list", epilog="Example: klamm brokers list --bootstrap-server 127.0.0.1:9092")
@@ -58,6 +59,9 @@ def describe(
     for broker_id in chosen:
         for line in views.description_lines(facts, broker_id):
             print(line)
+
+
+app.command(epilog="Example: klamm brokers decommission --broker 3 --throttle 50000000")(decommission)
 
 
 def _known(facts: ClusterFacts, wanted: list[int]) -> list[int]:

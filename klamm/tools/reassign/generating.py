@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.processes.errors import ToolError
+from klamm.processes.errors import EXIT_FAILED, ToolError
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
 from klamm.tools.zookeeper_access import ZooKeeper
 
@@ -78,6 +78,10 @@ def generate(
         int | None,
         typer.Option("--throttle", min=1, metavar="BYTES/S", help="Say how long it takes at this rate."),
     ] = None,
+    kafka: Annotated[
+        bool,
+        typer.Option("--kafka", help="Place the topics anew, as Kafka's tool does; nearly everything moves."),
+    ] = False,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the proposed plan to this file.")
     ] = None,
@@ -89,6 +93,7 @@ def generate(
     """Make a plan that moves as little as possible. Nothing is changed.
 
     Kafka's tool places every partition anew; this plan keeps what may stay. Through ZooKeeper the sizes are not known.
+    The exit code is 1 if a replica cannot move as the goal asks.
     """
     from klamm.tools.reassign.goals import matching_topics, parse_brokers, parse_replace
     from klamm.tools.reassign.json_form import parse_topics
@@ -102,7 +107,7 @@ def generate(
         named = parse_topics(topics_to_move_json_file.read_bytes(), str(topics_to_move_json_file))
     cluster = Reached(bootstrap_server, zookeeper, command_config).run(_read)
     if not balance_log_dirs:
-        cluster = _anywhere(cluster)
+        cluster = cluster.without_log_dirs()
     goal = _goal(
         cluster,
         topics=matching_topics(topic, _topics_of(cluster)) if topic is not None else named,
@@ -116,7 +121,26 @@ def generate(
         load={} if load is None else parse_load(load.read_bytes(), str(load)),
     )
     goal = _balancing(goal, balance)
-    _print_plan(cluster, goal, named, throttle, output, as_json=as_json)
+    if kafka:
+        _check_kafka(goal, balance)
+    _print_plan(cluster, goal, named, throttle, output, kafka=kafka, as_json=as_json)
+
+
+def _check_kafka(goal: "Goal", balance: str | None) -> None:
+    """Kafka's algorithm knows topics, brokers and racks alone."""
+    from klamm.tools.reassign.goals import Racks
+
+    given = {
+        "--replication-factor": goal.replication_factor is not None,
+        "--replace": bool(goal.replace),
+        "--balance": balance is not None,
+        "--improve-racks": goal.racks is Racks.IMPROVE,
+        "--balance-log-dirs": goal.balance_log_dirs,
+        "--load": bool(goal.load),
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise typer.BadParameter(f"cannot be given with {option}", param_hint="--kafka")
 
 
 def _goal(cluster: "Cluster", **values: Any) -> "Goal":
@@ -129,9 +153,12 @@ def _goal(cluster: "Cluster", **values: Any) -> "Goal":
 
 
 def _balancing(goal: "Goal", balance: str | None) -> "Goal":
-    from klamm.tools.reassign.goals import default_balance, parse_balance
+    from klamm.tools.reassign.goals import Balance, default_balance, parse_balance
 
-    return copied(goal, balance=default_balance(goal) if balance is None else parse_balance(balance))
+    chosen = default_balance(goal) if balance is None else parse_balance(balance)
+    if Balance.LOAD in chosen and not goal.load:
+        raise typer.BadParameter("load is not known; give --load with a file", param_hint="--balance")
+    return copied(goal, balance=chosen)
 
 
 def _print_plan(
@@ -141,15 +168,17 @@ def _print_plan(
     throttle: int | None,
     output: Path | None,
     *,
+    kafka: bool,
     as_json: bool,
 ) -> None:
     from klamm.tools.reassign import views
     from klamm.tools.reassign.json_form import format_reassignment
+    from klamm.tools.reassign.kafka_placement import kafka_plan
     from klamm.tools.reassign.model import anywhere
     from klamm.tools.reassign.planner import plan
     from klamm.tools.reassign.report import report, report_lines, report_value
 
-    found = plan(cluster, goal)
+    found = kafka_plan(cluster, goal) if kafka else plan(cluster, goal)
     current, proposed = found.before, found.after
     if named is not None:
         # Kafka's tool prints all partitions of the topics that it is given.
@@ -163,11 +192,13 @@ def _print_plan(
     if as_json:
         placements = {"current": _value(current), "proposed": _value(proposed)}
         print(json.dumps({**report_value(made), **placements}))
-        return
-    for line in report_lines(made):
-        print(line, file=sys.stderr)
-    if proposed:
-        print(views.generated_lines(current, proposed))
+    else:
+        for line in report_lines(made):
+            print(line, file=sys.stderr)
+        if proposed:
+            print(views.generated_lines(current, proposed))
+    if found.unmovable:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _value(placements: "dict[TopicPartition, Placement]") -> Any:
@@ -194,8 +225,3 @@ async def _read(access: "Access") -> "Cluster":
 
 def _topics_of(cluster: "Cluster") -> list[str]:
     return sorted({key.topic for key in cluster.partitions})
-
-
-def _anywhere(cluster: "Cluster") -> "Cluster":
-    """The cluster without its directories: a plan then leaves them to the brokers."""
-    return copied(cluster, partitions={key: copied(each, log_dirs={}) for key, each in cluster.partitions.items()})

@@ -76,7 +76,8 @@ def default_balance(goal: Goal) -> frozenset[Balance]:
     """What is balanced when the options do not say: nothing beyond the new replicas of a goal that forces moves."""
     if goal.leaving or goal.replication_factor is not None or goal.racks is Racks.IMPROVE or goal.balance_log_dirs:
         return frozenset()
-    return frozenset({Balance.REPLICAS, Balance.LEADERS, Balance.BYTES})
+    known = frozenset({Balance.REPLICAS, Balance.LEADERS, Balance.BYTES})
+    return known | {Balance.LOAD} if goal.load else known
 
 
 def target_brokers(cluster: Cluster, goal: Goal) -> tuple[int, ...]:

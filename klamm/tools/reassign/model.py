@@ -5,7 +5,7 @@ reads and writes Kafka's files. The order of replicas matters: the first one is 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -43,6 +43,10 @@ class Cluster:
 
     brokers: Mapping[int, Broker]
     partitions: Mapping[TopicPartition, Partition]
+
+    def without_log_dirs(self) -> "Cluster":
+        """The cluster as if directories were not known, so that a plan leaves them to the brokers."""
+        return replace(self, partitions={key: replace(each, log_dirs={}) for key, each in self.partitions.items()})
 
 
 @dataclass(frozen=True, slots=True)

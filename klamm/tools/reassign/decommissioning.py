@@ -1,0 +1,109 @@
+"""`klamm brokers decommission`: a plan that empties brokers, and its execution.
+
+The plan moves only what the brokers have. Replicas that cannot move are named with the reason; the others move. The
+plan is kept in a file, beside which the execution keeps its record, so that the same command continues after an
+interrupt. A topic that is created meanwhile may get replicas on the brokers, so what is left is counted in the end.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from klamm.processes.errors import EXIT_FAILED
+from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
+from klamm.tools.confirm import Yes
+from klamm.tools.reassign.command import BatchBytes, BatchSize, Throttle, Timeout
+from klamm.tools.reassign.running import ExecuteOptions, Reached, run_plan, state_of
+
+if TYPE_CHECKING:
+    from klamm.tools.reassign.access import Access
+    from klamm.tools.reassign.goals import Goal
+    from klamm.tools.reassign.model import Cluster
+
+
+def decommission(
+    broker: Annotated[
+        list[int], typer.Option("--broker", metavar="ID", min=0, help="The broker to empty; may be repeated.")
+    ],
+    plan_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan-file", metavar="FILE", dir_okay=False, help="Where the plan is kept; default: decommission-ID.json."
+        ),
+    ] = None,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    throttle: Throttle = None,
+    disable_rack_aware: Annotated[
+        bool, typer.Option("--disable-rack-aware", help="Ignore the racks of brokers.")
+    ] = False,
+    batch_size: BatchSize = None,
+    batch_bytes: BatchBytes = None,
+    timeout: Timeout = 60_000,
+    yes: Yes = False,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move all replicas away from brokers, so that they can be shut down for good.
+
+    Run it again to continue after an interrupt. The exit code is 1 if a broker still has replicas in the end.
+    """
+    from klamm.tools.reassign.goals import Goal, Racks
+
+    brokers = tuple(dict.fromkeys(broker))
+    goal = Goal(remove_brokers=brokers, racks=Racks.IGNORE if disable_rack_aware else Racks.KEEP)
+    path = plan_file or Path(f"decommission-{'-'.join(map(str, brokers))}.json")
+    cluster = Reached(bootstrap_server, None, command_config)
+    options = ExecuteOptions(throttle, None, batch_size, batch_bytes, timeout, no_wait=False, yes=yes, as_json=as_json)
+    if state_of(path).exists():
+        run_plan(cluster, path, options, additional=True, resume=True)
+    if _save_plan(cluster.run(_read), goal, path, throttle, as_json=as_json):
+        run_plan(cluster, path, options, additional=True, resume=False)
+    left = replicas_left(cluster.run(_read), brokers)
+    if as_json:
+        print(json.dumps({"event": "decommissioned", "replicas_left": left}))
+    else:
+        for each, count in left.items():
+            print(left_line(each, count))
+    if any(left.values()):
+        raise typer.Exit(EXIT_FAILED)
+
+
+async def _read(access: "Access") -> "Cluster":
+    from klamm.tools.reassign.operations import read_model
+
+    return (await read_model(access, None))[1]
+
+
+def _save_plan(cluster: "Cluster", goal: "Goal", path: Path, throttle: int | None, *, as_json: bool) -> bool:
+    """Shows what moves and what cannot, and writes the plan if there is something to move."""
+    from klamm.tools.reassign.json_form import format_reassignment
+    from klamm.tools.reassign.planner import plan
+    from klamm.tools.reassign.report import report, report_lines, report_value
+
+    cluster = cluster.without_log_dirs()
+    found = plan(cluster, goal)
+    made = report(cluster, goal, found, throttle)
+    if as_json:
+        print(json.dumps({"event": "plan", **report_value(made)}))
+    else:
+        for line in report_lines(made):
+            print(line, file=sys.stderr)
+    if found.moves:
+        path.write_text(format_reassignment(found.after) + "\n", encoding="utf-8")
+    return bool(found.moves)
+
+
+def replicas_left(cluster: "Cluster", brokers: tuple[int, ...]) -> dict[int, int]:
+    """How many replicas each of these brokers has."""
+    return {
+        broker: sum(broker in partition.replicas for partition in cluster.partitions.values()) for broker in brokers
+    }
+
+
+def left_line(broker: int, replicas: int) -> str:
+    if replicas:
+        return f"Broker {broker} still has {replicas} replica{'' if replicas == 1 else 's'}."
+    return f"Broker {broker} has no replicas and can be shut down."

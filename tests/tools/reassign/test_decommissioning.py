@@ -1,0 +1,99 @@
+"""`klamm brokers decommission`, and `klamm reassign generate` as it is called, on klamm's own brokers."""
+
+import contextlib
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from klamm.testing import Cluster
+from klamm.tools import main
+from klamm.tools.clients import run_with_client
+from klamm.tools.cluster_view import read_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(3) as running:
+        for topic, partitions, factor in (("pairs", 6, 2), ("triples", 1, 3)):
+            running.create_topic(topic, partitions, factor)
+        yield running
+
+
+def klamm(cluster: Cluster, *arguments: str | Path, code: int = 0) -> tuple[str, str]:
+    """What the command prints on stdout and stderr."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        ended = main.run([*map(str, arguments), "--bootstrap-server", cluster.bootstrap])
+    assert ended == code, stdout.getvalue() + stderr.getvalue()
+    return stdout.getvalue(), stderr.getvalue()
+
+
+def replicas(cluster: Cluster, topic: str) -> list[tuple[int, ...]]:
+    view = run_with_client(cluster.bootstrap, None, read_cluster)
+    return [each.replicas for key, each in sorted(view.partitions.items()) if key.topic == topic]
+
+
+def test_a_broker_is_emptied_as_far_as_it_can_be_and_the_rest_is_explained(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    command = ("brokers", "decommission", "--broker", "2", "--plan-file", file, "--yes")
+    printed, explained = klamm(cluster, *command, code=1)
+    assert "1 replica cannot move:" in explained
+    assert (
+        "  triples-0 on broker 2: too few brokers: 3 replicas need as many, and replicas may be on 2: 0,1" in explained
+    )
+    assert printed.splitlines()[-1] == "Broker 2 still has 1 replica."
+    assert all(sorted(each) == [0, 1] for each in replicas(cluster, "pairs"))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["plan.json", "plan.rollback.json"]
+
+    klamm(cluster, "topics", "delete", "--topic", "triples", "--yes")
+    printed, explained = klamm(cluster, *command)
+    assert printed == "Broker 2 has no replicas and can be shut down.\n"
+    assert "Nothing has to move." in explained
+
+    events = [json.loads(line) for line in klamm(cluster, *command, "--json")[0].splitlines()]
+    assert [each["event"] for each in events] == ["plan", "decommissioned"]
+    assert events[-1]["replicas_left"] == {"2": 0}
+
+
+def test_a_broker_that_is_not_in_the_cluster_is_an_error(cluster: Cluster, tmp_path: Path) -> None:
+    _, error = klamm(
+        cluster, "brokers", "decommission", "--broker", "9", "--plan-file", tmp_path / "p.json", "--yes", code=1
+    )
+    assert error == "klamm: --remove-brokers: broker 9 is not in the cluster; allowed are 0,1,2\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_terminal_a_plan_needs_yes(cluster: Cluster, tmp_path: Path) -> None:
+    before = replicas(cluster, "pairs")
+    _, error = klamm(cluster, "brokers", "decommission", "--broker", "1", "--plan-file", tmp_path / "p.json", code=1)
+    assert "say --yes" in error
+    assert replicas(cluster, "pairs") == before
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--broker-list", "1,x"], "'1,x' is not a list of broker ids, as 1,2,3"),
+        (["--broker-list", "1,1"], "broker 1 is named twice"),
+        (["--replace", "1"], "'1' is not old:new, as 3:7"),
+        (["--replace", "1:2,1:3"], "broker 1 is replaced twice"),
+        (["--replace", "1:3", "--replace", "2:3"], "broker 3 takes the place of two brokers"),
+        (["--balance", "size"], "'size' is not one of replicas, leaders, bytes, load, none"),
+        (["--balance", "load"], "load is not known; give --load with a file"),
+        (["--topic", "("], "'(' is not a valid regular expression"),
+        (["--kafka", "--replication-factor", "2"], "cannot be given with --replication-factor"),
+    ],
+)
+def test_a_wrong_option_is_named(cluster: Cluster, options: list[str], error: str) -> None:
+    assert error in klamm(cluster, "reassign", "generate", *options, code=2)[1]
+
+
+def test_kafkas_own_placement_can_be_asked_for(cluster: Cluster) -> None:
+    printed, _ = klamm(cluster, "reassign", "generate", "--kafka", "--topic", "pairs", "--broker-list", "0,2", "--json")
+    placed = [each["replicas"] for each in json.loads(printed)["proposed"]["partitions"]]
+    assert all(sorted(each) == [0, 2] for each in placed)
+    leaders = [each[0] for each in placed]
+    assert abs(leaders.count(0) - leaders.count(2)) <= 1
