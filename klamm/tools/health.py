@@ -21,13 +21,14 @@ NORMAL_IMBALANCE_PERCENT: Final = 10
 class Finding:
     """Something that an operator should know. The cluster is unhealthy when a finding `is_problem`.
 
-    `why` has one line for each broker or thing at fault.
+    `why` has one line for each broker or thing at fault; `command` is a call of klamm that helps.
     """
 
     kind: str
     text: str
     why: tuple[str, ...] = ()
     advice: str = ""
+    command: str = ""
     is_problem: bool = True
 
     def lines(self) -> Iterator[str]:
@@ -38,9 +39,17 @@ class Finding:
             yield f"    ... and {len(self.why) - LINES} more"
         if self.advice:
             yield f"    What to do: {self.advice}"
+        if self.command:
+            yield f"    {self.command}"
 
     def value(self) -> dict[str, Any]:
-        return {"kind": self.kind, "text": self.text, "why": list(self.why), "advice": self.advice}
+        return {
+            "kind": self.kind,
+            "text": self.text,
+            "why": list(self.why),
+            "advice": self.advice,
+            "command": self.command,
+        }
 
 
 def diagnose(facts: ClusterFacts, controller: Mapping[str, Any] | None = None) -> list[Finding]:
@@ -85,7 +94,8 @@ def _no_controller(facts: ClusterFacts) -> Iterator[Finding]:
             if facts.controller_id is None
             else f"Controller {facts.controller_id} does not list reassignments.",
             (facts.controller_error,),
-            "Look at the controller's log; `klamm controller status` shows what a controller of klamm is doing.",
+            "Look at the controller's log, and on klamm at what it is doing:",
+            "klamm controller status",
         )
 
 
@@ -223,7 +233,8 @@ def _imbalance(facts: ClusterFacts) -> Iterator[Finding]:
             "leader_imbalance",
             f"{len(off)} of {_count(len(partitions), 'partitions')} are not led by their preferred replica, which is in"
             " sync.",
-            advice="klamm elect preferred --all-topic-partitions",
+            advice="Elect the preferred replicas:",
+            command="klamm elect preferred --all-topic-partitions",
             is_problem=False,
         )
 
@@ -234,7 +245,8 @@ def _reassignments(facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding(
             "reassignments",
             f"{_count(len(moving), 'partitions')} {_are(len(moving))} being reassigned: {_named(moving)}.",
-            advice="klamm reassign list shows them, klamm reassign cancel --all stops them.",
+            advice="See how far they are:",
+            command="klamm reassign list",
             is_problem=False,
         )
 
@@ -248,8 +260,8 @@ def _missing_brokers(facts: ClusterFacts) -> Iterator[Finding]:
             "missing_brokers",
             f"{_brokers(missing)} {_is(missing)} named in assignments and not in the cluster.",
             tuple(f"broker {broker_id}: {_count(len(facts.on(broker_id)), 'replicas')}" for broker_id in missing[:10]),
-            f"Start {'it' if len(missing) == 1 else 'them'}, or move the replicas away:"
-            f" klamm brokers decommission --broker {missing[0]}",
+            f"Start {'it' if len(missing) == 1 else 'them'}, or move the replicas away:",
+            f"klamm brokers decommission --broker {missing[0]}",
         )
 
 
@@ -317,21 +329,21 @@ def _throttles(facts: ClusterFacts) -> Iterator[Finding]:
     ]
     if topics:
         why.append(f"throttled replicas of {_listed(topics)}")
-    advice = "klamm reassign verify removes those of a finished reassignment; or klamm configs alter"
+    command = ""
     if throttled:
         broker_id, limits = min(throttled.items())
-        advice = (
-            f"klamm configs alter --broker {broker_id} --delete-config"
-            f" {','.join(name for name in BROKER_THROTTLES if name in limits)}"
-        )
+        names = ",".join(name for name in BROKER_THROTTLES if name in limits)
+        command = f"klamm configs alter --broker {broker_id} --delete-config {names}"
     elif topics:
-        names = ",".join(facts.throttled_topics[topics[0]])
-        advice = f"klamm configs alter --topic {topics[0]} --delete-config {names}"
+        command = (
+            f"klamm configs alter --topic {topics[0]} --delete-config {','.join(facts.throttled_topics[topics[0]])}"
+        )
     yield Finding(
         "throttles",
         "Replication is throttled, and nothing is being moved: throttles may have been left behind.",
         tuple(why),
-        advice,
+        "Remove them unless they are meant to stay:",
+        command,
         is_problem=False,
     )
 
