@@ -126,6 +126,7 @@ class BrokerParts:
             self.log_manager,
             response_memory=self.response_memory,
             leader_quota=self.throttles.leader,
+            log_dirs_quota=self.throttles.alter_log_dirs,
             topic_configs=self.topic_configs,
             followers=self.followers,
             isr_changes=self.isr_changes,
@@ -236,6 +237,7 @@ class BrokerParts:
         register_group_metrics(metrics, self.groups)
         self.listeners.register(metrics)
         loop = asyncio.get_running_loop()
+        self.replica_manager.log_dir_moves.register(metrics)
         self.throttles.register(metrics, lambda: loop.time() * 1000)
         return MetricsEndpoint(
             self.listeners[self._config.inter_broker_listener_name].host,

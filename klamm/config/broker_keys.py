@@ -456,10 +456,10 @@ class BrokerKeys:
     replication_quota_window_num: int = integer(11, "Samples of replication quotas.", at_least(1), importance=LOW)
     replication_quota_window_size_seconds: int = integer(1, "Length of a sample.", at_least(1), importance=LOW)
     alter_log_dirs_replication_quota_window_num: int = integer(
-        11, "Samples of directory moves.", at_least(1), importance=LOW, effective=False
+        11, "Samples of directory moves.", at_least(1), importance=LOW
     )
     alter_log_dirs_replication_quota_window_size_seconds: int = integer(
-        1, "Length of a sample.", at_least(1), importance=LOW, effective=False
+        1, "Length of a sample.", at_least(1), importance=LOW
     )
     controller_quota_window_num: int = integer(
         11, "Samples of controller quotas.", at_least(1), importance=LOW, effective=False
@@ -643,5 +643,4 @@ class DynamicOnlyKeys:
         "Bytes per second moved between log directories.",
         at_least(0),
         update_mode=CLUSTER_WIDE,
-        effective=False,
     )

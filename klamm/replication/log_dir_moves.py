@@ -25,10 +25,12 @@ Source: kafka.server.ReplicaAlterLogDirsManager, ReplicaAlterLogDirsThread, Repl
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID
 
 from klamm.config.broker import BrokerConfig
+from klamm.metrics import MetricName, Metrics
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record_batch import iterate_batches
@@ -36,6 +38,7 @@ from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
 from klamm.replication.fetch_state import truncation_offset
 from klamm.replication.hosted_partitions import HostedPartitions
 from klamm.replication.partition import Partition
+from klamm.replication.quota import ReplicationQuota
 from klamm.storage.log import Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import future_directory_name, is_possible_directory_name
@@ -51,6 +54,10 @@ LONG_PIECE_S = 0.004
 SHORT_PIECE_S = 0.001
 # A copy is synced after so many bytes.
 BYTES_PER_SYNC = 16 * 1024**2
+# How long a throttled move waits: so long that pieces are not tiny, and at most until it looks whether the throttle has
+# changed.
+LEAST_WAIT_MS = 20
+LONGEST_WAIT_MS = 1_000
 _NEVER = 2**63 - 1
 
 
@@ -66,10 +73,23 @@ class _Move:
         self.was_synced = False
         self.failures = 0
         self.timer: asyncio.TimerHandle | None = None
+        self._is_over = asyncio.Event()
 
     @property
     def key(self) -> PartitionKey:
         return self.partition.topic_partition
+
+    async def sleep(self, delay_s: float) -> None:
+        """Returns after a while, or when the move ends."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._is_over.wait()
+
+    def end(self) -> None:
+        """The move does not continue."""
+        self._is_over.set()
+        if self.timer is not None:
+            self.timer.cancel()
 
     @property
     def lag(self) -> int:
@@ -81,11 +101,17 @@ class LogDirMoves:
     """All moves of this broker. Made while the loop runs."""
 
     def __init__(
-        self, config: BrokerConfig, log_manager: LogManager, hosted: HostedPartitions, on_failure: OnFailure
+        self,
+        config: BrokerConfig,
+        log_manager: LogManager,
+        hosted: HostedPartitions,
+        quota: ReplicationQuota,
+        on_failure: OnFailure,
     ) -> None:
         self._config = config
         self._log_manager = log_manager
         self._hosted = hosted
+        self._quota = quota
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._moves: dict[PartitionKey, _Move] = {}
@@ -109,6 +135,15 @@ class LogDirMoves:
     def failing_count(self) -> int:
         """How many moves wait because their last step has failed."""
         return sum(move.failures > 0 for move in self._moves.values())
+
+    def register(self, metrics: Metrics) -> None:
+        """Under Kafka's names. Moves that fail are repeated, so FailedPartitionsCount goes back when they succeed."""
+        for name, documentation, read in (
+            ("MaxLag", "Offsets that the future log lacks that is furthest behind.", lambda: self.max_lag),
+            ("FailedPartitionsCount", "Moves whose last step has failed.", lambda: self.failing_count),
+            ("PartitionsCount", "Replicas that are being moved to another log directory.", lambda: len(self._moves)),
+        ):
+            metrics.gauge(MetricName("kafka.server", "ReplicaAlterLogDirsManager", name), documentation, read)
 
     # -- what clients ask for -------------------------------------------------------------------------------------
 
@@ -164,6 +199,7 @@ class LogDirMoves:
         if future.leader_epochs.latest_epoch == NO_EPOCH and future.high_watermark < future.log_end_offset:
             # Without epochs only the records below the high watermark are known to be the current log's, too.
             partition.cut_future_log_at(future.high_watermark)
+        _LOGGER.info("Copying %s to %s, from offset %d", partition, future.directory, future.log_end_offset)
         self._moves[key] = self._ready[key] = _Move(partition, future)
         self._start()
 
@@ -172,8 +208,8 @@ class LogDirMoves:
         for key in keys:
             move = self._moves.pop(key, None)
             self._ready.pop(key, None)
-            if move is not None and move.timer is not None:
-                move.timer.cancel()
+            if move is not None:
+                move.end()
 
     def directory_failed(self, path: str) -> None:
         """Ends the moves to a directory that has failed; their future logs cannot be used."""
@@ -205,8 +241,12 @@ class LogDirMoves:
             self._start()
 
     async def _run(self, move: _Move) -> None:
-        _LOGGER.info("Beginning to copy %s to %s", move.partition, move.future.directory)
         while self._is_valid(move):
+            throttled_ms = self._quota.wait_ms(self._clock_ms())
+            if throttled_ms > 0:
+                # Keeps its turn: one replica after another gets the whole rate.
+                await move.sleep(min(max(throttled_ms, LEAST_WAIT_MS), LONGEST_WAIT_MS) / 1000)
+                continue
             try:
                 is_done = await self._step(move)
             except KafkaError as error:
@@ -222,17 +262,17 @@ class LogDirMoves:
         move.failures += 1
         level = logging.WARNING if move.failures == 1 else logging.DEBUG
         _LOGGER.log(level, "Moving %s to %s waits: %s", move.partition, move.future.directory, error)
-        self._wait(move, self._config.replica_fetch_backoff_ms / 1000)
-
-    def _wait(self, move: _Move, delay_s: float) -> None:
-        """Others may copy meanwhile."""
 
         def resume() -> None:
             move.timer = None
             self._ready[move.key] = move
             self._start()
 
-        move.timer = self._loop.call_later(delay_s, resume)
+        # Others copy meanwhile.
+        move.timer = self._loop.call_later(self._config.replica_fetch_backoff_ms / 1000, resume)
+
+    def _clock_ms(self) -> float:
+        return self._loop.time() * 1000
 
     def _is_valid(self, move: _Move) -> bool:
         """Whether the move has not been removed, and its directory has not failed."""
@@ -277,7 +317,8 @@ class LogDirMoves:
     async def _copy(self, move: _Move) -> None:
         partition, current, future = move.partition, move.partition.log, move.future
         offset, end = future.log_end_offset, current.log_end_offset
-        fetched = await current.read(offset, move.piece_bytes, max_offset=end, minimum_one_batch=True)
+        piece_bytes = min(move.piece_bytes, max(MIN_PIECE_BYTES, self._quota.allowance_bytes(self._clock_ms())))
+        fetched = await current.read(offset, piece_bytes, max_offset=end, minimum_one_batch=True)
         is_changed = future.log_end_offset != offset or partition.future_log_cut is not None
         if not self._is_valid(move) or partition.log is not current or is_changed:
             return
@@ -294,6 +335,7 @@ class LogDirMoves:
         _append(future, fetched.data)
         future.update_high_watermark(current.high_watermark)
         future.update_log_start_offset(min(current.log_start_offset, future.high_watermark))
+        self._quota.record(len(fetched.data), self._clock_ms())
         move.failures = 0
         move.unsynced_bytes += len(fetched.data) if future.has_unflushed else 0
         self._adapt(move, self._loop.time() - began_s)

@@ -97,6 +97,7 @@ class ReplicaManager:
         *,
         response_memory: ResponseMemory,
         leader_quota: ReplicationQuota,
+        log_dirs_quota: ReplicationQuota,
         topic_configs: TopicConfigSource,
         followers: FollowerFetchers,
         isr_changes: IsrChanges,
@@ -130,7 +131,7 @@ class ReplicaManager:
         self._hosted = HostedPartitions(
             log_manager, topic_configs.of, is_known_partition, self._make_partition, self._partition_changed
         )
-        self.log_dir_moves = LogDirMoves(config, log_manager, self._hosted, on_failure)
+        self.log_dir_moves = LogDirMoves(config, log_manager, self._hosted, log_dirs_quota, on_failure)
         self._state_changes = StateChanges(
             broker_id,
             log_manager,

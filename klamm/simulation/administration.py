@@ -70,6 +70,7 @@ BROKER_CONFIGS = {
     "log.segment.bytes": ("4096", "16384"),
     "message.max.bytes": ("200000", "1000000"),
     "log.flush.interval.ms": ("5000", "50000"),
+    "replica.alter.log.dirs.io.max.bytes.per.second": ("20000", "1000000"),
 }
 
 

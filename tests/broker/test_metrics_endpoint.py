@@ -97,7 +97,9 @@ async def test_metrics_of_a_broker(tmp_path: Path) -> None:
         assert found[f"{prefix}controllerchannelmanager_totalqueuesize"] == {"": 0}
         assert found[f"{prefix}controllerchannelmanager_queuesize"] == {"broker_id=0": 0}
         assert found[f"{prefix}controllerchannelmanager_requestrateandqueuetimems_count"]["broker_id=0"] >= 2
-        for side in ("leader", "follower"):
+        for name in ("maxlag", "failedpartitionscount", "partitionscount"):
+            assert found[f"kafka_server_replicaalterlogdirsmanager_{name}"] == {"": 0}
+        for side in ("leader", "follower", "alterlogdirs"):
             assert found[f"kafka_server_{side}replication_byte_rate"] == {"": 0}
             assert found[f"kafka_server_{side}replication_throttled_rate"] == {"": float(2**63 - 1)}
         assert found["klamm_garbagecollector_pausems_count"][""] >= 1

@@ -353,6 +353,34 @@ async def test_a_long_log_is_copied_in_pieces_under_load(tmp_path):
         assert log(broker).recovery_point <= log(broker).log_end_offset
 
 
+@pytest.mark.parametrize("rate", [50_000, 200_000])
+async def test_a_throttled_copy_keeps_its_rate_within_a_tenth_over_ten_seconds(tmp_path, rate):
+    async with hosting_broker(tmp_path, directories=2) as broker:
+        await lead(broker)
+        for _ in range(rate * 20 // 10_000):
+            append(broker, bytes(10_000))
+        broker.log_dirs_quota.bytes_per_second = rate
+        assert await alter(broker, 1) is OK
+        await asyncio.sleep(10)
+        assert 9 * rate < future(broker).size_bytes < 11 * rate
+        copied = future(broker).size_bytes
+        await asyncio.sleep(5)
+        assert 4.5 * rate < future(broker).size_bytes - copied < 5.5 * rate
+        # A new rate takes effect within a second.
+        broker.log_dirs_quota.bytes_per_second = 2**63 - 1
+        await asyncio.sleep(1.1)
+        assert directory_of(broker) == 1
+
+
+async def test_a_throttle_of_nothing_stops_a_move(tmp_path):
+    async with hosting_broker(tmp_path, directories=2) as broker:
+        await lead(broker, b"a")
+        broker.log_dirs_quota.bytes_per_second = 0
+        assert await alter(broker, 1) is OK
+        await asyncio.sleep(60)
+        assert (directory_of(broker), future(broker).log_end_offset) == (0, 0)
+
+
 @pytest.mark.parametrize("flush_messages", ["1", "1000000"])
 async def test_no_step_of_a_move_syncs_many_files(tmp_path, monkeypatch, flush_messages):
     """flush.messages=1 syncs each append on the loop, but not the whole copy with it."""
@@ -412,21 +440,18 @@ def follow(log, leader, chance):
     return log[:agreed] + leader[agreed:end]
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_a_future_log_that_missed_truncations_is_cut_to_what_the_logs_share(seed):
-    chance = random.Random(seed)
-    current, copies = [], [[]]
-    for leader in history(chance):
-        current = follow(current, leader, chance)
-        copies.append(list(current))
-    future = Epochs(chance.choice(copies))
-    for _ in range(50):
-        cut = log_dir_moves.where_to_cut(Epochs(current), future, None)
-        if cut is None:
-            break
-        assert cut < future.log_end_offset
-        del future.records[cut:]
-    assert future.records == current[: future.log_end_offset]
+def test_a_future_log_that_missed_truncations_is_cut_to_what_the_logs_share():
+    for seed in range(1_000):
+        chance = random.Random(seed)
+        current, copies = [], [[]]
+        for leader in history(chance):
+            current = follow(current, leader, chance)
+            copies.append(list(current))
+        future = Epochs(chance.choice(copies))
+        while (cut := log_dir_moves.where_to_cut(Epochs(current), future, None)) is not None:
+            assert cut < future.log_end_offset, seed
+            del future.records[cut:]
+        assert future.records == current[: future.log_end_offset], seed
 
 
 # -- what a start finds -----------------------------------------------------------------------------------------------

@@ -120,6 +120,7 @@ class Broker:
         )
         self.configs = Configs(self.config, {key.replace("_", "."): value for key, value in overrides.items()})
         self.leader_quota = ReplicationQuota(samples=11, window_ms=1000)
+        self.log_dirs_quota = ReplicationQuota(samples=11, window_ms=1000)
         self.proposals = Proposals()
         self.fetchers = Fetchers()
         self.live = {2: ("host2", 9092), 3: ("host3", 9093)}
@@ -149,6 +150,7 @@ class Broker:
             self.log_manager,
             response_memory=ResponseMemory(128 * 1024 * 1024),
             leader_quota=self.leader_quota,
+            log_dirs_quota=self.log_dirs_quota,
             topic_configs=self.configs,
             followers=self.fetchers,
             isr_changes=self.proposals,

@@ -358,6 +358,8 @@ async def test_replication_throttles_come_change_and_go(tmp_path: Path) -> None:
         await until(lambda: throttles.leader.has_throttled_replicas)
         assert [throttles.leader.is_throttled("t", number) for number in range(3)] == [True, False, True]
         assert (throttles.leader.bytes_per_second, throttles.follower.bytes_per_second) == (1000, 2000)
+        await change(client, BROKER, "0", ("replica.alter.log.dirs.io.max.bytes.per.second", SET, "3000"))
+        await until(lambda: throttles.alter_log_dirs.bytes_per_second == 3000)
         await change(client, TOPIC, "t", (leaders, SUBTRACT, "0:0,2:0"))
         await change(client, BROKER, "0", (leader_rate, DELETE, None))
         await until(lambda: not throttles.leader.has_throttled_replicas)
