@@ -19,6 +19,7 @@ from klamm.tools.broker_views import description_lines, table_lines
 from klamm.tools.cluster_facts import KAFKA, KLAMM, BrokerFacts, ClusterFacts, LogDirFacts
 from klamm.tools.cluster_view import BrokerView, ClusterView, PartitionView
 from klamm.tools.health import Finding, diagnose, is_healthy, size_text
+from support.command_lines import called
 
 HEALTHY = PartitionView(1, 5, (1, 2, 3), (1, 2, 3))
 
@@ -94,6 +95,18 @@ def test_each_fault_has_its_finding(known: ClusterFacts, problems: list[str], no
     findings = diagnose(known)
     assert kinds(findings) == (problems, notices)
     assert is_healthy(findings) is (not problems)
+
+
+COMMANDS = sorted({finding.command for known, *_ in FAULTS for finding in diagnose(known) if finding.command})
+
+
+def test_findings_come_with_commands() -> None:
+    assert len(COMMANDS) > 5, COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_a_finding_is_a_valid_call(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert called(command) == " ".join(command.split()[:3]), capsys.readouterr().err
 
 
 def test_findings_say_why_and_what_to_do() -> None:
