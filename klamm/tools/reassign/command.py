@@ -166,21 +166,17 @@ def throttle(
 ) -> None:
     """Change the throttle of an execution that is running or was interrupted."""
     from klamm.tools.reassign import views
-    from klamm.tools.reassign.running import Reached, fail_with, say, state_of
+    from klamm.tools.reassign.running import Reached, change_throttle, fail_with, say, state_of
 
-    if rate is None and replica_alter_log_dirs_throttle is None:
+    log_dir_rate = replica_alter_log_dirs_throttle
+    if rate is None and log_dir_rate is None:
         raise typer.BadParameter("give --rate, --replica-alter-log-dirs-throttle or both", param_hint="--rate")
     state = state_of(reassignment_json_file)
     if not state.exists():
         raise ToolError(f"no execution of {reassignment_json_file} is in progress: {state.path} does not exist")
 
-    async def work(access: "Access") -> dict[str, str]:
-        from klamm.tools.reassign.operations import change_throttle
-
-        return await change_throttle(access, state, rate, replica_alter_log_dirs_throttle)
-
-    problems = Reached(bootstrap_server, zookeeper, command_config).run(work)
-    event = {"event": "throttle_set", "throttle": rate, "log_dir_throttle": replica_alter_log_dirs_throttle}
+    problems = change_throttle(Reached(bootstrap_server, zookeeper, command_config), state, rate, log_dir_rate)
+    event = {"event": "throttle_set", "throttle": rate, "log_dir_throttle": log_dir_rate}
     say(views.event_lines(event))
     fail_with(views.problem_lines("The throttle could not be set for:", problems))
 

@@ -102,10 +102,12 @@ class Execution:
         self._refused: dict[TopicPartition, str] = {}
         self._doubts: dict[TopicPartition, float] = {}
         self._dirs = _DirMoves(access, self._record, report)
-        self._throttled: set[ConfigKey] = set()
+        self._throttled: dict[ConfigKey, str] = {}
+        self._throttled_for: object = None
         self._throttle_errors: dict[str, str] = {}
         self._configs_checked_s = self._clock()
-        self._told: set[tuple[str, str]] = set()
+        self._told: set[tuple[ConfigKey, str | None]] = set()
+        self._known_partitions: dict[str, set[int]] = {}
         self._samples: deque[_Sample] = deque()
 
     async def run(self) -> Outcome:
@@ -170,6 +172,7 @@ class Execution:
             await asyncio.sleep(LOOKS_EVERY_S)
 
     def _judge(self, look: Look) -> None:
+        self._notice_partitions(look)
         now_s = self._clock()
         for move in self._open_moves():
             key = move.topic_partition
@@ -192,12 +195,25 @@ class Execution:
             elif verdict.reason:
                 self._report({"event": "waiting", "partition": str(key), "reason": verdict.reason})
 
+    def _notice_partitions(self, look: Look) -> None:
+        for topic, partitions in look.view.of_topics().items():
+            added = sorted(partitions.keys() - self._known_partitions.setdefault(topic, set(partitions)))
+            if added:
+                self._known_partitions[topic].update(added)
+                self._report({"event": "partitions_added", "topic": topic, "partitions": added})
+
     def _held_back(self, move: Move) -> str:
         """Why a partition that could move may not begin; empty if it may."""
-        entities = [topic_entity(move.topic), *map(broker_entity, {*move.before.replicas, *move.after.replicas})]
-        errors = [f"no throttle on {each}: {self._throttle_errors[each]}" for each in entities if each in
-                  self._throttle_errors]  # fmt: skip
-        return errors[0] if errors else self._refused.get(move.topic_partition, "")
+        return self._throttle_problem(move) or self._refused.get(move.topic_partition, "")
+
+    def _throttle_problem(self, move: Move) -> str:
+        if not self._throttle_errors:
+            return ""
+        brokers = (*move.before.replicas, *move.after.replicas)
+        for entity in (topic_entity(move.topic), *map(broker_entity, brokers)):
+            if entity in self._throttle_errors:
+                return f"no throttle on {entity}: {self._throttle_errors[entity]}"
+        return ""
 
     def _open_moves(self) -> list[Move]:
         return [move for move in self._record.moves if not self._is_final(move.topic_partition)]
@@ -224,25 +240,26 @@ class Execution:
     async def _set_throttles(self, look: Look) -> None:
         """Sets what is not set yet, on brokers that are alive; now and then looks for changes by another client."""
         live = set(look.view.brokers)
+        wanted_for = (self._record.throttle, self._record.log_dir_throttle, live)
+        if wanted_for == self._throttled_for and not self._throttle_errors:
+            await self._check_throttles(live)
+            return
         wanted = {
             key: value
-            for key, value in wanted_configs(
-                self._relevant_moves(), self._record.throttle, self._record.log_dir_throttle
-            ).items()
-            if key not in self._throttled and broker_of(key.entity) in live | {None}
+            for key, value in wanted_configs(self._relevant_moves(), *wanted_for[:2]).items()
+            if self._throttled.get(key) != value and broker_of(key.entity) in live | {None}
         }
-        entities = {key.entity for key in wanted}
-        self._throttle_errors = {key: reason for key, reason in self._throttle_errors.items() if key in entities}
-        is_time = self._clock() - self._configs_checked_s >= CONFIGS_CHECKED_EVERY_S
-        if not wanted and not (is_time and self._throttled):
-            return
         try:
-            if wanted:
-                await self._throttle(wanted)
-            else:
-                await self._check_throttles(live)
+            self._throttle_errors = await set_throttles(self._access, self._file, wanted, self._tell_once)
         except (KafkaError, ClientError) as error:
-            self._throttle_errors.update({key.entity: str(error) for key in wanted})
+            self._throttle_errors = {key.entity: str(error) for key in wanted}
+        self._record, self._stamp = self._file.load(), self._file.stamp()
+        new = {key: value for key, value in wanted.items() if key.entity not in self._throttle_errors}
+        if set(new.values()) - set(self._throttled.values()):
+            throttles = {"throttle": self._record.throttle, "log_dir_throttle": self._record.log_dir_throttle}
+            self._report({"event": "throttle_set", **throttles})
+        self._throttled |= new
+        self._throttled_for = wanted_for
 
     def _relevant_moves(self) -> list[Move]:
         return [
@@ -252,38 +269,26 @@ class Execution:
             and (verdict.standing is not Standing.DONE or move.after.chosen_log_dirs)
         ]
 
-    async def _throttle(self, wanted: Mapping[ConfigKey, str]) -> None:
-        current = await self._access.read_configs(wanted)
-        unknown = {key.entity for key in wanted if key not in current}
-        readable = {key: value for key, value in wanted.items() if key in current}
-        self._record = self._file.change(
-            lambda record: record.with_settings(settings_for(readable, record.settings, current))
-        )
-        settings = {key: self._record.settings[key] for key in readable}
-        for key, value in foreign(settings, current).items():
-            self._tell_once("config_changed", key, value)
-        results = await self._access.change_configs(changes) if (changes := to_set(settings, current)) else {}
-        errors = {entity: error_line(error) for entity, error in results.items() if error is not None}
-        self._throttle_errors = {**dict.fromkeys(unknown, "the broker does not answer"), **errors}
-        is_first = not self._throttled
-        self._throttled.update(key for key in readable if key.entity not in self._throttle_errors)
-        if is_first and self._throttled:
-            throttles = {"throttle": self._record.throttle, "log_dir_throttle": self._record.log_dir_throttle}
-            self._report({"event": "throttle_set", **throttles})
-
     async def _check_throttles(self, live: Collection[int]) -> None:
+        if not self._throttled or self._clock() - self._configs_checked_s < CONFIGS_CHECKED_EVERY_S:
+            return
         self._configs_checked_s = self._clock()
         settings = {
-            key: self._record.settings[key] for key in self._throttled if broker_of(key.entity) in {*live, None}
+            key: setting
+            for key, setting in self._record.settings.items()
+            if key in self._throttled and broker_of(key.entity) in {*live, None}
         }
-        current = await self._access.read_configs(settings)
+        try:
+            current = await self._access.read_configs(settings)
+        except (KafkaError, ClientError):
+            return
         for key, value in foreign(settings, current).items():
-            self._tell_once("config_changed", key, value)
+            self._tell_once(key, value)
 
-    def _tell_once(self, event: str, key: ConfigKey, value: str | None) -> None:
-        if (told := (f"{key.entity} {key.name}", str(value))) not in self._told:
-            self._told.add(told)
-            self._report({"event": event, "entity": key.entity, "config": key.name, "value": value})
+    def _tell_once(self, key: ConfigKey, value: str | None) -> None:
+        if (key, value) not in self._told:
+            self._told.add((key, value))
+            self._report({"event": "config_changed", "entity": key.entity, "config": key.name, "value": value})
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -299,7 +304,7 @@ class Execution:
             for move, verdict in free.items()
             if verdict.standing is Standing.READY
             and (not verdict.reason or move.topic_partition in self._refused)
-            and not self._is_unthrottled(move, look)
+            and not self._throttle_problem(move)
         ]
         batch = next_batch(ready, moving, self._options.limits)
         if not batch:
@@ -330,11 +335,6 @@ class Execution:
             self._verdicts[key] = Verdict(Standing.CHANGED, reason)
         name = "waiting" if error.code in MAY_PASS else "refused"
         self._report({"event": name, "partition": str(key), "reason": reason})
-
-    def _is_unthrottled(self, move: Move, look: Look) -> bool:
-        """Whether a config of the throttle on this move is not set yet, at a broker that is alive."""
-        wanted = wanted_configs([move], self._record.throttle, self._record.log_dir_throttle)
-        return any(key not in self._throttled and broker_of(key.entity) in {*look.view.brokers, None} for key in wanted)
 
     # -- reporting ----------------------------------------------------------------------------------------------------
 
@@ -406,6 +406,28 @@ class Execution:
     def _failed(self) -> dict[str, str]:
         changed = {key: each for key, each in self._verdicts.items() if each.standing is Standing.CHANGED}
         return {str(key): verdict.reason for key, verdict in changed.items()} | self._dirs.failures()
+
+
+async def set_throttles(
+    access: Access,
+    file: StateFile,
+    wanted: Mapping[ConfigKey, str],
+    tell: Callable[[ConfigKey, str | None], object] = lambda key, value: None,
+) -> dict[str, str]:
+    """Records the former values of these configs, and sets them. What another client has set meanwhile stays; `tell` is
+    called for it. Returns why some could not be set, by entity."""
+    if not wanted:
+        return {}
+    current = await access.read_configs(wanted)
+    readable = {key: value for key, value in wanted.items() if key in current}
+    record = file.change(lambda record: record.with_settings(settings_for(readable, record.settings, current)))
+    settings = {key: record.settings[key] for key in readable}
+    for key, value in foreign(settings, current).items():
+        tell(key, value)
+    changes = to_set(settings, current)
+    results = await access.change_configs(changes) if changes else {}
+    silent = {key.entity: "the broker does not answer" for key in wanted if key not in current}
+    return silent | {entity: error_line(error) for entity, error in results.items() if error is not None}
 
 
 async def restore_throttles(access: Access, file: StateFile, report: Report) -> dict[str, str]:

@@ -1,28 +1,21 @@
 """The work of the `klamm reassign` commands on a cluster, apart from `execution`: values in, values out."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from klamm.client.log_dirs import TopicPartitionReplica
 from klamm.processes.errors import ToolError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.clients import error_line
 from klamm.tools.cluster_view import ClusterView
 from klamm.tools.reassign.access import Access, LogDirs
-from klamm.tools.reassign.execution import Report, restore_throttles
+from klamm.tools.reassign.execution import Report, restore_throttles, set_throttles
 from klamm.tools.reassign.model import ANY_LOG_DIR, Broker, Cluster, Move, Partition, Placement
 from klamm.tools.reassign.state_file import Record, StateFile
 from klamm.tools.reassign.steps import Look
-from klamm.tools.reassign.throttles import (
-    ConfigKey,
-    broker_of,
-    clearing,
-    settings_for,
-    to_set,
-    wanted_configs,
-)
+from klamm.tools.reassign.throttles import broker_of, clearing, wanted_configs
 
 Placements = Mapping[TopicPartition, Placement]
 
@@ -257,30 +250,14 @@ async def end_execution(access: Access, file: StateFile, report: Report) -> dict
     return left
 
 
-async def change_throttle(
-    access: Access, file: StateFile, throttle: int | None, log_dir_throttle: int | None
-) -> dict[str, str]:
-    """Gives an execution another throttle. Returns the problems by entity."""
+async def change_throttle(access: Access, file: StateFile) -> dict[str, str]:
+    """Sets the throttle that the record of an execution asks for. The caller holds its lock. Returns the problems by
+    entity."""
     record = file.load()
-    record = replace(
-        record,
-        throttle=record.throttle if throttle is None else throttle,
-        log_dir_throttle=record.log_dir_throttle if log_dir_throttle is None else log_dir_throttle,
-    )
     live = (await access.look([])).view.brokers
     wanted = {
         key: value
-        for key, value in wanted_configs(record.moves, throttle, log_dir_throttle).items()
+        for key, value in wanted_configs(record.moves, record.throttle, record.log_dir_throttle).items()
         if broker_of(key.entity) in {*live, None}
     }
-    current = await access.read_configs(wanted)
-    readable: dict[ConfigKey, str] = {key: value for key, value in wanted.items() if key in current}
-
-    def changed(stored: Record) -> Record:
-        new = replace(stored, throttle=record.throttle, log_dir_throttle=record.log_dir_throttle)
-        return new.with_settings(settings_for(readable, new.settings, current))
-
-    settings = file.change(changed).settings
-    changes = to_set({key: settings[key] for key in readable}, current)
-    results: Mapping[str, KafkaError | None] = await access.change_configs(changes) if changes else {}
-    return {entity: error_line(error) for entity, error in results.items() if error is not None}
+    return await set_throttles(access, file, wanted)

@@ -166,7 +166,7 @@ def _prepare(
     )
     rollback = write_rollback(plan, survey.moves).absolute()
     ids = operations.topic_ids(survey.moves, survey.look.view)
-    state_of(plan).save(Record(str(rollback), survey.cluster_id, survey.moves, ids))
+    state_of(plan).create(Record(str(rollback), survey.cluster_id, survey.moves, ids))
     if options.as_json:
         print(json.dumps({"event": "planned", "rollback_file": str(rollback), "partitions": len(survey.moves)}))
     else:
@@ -326,14 +326,33 @@ def cancel_plan(
         return cluster.run(work)
 
 
+def change_throttle(cluster: Reached, state: StateFile, rate: int | None, log_dir_rate: int | None) -> dict[str, str]:
+    """Gives an execution another throttle. A process that executes the plan sets it at its next look; without one it is
+    set here. Returns the problems by entity."""
+    from klamm.tools.reassign import operations
+
+    state.change(
+        lambda stored: replace(
+            stored,
+            throttle=stored.throttle if rate is None else rate,
+            log_dir_throttle=stored.log_dir_throttle if log_dir_rate is None else log_dir_rate,
+        )
+    )
+    if state.is_claimed():
+        return {}
+    with state.claimed():
+        return cluster.run(lambda access: operations.change_throttle(access, state))
+
+
 def end_finished(cluster: Reached, state: StateFile, *, is_complete: bool, as_json: bool) -> dict[str, str]:
     """Takes the throttle of an execution back that no process follows. Its record stays unless the plan
     `is_complete`, so that it can be resumed."""
     from klamm.tools.reassign.execution import restore_throttles
 
-    problems = cluster.run(lambda access: restore_throttles(access, state, Reporter(as_json=as_json).report))
-    if is_complete and not problems:
-        state.remove()
+    with state.claimed():
+        problems = cluster.run(lambda access: restore_throttles(access, state, Reporter(as_json=as_json).report))
+        if is_complete and not problems:
+            state.remove()
     return problems
 
 

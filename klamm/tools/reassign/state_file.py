@@ -5,6 +5,7 @@ the moves, what they replace, and the former value of every config that the exec
 too: another throttle, or that the execution shall end.
 
 What must stay true:
+- Only the process that executes the plan, or that holds its lock, sets configs: another command records what it wants.
 - Both files are on disk before anything changes in the cluster. The state file is replaced as a whole, so that a reader
   finds the old or the new content.
 - The state file exists until every throttle has its former value again. A rollback plan is never overwritten.
@@ -84,6 +85,13 @@ class StateFile:
     def load(self) -> Record:
         return parse_record(self.path.read_text(encoding="utf-8"), str(self.path))
 
+    def create(self, record: Record) -> None:
+        """Saves the first record. Raises ToolError when another process has done so meanwhile."""
+        with _locked_directory(self.path):
+            if self.exists():
+                raise ToolError(f"another process has begun to execute this plan: {self.path} exists now")
+            self.save(record)
+
     def save(self, record: Record) -> None:
         """Replaces the file as a whole, and returns when it is on disk."""
         beside = self.path.with_name(f"{self.path.name}.tmp")
@@ -107,8 +115,9 @@ class StateFile:
         return status.st_ino, status.st_mtime_ns
 
     def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-        _sync_directory(self.path)
+        with _locked_directory(self.path):
+            self.path.unlink(missing_ok=True)
+            _sync_directory(self.path)
 
     @contextmanager
     def claimed(self, wait_s: float = 0) -> Iterator[None]:

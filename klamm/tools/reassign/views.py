@@ -100,6 +100,9 @@ def note_lines(event: Mapping[str, Any]) -> Iterator[str]:
             yield f"Partition {event['partition']} is left alone: {event['reason']}."
         case "refused":
             yield f"Refused for {event.get('partition', event.get('replica'))}: {event['reason']}"
+        case "partitions_added":
+            added = _ids(event["partitions"])
+            yield f"Topic {event['topic']} has new partitions, which the plan does not move: {added}."
         case "config_changed" | "config_kept":
             what = f"{event['config']} of {event['entity']}"
             yield f"Another client has set {what} to {event['value']}; it stays."

@@ -1,11 +1,13 @@
 """A reassignment on a cluster in memory: limits, dead brokers, changes by others, and a death at any step."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.reassign.execution import Execution, Options, Outcome
@@ -203,6 +205,46 @@ async def test_a_throttle_that_somebody_else_sets_meanwhile_stays(tmp_path: Path
     assert (await run.go(Limits(partitions=2))).is_complete
     assert cluster.configs == {ConfigKey("brokers/2", LEADER_RATE): "77"}
     assert [(each["entity"], each["value"]) for each in run.named("config_changed")] == [("brokers/2", "77")]
+
+
+async def test_another_command_changes_the_throttle_of_a_running_execution(tmp_path: Path) -> None:
+    cluster = cluster_for(MOVES)
+    cluster.configs = dict(SOMEBODYS)
+    run = Run(tmp_path, cluster, MOVES, throttle=1000)
+    rates: list[str] = []
+
+    def look() -> None:
+        rate = cluster.configs[ConfigKey("brokers/1", LEADER_RATE)]
+        if cluster.targets and rate == "1000" and rates[-1] != "1000":
+            run.file.change(lambda record: replace(record, throttle=2000))
+        rates.append(rate)
+
+    cluster.on_look = look
+    assert (await run.go()).is_complete
+    assert list(dict.fromkeys(rates)) == ["5555", "1000", "2000"]
+    assert cluster.configs == SOMEBODYS
+
+
+async def test_another_command_ends_a_running_execution(tmp_path: Path) -> None:
+    cluster = cluster_for(MOVES)
+    run = Run(tmp_path, cluster, MOVES, throttle=1000)
+
+    def cancel() -> None:
+        if cluster.targets:
+            run.file.change(lambda record: replace(record, is_cancelled=True))
+
+    cluster.on_look = cancel
+    with pytest.raises(ToolError, match="the reassignment was cancelled by another command"):
+        await run.go(Limits(partitions=1))
+    assert sum(each.startswith("start") for each in cluster.history) == 1
+
+
+async def test_a_partition_that_is_added_is_noticed(tmp_path: Path) -> None:
+    cluster = cluster_for(MOVES)
+    run = Run(tmp_path, cluster, MOVES)
+    cluster.on_look = lambda: cluster.replicas.update({partition(7): (1, 2)} if cluster.targets else {})
+    assert (await run.go()).is_complete
+    assert run.named("partitions_added") == [{"event": "partitions_added", "topic": "t", "partitions": [7]}]
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,9 @@ def test_a_rollback_plan_is_never_overwritten(tmp_path: Path) -> None:
 def test_two_processes_do_not_execute_one_plan(tmp_path: Path) -> None:
     rollback = write_rollback(tmp_path / "plan.json", (MOVE,))
     file = StateFile(tmp_path / "plan.state.json")
-    file.save(record(rollback))
+    file.create(record(rollback))
+    with pytest.raises(ToolError, match="another process has begun to execute this plan"):
+        file.create(record(rollback))
     assert not file.is_claimed()
     with file.claimed():
         assert file.is_claimed()
