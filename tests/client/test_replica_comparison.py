@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.client.verification.compare import Compared, Difference, Differences, Kind, Window, compare
-from klamm.client.verification.partition import Failed, OutOfRange, PartitionCheck, SetAside
+from klamm.client.verification.partition import Failed, OutOfRange, PartitionCheck, SetAside, merged
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, parse_header, write_header
@@ -399,3 +399,18 @@ def test_compressed_records_of_compacted_replicas_are_compared() -> None:
     theirs = bytes(build_batch(records, codec=CompressionType.ZSTD))
     assert compare(0, {1: window(ours), 2: window(theirs)}, is_compacted=True).differences == []
     assert verdict(compare(0, {1: window(ours), 2: window(theirs)})) == [(Kind.CHECKSUM, 0, 1, 2)]
+
+
+def test_a_batch_that_is_compared_in_two_ranges_differs_once() -> None:
+    theirs = log(batch(0, 4), batch(5, 9, value=b"w"), batch(10, 19, value=b"w"))
+    checks = []
+    for start, end in ((12, 20), (0, 7), (7, 12)):
+        check = PartitionCheck(PARTITION, [1, 2], start, target=end)
+        at = start_of(WHOLE, start)
+        check.feed({1: window(WHOLE[at:], 20), 2: window(theirs[at:], 20)}, 0)
+        checks.append(check)
+    whole = merged(checks)
+    assert (whole.start_offset, whole.position, whole.target) == (0, 20, 20)
+    (difference,) = whole.differences.found
+    assert (difference.first_offset, difference.last_offset, difference.count) == (5, 19, 2)
+    assert whole.differences.batches == 2

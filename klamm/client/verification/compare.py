@@ -42,7 +42,8 @@ from klamm.protocol.records import Record, decode_records
 # base offset, length, leader epoch, magic, CRC, attributes, last offset delta.
 _FIELDS = struct.Struct(">qiibIhi")
 _MAGIC = 2
-_MAX_OFFSET = 2**63 - 1
+# A difference is compared with so many before it: replicas differ in turn.
+_LOOK_BACK = 8
 
 
 class Kind(Enum):
@@ -365,19 +366,26 @@ class Differences:
         return self.batches > 0
 
     def add(self, difference: Difference) -> bool:
-        """Returns whether this is a difference of its own, and not the continuation of one, or one too many."""
-        self.batches += difference.count
-        for index in range(len(self.found) - 1, max(-1, len(self.found) - 4), -1):
+        """Returns whether this is a difference of its own, and not the continuation of one, or one too many.
+
+        A batch that was compared twice counts once.
+        """
+        for index in range(len(self.found) - 1, max(-1, len(self.found) - _LOOK_BACK), -1):
             before = self.found[index]
-            if (before.kind, before.replica, before.other) == (
+            is_same = (before.kind, before.replica, before.other) == (
                 difference.kind,
                 difference.replica,
                 difference.other,
-            ) and difference.first_offset == before.last_offset + 1:
-                self.found[index] = replace(
-                    before, last_offset=difference.last_offset, count=before.count + difference.count
-                )
+            )
+            if is_same and before.first_offset <= difference.first_offset <= before.last_offset + 1:
+                if difference.last_offset > before.last_offset:
+                    again = difference.first_offset <= before.last_offset
+                    count = difference.count - again
+                    self.batches += count
+                    last = difference.last_offset
+                    self.found[index] = replace(before, last_offset=last, count=before.count + count)
                 return False
+        self.batches += difference.count
         if len(self.found) >= self._most:
             return False
         self.found.append(difference)

@@ -264,3 +264,26 @@ class PartitionCheck:
         self._stalled_since_s.pop(replica, None)
         self.set_aside[replica] = SetAside(self.position, reason, is_lag, is_broken)
         self._set_aside_at_s[replica] = now_s
+
+
+def merged(checks: Sequence[PartitionCheck]) -> PartitionCheck:
+    """One check of several for ranges of the same partition, in the order of their offsets.
+
+    The batch across the end of a range was compared twice; a difference in it counts once.
+    """
+    ordered = sorted(checks, key=lambda check: check.start_offset)
+    first, last = ordered[0], ordered[-1]
+    whole = PartitionCheck(first.partition, first.replicas, first.start_offset, first.in_sync, first.is_compacted)
+    whole.position, whole.target = last.position, last.target
+    whole.gone = next((check.gone for check in ordered if check.gone is not None), None)
+    for check in ordered:
+        whole.high_watermarks |= check.high_watermarks
+        for replica, aside in check.set_aside.items():
+            whole.set_aside.setdefault(replica, aside)
+        for difference in check.differences.found:
+            whole.differences.add(difference)
+        whole.removed_offsets += check.removed_offsets
+        whole.batches += check.batches
+        whole.compacted_batches += check.compacted_batches
+        whole.size_bytes += check.size_bytes
+    return whole

@@ -60,12 +60,17 @@ class VerifyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """A partition that is to be verified. `replicas` has the leader first, and `in_sync` are those in the ISR."""
+    """A partition that is to be verified. `replicas` has the leader first, and `in_sync` are those in the ISR.
+
+    `start_offset` and `end_offset` choose a part of it.
+    """
 
     partition: TopicPartition
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
     is_compacted: bool
+    start_offset: int | None = None
+    end_offset: int | None = None
 
 
 @dataclass(slots=True)
@@ -207,10 +212,11 @@ class _Verifier:
         starts: Mapping[TopicPartition, int | KafkaError] = {}
         # The earliest offsets are learned by asking each replica for offset 0.
         if self._options.time != EARLIEST_TIMESTAMP:
-            starts = await start_offsets(self._client, partitions, self._options.time, self._options.patience_s)
+            whole = [each for each in partitions if each.start_offset is None]
+            starts = await start_offsets(self._client, whole, self._options.time, self._options.patience_s)
         checks = []
         for each in partitions:
-            start = starts.get(each.partition, 0)
+            start = starts.get(each.partition, each.start_offset or 0)
             check = PartitionCheck(
                 each.partition,
                 each.replicas,
@@ -218,6 +224,7 @@ class _Verifier:
                 in_sync=each.in_sync,
                 is_compacted=each.is_compacted,
                 follows=self._options.follows,
+                target=each.end_offset,
                 patience_s=self._options.patience_s,
             )
             if isinstance(start, KafkaError):

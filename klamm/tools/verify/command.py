@@ -25,9 +25,11 @@ from klamm.tools.clients import (
     command_options,
 )
 from klamm.tools.memory import keep_freed_memory
+from klamm.tools.pipeline import Master, Remote
 from klamm.tools.progress import progress
 
 if TYPE_CHECKING:
+    from klamm.client.options import ClientOptions
     from klamm.client.verification.partition import PartitionCheck
     from klamm.client.verification.verifier import Events, Planned, VerifyOptions
     from klamm.tools.verify.report import Report
@@ -91,6 +93,11 @@ def replicas(
     patience_ms: Annotated[
         int, typer.Option(min=0, help="How long to wait for a replica that does not answer, or lags, in ms.")
     ] = 10_000,
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Verify on Spark's executors, for clusters larger than one machine.")
+    ] = False,
+    master: Master = None,
+    remote: Remote = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
@@ -110,6 +117,11 @@ def replicas(
     begin = time if time is not None else EARLIEST if once else LATEST
     options = VerifyOptions(fetch_size, begin, not once, max_wait_ms, patience_ms / 1000)
     client_options = command_options(bootstrap_server, command_config)
+    if spark or master is not None or remote is not None:
+        if not once:
+            raise typer.BadParameter("goes with --once only", param_hint="--spark")
+        _finish(_on_spark(client_options, matches, options, master, remote, as_json), as_json)
+        return
     with client_in_thread(client_options) as client:
         _finish(_online(client, matches, options, report_interval_ms, as_json), as_json)
 
@@ -153,9 +165,6 @@ def _online(
 
     planned = client.call(partitions_to_verify, matches)
     _require_topics(planned)
-    notes = [
-        f"The cleanup.policy of {name} is not known; it counts as not compacted." for name in planned.unknown_policies
-    ]
     is_bar_visible = not as_json and not options.follows and sys.stderr.isatty()
     total = client.call(count_offsets, planned.partitions, options.time) if is_bar_visible else None
     stdout = sys.stdout
@@ -176,7 +185,12 @@ def _online(
             if Report(checks).different:
                 raise typer.Exit(EXIT_FAILED) from None
             raise
-    return Report(checks, planned.skipped, notes)
+    return Report(checks, planned.skipped, _notes(planned))
+
+
+def _notes(planned: "Planned") -> list[str]:
+    unknown = planned.unknown_policies
+    return [f"The cleanup.policy of {name} is not known; it counts as not compacted." for name in unknown]
 
 
 def _require_topics(planned: "Planned") -> None:
@@ -237,6 +251,35 @@ def _shown(
                 printer.say(report.lag_line(checks), {"event": "report", **report.lag_json(checks)})
 
     return Shown()
+
+
+# -- on Spark ---------------------------------------------------------------------------------------------------------
+
+
+def _on_spark(
+    client_options: "ClientOptions",
+    matches: Callable[[str], bool],
+    options: "VerifyOptions",
+    master: str | None,
+    remote: str | None,
+    as_json: bool,
+) -> "Report":
+    from klamm.client.verification.verifier import partitions_to_verify
+    from klamm.tools.pipeline import session, shown
+    from klamm.tools.verify.report import Report, difference_line
+
+    with client_in_thread(client_options) as client:
+        planned = client.call(partitions_to_verify, matches)
+    _require_topics(planned)
+    with session("klamm verify replicas", master, remote) as spark, shown("verifying", as_json) as show:
+        from klamm.spark.pipelines.replicas import verify
+
+        checks = verify(spark, client_options, planned.partitions, options, on_progress=show)
+    if not as_json:
+        for check in checks:
+            for difference in check.differences.found:
+                print(difference_line(check, difference))
+    return Report(checks, planned.skipped, _notes(planned))
 
 
 # -- in data directories ----------------------------------------------------------------------------------------------
