@@ -12,9 +12,11 @@ from klamm.state_changes.entries import BEGINNING, BEGINNING_OF_LINE, TIME_SIZE
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW_BITS = 31
+# What is read to find the first time; it stays in memory until the merge reaches the file.
+_FIRST_BYTES = 4 * 1024
 # A line break, a bracket and a time.
 LONGEST_BEGINNING = 2 + TIME_SIZE
-# A longer entry is cut into lines of its own. No version of Kafka writes entries of this size.
+# No version of Kafka writes entries of this size.
 MAX_ENTRY_BYTES = 64 * 1024 * 1024
 
 
@@ -72,8 +74,9 @@ class StateChangeFile:
                 self._rest = data[cut:]
                 return data[:cut]
             if len(data) > MAX_ENTRY_BYTES:
-                self._warn(f"{self.path}: an entry has more than {MAX_ENTRY_BYTES} bytes and is cut")
-                break
+                self._warn(f"{self.path}: an entry has more than {MAX_ENTRY_BYTES} bytes; the rest of it is left out")
+                self._skip_to_entry(data[-LONGEST_BEGINNING:])
+                return data
             wanted = len(data)
         self._rest = b""
         return data
@@ -88,19 +91,25 @@ class StateChangeFile:
         """Leaves out bytes that belong to no entry, or to an entry that begins before `begin`."""
         # The byte before `begin` says whether a line begins there.
         self._position = max(begin - 1, 0)
-        data = b"" if begin else b"\n"
+        skipped = self._skip_to_entry(b"" if begin else b"\n")
+        if not self._rest and not begin and skipped != b"\n":
+            self._warn(f"{self.path}: no line begins with a time of the form yyyy-MM-dd HH:mm:ss,SSS")
+        self._begin = self._position - len(self._rest)
+        self.time_at = 1 if self._rest[:1] == b"[" else 0
+
+    def _skip_to_entry(self, data: bytes) -> bytes:
+        """Makes the next entry the rest; `data` are the bytes before those that are read next. Returns the last bytes
+        that belong to no entry."""
+        self._rest = b""
         while not self._is_over:
-            data += self._more(self._block_bytes)
+            data += self._more(min(self._block_bytes, _FIRST_BYTES))
             match = BEGINNING_OF_LINE.search(data)
             if match is not None:
                 self._rest = data[match.start() + 1 :]
-                self._begin = self._position - len(self._rest)
-                self.time_at = 1 if self._rest[:1] == b"[" else 0
-                return
+                break
             # A line may begin at the end of this block.
             data = data[-LONGEST_BEGINNING:]
-        if not begin and data != b"\n":
-            self._warn(f"{self.path}: no line begins with a time of the form yyyy-MM-dd HH:mm:ss,SSS")
+        return data
 
     def _more(self, size_bytes: int) -> bytes:
         """The next bytes, uncompressed; sets `_is_over` when there are no others."""

@@ -13,6 +13,7 @@ What must stay true:
 """
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 from operator import le
@@ -78,14 +79,20 @@ def merge(
     for number, path in enumerate(paths):
         file = StateChangeFile(file_system, path, warn, block_bytes=size_bytes)
         sources.append(_Source(file, number, wanted, note))
-    while sources:
-        horizon = min(source.complete_to for source in sources)
-        if taken := [source for source in sources if source.has_before(horizon)]:
+    # Most files of a long time end before others begin: only those that have been reached are looked at in each round.
+    waiting = deque(sorted(sources, key=lambda source: source.complete_to))
+    active: list[_Source] = []
+    while active or waiting:
+        horizon = min(source.complete_to for source in [*active, *islice(waiting, 1)])
+        if taken := [source for source in active if source.has_before(horizon)]:
             yield _merged(taken, horizon)
-        for source in sources:
+        while waiting and waiting[0].complete_to == horizon:
+            active.append(waiting.popleft())
+        active.sort(key=lambda source: source.number)
+        for source in active:
             if source.complete_to == horizon < END_OF_TIME:
                 source.read()
-        sources = [source for source in sources if source.complete_to < END_OF_TIME or source.has_before(END_OF_TIME)]
+        active = [source for source in active if source.complete_to < END_OF_TIME or source.has_before(END_OF_TIME)]
 
 
 def entries_of(file: StateChangeFile, wanted: Wanted) -> Iterator[bytes]:

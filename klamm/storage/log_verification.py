@@ -84,11 +84,13 @@ class Cut(NamedTuple):
 class Prediction:
     """What a broker's start would do. With `refusal`, it would refuse the log for that reason, and change nothing more.
 
-    `recovers_from` is the base offset of the first segment that would be recovered; None when none would be.
+    `recovers_from` is the base offset of the first segment that would be recovered, None when none would be;
+    `recovered_bytes` is the size of the segments from there on, which a recovery reads.
     `lost_records` counts those whose batches still have a readable header.
     """
 
     recovers_from: int | None
+    recovered_bytes: int
     log_start_offset: int
     log_end_offset: int
     cuts: tuple[Cut, ...]
@@ -127,13 +129,13 @@ class _Verification:
         if offsets:
             self._state = ProducerState(offsets[0])
         last_offset, last_epoch = -1, NO_EPOCH
-        for base_offset in offsets:
+        for base_offset, end_offset in zip(offsets, [*offsets[1:], None], strict=True):
             if base_offset <= last_offset:
                 self._found(
                     file_name(base_offset, LOG_SUFFIX), 0, base_offset, f"the log before it ends at {last_offset}"
                 )
             segment = _SegmentCheck(
-                self._file_system, self._directory, base_offset, self._log, self._state, self._epochs
+                self._file_system, self._directory, base_offset, end_offset, self._log, self._state, self._epochs
             )
             last_offset, last_epoch = segment.run(max(last_offset, base_offset - 1), last_epoch)
             on_read(segment.size_bytes)
@@ -191,6 +193,7 @@ class _SegmentCheck:
         file_system: FileSystem,
         directory: str,
         base_offset: int,
+        end_offset: int | None,
         log: VerifiedLog,
         state: ProducerState,
         epochs: LeaderEpochCache | None,
@@ -198,6 +201,8 @@ class _SegmentCheck:
         self._file_system = file_system
         self._directory = directory
         self._base_offset = base_offset
+        # Where the next segment begins.
+        self._end_offset = end_offset
         self._log = log
         self._state = state
         self._epochs = epochs
@@ -251,6 +256,10 @@ class _SegmentCheck:
             marker = decode_end_transaction_marker(batch, 0, header) if header.is_control else None
         except KafkaError as error:
             self._found(position, header.base_offset, error.message)
+            return False
+        if self._end_offset is not None and header.last_offset >= self._end_offset:
+            what = f"ends at offset {header.last_offset}, but the next segment begins at {self._end_offset}"
+            self._found(position, header.base_offset, what)
             return False
         if not last_offset < header.base_offset <= header.last_offset:
             what = f"offsets {header.base_offset} to {header.last_offset} do not follow {last_offset}"
@@ -404,8 +413,10 @@ def _prediction(
             kept = overlay.size(path) if is_there else 0
             lost_bytes += below.size(path) - kept
             lost_records += _records_behind(below, path, kept)
+    recovers_from = None if loaded is None else loaded.recovered_from
     return Prediction(
-        recovers_from=None if loaded is None else loaded.recovered_from,
+        recovers_from=recovers_from,
+        recovered_bytes=0 if recovers_from is None else _bytes_from(below, directory, recovers_from),
         log_start_offset=-1 if loaded is None else loaded.log_start_offset,
         log_end_offset=-1 if loaded is None else loaded.log_end_offset,
         cuts=tuple(cuts),
@@ -417,6 +428,12 @@ def _prediction(
         written=tuple(written),
         refusal=refusal,
     )
+
+
+def _bytes_from(file_system: FileSystem, directory: str, base_offset: int) -> int:
+    offsets = _offsets(file_system.list_directory(directory), LOG_SUFFIX)
+    names = (file_name(offset, LOG_SUFFIX) for offset in offsets if offset >= base_offset)
+    return sum(file_system.size(f"{directory}/{name}") for name in names)
 
 
 def _records_behind(file_system: FileSystem, path: str, position: int) -> int:

@@ -1,12 +1,40 @@
 """klamm log merge beside Kafka's StateChangeLogMerger, and on a file that Kafka has written."""
 
 import gzip
+import json
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.tools import main
-from support.oracles import java_tool
+from support.oracles import RealKafka, java_tool
+
+# As in Kafka's own log4j.properties, with the lines of single partitions.
+STATE_CHANGES = """
+log4j.logger.state.change.logger=TRACE, stateChanges
+log4j.additivity.state.change.logger=false
+log4j.appender.stateChanges=org.apache.log4j.FileAppender
+log4j.appender.stateChanges.File={file}
+log4j.appender.stateChanges.layout=org.apache.log4j.PatternLayout
+log4j.appender.stateChanges.layout.ConversionPattern=[%d] %p %m (%c)%n
+"""
+
+
+class LoggingKafka(RealKafka):
+    """A broker that writes a state-change.log."""
+
+    @property
+    def state_changes(self) -> Path:
+        return self.directory / "state-change.log"
+
+    def _command(self) -> list[str]:
+        command = super()._command()
+        with (self.directory / "log4j.properties").open("a") as file:
+            file.write(STATE_CHANGES.format(file=self.state_changes))
+        return command
 
 
 def lines(broker: int) -> str:
@@ -45,3 +73,48 @@ def test_the_same_lines_in_the_same_order(
     packed.write_bytes(gzip.compress(packed.read_bytes()))
     assert main.run(["log", "merge", *arguments]) == 0
     assert capfdbinary.readouterr().out == theirs
+
+
+@pytest.mark.long
+def test_the_story_of_a_partition_as_kafka_has_logged_it(
+    kafka_jars: Path,
+    real_zookeeper,
+    tmp_path: Path,
+    running: Callable[[RealKafka], RealKafka],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chroot = f"{real_zookeeper.connect}/{uuid.uuid4().hex}"
+    first, second = (
+        running(LoggingKafka(kafka_jars, tmp_path / str(number), chroot, broker_id=number)) for number in (1, 2)
+    )
+    first.start()
+    second.start()
+    admin = AdminClient({"bootstrap.servers": first.bootstrap})
+    admin.create_topics([NewTopic("t", replica_assignment=[[2, 1]])])["t"].result(60)
+    second.stop()
+    first.stop()
+
+    logs = f"{first.state_changes},{second.state_changes}"
+    for order in ("time", "causal"):
+        assert (
+            main.run([*f"log merge --logs {logs} --topic t --partitions 0 --story --json --order {order}".split()]) == 0
+        )
+        told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        states = [
+            (each["broker"], each["from_state"], each["to_state"], each.get("leader"), each.get("isr"))
+            for each in told
+            if each.get("from_state", "").endswith("Partition")
+        ]
+        assert states[:3] == [
+            (1, "NonExistentPartition", "NewPartition", None, None),
+            (1, "NewPartition", "OnlinePartition", 2, [2, 1]),
+            (1, "OnlinePartition", "OnlinePartition", 1, [1]),
+        ]
+        leaders = [
+            (each["broker"], each["leader_epoch"])
+            for each in told
+            if " starts at " in each["text"] and "leader" in each
+        ]
+        assert leaders == [(2, 0), (1, 1)]
+        assert {each["broker"] for each in told} == {1, 2}
+        assert all(each["controller_epoch"] == 1 for each in told if each["written_by"] == "controller")

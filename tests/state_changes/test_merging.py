@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.environment import SystemFileSystem
-from klamm.state_changes import merging
+from klamm.state_changes import files, merging
 from klamm.state_changes.entries import names
 from klamm.state_changes.files import StateChangeFile
 from klamm.state_changes.merging import Wanted, entries_of
@@ -31,9 +31,9 @@ def merged(paths: Sequence[Path], wanted: Wanted | None = None) -> tuple[list[st
     return [entry.decode() for run in runs for entry in run.entries], lost, notes
 
 
-def write(directory: Path, **files: str) -> list[Path]:
+def write(directory: Path, **contents: str) -> list[Path]:
     paths = []
-    for name, content in files.items():
+    for name, content in contents.items():
         path = directory / name
         path.write_bytes(gzip.compress(content.encode()) if name.endswith("gz") else content.encode())
         paths.append(path)
@@ -107,6 +107,15 @@ def test_damaged_files_are_named_and_the_rest_is_merged(tmp_path: Path) -> None:
     ]
 
 
+def test_what_follows_an_entry_of_absurd_size_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_ENTRY_BYTES", 300_000)
+    huge, last = line("10:00:00,000", "huge") + "\tat x\n" * 200_000, line("10:00:01,000", "last")
+    entries, lost, _ = merged(write(tmp_path, one=huge + last))
+    assert [entry[:37] for entry in entries] == [huge[:37], last[:37]]
+    assert len(entries[0]) < len(huge) - 100_000
+    assert lost == [f"{tmp_path}/one: an entry has more than 300000 bytes; the rest of it is left out"]
+
+
 def test_a_thousand_files_are_merged_with_few_open_files(tmp_path: Path) -> None:
     class Counting(SystemFileSystem):
         open_now = most = 0
@@ -171,21 +180,21 @@ PIECES = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    files=st.lists(PIECES, min_size=1, max_size=4),
+    histories=st.lists(PIECES, min_size=1, max_size=4),
     block_bytes=st.sampled_from([1, 64, 300, 100_000]),
     chooses=st.booleans(),
     zipped=st.booleans(),
 )
 def test_blocks_of_any_size_give_the_same_history(
     tmp_path_factory: pytest.TempPathFactory,
-    files: list[list[tuple[int, str, bool]]],
+    histories: list[list[tuple[int, str, bool]]],
     block_bytes: int,
     chooses: bool,
     zipped: bool,
 ) -> None:
     directory = tmp_path_factory.mktemp("logs")
     expected, paths = [], []
-    for number, pieces in enumerate(files):
+    for number, pieces in enumerate(histories):
         content = ""
         for at_ms, name, has_trace in sorted(pieces, key=lambda piece: piece[0]):
             time = f"10:00:{at_ms // 1000:02},{at_ms % 1000:03}"

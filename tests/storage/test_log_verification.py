@@ -140,6 +140,12 @@ def test_a_sound_log_has_no_findings() -> None:
             [("00000000000000000000.log", 0, 0, "checksum does not match")],
         ),
         (
+            # The checksum does not cover the base offset.
+            "00000000000000000000.log",
+            lambda data: b"\x00\x00\x00\x00\x01" + data[5:],
+            [("00000000000000000000.log", 0, 1 << 24, "but the next segment begins at")],
+        ),
+        (
             "00000000000000000000.log",
             lambda data: data[:-3],
             [("00000000000000000000.log", None, None, "cannot be read")],

@@ -56,6 +56,12 @@ def test_damage_and_what_a_start_would_do(directory: Path, capsys: pytest.Captur
     (directory / ".kafka_cleanshutdown").unlink()
     (directory / "recovery-point-offset-checkpoint").unlink()
     before = contents(directory)
+    assert verify(directory, "--topic", "u") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{directory}: broker 1 of cluster cluster, 2 partitions; was not shut down cleanly: logs will be recovered",
+        "a start recovers 1 partitions, and reads 15100 bytes for it",
+        "1 partitions, 4 segments, 100 batches, 200 records, 15100 bytes: no damage",
+    ]
     assert verify(directory, "--topic", "t", "--json") == 1
     of_directory, of_log = map(json.loads, capsys.readouterr().out.splitlines())
     assert (of_directory["is_clean"], of_directory["problems"]) == (False, [])

@@ -83,7 +83,7 @@ def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *,
         advance = stack.enter_context(progress("verifying", size, visible=not as_json))
         for directory in directories:
             is_damaged |= _tell_directory(directory, as_json)
-        totals = VerifiedLog()
+        totals, recovered_logs, recovered_bytes = VerifiedLog(), 0, 0
         for directory, key, path in chosen:
             is_compacted = key[0] in COMPACTED or key[0] in compacted
             try:
@@ -103,7 +103,11 @@ def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *,
                 continue
             is_damaged |= _tell_log(path, key, log, prediction, as_json)
             _add(totals, log)
+            recovered_logs += prediction.recovers_from is not None
+            recovered_bytes += prediction.recovered_bytes
     if not as_json:
+        if recovered_logs:
+            print(f"a start recovers {recovered_logs} partitions, and reads {recovered_bytes} bytes for it")
         print(
             f"{len(chosen)} partitions, {totals.segments} segments, {totals.batches} batches, {totals.records} records,"
             f" {totals.size_bytes} bytes: {'DAMAGED' if is_damaged else 'no damage'}"
