@@ -90,7 +90,7 @@ def test_the_story_of_a_partition_as_kafka_has_logged_it(
     first.start()
     second.start()
     admin = AdminClient({"bootstrap.servers": first.bootstrap})
-    admin.create_topics([NewTopic("t", replica_assignment=[[2, 1]])])["t"].result(60)
+    admin.create_topics([NewTopic("t", 1, replica_assignment=[[2, 1]])])["t"].result(60)
     second.stop()
     first.stop()
 
