@@ -1,5 +1,6 @@
 """The `klamm` command with Apache Kafka 2.8.2: it describes topics as kafka-topics does, and shares records with it."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,27 @@ def test_topics_are_described_as_kafka_topics_does(
     klamm(real_kafka, capsysbinary, "topics", "delete", "--topic", "tools-.*", "--yes")
     listed = java_tool(kafka_jars, *kafka_topics, "--list").split()
     assert b"tools-a" not in listed and b"tools-b" not in listed
+
+
+def test_topics_and_elections_go_through_the_znodes_too(
+    real_kafka: RealKafka, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    on_znodes = ("--zookeeper", str(real_kafka.properties["zookeeper.connect"]))
+
+    def run(*arguments: str) -> bytes:
+        assert main.run([*arguments, *on_znodes]) == 0
+        return capsysbinary.readouterr().out
+
+    run("topics", "create", "--topic", "tools-z", "--partitions", "2", "--replication-factor", "1")
+    over_wire = ("topics", "describe", "--topic", "tools-z")
+    deadline_s = time.monotonic() + 30
+    while (ours := klamm(real_kafka, capsysbinary, *over_wire, "--if-exists")).count(b"Leader: 0") < 2:
+        assert time.monotonic() < deadline_s
+    assert run("topics", "describe", "--topic", "tools-z") == ours
+    elected = b"Valid replica already elected for partitions tools-z-0\n"
+    named = ("elect", "preferred", "--topic", "tools-z", "--partition", "0", "--yes")
+    assert (run(*named), klamm(real_kafka, capsysbinary, *named)) == (elected, elected)
+    assert run("topics", "delete", "--topic", "tools-z", "--yes").startswith(b"Topic tools-z is marked for deletion.")
 
 
 def blocks(described: bytes) -> list[bytes]:

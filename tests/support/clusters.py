@@ -106,11 +106,12 @@ ZooKeeper = KlammZooKeeper | RealZooKeeper
 Broker = KlammBroker | RealKafka
 
 
-def forget_dead_broker(zookeeper_connect: str) -> None:
-    """Removes what a killed broker 0 still holds in ZooKeeper, as the end of its session would seconds later."""
+def forget_dead_broker(zookeeper_connect: str, broker_id: int = 0) -> None:
+    """Removes what a killed broker still holds in ZooKeeper, as the end of its session would seconds later; the
+    controller is elected again."""
     client = KazooClient(zookeeper_connect)
     client.start()
-    for path in ("/brokers/ids/0", "/controller"):
+    for path in (f"/brokers/ids/{broker_id}", "/controller"):
         if client.exists(path):
             client.delete(path)
     client.stop()

@@ -157,7 +157,7 @@ def java_classes_tool(jars: Sequence[Path], source: Path, *, stdin: bytes, timeo
     return done.stdout
 
 
-class _JavaServer(ABC):
+class JavaServer(ABC):
     """A Java server on a data directory that can be stopped, killed and started again."""
 
     name: str
@@ -220,7 +220,7 @@ class _JavaServer(ABC):
         return self.process.output() if self.process is not None else ""
 
 
-class RealZooKeeper(_JavaServer):
+class RealZooKeeper(JavaServer):
     """One standalone Apache ZooKeeper server on 127.0.0.1: 3.5.9 with `kafka_jars()`, 3.9 with `zookeeper39_jars()`."""
 
     name = "zookeeper"
@@ -342,7 +342,7 @@ class RealEnsemble:
         return [member for member in self.members if not member.is_leader]
 
 
-class RealKafka(_JavaServer):
+class RealKafka(JavaServer):
     """One Apache Kafka 2.8.2 broker on 127.0.0.1, with the given ZooKeeper connect string and data directory.
 
     `properties` are added to (and replace) the defaults below, which are a single broker's.
@@ -448,7 +448,7 @@ class RealKraft:
             broker.kill()
 
 
-class _KraftBroker(_JavaServer):
+class _KraftBroker(JavaServer):
     """One broker of `RealKraft`."""
 
     CLUSTER_ID = "a2xhbW0ta3JhZnQtdGVzdA"

@@ -198,8 +198,8 @@ class Loss:
     """What is known about an unclean election of one partition.
 
     `candidate` is the replica that the controller will elect. `lost_at_least` counts records beyond its log, up to the
-    largest offset that is known: `known_from` names the replica or the group. `silent` are the members of the ISR that
-    do not say where their logs end: their records beyond that are lost, too.
+    largest offset that is known: `known_from` names the replica or the group. `silent` are the members of the ISR (all
+    replicas while it is empty) that do not say where their logs end: their records beyond that are lost, too.
     """
 
     candidate: int
@@ -275,8 +275,11 @@ def _loss(
         others.append((committed[0], f"group {committed[1]}"))
     furthest, source = max(others, default=(0, None))
     lost = 0 if log_end is None else max(0, furthest - log_end)
+    # Kafka 4 takes also the last replica out of the ISR when it fails: then any of the replicas may have all records.
     silent = {
-        each: absence(partition, each, known) for each in partition.isr if not isinstance(known.log_ends.get(each), int)
+        each: absence(partition, each, known)
+        for each in partition.isr or partition.replicas
+        if each != candidate and not isinstance(known.log_ends.get(each), int)
     }
     return Loss(candidate, log_end, lost, source if lost else None, silent)
 
@@ -299,7 +302,7 @@ def loss_text(loss: Loss) -> str:
             known = f"{least}{loss.lost_at_least} records are lost: {loss.known_from} has committed a later offset"
         return f"{known}; {silent}, and what only it has is lost too" if silent else known
     if silent:
-        return f"the loss is unknown: all that the ISR has beyond is lost, and {silent}"
+        return f"the loss is unknown: {silent}, and what only it has is lost"
     return "no loss is known"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
-from klamm.protocol.vocabulary import NO_LEADER
+from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER
 from klamm.tools.cluster_view import PartitionView
 from klamm.tools.topics.descriptions import (
     TopicDescription,
@@ -131,7 +131,7 @@ def outage(partition: PartitionView, broker_id: int, known: Circumstances) -> st
 
 
 def _without_leader(partition: PartitionView, known: Circumstances) -> Iterator[str]:
-    if not partition.isr:
+    if not partition.isr and partition.leader_epoch == NO_EPOCH:
         yield "no leader was elected yet"
         return
     offline = {each: outage(partition, each, known) for each in dict.fromkeys((*partition.isr, *partition.replicas))}
@@ -139,7 +139,8 @@ def _without_leader(partition: PartitionView, known: Circumstances) -> Iterator[
         able = [each for each in partition.isr if offline[each] is None]
         yield f"{_brokers(able)} of the ISR can lead, and the controller has not elected a leader yet"
         return
-    yield f"no replica of the ISR ({_brokers(partition.isr)}) can lead"
+    # Kafka 4 takes also the last replica out of the ISR when it fails, and keeps it as an eligible leader replica.
+    yield f"no replica of the ISR ({_brokers(partition.isr)}) can lead" if partition.isr else "the ISR is empty"
     yield from (why for why in offline.values() if why is not None)
     able = [each for each in partition.replicas if offline[each] is None]
     if able and known.unclean:
@@ -147,7 +148,7 @@ def _without_leader(partition: PartitionView, known: Circumstances) -> Iterator[
     elif able:
         yield (
             f"{_brokers(able)} may not lead, as records may be lost and unclean.leader.election.enable is false:"
-            " start a broker of the ISR, or see `klamm elect unclean`"
+            " start the brokers that are down, or see `klamm elect unclean`"
         )
 
 

@@ -26,7 +26,8 @@ P0, P1, P2, P3 = (TopicPartition("t", number) for number in range(4))
 
 
 def view(*partitions: str, live: str = "123", offline: tuple[int, ...] = ()) -> ClusterView:
-    """Partitions of t as "leader replicas isr [epoch]", where "-" is no leader; brokers have one digit each."""
+    """Partitions of t as "leader replicas isr [epoch]", with "-" for no leader and "." for an empty ISR; brokers have
+    one digit each."""
     found = {}
     for number, text in enumerate(partitions):
         leader, replicas, isr, *epoch = text.split()
@@ -34,7 +35,7 @@ def view(*partitions: str, live: str = "123", offline: tuple[int, ...] = ()) -> 
             -1 if leader == "-" else int(leader),
             int(epoch[0]) if epoch else 5,
             tuple(map(int, replicas)),
-            tuple(map(int, isr)),
+            tuple(map(int, isr.strip("."))),
             offline=offline,
         )
     return ClusterView({int(each): BrokerView(int(each), ("h", 9092)) for each in live}, found)
@@ -194,7 +195,7 @@ def test_a_plan_is_shown_in_lines() -> None:
 # -- unclean elections ------------------------------------------------------------------------------------------------
 
 DEAD = "broker 1 is not live"
-UNKNOWN = f"the loss is unknown: all that the ISR has beyond is lost, and {DEAD}"
+UNKNOWN = f"the loss is unknown: {DEAD}, and what only it has is lost"
 STORAGE = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
 SILENT = KafkaError(ErrorCode.NETWORK_EXCEPTION, "no answer")
 
@@ -233,6 +234,11 @@ def test_the_loss_of_an_unclean_election(
     commits = {} if committed is None else {P0: committed}
     plan = unclean_plan(view("- 123 1", live="23"), [P0], {P0: log_ends}, commits)
     assert list(unclean_lines(plan)) == [f"t-0: leader none -> {line}"]
+
+
+def test_without_an_isr_any_replica_may_have_more() -> None:
+    plan = unclean_plan(view("- 213 .", live="23"), [P0], {P0: {2: 90, 3: 90}})
+    assert list(unclean_lines(plan)) == [f"t-0: leader none -> 2, whose log ends at offset 90; {UNKNOWN}"]
 
 
 def test_a_replica_of_the_isr_that_is_back_loses_nothing() -> None:

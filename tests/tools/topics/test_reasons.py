@@ -52,7 +52,18 @@ def test_why_a_live_replica_is_not_in_the_isr(log_end: int | KafkaError | None, 
             False,
             ["the leader, broker 1, is not live, and no other is elected yet"],
         ),
-        (partition(-1, "12", ""), {1, 2}, False, ["no leader was elected yet"]),
+        (PartitionView(-1, -1, (1, 2), ()), {1, 2}, False, ["no leader was elected yet"]),
+        (
+            partition(-1, "12", ""),
+            {2},
+            False,
+            [
+                "the ISR is empty",
+                "broker 1 is not live",
+                "broker 2 may not lead, as records may be lost and unclean.leader.election.enable is false:"
+                " start the brokers that are down, or see `klamm elect unclean`",
+            ],
+        ),
         (
             partition(-1, "12", "12"),
             {2},
@@ -78,7 +89,7 @@ def test_why_a_live_replica_is_not_in_the_isr(log_end: int | KafkaError | None, 
                 "no replica of the ISR (broker 1) can lead",
                 "broker 1 is not live",
                 "brokers 2, 3 may not lead, as records may be lost and unclean.leader.election.enable is false:"
-                " start a broker of the ISR, or see `klamm elect unclean`",
+                " start the brokers that are down, or see `klamm elect unclean`",
             ],
         ),
         (
