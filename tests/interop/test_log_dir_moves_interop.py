@@ -1,0 +1,119 @@
+"""One program continues a move between log directories that the other has begun."""
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka import TopicPartition as Position
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from klamm.client.configs import ConfigResource, incremental_alter_configs
+from klamm.client.log_dirs import ReplicaInfo, TopicPartitionReplica, alter_replica_log_dirs, describe_log_dirs
+from klamm.client.options import ClientOptions
+from klamm.client.properties import parse_addresses
+from klamm.client.threads import Work, call
+from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType, TopicPartition
+from support.clusters import Broker, KlammBroker
+from support.oracles import RealKafka, RealZooKeeper
+
+TOPIC = "moved"
+PARTITION = TopicPartition(TOPIC, 0)
+THROTTLE = "replica.alter.log.dirs.io.max.bytes.per.second"
+RECORDS = 4_000
+
+
+def ask(broker: Broker, work: "Work[Any]") -> Any:
+    return call(ClientOptions(parse_addresses("bootstrap", broker.bootstrap)), work)
+
+
+def throttle(broker: Broker, rate: int | None) -> None:
+    change = AlterConfigOp(THROTTLE, None if rate is None else str(rate), OpType.DELETE if rate is None else OpType.SET)
+    resource = ConfigResource(ConfigResourceType.BROKER, "0")
+    assert ask(broker, lambda client: incremental_alter_configs(client, {resource: [change]})) == {resource: None}
+
+
+def replicas(broker: Broker) -> dict[str, ReplicaInfo]:
+    """The current log and the future log, by the name of their log directory."""
+    found = ask(broker, lambda client: describe_log_dirs(client, [0], [PARTITION]))[0]
+    return {
+        Path(path).name: directory.replicas[PARTITION]
+        for path, directory in found.items()
+        if PARTITION in directory.replicas
+    }
+
+
+def values(broker: Broker, count: int) -> list[bytes]:
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g", "enable.auto.commit": False})
+    consumer.assign([Position(TOPIC, 0, 0)])
+    found = [message.value().rstrip(b".") for message in consumer.consume(count, 60)]
+    consumer.close()
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("order", ["klamm then Kafka", "Kafka then klamm"])
+def test_a_move_that_one_program_has_begun_is_continued_by_the_other(
+    kafka_jars: Path, real_zookeeper: RealZooKeeper, tmp_path: Path, running: Callable[[Any], Any], order: str
+) -> None:
+    chroot = uuid.uuid4().hex
+    properties = {
+        "log.dirs": f"{tmp_path}/one,{tmp_path}/two",
+        "log.segment.bytes": 500_000,
+        "file.delete.delay.ms": 1_000,
+        "log.segment.delete.delay.ms": 1_000,
+        "zookeeper.session.timeout.ms": 2_000,
+    }
+    connect = f"{real_zookeeper.connect}/{chroot}"
+    klamm: Broker = running(KlammBroker(tmp_path / "klamm", connect, properties=properties))
+    kafka: Broker = running(RealKafka(kafka_jars, tmp_path / "kafka", connect, properties=properties))
+    first, second = (klamm, kafka) if order.startswith("klamm") else (kafka, klamm)
+
+    first.start()
+    admin = AdminClient({"bootstrap.servers": first.bootstrap})
+    admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(60)
+    producer = Producer({"bootstrap.servers": first.bootstrap, "batch.num.messages": 10, "enable.idempotence": True})
+    expected = [b"%d" % number for number in range(RECORDS)]
+    for value in expected:
+        producer.produce(TOPIC, value.ljust(1_000, b"."))
+        producer.poll(0)
+    assert producer.flush(60) == 0
+
+    throttle(first, 200_000)
+    (source,) = replicas(first)
+    target = "two" if source == "one" else "one"
+    replica = TopicPartitionReplica(TOPIC, 0, 0)
+    altered = ask(first, lambda client: alter_replica_log_dirs(client, {replica: str(tmp_path / target)}))
+    assert altered == {replica: None}
+    while (found := replicas(first)).get(target, ReplicaInfo(0, 0, True)).size_bytes < 600_000:
+        pass
+    assert (found[source].is_future, found[target].is_future) == (False, True)
+    assert 0 < found[target].offset_lag < RECORDS
+    first.kill()
+    (future,) = (tmp_path / target).glob(f"{TOPIC}-0.*-future")
+    copied_bytes = sum(file.stat().st_size for file in future.glob("*.log"))
+    assert copied_bytes > 500_000
+    real_zookeeper.wait_until_gone(f"/{chroot}/brokers/ids/0")
+
+    second.start()
+    assert values(second, RECORDS) == expected
+    # The copy is continued, not begun again.
+    while (at_start := replicas(second).get(target)) is None:
+        pass
+    assert at_start.is_future
+    assert at_start.size_bytes > 400_000
+    throttle(second, None)
+    while list(replicas(second)) != [target]:
+        pass
+    assert not replicas(second)[target].is_future
+    assert values(second, RECORDS) == expected
+    while (tmp_path / source).joinpath(f"{TOPIC}-0").exists() or not (tmp_path / target / f"{TOPIC}-0").exists():
+        pass
+    second.stop()
+    real_zookeeper.wait_until_gone(f"/{chroot}/brokers/ids/0")
+    first.start()
+    assert values(first, RECORDS) == expected
+    assert list(replicas(first)) == [target]
