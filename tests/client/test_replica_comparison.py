@@ -301,6 +301,7 @@ def test_a_check_skips_what_retention_has_removed() -> None:
     assert (check.position, check.start_offset, check.removed_offsets, check.differences.found) == (10, 10, 0, [])
     check.feed({1: window(batch(10, 19), 20), 2: window(batch(10, 19), 20)}, 0)
     assert check.is_done and check.position == 20
+    assert check.size_bytes == 2 * len(batch(10, 19))
 
 
 def test_offsets_that_retention_removes_during_the_check_are_counted() -> None:
@@ -367,9 +368,13 @@ def test_a_check_that_follows_takes_replicas_in_again() -> None:
     check = PartitionCheck(PARTITION, [1, 2], 0, follows=True)
     check.feed({1: window(WHOLE, 20), 2: Failed("refused", is_final=True)}, 0)
     assert (check.position, check.active, check.is_done) == (20, [1], False)
-    for now_s, active in ((29, [1]), (30, [1, 2])):
-        check.feed({1: window(b"", 20)}, now_s)
-        assert check.active == active
+    assert (check.to_ask(29), check.to_ask(30)) == ([1], [1, 2])
+    empty = window(b"", 20)
+    check.feed({1: empty, 2: Failed("refused", is_final=True)}, 30)
+    assert (check.active, check.to_ask(59), check.to_ask(60)) == ([1], [1], [1, 2])
+    assert check.set_aside == {2: SetAside(0, "refused")}
+    check.feed({1: empty, 2: empty}, 60)
+    assert (check.active, check.set_aside) == ([1, 2], {})
 
 
 def test_differences_one_after_another_are_one() -> None:

@@ -97,6 +97,19 @@ class PartitionCheck:
         """The replicas that count, in their order."""
         return [replica for replica in self.replicas if replica not in self.set_aside]
 
+    def to_ask(self, now_s: float) -> list[int]:
+        """The replicas that count. A check that follows also asks those that it set aside, from time to time."""
+
+        def is_due(replica: int) -> bool:
+            rest_s = REST * self.patience_s
+            return self.follows and now_s - self._set_aside_at_s.get(replica, now_s) >= rest_s
+
+        return [
+            replica
+            for replica in self.replicas
+            if replica not in self.set_aside or (is_due(replica) and not self.set_aside[replica].is_broken)
+        ]
+
     @property
     def is_done(self) -> bool:
         if self.gone is not None:
@@ -132,25 +145,22 @@ class PartitionCheck:
         return max(self.high_watermarks.values()) - self.high_watermarks[replica]
 
     def feed(self, answers: Mapping[int, Answer], now_s: float) -> list[Difference]:
-        """Takes the answers of all active replicas, to a fetch from `position`. Returns new differences."""
-        if self.follows:
-            self._take_in_again(now_s)
+        """Takes the answers of the replicas to ask, to a fetch from `position`. Returns new differences."""
+        self._take_in_again(answers, now_s)
+        answers = {replica: answer for replica, answer in answers.items() if replica not in self.set_aside}
         self.consumed_bytes = {}
         windows = {replica: answer for replica, answer in answers.items() if isinstance(answer, Window)}
         for replica, window in windows.items():
             self.high_watermarks[replica] = window.high_watermark
             self._failing_since_s.pop(replica, None)
-            self.size_bytes += len(window.records)
         if self._skip_removed(answers):
             return []
         for replica, answer in answers.items():
             if isinstance(answer, Failed):
                 reason, is_final = answer
             elif isinstance(answer, OutOfRange):
-                reason, is_final = (
-                    f"its log ends at offset {answer.log_end_offset}, before offset {self.position}",
-                    False,
-                )
+                reason = f"its log ends at offset {answer.log_end_offset}, before offset {self.position}"
+                is_final = False
             else:
                 continue
             if is_final or self._is_over(self._failing_since_s, replica, now_s):
@@ -187,11 +197,13 @@ class PartitionCheck:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _take_in_again(self, now_s: float) -> None:
-        for replica, at_s in list(self._set_aside_at_s.items()):
-            if now_s - at_s >= REST * self.patience_s:
-                del self._set_aside_at_s[replica]
-                self.set_aside.pop(replica, None)
+    def _take_in_again(self, answers: Mapping[int, Answer], now_s: float) -> None:
+        """A replica that was set aside counts again when it answers."""
+        for replica in [replica for replica in self.set_aside if replica in answers]:
+            if isinstance(answers[replica], Window):
+                del self.set_aside[replica]
+            else:
+                self._set_aside_at_s[replica] = now_s
 
     def _skip_removed(self, answers: Mapping[int, Answer]) -> bool:
         """Continues where the log of every replica has begun. Returns whether offsets were skipped."""

@@ -249,7 +249,7 @@ class _Verifier:
 
     async def _step(self, check: PartitionCheck) -> bool:
         """One fetch from each replica. Returns whether it has brought the check further."""
-        active, before, aside = check.active, check.position, dict(check.set_aside)
+        active, before, aside = check.to_ask(self._loop.time()), check.position, dict(check.set_aside)
         fetches = (
             self._fetcher(replica).fetch(check.partition, before, is_alone=replica in check.hungry)
             for replica in active
@@ -257,7 +257,7 @@ class _Verifier:
         answers: dict[int, Answer] = dict(zip(active, await asyncio.gather(*fetches), strict=True))
         if any(isinstance(answer, Failed) for answer in answers.values()):
             await self._look_again(check)
-        answers = {replica: answer for replica, answer in answers.items() if replica in check.active}
+        answers = {replica: answer for replica, answer in answers.items() if replica in check.replicas}
         differences = check.feed(answers, self._loop.time())
         for replica, was in aside.items():
             if replica not in check.set_aside:

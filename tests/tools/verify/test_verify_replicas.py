@@ -5,6 +5,9 @@ import io
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -183,3 +186,73 @@ def test_directories_of_one_broker_have_nothing_to_compare_with(cluster: Cluster
     directory = cluster.broker(0).data_directory
     said = verify("--log-dirs", str(directory), code=1)
     assert "at least two brokers" in said
+
+
+class Following:
+    """`klamm verify replicas --continuous` as a process, and its lines."""
+
+    def __init__(self, cluster: Cluster, topic: str, *options: str) -> None:
+        command = [sys.executable, "-m", "klamm", "verify", "replicas", "--continuous", "--topic", topic, *options]
+        where = ["--bootstrap-server", cluster.bootstrap, "--report-interval-ms", "100", "--max-wait-ms", "50"]
+        self.process = subprocess.Popen([*command, *where], stdout=subprocess.PIPE, text=True)
+
+    def line(self, pattern: str) -> str:
+        """The next line that matches, without its time."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if re.search(pattern, line):
+                return re.sub(f"^{TIME}", "", line.rstrip())
+        raise AssertionError(f"the command has ended without {pattern}")
+
+    def interrupt(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(20)
+
+    def __enter__(self) -> "Following":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def test_a_verification_without_an_end_follows_what_is_written(cluster: Cluster) -> None:
+    create(cluster, "followed", "0:1:2")
+    produce(cluster, "followed", 5)
+    with Following(cluster, "followed") as following:
+        assert following.line("started") == "verification process is started."
+        expected = "max lag is 0 for partition followed-0 at offset 5 among 1 partitions"
+        assert following.line("max lag is 0") == expected
+        produce(cluster, "followed", 5)
+        following.line("max lag is 0 for partition followed-0 at offset 10 ")
+        assert following.interrupt() == 130
+
+
+def test_a_verification_without_an_end_outlives_a_broker_and_takes_it_in_again(cluster: Cluster) -> None:
+    create(cluster, "outlived", "0:1:2")
+    with Following(cluster, "outlived", "--patience-ms", "300", "--json") as following:
+        following.line('"report"')
+        cluster.kill(2)
+        cluster.until(lambda: 2 not in cluster.isr("outlived"))
+        aside = json.loads(following.line("not-verified"))
+        assert (aside["topic"], aside["replica"], aside["from_offset"]) == ("outlived", 2, 0)
+        produce(cluster, "outlived", 5)
+        following.line('"offset": 5')
+        cluster.start(2)
+        cluster.until(lambda: 2 in cluster.isr("outlived"))
+        again = json.loads(following.line("verified-again"))
+        assert (again["replica"], again["missed_from_offset"]) == (2, 0)
+        assert following.interrupt() == 130
+
+
+def test_an_interrupted_verification_that_has_found_a_difference_ends_with_1(cluster: Cluster) -> None:
+    create(cluster, "interrupted", "0:1:2")
+    produce(cluster, "interrupted", 5)
+    cluster.stop(2)
+    change_records(first_segment(cluster.broker(2).data_directory, "interrupted"), 3)
+    cluster.start(2)
+    cluster.until(lambda: 2 in cluster.isr("interrupted"))
+    with Following(cluster, "interrupted", "--time", "-2") as following:
+        assert following.line("unmatched").startswith("partition interrupted-0 has unmatched checksum at offset 3; ")
+        following.line("max lag is 0")
+        assert following.interrupt() == 1
