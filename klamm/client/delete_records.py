@@ -26,26 +26,11 @@ async def delete_records(
     After REQUEST_TIMED_OUT the leader has deleted the records; some follower has not reported yet. Raises ClientError.
     """
     wait_ms = client.request_timeout_ms if timeout_ms is None else timeout_ms
-    struct = DeleteRecordsRequest.DeleteRecordsTopic
 
     async def ask(
         connection: Connection, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, int | KafkaError]:
-        request = DeleteRecordsRequest(
-            timeout_ms=wait_ms,
-            topics=[
-                struct(
-                    name=name,
-                    partitions=[
-                        struct.DeleteRecordsPartition(
-                            partition_index=number, offset=offsets[TopicPartition(name, number)]
-                        )
-                        for number in numbers
-                    ],
-                )
-                for name, numbers in by_topic(partitions).items()
-            ],
-        )
+        request = delete_records_request({partition: offsets[partition] for partition in partitions}, wait_ms)
         response = await connection.send(
             ApiKey.DELETE_RECORDS, lambda version: request, timeout_ms=wait_ms + ANSWER_MARGIN_MS
         )
@@ -58,3 +43,20 @@ async def delete_records(
     # Asked again, the high watermark may be another one: records would go that were written meanwhile.
     repeatable = TO_HIGH_WATERMARK not in offsets.values()
     return await fan_out(client, offsets, leaders(client), ask, retriable=RETRIABLE, repeatable=repeatable)
+
+
+def delete_records_request(offsets: Mapping[TopicPartition, int], timeout_ms: int) -> DeleteRecordsRequest:
+    struct = DeleteRecordsRequest.DeleteRecordsTopic
+    return DeleteRecordsRequest(
+        timeout_ms=timeout_ms,
+        topics=[
+            struct(
+                name=name,
+                partitions=[
+                    struct.DeleteRecordsPartition(partition_index=number, offset=offsets[TopicPartition(name, number)])
+                    for number in numbers
+                ],
+            )
+            for name, numbers in by_topic(offsets).items()
+        ],
+    )

@@ -19,6 +19,7 @@ Source: kafka.cluster.IsrState, kafka.cluster.Partition.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from klamm.protocol.vocabulary import UNKNOWN_OFFSET
 from klamm.replication.replica import Replica
 
 
@@ -92,17 +93,21 @@ def high_watermark(
     return offset
 
 
-def may_join(state: IsrState, replica: Replica, high_watermark: int, leader_epoch_start_offset: int) -> bool:
-    """Whether a replica may join the ISR: it has every committed record and has reached the current leader epoch.
+def may_join(
+    state: IsrState, replica: Replica, high_watermark: int, leader_epoch_start_offset: int, log_start_offset: int
+) -> bool:
+    """Whether a replica may join the ISR: it has every committed record, has reached the current leader epoch, and has
+    deleted what the leader has.
 
     A replica behind the epoch's start could lack records that an earlier leader committed above this leader's high
-    watermark.
+    watermark. A replica with deleted records would bring them back as the next leader.
     """
     return (
         not state.is_inflight
         and replica.broker_id not in state.isr
         and replica.log_end_offset >= high_watermark
         and replica.log_end_offset >= leader_epoch_start_offset
+        and (replica.log_start_offset >= log_start_offset or replica.log_start_offset == UNKNOWN_OFFSET)
     )
 
 

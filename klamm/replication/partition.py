@@ -54,7 +54,7 @@ TO_HIGH_WATERMARK = -1
 
 class Partition:
     """A hosted partition. `on_high_watermark` is called for each advance, `on_low_watermark` on the leader whenever a
-    follower reports another log start offset."""
+    follower reports another log start offset or has left the ISR."""
 
     def __init__(
         self,
@@ -285,11 +285,12 @@ class Partition:
         return offset
 
     def low_watermark(self, is_live: Callable[[int], object]) -> int:
-        """The offset before which the records are deleted on this leader and on all followers that are live, so that no
-        restart brings them back."""
-        low_watermark = self.log.durable_log_start_offset
+        """The offset before which the records are deleted on this leader and on all followers that are live or may be
+        elected, so that no restart brings them back."""
+        low_watermark, maximal_isr = self.log.durable_log_start_offset, self.isr_state.maximal_isr
         for replica in self._remote_replicas.values():
-            if replica.log_start_offset < low_watermark and is_live(replica.broker_id):
+            counts = replica.broker_id in maximal_isr or is_live(replica.broker_id)
+            if replica.log_start_offset < low_watermark and counts:
                 low_watermark = replica.log_start_offset
         return low_watermark
 
@@ -372,8 +373,10 @@ class Partition:
         has_moved = replica.log_end_offset != fetch_offset
         has_other_start = replica.log_start_offset != log_start_offset
         replica.update_fetch_state(fetch_offset, log_start_offset, now_ms, self.log.log_end_offset)
-        start_offset = self.leader_epoch_start_offset
-        if start_offset is not None and may_join(self.isr_state, replica, self.log.high_watermark, start_offset):
+        start_offset, log = self.leader_epoch_start_offset, self.log
+        if start_offset is not None and may_join(
+            self.isr_state, replica, log.high_watermark, start_offset, log.log_start_offset
+        ):
             self._propose(PendingExpandIsr(self.isr_state.isr, replica_id))
         if has_moved:
             self._advance_high_watermark(now_ms)
@@ -434,8 +437,9 @@ class Partition:
         _log.info("The ISR of %s is %s now, in version %d", self, result.isr, result.zk_version)
         self._commit_isr(result.isr)
         self.zk_version = result.zk_version
-        # Records that waited for the replicas that have left may be committed now.
+        # Records and deletions that waited for the replicas that have left may be committed now.
         self._advance_high_watermark()
+        self._on_low_watermark(self)
 
     def _commit_isr(self, isr: tuple[int, ...]) -> None:
         self.isr_state = CommittedIsr(isr)

@@ -24,6 +24,7 @@ from klamm.simulation.group_workload import GroupWorkload
 from klamm.simulation.process import ProcessDead
 from klamm.simulation.run_shape import RunShape, draw_shape
 from klamm.simulation.small_slices import small_slices
+from klamm.simulation.trimming import Trimming
 from klamm.simulation.verdict import come_to_rest, converge, judge
 from klamm.simulation.workload import Workload, create_topic
 from klamm.simulation.world import Node, World
@@ -34,6 +35,8 @@ IS_IDEMPOTENT: dict[PartitionKey, bool] = {(TOPIC, 0): True, (TOPIC, 1): False, 
 ONLY_LEADER: PartitionKey = (TOPIC, 3)
 # A topic of one partition, with acks=1: any replica may lead it.
 UNCLEAN_TOPIC = "unclean"
+# A topic of one partition, with acks=all, whose records are deleted while others are written.
+TRIMMED_TOPIC = "trimmed"
 GROUP = "workers"
 STEPS = 18
 SHARE_OF_WORK = 0.4
@@ -336,11 +339,14 @@ async def _run(world: World, shape: RunShape, steps: int) -> str:
         world, cluster.client, GROUP, list(IS_IDEMPOTENT), coordinator_id=lambda: cluster.coordinator(GROUP)
     )
     group.start()
+    trimming = Trimming(world, cluster, (TRIMMED_TOPIC, 0))
+    trimming.start(PRODUCER_PAUSE_S)
     administrator = Administrator(cluster, UNCLEAN_TOPIC, shape.min_insync_replicas)
     await RandomFaults(cluster, administrator, group, logs_flush=shape.logs_flush).run(steps)
     world.trace.add("faults", "heal")
     await cluster.heal()
     await workload.stop_producing()
+    await trimming.stop()
     await group.until_stable()
     await group.ledger.until_commits(len(IS_IDEMPOTENT))
     await group.stop()
@@ -348,11 +354,13 @@ async def _run(world: World, shape: RunShape, steps: int) -> str:
     whole = await converge(cluster)
     await group.check_committed()
     await workload.produce_more(BATCHES_OF_A_WHOLE_CLUSTER)
-    counts = await judge(cluster, workload, whole)
+    counts = await judge(cluster, workload, whole, trimmed=[TRIMMED_TOPIC])
     await come_to_rest(cluster)
+    trimming.check()
+    trimming.check_records()
     await node.run(administrator.close())
     await cluster.close()
-    return f"{shape.brokers} brokers, {counts}"
+    return f"{shape.brokers} brokers, {counts}, {trimming.answered} of {trimming.end} deleted"
 
 
 async def _create_topics(cluster: SimulatedCluster, shape: RunShape) -> None:
@@ -360,6 +368,7 @@ async def _create_topics(cluster: SimulatedCluster, shape: RunShape) -> None:
     for topic, partitions, configs in (
         (TOPIC, len(IS_IDEMPOTENT) + 1, {}),
         (UNCLEAN_TOPIC, 1, {"unclean.leader.election.enable": "true"}),
+        (TRIMMED_TOPIC, 1, {"segment.bytes": "2048"}),
     ):
         await create_topic(
             client, topic, partitions=partitions, replication_factor=shape.replication_factor, configs=configs

@@ -5,7 +5,7 @@ the clients with the data on every replica's disk (safety).
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -129,8 +129,12 @@ async def _missing_at_broker(cluster: SimulatedCluster, broker: SimulatedBroker)
 # -- safety ---------------------------------------------------------------------------------------------------------
 
 
-async def judge(cluster: SimulatedCluster, workload: Workload, whole: Whole | None = None) -> str:
+async def judge(
+    cluster: SimulatedCluster, workload: Workload, whole: Whole | None = None, trimmed: Collection[str] = ()
+) -> str:
     """Waits until the consumers have read all records, and compares. Returns the counts as text. AssertionError.
+
+    The replicas of `trimmed` topics, whose records are deleted, may begin at different offsets: they are left out.
 
     Producers must have stopped, and the cluster must be whole; all records acknowledged since `whole` must be there. A
     partition has at most one producer.
@@ -150,8 +154,8 @@ async def judge(cluster: SimulatedCluster, workload: Workload, whole: Whole | No
         ends[producer.key] = len(records)
     async with asyncio.timeout(CONVERGENCE_TIMEOUT_S):
         await workload.stop_consuming(ends)
-    await compare_replicas(cluster)
-    check_leader_epochs(cluster)
+    await compare_replicas(cluster, trimmed)
+    check_leader_epochs(cluster, trimmed)
     for consumer in workload.consumers:
         records = _records(_leader_log(cluster, consumer.key))
         assert consumer.records == [(each.offset, each.value) for each in records], consumer.key
@@ -197,19 +201,19 @@ def _check_acknowledged_by_leader(producer: Producer, records: list[Record], led
         )
 
 
-async def compare_replicas(cluster: SimulatedCluster) -> None:
+async def compare_replicas(cluster: SimulatedCluster, trimmed: Collection[str] = ()) -> None:
     """Waits a short time for followers; then all replicas of every partition must be the same, byte for byte."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONVERGENCE_TIMEOUT_S
-    while differences := _differences(cluster):
+    while differences := _differences(cluster, trimmed):
         assert loop.time() < deadline, f"replicas differ: {'; '.join(differences)}"
         await asyncio.sleep(CHECK_INTERVAL_S)
 
 
-def check_leader_epochs(cluster: SimulatedCluster) -> None:
+def check_leader_epochs(cluster: SimulatedCluster, trimmed: Collection[str] = ()) -> None:
     """Every replica knows the start offset of each leader epoch with records; truncation needs it. AssertionError."""
     for key, state in cluster.state.partitions().items():
-        for broker_id in state.isr:
+        for broker_id in () if key[0] in trimmed else state.isr:
             partition = hosted_partition(cluster, broker_id, key)
             assert partition is not None, f"broker {broker_id} does not host {key[0]}-{key[1]}"
             begins: dict[int, int] = {}
@@ -221,9 +225,11 @@ def check_leader_epochs(cluster: SimulatedCluster) -> None:
             )
 
 
-def _differences(cluster: SimulatedCluster) -> list[str]:
+def _differences(cluster: SimulatedCluster, trimmed: Collection[str]) -> list[str]:
     differences = []
     for (topic, partition), state in cluster.state.partitions().items():
+        if topic in trimmed:
+            continue
         logs = {broker_id: replica_bytes(cluster.brokers[broker_id], (topic, partition)) for broker_id in state.isr}
         if len(set(logs.values())) > 1:
             described = [f"{len(log)} bytes {checksum(log)} on {broker_id}" for broker_id, log in logs.items()]

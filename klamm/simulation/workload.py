@@ -92,7 +92,7 @@ class PartitionClient:
                 response = await connection.send(api_key, lambda version: request, timeout_ms=2 * ATTEMPT_TIMEOUT_MS)
             except (ClientError, KafkaError):
                 return None
-            topic = response.responses[0]
+            topic = (response.topics if api_key is ApiKey.DELETE_RECORDS else response.responses)[0]
             result = topic.partition_responses[0] if api_key is ApiKey.PRODUCE else topic.partitions[0]
             if result.error_code in RETRIABLE_ERRORS:
                 return None

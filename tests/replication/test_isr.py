@@ -65,12 +65,23 @@ def test_the_high_watermark(replicas, maximal_isr, expected) -> None:
     ],
 )
 def test_who_may_join(state, end, joins) -> None:
-    assert may_join(state, replica(3, end), high_watermark=7, leader_epoch_start_offset=5) is joins
+    assert may_join(state, replica(3, end), high_watermark=7, leader_epoch_start_offset=5, log_start_offset=0) is joins
 
 
 def test_nobody_joins_before_it_has_reached_the_leaders_epoch() -> None:
-    assert not may_join(CommittedIsr((1,)), replica(3, 7), high_watermark=5, leader_epoch_start_offset=8)
-    assert may_join(CommittedIsr((1,)), replica(3, 8), high_watermark=5, leader_epoch_start_offset=8)
+    assert not may_join(
+        CommittedIsr((1,)), replica(3, 7), high_watermark=5, leader_epoch_start_offset=8, log_start_offset=0
+    )
+    assert may_join(
+        CommittedIsr((1,)), replica(3, 8), high_watermark=5, leader_epoch_start_offset=8, log_start_offset=0
+    )
+
+
+@pytest.mark.parametrize(("start", "joins"), [(5, False), (6, True), (7, True), (-1, True)])
+def test_a_replica_with_deleted_records_may_not_join(start, joins) -> None:
+    joining = replica(3, 8)
+    joining.log_start_offset = start  # -1: a broker of an old version does not say
+    assert may_join(CommittedIsr((1,)), joining, 8, 0, log_start_offset=6) is joins
 
 
 def test_who_is_out_of_sync() -> None:

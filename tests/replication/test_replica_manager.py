@@ -482,12 +482,29 @@ async def test_a_deletion_times_out_and_stays_done(broker):
 
 @scenario
 async def test_a_deletion_waits_for_no_broker_that_is_dead_or_dies(broker):
-    await leads_four_records(broker)
+    partition = await leads_four_records(broker)
     del broker.live[3]
+    await broker.tell(state(0, epoch=1, isr=(1, 2)))
     result, task = await waiting_deletion(broker, 2)
-    assert not task.done()
     del broker.live[2]
     list(broker.manager.brokers_died([2]))
+    await settle()
+    assert not task.done()  # Broker 2 could still be elected, and would bring the records back.
+    await broker.tell(state(0, epoch=2, isr=(1,)))
+    await task
+    assert (result.error_code, result.low_watermark) == (OK, 2)
+    assert partition.low_watermark(lambda broker_id: True) == 0
+
+
+@scenario
+async def test_a_deletion_waits_for_no_broker_outside_the_isr_once_it_is_dead(broker):
+    await leads_four_records(broker)
+    await broker.tell(state(0, epoch=1, isr=(1, 2)))
+    await report(broker, 2, 4, 4)
+    result, task = await waiting_deletion(broker, 2)
+    assert not task.done()
+    del broker.live[3]
+    list(broker.manager.brokers_died([3]))
     await task
     assert (result.error_code, result.low_watermark) == (OK, 2)
 

@@ -24,11 +24,14 @@ from klamm.replication.replica_manager import ReplicaManager
 from klamm.simulation.cluster import LOG_DIRS, SimulatedCluster
 from klamm.simulation.determinism import assert_same_trace
 from klamm.simulation.random_faults import random_faults
+from klamm.simulation.trimming import Trimming
 from klamm.simulation.verdict import converge, judge, replica_bytes
 from klamm.simulation.workload import Workload, create_topic, delete_topic
 from klamm.simulation.world import World
+from klamm.storage.log import Log
 
 TOPIC = "events"
+TRIMMED_TOPIC = "trimmed"
 KEYS = {(TOPIC, 0): True, (TOPIC, 1): False, (TOPIC, 2): True}
 SESSION_S = 6
 
@@ -49,7 +52,7 @@ async def working_cluster(world: World, **properties: str) -> AsyncIterator[tupl
     await workload.produced(20)
     await workload.stop_producing()
     await converge(cluster)
-    await judge(cluster, workload)
+    await judge(cluster, workload, trimmed=[TRIMMED_TOPIC])
     await world.node("client").run(client.close())
     await cluster.close()
 
@@ -314,7 +317,31 @@ async def leaderships_go_back(world: World) -> None:
 
 # -- tests ----------------------------------------------------------------------------------------------------------
 
+
+async def deletions_before_kills(world: World) -> None:
+    """Whenever a deletion of records has been answered, all brokers are killed."""
+    async with working_cluster(world) as (cluster, _):
+        client = cluster.client()
+        create = create_topic(client, TRIMMED_TOPIC, partitions=1, replication_factor=3)
+        await world.node("client").run(create)
+        trimming = Trimming(world, cluster, (TRIMMED_TOPIC, 0))
+        trimming.start(pause_s=0.05)
+        for _ in range(3):
+            await trimming.next_answer()
+            for broker in cluster.brokers.values():
+                broker.kill()
+            for broker in cluster.brokers.values():
+                broker.start()
+            await cluster.until(cluster.is_whole)
+            trimming.check()
+        await trimming.stop()
+        trimming.check()
+        trimming.check_records()
+        await world.node("client").run(client.close())
+
+
 SCENARIOS = [
+    deletions_before_kills,
     whole_story,
     leader_without_followers,
     leader_without_zookeeper,
@@ -401,6 +428,12 @@ def test_a_follower_that_does_not_truncate_is_found_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(Partition, "truncate_to", lambda partition, offset, prepared=None: False)
     found = failures(paused_leader, seeds=2)
     assert any("replicas differ" in failure or "in sync" in failure for failure in found), found
+
+
+def test_a_deletion_that_is_answered_before_it_is_on_disk_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Log, "durable_log_start_offset", property(lambda log: log.log_start_offset))
+    found = failures(deletions_before_kills, seeds=3)
+    assert any("was answered" in failure for failure in found), found
 
 
 def test_an_unclean_election_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
