@@ -59,6 +59,9 @@ class ReassignedCluster:
         self.history: list[str] = []
         self.on_look: Callable[[], None] = lambda: None
         self.most_moving: dict[int, int] = {}
+        self.configs_shown_after_s = 0.0
+        self._shown_before: dict[ConfigKey, str] = {}
+        self._shown_at_s = 0.0
         self._now_s = 0.0
 
     def _advance(self) -> None:
@@ -114,10 +117,14 @@ class ReassignedCluster:
         return dict.fromkeys(partitions)
 
     async def read_configs(self, keys: Iterable[ConfigKey]) -> dict[ConfigKey, str | None]:
-        return {key: self.configs.get(key) for key in keys if broker_of(key.entity) in {*self.live, None}}
+        now_s = asyncio.get_running_loop().time()
+        known = self.configs if now_s >= self._shown_at_s else self._shown_before
+        return {key: known.get(key) for key in keys if broker_of(key.entity) in {*self.live, None}}
 
     async def change_configs(self, changes: Changes) -> dict[str, KafkaError | None]:
         self.steps.begin()
+        self._shown_before = dict(self.configs)
+        self._shown_at_s = asyncio.get_running_loop().time() + self.configs_shown_after_s
         results: dict[str, KafkaError | None] = {}
         for entity, values in changes.items():
             if broker_of(entity) not in {*self.live, None}:

@@ -34,9 +34,11 @@ from klamm.tools.reassign.steps import Limits, Look, Standing, Verdict, judge, m
 from klamm.tools.reassign.throttles import (
     Changes,
     ConfigKey,
+    Setting,
     broker_entity,
     broker_of,
     foreign,
+    is_foreign,
     settings_for,
     to_restore,
     to_set,
@@ -50,6 +52,7 @@ SETTLE_S: Final = 5.0
 CONFIGS_CHECKED_EVERY_S: Final = 5.0
 RATE_OVER_S: Final = 10.0
 RESTORE_TRIES: Final = 3
+CONFIRMED_WITHIN_S: Final = 5.0
 
 # The controller may accept a partition later that it refuses with one of these.
 MAY_PASS: Final = RETRIABLE_ERRORS | {
@@ -427,7 +430,33 @@ async def set_throttles(
     changes = to_set(settings, current)
     results = await access.change_configs(changes) if changes else {}
     silent = {key.entity: "the broker does not answer" for key in wanted if key not in current}
-    return silent | {entity: error_line(error) for entity, error in results.items() if error is not None}
+    errors = {entity: error_line(error) for entity, error in results.items() if error is not None}
+    expected = {key: setting.value for key, setting in settings.items() if key.entity in results.keys() - errors.keys()}
+    return silent | errors | await _unconfirmed(access, settings, expected)
+
+
+async def _unconfirmed(
+    access: Access, settings: Mapping[ConfigKey, Setting], expected: Mapping[ConfigKey, str | None]
+) -> dict[str, str]:
+    """Waits until brokers show the values that were written: they hear of a change a little later, and until then the
+    old value counts. Returns those that do not, by entity."""
+    deadline_s = asyncio.get_running_loop().time() + CONFIRMED_WITHIN_S
+    left = dict(expected)
+    while left:
+        try:
+            current = await access.read_configs(left)
+        except (KafkaError, ClientError):
+            current = {}
+        left = {
+            key: value
+            for key, value in left.items()
+            if key not in current or (current[key] != value and not is_foreign(settings[key], current[key]))
+        }
+        if asyncio.get_running_loop().time() >= deadline_s:
+            break
+        if left:
+            await asyncio.sleep(FIRST_LOOKS_EVERY_S)
+    return {key.entity: f"{key.name} does not show the new value yet" for key in left}
 
 
 async def restore_throttles(access: Access, file: StateFile, report: Report) -> dict[str, str]:
@@ -440,34 +469,41 @@ async def restore_throttles(access: Access, file: StateFile, report: Report) -> 
             break
         if attempt:
             await asyncio.sleep(LOOKS_EVERY_S)
+        is_throttled = True
         try:
-            live = (await access.look([])).view.brokers
-            problems = {
-                key.entity: "the broker is not alive" for key in settings if broker_of(key.entity) not in {*live, None}
-            }
-            reachable = {key: each for key, each in settings.items() if key.entity not in problems}
-            current = await access.read_configs(reachable)
-            problems |= {key.entity: "the broker does not answer" for key in reachable if key not in current}
-            known = {key: each for key, each in reachable.items() if key in current}
-            for key, value in foreign(known, current).items():
-                report({"event": "config_kept", "entity": key.entity, "config": key.name, "value": value})
-            changes: Changes = to_restore(known, current)
-            results = await access.change_configs(changes) if changes else {}
+            problems = await _restore(access, settings, report)
         except (KafkaError, ClientError) as error:
             problems = {key.entity: str(error) for key in settings}
-            continue
-        problems |= {
-            entity: error_line(error)
-            for entity, error in results.items()
-            # A topic that was deleted has no configs.
-            if error is not None and error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        }
-        restored = {key: None for key in known if key.entity not in problems}
+        restored = {key: None for key in settings if key.entity not in problems}
         file.change(lambda record, restored=restored: record.without(restored))  # type: ignore[misc]
-        is_throttled = True
     if is_throttled and not problems:
         report({"event": "throttle_removed"})
     return problems
+
+
+async def _restore(access: Access, settings: Mapping[ConfigKey, Setting], report: Report) -> dict[str, str]:
+    """Restores the former values once, and returns the problems by entity."""
+    live = (await access.look([])).view.brokers
+    problems = {key.entity: "the broker is not alive" for key in settings if broker_of(key.entity) not in {*live, None}}
+    reachable = {key: each for key, each in settings.items() if key.entity not in problems}
+    current = await access.read_configs(reachable)
+    problems |= {key.entity: "the broker does not answer" for key in reachable if key not in current}
+    known = {key: each for key, each in reachable.items() if key in current}
+    for key, value in foreign(known, current).items():
+        report({"event": "config_kept", "entity": key.entity, "config": key.name, "value": value})
+    changes: Changes = to_restore(known, current)
+    results = await access.change_configs(changes) if changes else {}
+    # A topic that was deleted has no configs.
+    gone = {
+        entity
+        for entity, error in results.items()
+        if error is not None and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    }
+    problems |= {
+        entity: error_line(error) for entity, error in results.items() if error is not None and entity not in gone
+    }
+    written = {key: each.former for key, each in known.items() if key.entity in changes.keys() - gone - problems.keys()}
+    return problems | await _unconfirmed(access, known, written)
 
 
 class _DirMoves:

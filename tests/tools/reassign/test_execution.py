@@ -225,6 +225,16 @@ async def test_another_command_changes_the_throttle_of_a_running_execution(tmp_p
     assert cluster.configs == SOMEBODYS
 
 
+async def test_brokers_show_the_former_values_before_an_execution_ends(tmp_path: Path) -> None:
+    """The next execution would take a throttle that a broker still shows for another client's, and restore it."""
+    cluster = cluster_for(MOVES)
+    cluster.configs_shown_after_s = 2.0
+    assert (await Run(tmp_path, cluster, MOVES, throttle=1000).go()).is_complete
+    back = tuple(move(each.partition, each.after.replicas, each.before.replicas) for each in MOVES)
+    assert (await Run(tmp_path, cluster, back, throttle=2000).go()).is_complete
+    assert cluster.configs == {}
+
+
 async def test_another_command_ends_a_running_execution(tmp_path: Path) -> None:
     cluster = cluster_for(MOVES)
     run = Run(tmp_path, cluster, MOVES, throttle=1000)
