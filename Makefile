@@ -53,6 +53,7 @@ bench: venv system  ## klamm and Apache Kafka 2.8.2 side by side, as ratios
 	$(PYTHON) bench/steps.py
 	$(PYTHON) bench/merge.py
 	$(PYTHON) bench/reassignment.py
+	$(PYTHON) bench/plans.py
 	$(PYTHON) bench/spark.py
 
 format: venv  ## apply the formatter and the safe fixes

@@ -94,6 +94,8 @@ def target_brokers(cluster: Cluster, goal: Goal) -> tuple[int, ...]:
     for old, new in goal.replace.items():
         if new in goal.leaving:
             raise ToolError(f"--replace: broker {new} shall take the replicas of {old} and lose its own")
+        if new not in wanted:
+            raise ToolError(f"--replace: broker {new} is not in --broker-list {_numbers(tuple(wanted))}")
     targets = tuple(sorted(set(wanted) - goal.leaving))
     if not targets:
         raise ToolError("no broker is left that replicas could move to")

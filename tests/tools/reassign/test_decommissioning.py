@@ -97,3 +97,12 @@ def test_kafkas_own_placement_can_be_asked_for(cluster: Cluster) -> None:
     assert all(sorted(each) == [0, 2] for each in placed)
     leaders = [each[0] for each in placed]
     assert abs(leaders.count(0) - leaders.count(2)) <= 1
+
+
+def test_the_replicas_of_a_dead_broker_are_made_anew_on_others(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.create_topic("orphans", 4, 2)
+    cluster.stop(0)
+    assert any(0 in each for each in replicas(cluster, "orphans"))
+    printed, _ = klamm(cluster, "brokers", "decommission", "--broker", "0", "--plan-file", tmp_path / "p", "--yes")
+    assert printed.splitlines()[-1] == "Broker 0 has no replicas and can be shut down."
+    assert all(sorted(each) == [1, 2] for each in replicas(cluster, "orphans"))

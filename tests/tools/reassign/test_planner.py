@@ -275,6 +275,7 @@ def test_a_replica_whose_directory_is_not_known_stays_in_it() -> None:
         (Goal(remove_brokers=(1, 2, 3, 4)), "no broker is left that replicas could move to"),
         (Goal(replace={1: 8}), "--replace: broker 8 is not alive; allowed are 1,2,3,4"),
         (Goal(replace={1: 2, 2: 3}), "--replace: broker 2 shall take the replicas of 1 and lose its own"),
+        (Goal(replace={1: 2}, broker_list=(3, 4)), "--replace: broker 2 is not in --broker-list 3,4"),
         (
             Goal(replication_factor=3, remove_brokers=(3, 4)),
             "--replication-factor: 3 replicas need as many brokers, and replicas may be on 2: 1,2",
