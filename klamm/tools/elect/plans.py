@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from klamm.processes.errors import ToolError
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 from klamm.tools.cluster_view import ClusterView, PartitionView
 from klamm.tools.topics.reasons import Circumstances, LogEnds, absence, outage
@@ -114,9 +115,12 @@ def preferred_plan(
 def _obstacle(partition: PartitionView, view: ClusterView, log_ends: LogEnds) -> str | None:
     """Why the preferred replica cannot be elected."""
     preferred, known = partition.replicas[0], Circumstances(view.brokers.keys(), log_ends)
-    if preferred in partition.isr and outage(partition, preferred, known) is None:
-        return None
     why = absence(partition, preferred, known)
+    if preferred in partition.isr and outage(partition, preferred, known) is None:
+        # A broker that hangs is in the ISR until it has been behind for replica.lag.time.max.ms.
+        end = log_ends.get(preferred)
+        hangs = isinstance(end, KafkaError) and end.code is ErrorCode.NETWORK_EXCEPTION
+        return f"PREFERRED_LEADER_NOT_AVAILABLE: {why}" if hangs else None
     return f"PREFERRED_LEADER_NOT_AVAILABLE: the ISR is {_brokers(partition.isr)}; {why}"
 
 

@@ -1,6 +1,9 @@
 """`klamm elect` against clusters of klamm's brokers, over the wire and through the znode: everything real."""
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -175,6 +178,43 @@ def test_an_unclean_election_says_what_it_loses_and_asks(cluster: Cluster, elect
     assert elected == {"event": "elected", "partitions": [{"topic": "u", "partition": 0}]}
     assert (cluster.leader("u"), cluster.isr("u")) == (0, [0])
     assert elect(*named, "--yes") == "Valid replica already elected for partitions u-0\n"
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_command_can_be_run_again(cluster: Cluster, elect: Run, end: signal.Signals) -> None:
+    for broker in (1, 2):
+        cluster.stop(broker)
+    cluster.until(lambda: leaders(cluster)[:2] == [0, 0] and leaders(cluster)[3] == 0)
+    for broker in (1, 2):
+        cluster.start(broker)
+    cluster.until(lambda: all(len(cluster.isr("t", number)) == 2 for number in range(4)))
+    # Before the batch with partition 3 the command waits for an answer of broker 2.
+    cluster.pause(2)
+    named = ("preferred", "--topic", "t", "--partition", "0", "--partition", "3", "--yes", "--batch-size", "1")
+    command = [
+        sys.executable,
+        "-m",
+        "klamm.tools.main",
+        "elect",
+        *named,
+        "--bootstrap-server",
+        cluster.broker(0).address,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{SUCCESS} t-0\n"
+        process.send_signal(end)
+        assert process.communicate(timeout=10)[0] == ""
+        assert process.returncode == (130 if end is signal.SIGINT else -signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait()
+        cluster.resume(2)
+    cluster.until(lambda: leaders(cluster)[3] == 0 and sorted(cluster.isr("t", 3)) == [0, 2])
+    again = elect(*named).splitlines()
+    assert again == ["Valid replica already elected for partitions t-0", f"{SUCCESS} t-3"]
+    assert leaders(cluster) == [1, 0, 0, 2]
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,14 @@ def test_how_far_a_replica_that_is_out_of_sync_is_behind() -> None:
     assert refused == {P0: "PREFERRED_LEADER_NOT_AVAILABLE: the ISR is 2; broker 1 is 30 records behind the leader"}
 
 
+def test_a_preferred_replica_whose_broker_hangs_is_not_elected() -> None:
+    cluster = view("2 12 12")
+    refused = "PREFERRED_LEADER_NOT_AVAILABLE: broker 1 does not answer: no answer"
+    assert preferred_plan(cluster, [P0], log_ends={P0: {1: SILENT, 2: 100}}) == PreferredPlan(refused={P0: refused})
+    forbidden = KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    assert preferred_plan(cluster, [P0], log_ends={P0: {1: forbidden}}) == PreferredPlan([P0])
+
+
 def test_a_preferred_replica_that_lags_waits() -> None:
     ends = {P0: {1: 89, 2: 100}, P1: {1: 90, 2: 100}, P2: {2: 100}}
     behind = lagging(view("2 12 12", "2 12 12", "2 12 12"), [P0, P1, P2], ends, 10)
