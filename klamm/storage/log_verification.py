@@ -208,6 +208,7 @@ class _SegmentCheck:
         self._epochs = epochs
         self._name = file_name(base_offset, LOG_SUFFIX)
         self._is_sound = True
+        self._is_any_misplaced = False
         self._offsets_by_position: dict[int, int] = {}
         self._times: deque[time_index.TimeEntry] = deque()
         self._aborted: list[AbortedTransaction] = []
@@ -243,6 +244,14 @@ class _SegmentCheck:
         self._is_sound = False
         self._log.add(Finding(self._name, position, offset, what))
 
+    def _misplaced(self, position: int, offset: int, what: str) -> None:
+        """One wrong offset makes all batches behind it wrong, so only the first is told."""
+        if self._is_any_misplaced:
+            self._log.more_findings += 1
+        else:
+            self._is_any_misplaced = True
+            self._found(position, offset, what)
+
     def _index_found(self, suffix: str, offset: int | None, what: str) -> None:
         self._log.add(Finding(file_name(self._base_offset, suffix), None, offset, what))
 
@@ -259,11 +268,11 @@ class _SegmentCheck:
             return False
         if self._end_offset is not None and header.last_offset >= self._end_offset:
             what = f"ends at offset {header.last_offset}, but the next segment begins at {self._end_offset}"
-            self._found(position, header.base_offset, what)
+            self._misplaced(position, header.base_offset, what)
             return False
         if not last_offset < header.base_offset <= header.last_offset:
             what = f"offsets {header.base_offset} to {header.last_offset} do not follow {last_offset}"
-            self._found(position, header.base_offset, what)
+            self._misplaced(position, header.base_offset, what)
             return False
         self._log.records += header.record_count
         self._check_time_entries(header)

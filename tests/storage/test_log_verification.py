@@ -197,6 +197,17 @@ def test_what_is_wrong_is_named_with_its_place(name, change, expected) -> None:
         assert offset in (None, finding.offset)
 
 
+def test_a_misplaced_batch_is_told_once_and_the_batches_behind_it_are_counted() -> None:
+    environment = filled()
+    disk = environment.file_system
+    last = f"{PARTITION}/" + max(name for name in disk.list_directory(PARTITION) if name.endswith(".log"))
+    file = disk.open(last)
+    file.write(4, b"\x7f")
+    log = verify_log(disk, PARTITION)
+    assert ["do not follow" in finding.what for finding in log.findings if finding.file.endswith(".log")] == [True]
+    assert log.more_findings > 3
+
+
 def test_an_overlay_changes_nothing_below() -> None:
     environment = filled()
     below = environment.file_system

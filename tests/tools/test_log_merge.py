@@ -99,6 +99,7 @@ def test_a_file_that_cannot_be_read_makes_1(logs: Path, capfdbinary: pytest.Capt
         (["--logs", "a", "--topic", "t", "--partitions", "0,0"], "names a partition twice"),
         (["--logs", "a", "--start-time", "10:00"], "'10:00' is not of the form yyyy-MM-dd HH:mm:ss,SSS"),
         (["--logs", "a", "--topic", "t", "--story"], "needs --topic and exactly one of --partitions"),
+        (["--logs", "a", "--spark", "--output", "/"], "/ exists already"),
         (["--logs", "a", "--spark"], "--spark and --output belong together"),
         (["--logs", "a", "--spark", "--output", "o", "--order", "causal"], "has no --story and no --order causal"),
         (["--logs-regex", "("], "is not a regular expression"),

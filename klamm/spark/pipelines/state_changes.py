@@ -164,7 +164,15 @@ def _row(entry: bytes) -> dict[str, Any]:
     named = first_partition(entry)
     return {
         **said._asdict(),
-        "time": datetime.strptime(said.time, "%Y-%m-%d %H:%M:%S,%f"),
+        "time": _moment(said.time),
         "topic": named[0] if named else None,
         "partition": named[1] if named else None,
     }
+
+
+def _moment(text: str) -> datetime | None:
+    """None for digits that are no time."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%d %H:%M:%S,%f")
+    except ValueError:
+        return None

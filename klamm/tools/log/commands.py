@@ -87,6 +87,8 @@ def merge(
         raise typer.BadParameter("has no --story and no --order causal: query the Parquet files", param_hint="--spark")
     paths = merging.find_files(logs, logs_regex)
     if output is not None:
+        if output.exists():
+            raise typer.BadParameter(f"{output} exists already", param_hint="--output")
         with session("klamm log merge", master, remote) as spark_session:
             code = merging.write_with_spark(spark_session, paths, choice, str(output), as_json)
     else:

@@ -266,7 +266,7 @@ def _tell_log(path: str, key: PartitionKey, log: VerifiedLog, prediction: Predic
             offset = "" if finding.offset is None else f", offset {finding.offset}"
             print(f"  {finding.file}{at}{offset}: {finding.what}")
         if log.more_findings:
-            print(f"  and {log.more_findings} more")
+            print(f"  and {log.more_findings} more, most of them batches behind these")
         for text in described(prediction):
             print(f"  a start {text}")
         if not prediction.lost_bytes and any(finding.file.endswith(LOG_SUFFIX) for finding in log.findings):

@@ -39,6 +39,8 @@ def test_each_entry_of_all_files_is_a_row_in_the_order_of_time(
     assert [(row.time.second, row.broker, row.topic, row.partition, row.leader, row.isr) for row in rows] == [
         (second, 1 + second % 2, "t", second % 2, 1 + second % 2, [1 + second % 2, 7]) for second in range(30)
     ]
+    (tmp_path / "four").write_text("[2021-99-99 10:00:00,000] INFO [Broker id=1] x (state.change.logger)\n")
+    assert [row.time for row in state_changes.history(spark, [str(tmp_path / "four")]).collect()] == [None]
     chosen = state_changes.history(spark, paths[:2], topic="t", partitions=[1])
     assert chosen.count() == 20
     with pytest.raises(ValueError, match="exists already"):
