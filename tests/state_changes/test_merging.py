@@ -28,7 +28,7 @@ def merged(paths: Sequence[Path], wanted: Wanted | None = None) -> tuple[list[st
     runs = merging.merge(
         SystemFileSystem(), [str(path) for path in paths], wanted or Wanted(), lost.append, notes.append
     )
-    return [entry.decode() for run in runs for entry in run.entries], lost, notes
+    return [entry.decode(errors="replace") for run in runs for entry in run.entries], lost, notes
 
 
 def write(directory: Path, **contents: str) -> list[Path]:
@@ -228,3 +228,37 @@ def test_each_entry_is_in_exactly_one_part_of_its_file(
         file = StateChangeFile(SystemFileSystem(), str(path), print, block_bytes=97, begin=begin, end=end)
         found += [entry.decode() for entry in entries_of(file, Wanted())]
     assert "".join(f"{entry}\n" for entry in found) == content
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    pieces=st.lists(
+        st.one_of(
+            st.binary(max_size=40),
+            st.sampled_from([b"\n", b"[2021-06-01 10:00:00,000] x\n", b"2021-99-99 99:99:99,999", b"[t,0]", b"[2021-"]),
+        ),
+        max_size=12,
+    ),
+    how=st.sampled_from(["plain", "gzip", "damaged gzip"]),
+    block_bytes=st.sampled_from([1, 50, 100_000]),
+)
+def test_any_bytes_are_merged_without_a_fault(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes], how: str, block_bytes: int
+) -> None:
+    content = b"".join(pieces)
+    path = tmp_path_factory.mktemp("logs") / "log"
+    packed = gzip.compress(content)
+    path.write_bytes(
+        {"plain": content, "gzip": packed, "damaged gzip": packed[: len(packed) // 2] + content + b"\0"}[how]
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merging, "_MIN_BLOCK_BYTES", block_bytes)
+        patch.setattr(merging, "_MAX_BLOCK_BYTES", block_bytes)
+        for wanted in (Wanted(), Wanted(names("t", [0]), b"t")):
+            merged([path], wanted)
+    for part_bytes in (1, 7, 1000):
+        for begin in range(0, len(content) if how == "plain" else 0, part_bytes):
+            file = StateChangeFile(
+                SystemFileSystem(), str(path), lambda text: None, block_bytes=13, begin=begin, end=begin + part_bytes
+            )
+            list(entries_of(file, Wanted()))

@@ -1,6 +1,8 @@
 """klamm log dump: files of all kinds, sound and damaged."""
 
 import json
+import random
+import shutil
 import struct
 from pathlib import Path
 
@@ -135,6 +137,36 @@ def test_snapshots_and_aborted_transactions(tmp_path: Path, capsys: pytest.Captu
     change(snapshot, 20, 255)
     assert dump("--files", snapshot) == 1
     assert capsys.readouterr().err == f"klamm: {snapshot}: the checksum does not match\n"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("logs") / "sound"
+    config = LogConfig(segment_bytes=3000, index_interval_bytes=500)
+    make_log_directory(directory, topics=("t", "__consumer_offsets"), fill=fill_with_all_kinds, config=config)
+    return directory
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_damage_ends_in_a_fault_of_the_program(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    chance = random.Random(seed)
+    directory = Path(shutil.copytree(sound, tmp_path / "damaged"))
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != ".lock"]
+    for path in chance.sample(files, 3):
+        data = bytearray(path.read_bytes())
+        at = chance.randrange(len(data) + 1)
+        wounds = (data[:at], data + chance.randbytes(50), data[:at] + chance.randbytes(8) + data[at + 8 :])
+        path.write_bytes(chance.choice(wounds))
+    every = ",".join(map(str, files))
+    for arguments in (
+        ["log", "verify", str(directory)],
+        ["log", "dump", "--files", every, "--print-data-log"],
+        ["log", "dump", "--files", every, "--offsets-decoder", "--json"],
+    ):
+        assert main.run(arguments) in (0, 1)
+        assert "fault of the program" not in capsys.readouterr().err
 
 
 def text(value: str) -> bytes:
