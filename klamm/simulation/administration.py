@@ -64,12 +64,17 @@ TOPIC_CONFIGS = {
     "max.message.bytes": ("100000", "1000000"),
     "segment.index.bytes": ("1048576", "65536"),
     "flush.ms": ("1000", "100000"),
+    "leader.replication.throttled.replicas": ("*",),
+    "follower.replication.throttled.replicas": ("*",),
 }
 BROKER_CONFIGS = {
     "log.retention.ms": ("86400000", "604800000"),
     "log.segment.bytes": ("4096", "16384"),
     "message.max.bytes": ("200000", "1000000"),
     "log.flush.interval.ms": ("5000", "50000"),
+    # Low enough to be felt, and high enough for a cluster to become whole in time.
+    "leader.replication.throttled.rate": ("20000", "1000000"),
+    "follower.replication.throttled.rate": ("20000", "1000000"),
     "replica.alter.log.dirs.io.max.bytes.per.second": ("20000", "1000000"),
 }
 

@@ -145,6 +145,8 @@ class Log:
     @property
     def durable_log_start_offset(self) -> int:
         """The log start offset that a restart would find: behind `log_start_offset` until that is checkpointed."""
+        if self._log_start_offset <= self.checkpointed_start_offset:
+            return self._log_start_offset
         return min(self._log_start_offset, max(self._segments.first.base_offset, self.checkpointed_start_offset))
 
     @property
