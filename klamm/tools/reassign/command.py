@@ -163,6 +163,7 @@ def throttle(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     zookeeper: ZooKeeper = None,
     command_config: CommandConfig = None,
+    as_json: AsJson = False,
 ) -> None:
     """Change the throttle of an execution that is running or was interrupted."""
     from klamm.tools.reassign import views
@@ -177,7 +178,7 @@ def throttle(
 
     problems = change_throttle(Reached(bootstrap_server, zookeeper, command_config), state, rate, log_dir_rate)
     event = {"event": "throttle_set", "throttle": rate, "log_dir_throttle": log_dir_rate}
-    say(views.event_lines(event))
+    say([json.dumps(event)] if as_json else views.event_lines(event))
     fail_with(views.problem_lines("The throttle could not be set for:", problems))
 
 

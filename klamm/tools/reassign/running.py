@@ -222,7 +222,7 @@ class Reporter:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
 
-            columns = (BarColumn(), TextColumn("{task.description}"))
+            columns = (BarColumn(bar_width=16), TextColumn("{task.description}"))
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task("", total=None)
             self._bar.start()
@@ -349,8 +349,9 @@ def end_finished(cluster: Reached, state: StateFile, *, is_complete: bool, as_js
     `is_complete`, so that it can be resumed."""
     from klamm.tools.reassign.execution import restore_throttles
 
+    report = (lambda event: None) if as_json else Reporter(as_json=False).report
     with state.claimed():
-        problems = cluster.run(lambda access: restore_throttles(access, state, Reporter(as_json=as_json).report))
+        problems = cluster.run(lambda access: restore_throttles(access, state, report))
         if is_complete and not problems:
             state.remove()
     return problems
