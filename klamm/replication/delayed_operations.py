@@ -120,36 +120,34 @@ class DeleteRecordsResult:
 
     error_code: ErrorCode
     low_watermark: int = UNKNOWN_OFFSET
-    # The low watermark to wait for; unknown once the result is final.
+    # The low watermark to wait for.
     required_offset: int = UNKNOWN_OFFSET
 
 
-Deleted = Sequence[tuple[str, int, DeleteRecordsResult]]
-
-
 class DelayedDeleteRecords(DelayedOperation):
-    """Ready when on every partition all live replicas have deleted the records, or it has failed."""
+    """Ready when on every partition all live replicas have deleted the records, or it has failed.
 
-    def __init__(self, partition: FindPartition, is_live: Callable[[int], object], deleted: Deleted) -> None:
+    `undecided` has the result of each partition to wait for. The operation takes out what is decided.
+    """
+
+    def __init__(
+        self,
+        partition: FindPartition,
+        is_live: Callable[[int], object],
+        undecided: dict[PartitionKey, DeleteRecordsResult],
+    ) -> None:
         self._partition = partition
         self._is_live = is_live
-        self._undecided: dict[PartitionKey, list[DeleteRecordsResult]] = {}
-        for topic, number, result in deleted:
-            if result.required_offset >= 0:
-                self._undecided.setdefault((topic, number), []).append(result)
-
-    def keys(self) -> list[PartitionKey]:
-        """The partitions to look at, and to wait for."""
-        return list(self._undecided)
+        self._undecided = undecided
 
     def is_ready(self) -> bool:
         return not self._undecided
 
     def has_become_ready(self, key: Hashable) -> bool:
         topic, number = cast(PartitionKey, key)
-        undecided = [one for one in self._undecided.pop((topic, number), ()) if not self._decide(topic, number, one)]
-        if undecided:
-            self._undecided[topic, number] = undecided
+        result = self._undecided.get((topic, number))
+        if result is not None and self._decide(topic, number, result):
+            del self._undecided[topic, number]
         return self.is_ready()
 
     def _decide(self, topic: str, number: int, result: DeleteRecordsResult) -> bool:
@@ -159,18 +157,8 @@ class DelayedDeleteRecords(DelayedOperation):
             result.low_watermark = partition.low_watermark(self._is_live)
         except KafkaError as error:
             result.error_code, result.low_watermark = error.code, UNKNOWN_OFFSET
-        else:
-            if result.low_watermark < result.required_offset:
-                return False
-        result.required_offset = UNKNOWN_OFFSET
-        return True
-
-    def expire(self) -> None:
-        """Deletions that are not decided yet end with REQUEST_TIMED_OUT. They are not undone."""
-        for results in self._undecided.values():
-            for result in results:
-                result.error_code = ErrorCode.REQUEST_TIMED_OUT
-                result.required_offset = UNKNOWN_OFFSET
+            return True
+        return result.low_watermark >= result.required_offset
 
 
 class Readable(NamedTuple):

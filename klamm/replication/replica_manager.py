@@ -34,7 +34,6 @@ from klamm.replication.delayed_operations import (
     DelayedDeleteRecords,
     DelayedFetch,
     DelayedProduce,
-    Deleted,
     DeleteRecordsResult,
     ProduceResult,
     Readable,
@@ -363,12 +362,12 @@ class ReplicaManager:
         self.follower_fetch_purgatory.check(target.topic_partition)
         return DeleteRecordsResult(ErrorCode.NONE, required_offset=required_offset)
 
-    async def wait_deleted(self, deleted: Deleted, timeout_ms: int) -> None:
+    async def wait_deleted(self, deleted: dict[PartitionKey, DeleteRecordsResult], timeout_ms: int) -> None:
         """Waits until all live replicas have deleted the records, and no restart brings them back. Afterwards each
-        result holds its final error code (REQUEST_TIMED_OUT included)."""
+        result holds its final error code (REQUEST_TIMED_OUT included), and `deleted` those that have timed out."""
         deadline_ms = self._clock_ms() + timeout_ms
         delayed = DelayedDeleteRecords(self.partition, self._live_broker, deleted)
-        keys = delayed.keys()
+        keys = list(deleted)
         async for key in each(keys):
             if (log := self._log_manager.get(*key)) is not None:
                 await self._log_manager.settle_log_start(log)
@@ -379,7 +378,9 @@ class ReplicaManager:
                     delayed.has_become_ready(key)
                 watch.add(piece)
             if not delayed.is_ready() and not await watch.future:
-                delayed.expire()
+                # What has timed out is not undone.
+                async for result in each(deleted.values()):
+                    result.error_code = ErrorCode.REQUEST_TIMED_OUT
 
     # -- fetch ----------------------------------------------------------------------------------------------------
 

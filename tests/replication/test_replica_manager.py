@@ -424,7 +424,7 @@ async def test_a_throttled_fetch_is_heard_and_leaves_with_its_time(broker):
 async def waiting_deletion(broker, offset, timeout_ms=60_000):
     """A deletion on t-0 and the task that waits for it."""
     result = broker.manager.delete_records("t", 0, offset)
-    task = asyncio.ensure_future(broker.manager.wait_deleted([("t", 0, result)], timeout_ms))
+    task = asyncio.ensure_future(broker.manager.wait_deleted({T0: result}, timeout_ms))
     await settle()
     return result, task
 

@@ -14,7 +14,7 @@ from klamm.protocol.apis.delete_records import DeleteRecordsRequest, DeleteRecor
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
-from klamm.protocol.vocabulary import INTERNAL_TOPICS, ResourceType
+from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey, ResourceType
 from klamm.replication.replica_manager import DeleteRecordsResult
 from klamm.slices import Slices, mapped
 
@@ -41,7 +41,9 @@ def error_response(request: Request[DeleteRecordsRequest], error: KafkaError) ->
 )
 async def handle(request: Request[DeleteRecordsRequest]) -> AnswerOnly[DeleteRecordsResponse]:
     replica_manager = request.services.replica_manager
-    deleted: list[tuple[str, int, DeleteRecordsResult]] = []
+    results: list[DeleteRecordsResult] = []
+    # One result for each partition, however often the request names it: the highest offset counts.
+    deleted: dict[PartitionKey, DeleteRecordsResult] = {}
     slices = Slices(DELETIONS_PER_SLICE, asyncio.get_running_loop().time)
     for topic in request.body.topics:
         allowed = request.allows(topic.name)
@@ -51,20 +53,23 @@ async def handle(request: Request[DeleteRecordsRequest]) -> AnswerOnly[DeleteRec
                 result = DeleteRecordsResult(request.denied)
             else:
                 result = _delete(request, topic.name, number, wanted.offset)
-            deleted.append((topic.name, number, result))
+            if result.required_offset >= 0:
+                first = deleted.setdefault((topic.name, number), result)
+                first.required_offset = max(first.required_offset, result.required_offset)
+                result = first
+            results.append(result)
             if slices.is_over():
                 await asyncio.sleep(0)
 
     async def answer() -> DeleteRecordsResponse:
         await replica_manager.wait_deleted(deleted, request.body.timeout_ms)
-        results = iter(deleted)
+        next_result = iter(results)
         topics = []
         slices = Slices()
         for topic in request.body.topics:
             partitions = []
-            for _ in topic.partitions:
-                _, number, result = next(results)
-                partitions.append(_partition(number, result))
+            for wanted in topic.partitions:
+                partitions.append(_partition(wanted.partition_index, next(next_result)))
                 if slices.is_over():
                     await asyncio.sleep(0)
             topics.append(Topic(name=topic.name, partitions=partitions))
