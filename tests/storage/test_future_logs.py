@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import random
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -61,8 +62,8 @@ def test_the_oldest_wish_for_a_directory_is_forgotten_first(monkeypatch):
 class Fixture:
     """A log manager over three directories on one disk; t-0 has five records in A."""
 
-    def __init__(self):
-        self.environment = DiskEnvironment()
+    def __init__(self, seed=0):
+        self.environment = DiskEnvironment(seed=seed)
         self.disk = self.environment.disk
         self.failures = []
         self.begin_process()
@@ -101,11 +102,11 @@ class Fixture:
         await future.flush()
         return future
 
-    def kill(self):
-        """The process dies; what it has still to do fails."""
+    def kill(self, *, machine=False):
+        """The process dies, or the machine; what the process has still to do fails."""
         self.process.kill()
         self.failures.clear()
-        self.disk.crash(lose_unsynced=False)
+        self.disk.crash(lose_unsynced=machine)
         self.begin_process()
 
     def begin_process(self):
@@ -201,6 +202,24 @@ async def test_garbage_stays_while_it_may_tell_of_a_promotion(fixture):
     manager = await fixture.start()
     assert len(await read_all(manager.get("t", 0))) == 5
     await manager.stop()
+
+
+async def test_a_record_that_is_synced_in_its_new_place_survives_the_death_of_the_machine():
+    """Otherwise the former log would be the current one again."""
+    for seed in range(20):
+        fixture = Fixture(seed)
+        log = await fixture.begin()
+        await fixture.copy()
+        for directory in (A, B):
+            fixture.files.sync_directory(directory)
+        log.config = replace(CONFIG, flush_messages=1)
+        fixture.manager.future_logs["t", 0].config = log.config
+        log = fixture.manager.promote_future("t", 0)
+        append(log, b"5", leader_epoch=2)
+        fixture.kill(machine=True)
+        manager = await fixture.start()
+        assert len(await read_all(manager.get("t", 0))) == 6, seed
+        await manager.stop()
 
 
 @pytest.mark.parametrize("error_number", [errno.ENOSPC, errno.ENOMEM])
