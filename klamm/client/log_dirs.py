@@ -92,7 +92,11 @@ async def describe_log_dirs(
 async def alter_replica_log_dirs(
     client: ClusterClient, paths: Mapping[TopicPartitionReplica, str]
 ) -> dict[TopicPartitionReplica, KafkaError | None]:
-    """Moves each replica to a log directory of its broker."""
+    """Begins to move each replica to a log directory of its broker; `describe_log_dirs` shows how far it is.
+
+    REPLICA_NOT_AVAILABLE says that the broker does not have the replica yet and will create it in that directory. As
+    errors are answers here, they are not retried.
+    """
     struct = AlterReplicaLogDirsRequest.AlterReplicaLogDir
 
     async def ask(
@@ -121,4 +125,4 @@ async def alter_replica_log_dirs(
         }
         return {replica: errors[key] for replica in replicas if (key := (replica.topic, replica.partition)) in errors}
 
-    return await fan_out(client, paths, of_brokers(client, lambda replica: replica.broker_id), ask)
+    return await fan_out(client, paths, of_brokers(client, lambda replica: replica.broker_id), ask, retriable=())

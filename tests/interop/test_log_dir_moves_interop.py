@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,44 @@ def values(broker: Broker, count: int) -> list[bytes]:
     found = [message.value().rstrip(b".") for message in consumer.consume(count, 60)]
     consumer.close()
     return found
+
+
+def answers(broker: Broker) -> dict[str, str]:
+    """What a broker says to moves of replicas, to the directory of the first."""
+    long_name, directory = "x" * 220, str(broker.data_directory)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for future in admin.create_topics([NewTopic(TOPIC, 1, 1), NewTopic(long_name, 1, 1)]).values():
+        future.result(60)
+    moves = {
+        "present directory": (TOPIC, 0, directory),
+        "no such directory": (TOPIC, 0, "/nowhere"),
+        "a directory in other words": (TOPIC, 0, f"{directory}/"),
+        "relative": (TOPIC, 0, "data"),
+        "empty": (TOPIC, 0, ""),
+        "no such partition": (TOPIC, 7, directory),
+        "no such partition, no such directory": (TOPIC, 8, "/nowhere"),
+        "no such topic": ("unknown", 0, directory),
+        "no name of a topic": ("no/name", 0, directory),
+        "negative": (TOPIC, -1, directory),
+        "name too long": (long_name, 0, directory),
+        "name too long, no such directory": (long_name, 1, "/nowhere"),
+    }
+    found = {}
+    for case, (topic, partition, path) in moves.items():
+        wanted = {TopicPartitionReplica(topic, partition, 0): path}
+        (answer,) = ask(broker, partial(alter_replica_log_dirs, paths=wanted)).values()
+        found[case] = "NONE" if answer is None else answer.code.name
+    return found
+
+
+def test_the_answers_are_kafkas(
+    real_kafka: RealKafka, real_zookeeper: RealZooKeeper, tmp_path: Path, running: Callable[[Any], Any]
+) -> None:
+    klamm = running(KlammBroker(tmp_path / "klamm", f"{real_zookeeper.connect}/{uuid.uuid4().hex}"))
+    klamm.start()
+    expected = answers(real_kafka)
+    assert expected["no such directory"] == "LOG_DIR_NOT_FOUND"
+    assert answers(klamm) == expected
 
 
 @pytest.mark.long
