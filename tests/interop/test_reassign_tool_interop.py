@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,9 @@ SLOW, FAST = 50_000, 100_000_000
 class KafkaCluster:
     """Three brokers of Apache Kafka with two log directories each, and the tools of both projects."""
 
-    def __init__(self, bootstrap: str, jars: Path, tool: str, zookeeper: str | None = None) -> None:
-        self.bootstrap, self.zookeeper, self._jars, self._tool = bootstrap, zookeeper, jars, tool
+    def __init__(self, brokers: Mapping[int, Any], jars: Path, tool: str, zookeeper: str | None = None) -> None:
+        self.brokers, self.zookeeper, self._jars, self._tool = brokers, zookeeper, jars, tool
+        self.bootstrap = ",".join(broker.address for broker in brokers.values())
 
     def kafka(self, *arguments: str | Path) -> list[str]:
         at = [] if "--zookeeper" in arguments else ["--bootstrap-server", self.bootstrap]
@@ -60,7 +61,7 @@ class KafkaCluster:
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         new = NewTopic(topic, num_partitions=len(assignment), replica_assignment=assignment)
         admin.create_topics([new])[topic].result(30)
-        producer = Producer({"bootstrap.servers": self.bootstrap, "acks": "all"})
+        producer = Producer({"bootstrap.servers": self.bootstrap, "acks": "all", "log_level": 0})
         for number in range(len(assignment) if with_records else 0):
             for _ in range(RECORDS):
                 producer.produce(topic, RECORD, partition=number)
@@ -104,8 +105,8 @@ def kafka28(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             broker.launch()
         for broker in brokers:
             broker.wait_ready()
-        bootstrap = ",".join(broker.address for broker in brokers)
-        yield KafkaCluster(bootstrap, kafka_jars, "kafka.admin.ReassignPartitionsCommand", zookeeper.connect)
+        by_id = dict(zip(BROKERS, brokers, strict=True))
+        yield KafkaCluster(by_id, kafka_jars, "kafka.admin.ReassignPartitionsCommand", zookeeper.connect)
     finally:
         for server in [*brokers, zookeeper]:
             server.kill()
@@ -121,7 +122,11 @@ def kafka4(kafka4_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     servers = RealKraft(kafka4_jars, directory, size=len(BROKERS), of_broker=of_broker)
     try:
         servers.start()
-        yield KafkaCluster(servers.bootstrap, kafka4_jars, "org.apache.kafka.tools.reassign.ReassignPartitionsCommand")
+        yield KafkaCluster(
+            dict(zip(BROKERS, servers.brokers, strict=True)),
+            kafka4_jars,
+            "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
+        )
     finally:
         servers.kill()
 
@@ -249,6 +254,34 @@ def test_replicas_move_into_chosen_directories(cluster: KafkaCluster, tmp_path: 
     assert verified == cluster.klamm("verify", *options, "--preserve-throttles")
     assert f"Reassignment of replica {topic}-0-3 completed successfully." in verified
     cluster.until(lambda: cluster.throttles(topic) == {})
+
+
+def test_a_broker_that_dies_holds_up_only_its_own_partitions(cluster: KafkaCluster, tmp_path: Path) -> None:
+    topic, dead = "dead-broker", cluster.brokers[3]
+    cluster.create(topic, [[1, 2], [3, 1], [2, 1]])
+    wanted = plan(tmp_path, topic, [1, 3], [2, 1], [2, 3])
+    options = ("--reassignment-json-file", str(wanted))
+    command = [*KLAMM, "reassign", "execute", *options, "--throttle", str(SLOW), "--yes", "--json", "--timeout", "2000"]
+    with subprocess.Popen(
+        [*command, "--bootstrap-server", cluster.bootstrap],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        events = map(json.loads, process.stdout)
+        assert next(each for each in events if each["event"] == "started")
+        dead.kill()  # It may be the controller, which is replaced some seconds later.
+        cluster.klamm("throttle", "--rate", str(FAST), *options)
+        rest = list(events)
+    completed = [each["partition"] for each in rest if each["event"] == "completed"]
+    assert completed == [f"{topic}-1"], rest
+    assert rest[-1]["unfinished"] == dict.fromkeys([f"{topic}-0", f"{topic}-2"], "broker 3 is not alive")
+    assert rest[-1]["throttles_left"], "two partitions are still moving"
+    dead.start()
+    assert cluster.events("execute", "--resume", *options)[-1]["complete"] is True
+    assert cluster.replicas(topic) == [[1, 3], [2, 1], [2, 3]]
+    assert cluster.throttles(topic) == {}
 
 
 def test_through_zookeeper_as_kafkas_tool(kafka28: KafkaCluster, tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ CONFIGS_CHECKED_EVERY_S: Final = 5.0
 RATE_OVER_S: Final = 10.0
 RESTORE_TRIES: Final = 3
 CONFIRMED_WITHIN_S: Final = 5.0
+# A dead controller is replaced when its ZooKeeper session expires: after 18 s by default.
+CONTROLLER_AWAITED_S: Final = 40.0
 
 # The controller may accept a partition later that it refuses with one of these.
 MAY_PASS: Final = RETRIABLE_ERRORS | {
@@ -163,7 +165,7 @@ class Execution:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     async def _look(self) -> Look:
-        deadline_s = self._clock() + self._options.timeout_ms / 1000
+        deadline_s = self._clock() + max(self._options.timeout_ms / 1000, CONTROLLER_AWAITED_S)
         while True:
             try:
                 return await self._access.look(self._topics)

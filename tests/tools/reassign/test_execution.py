@@ -1,5 +1,6 @@
 """A reassignment on a cluster in memory: limits, dead brokers, changes by others, and a death at any step."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -233,6 +234,28 @@ async def test_brokers_show_the_former_values_before_an_execution_ends(tmp_path:
     back = tuple(move(each.partition, each.after.replicas, each.before.replicas) for each in MOVES)
     assert (await Run(tmp_path, cluster, back, throttle=2000).go()).is_complete
     assert cluster.configs == {}
+
+
+@pytest.mark.parametrize(("silent_s", "is_waited_for"), [(20, True), (60, False)])
+async def test_a_cluster_without_a_controller_is_waited_for(
+    tmp_path: Path, silent_s: float, is_waited_for: bool
+) -> None:
+    cluster = cluster_for(MOVES)
+    run = Run(tmp_path, cluster, MOVES, throttle=1000)
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
+
+    def look() -> None:
+        if any(each.startswith("start") for each in cluster.history) and clock() < began_s + silent_s:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "the cluster has no controller")
+
+    cluster.on_look = look
+    if is_waited_for:
+        assert (await run.go(timeout_ms=1_000)).is_complete
+    else:
+        with pytest.raises(ToolError, match="the cluster does not answer: NOT_CONTROLLER"):
+            await run.go(timeout_ms=1_000)
+        assert run.file.exists()
 
 
 async def test_another_command_ends_a_running_execution(tmp_path: Path) -> None:
