@@ -141,6 +141,17 @@ def balance(cluster: Cluster, brokers: list[int]) -> dict[str, float]:
     return {kind: max(loads.values()) / statistics.mean(loads.values()) for kind, loads in found.items()}
 
 
+def crowding(cluster: Cluster, brokers: list[int]) -> float:
+    """The most replicas of a topic that a broker has, as a multiple of the average: the median of large topics."""
+    topics: dict[str, dict[int, int]] = {}
+    for name, each in cluster.partitions.items():
+        on = topics.setdefault(name.topic, {})
+        for broker in each.replicas:
+            on[broker] = on.get(broker, 0) + 1
+    large = [on for on in topics.values() if sum(on.values()) >= 2 * len(brokers)]
+    return statistics.median(max(on.values()) * len(brokers) / sum(on.values()) for on in large) if large else 1.0
+
+
 def shared_racks(cluster: Cluster) -> int:
     """The pairs of replicas of a partition that are in the same rack."""
     pairs = 0
@@ -176,12 +187,22 @@ def measure(name: str, scenario: Scenario) -> dict[str, Any]:
         "before": balance(scenario.cluster, brokers),
         "klamm": balance(reached, brokers),
         "kafka": balance(after(scenario.cluster, kafka), brokers),
+        "topics": {
+            side: crowding(found, brokers)
+            for side, found in {
+                "before": scenario.cluster,
+                "klamm": reached,
+                "kafka": after(scenario.cluster, kafka),
+            }.items()
+        },
         "seconds": seconds,
     }
 
 
 def table(results: list[dict[str, Any]]) -> Table:
-    shown = Table("scenario", "minimum", "klamm", "Kafka", "replicas", "max/avg bytes, replicas, leaders", "CPU s")
+    shown = Table(
+        "scenario", "minimum", "klamm", "Kafka", "replicas", "max/avg bytes, replicas, leaders, of a topic", "CPU s"
+    )
     for each in results:
         shown.add_row(
             each["scenario"],
@@ -190,7 +211,8 @@ def table(results: list[dict[str, Any]]) -> Table:
             f"{each['kafka_over_minimum']:.1f}",
             str(each["replicas_moved"]),
             "\n".join(
-                f"{side:6} {each[side]['bytes']:.2f} {each[side]['replicas']:.2f} {each[side]['leaders']:.2f}"
+                f"{side:6} {each[side]['bytes']:.2f} {each[side]['replicas']:.2f} {each[side]['leaders']:.2f} "
+                f"{each['topics'][side]:.2f}"
                 for side in ("before", "klamm", "kafka")
             ),
             f"{each['seconds']:.1f}",

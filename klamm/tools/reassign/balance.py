@@ -6,10 +6,14 @@ size has the proportion of bytes to replicas that a broker has to give settles b
 already is taken first, as another destination costs nothing. A move is made only if it reduces how far brokers are
 outside the tolerance, in proportion to their shares and in all dimensions together; where no move helps, two brokers
 exchange a large replica for a small one.
+
+Partitions of one topic are often alike in size and busy at the same time. So that a topic does not end on few brokers,
+replicas of all sizes are taken while the rest can still settle both, and of several the one whose topic spreads most.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
@@ -21,12 +25,20 @@ from klamm.tools.reassign.shares import levels
 _ROUNDS: Final = 6
 # How many replicas of a broker are tried for one move, and how many for an exchange.
 _TRIES: Final = 300
+_CHOICES: Final = 8
 _EXCHANGES: Final = 40
 _PARTNERS: Final = 8
 _RECEIVERS: Final = 12
 # The levels lie this much of the tolerance inside it, because replicas are not divisible.
 _MARGIN: Final = 0.1
+# The part of its replicas that a broker gives last, with sizes that settle its bytes.
+_SETTLED_LAST: Final = 0.1
 _EPSILON: Final = 1e-6
+
+
+class _Problem(Enum):
+    RACKS = "racks"
+    OTHER = "other"
 
 
 class Key(NamedTuple):
@@ -80,6 +92,10 @@ class Balancer:
         ]
         self._by_size = Replicas(layout, self._sizes)
         self._by_size.fill(movable)
+        self._by_chance = Replicas(layout, [0.0] * len(self._sizes))
+        self._by_chance.fill(movable)
+        self._cursors = [Key(0.0, 0, 0)] * len(layout.brokers)
+        self._first_needs: list[tuple[float, float]] = []
         self._orders = {Balance.BYTES: self._by_size, Balance.REPLICAS: self._by_size}
         for each in dimensions:
             if each.kind is Balance.LOAD:
@@ -125,6 +141,8 @@ class Balancer:
             for broker, load, level in zip(targets, loads, levels(loads, low, high), strict=True):
                 needs[broker] = load - level
             self._needs[each.kind] = needs
+        if Balance.BYTES in self._needs and Balance.REPLICAS in self._needs:
+            self._first_needs = list(zip(self._needs[Balance.BYTES], self._needs[Balance.REPLICAS], strict=True))
 
     def _set_shares(self) -> None:
         """Lets every broker above its share give, and every broker below it receive, what is missing somewhere."""
@@ -168,49 +186,80 @@ class Balancer:
 
     def _choose(self, dimension: Dimension, source: int, destination: int) -> int | None:
         """The best replica for this move. None blocks the pair, or all of the rack if racks are the reason."""
-        layout = self._layout
         needs = self._needs[dimension.kind]
         limit = min(needs[source], -needs[destination])
         if not self._is_at_levels:
             limit = min(limit, dimension.missing(source, destination))
-        only_racks = layout.keeps_racks and layout.racks[source] != layout.racks[destination]
-        others = [each for each in self._dimensions if each is not dimension]
-        weights = dimension.weights
-        too_much = None
-        for key in islice(self._candidates(dimension, source, destination, limit), _TRIES):
-            partition = key.partition
-            replicas = layout.replicas[partition]
-            if destination in replicas:
-                only_racks = False
-                continue
-            if layout.keeps_racks and not layout.keeps_spread(replicas, source, destination):
-                continue
-            only_racks = False
-            weight = weights[partition]
-            gain = dimension.gain(weight, source, destination) * self._scales[dimension.kind]
-            if gain <= _EPSILON:
-                continue
-            for each in others:
-                gain += each.gain(each.weights[partition], source, destination) * self._scales[each.kind]
-            if gain <= _EPSILON:
-                continue
-            if weight <= limit or dimension.kind is Balance.REPLICAS:
-                return partition
-            if too_much is None or weight < weights[too_much]:
-                too_much = partition
+        only_racks = True
+        too_much: int | None = None
+        for candidates in self._candidates(dimension, source, destination, limit):
+            choices: list[int] = []
+            for key in islice(candidates, _TRIES):
+                partition = key.partition
+                problem = self._problem(dimension, partition, source, destination)
+                only_racks = only_racks and problem is _Problem.RACKS
+                if problem is not None:
+                    continue
+                weight = dimension.weights[partition]
+                if dimension.kind is Balance.REPLICAS:
+                    return partition
+                if weight <= limit:
+                    choices.append(partition)
+                    if len(choices) == _CHOICES:
+                        break
+                elif too_much is None or weight < dimension.weights[too_much]:
+                    too_much = partition
+            if choices:
+                return min(choices, key=lambda each: self._layout.crowding(each, destination, source))
         if too_much is None:
-            self._blocked.add((source, layout.racks[destination] if only_racks else destination))
+            self._blocked.add((source, self._layout.racks[destination] if only_racks else destination))
         return too_much
 
-    def _candidates(self, dimension: Dimension, source: int, destination: int, limit: float) -> Iterator[Key]:
-        """Replicas of the source, the most suitable first; those that have moved already before all others."""
+    def _problem(self, dimension: Dimension, partition: int, source: int, destination: int) -> "_Problem | None":
+        """Why this replica should not move there."""
+        layout = self._layout
+        replicas = layout.replicas[partition]
+        if destination in replicas:
+            return _Problem.OTHER
+        if layout.keeps_racks and not layout.keeps_spread(replicas, source, destination):
+            return _Problem.RACKS
+        gain = dimension.gain(dimension.weights[partition], source, destination) * self._scales[dimension.kind]
+        if gain > _EPSILON:
+            for each in self._dimensions:
+                if each is not dimension:
+                    gain += each.gain(each.weights[partition], source, destination) * self._scales[each.kind]
+        return None if gain > _EPSILON else _Problem.OTHER
+
+    def _candidates(self, dimension: Dimension, source: int, destination: int, limit: float) -> Iterator[Iterable[Key]]:
+        """Replicas of the source in several orders, of which each begins with the most suitable.
+
+        Those that have moved already come before all others.
+        """
         order = self._orders[dimension.kind]
-        for keys in (order.moved[source], order.kept[source]):
-            match dimension.kind:
-                case Balance.BYTES:
-                    yield from _around(keys, self._suitable_size(source, destination, limit), limit)
-                case _:
-                    yield from keys
+        if dimension.kind is not Balance.BYTES:
+            yield chain(order.moved[source], order.kept[source])
+            return
+        size = self._suitable_size(source, destination, limit)
+        yield _around(order.moved[source], size, limit)
+        yield self._sample(source)
+        yield _around(order.kept[source], size, limit)
+
+    def _sample(self, source: int) -> Iterator[Key]:
+        """Replicas of all sizes that leave about as many bytes for each further replica as there were at first."""
+        if Balance.REPLICAS not in self._needs or not self._is_at_levels:
+            return
+        need_bytes, need_replicas = self._needs[Balance.BYTES][source], self._needs[Balance.REPLICAS][source]
+        first_bytes, first_replicas = self._first_needs[source]
+        if need_replicas <= _SETTLED_LAST * first_replicas or need_replicas <= 1:
+            return
+        ratio = first_bytes / first_replicas
+        keys = self._by_chance.kept[source]
+        start = bisect_left(keys, self._cursors[source])
+        for key in chain(islice(keys, start, None), islice(keys, start)):
+            self._cursors[source] = key
+            left = (need_bytes - self._sizes[key.partition]) / (need_replicas - 1)
+            if ratio / 2 <= left <= ratio * 2:
+                yield key
 
     def _suitable_size(self, source: int, destination: int, limit: float) -> float:
         """The size that settles bytes and replicas together, or all bytes at once."""
@@ -223,6 +272,7 @@ class Balancer:
     def _move(self, partition: int, source: int, destination: int) -> None:
         self._layout.move(partition, source, destination)
         self._by_size.move(partition, source, destination)
+        self._by_chance.move(partition, source, destination)
         if Balance.LOAD in self._orders:
             self._orders[Balance.LOAD].move(partition, source, destination)
         for each in self._dimensions:

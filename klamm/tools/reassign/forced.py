@@ -1,17 +1,24 @@
 """The moves that a goal forces: brokers that lose their replicas, the replication factor, racks that are shared. Pure.
 
 Largest partitions go first, each to the allowed broker that is lowest on its share of bytes, replicas and load; what is
-small then evens out what is left. So the brokers end balanced, as far as they can be without a further move.
+small then evens out what is left. So the brokers end balanced, as far as they can be without a further move. Among
+brokers that are about equally low the one with fewest replicas of the topic is taken, because partitions of one topic
+are often busy at the same time.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from klamm.protocol.vocabulary import NO_LEADER
 from klamm.tools.reassign.goals import Goal, Racks
 from klamm.tools.reassign.layout import UNKNOWN_RACK, Layout
 from klamm.tools.reassign.model import Unmovable
+
+# How many brokers of a rack are compared, and which difference of their scores does not matter.
+_CHOICES: Final = 4
+_EQUAL: Final = 0.02
 
 
 class Lowest:
@@ -45,19 +52,19 @@ class Lowest:
                 self._scores[broker] = score = self._score(broker)
                 heappush(self._heaps[self._rack(broker)], (score, broker))
 
-    def of_racks(self, replicas: list[int]) -> Iterator[tuple[str, float, int]]:
-        """Each rack that has a target broker without a replica of the partition: its lowest such broker."""
+    def of_racks(self, replicas: list[int], at_most: int = 1) -> Iterator[tuple[str, float, int]]:
+        """Target brokers without a replica of the partition: the lowest of each rack, up to a number."""
         for rack, heap in self._heaps.items():
             taken = []
-            while heap:
-                score, broker = heap[0]
-                if self._scores[broker] != score:
-                    heappop(heap)
-                elif broker in replicas:
-                    taken.append(heappop(heap))
-                else:
+            found = 0
+            while heap and found < at_most:
+                score, broker = entry = heappop(heap)
+                if self._scores[broker] != score or entry in taken:
+                    continue
+                taken.append(entry)
+                if broker not in replicas:
+                    found += 1
                     yield rack, score, broker
-                    break
             for entry in taken:
                 heappush(heap, entry)
 
@@ -232,10 +239,16 @@ class ForcedMoves:
         replicas = layout.replicas[partition]
         spread = layout.keeps_racks and (spread or self._goal.racks is Racks.IMPROVE)
         counts = layout.rack_counts(replicas) if spread else {}
-        found = [each for each in self._lowest.of_racks(replicas) if is_allowed(each[2])]
+        found = [each for each in self._lowest.of_racks(replicas, _CHOICES) if is_allowed(each[2])]
         if not found:
             return None
-        return min(found, key=lambda each: (counts.get(each[0], 0), each[1], each[2]))[2]
+        fewest, lowest, _ = min((counts.get(rack, 0), score, broker) for rack, score, broker in found)
+        equal = [
+            (layout.crowding(partition, broker), score, broker)
+            for rack, score, broker in found
+            if counts.get(rack, 0) == fewest and score <= lowest + _EQUAL
+        ]
+        return min(equal)[2]
 
     def _move(self, partition: int, source: int, destination: int) -> None:
         self._layout.move(partition, source, destination)

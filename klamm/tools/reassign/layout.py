@@ -78,6 +78,9 @@ class Layout:
         if goal.load:
             rates = [goal.load[name].bytes_in_per_s if name in goal.load else 0.0 for name in self.names]
             self.dimensions.append(Dimension(Balance.LOAD, rates, len(self.brokers)))
+        # The replicas that each broker has of a topic.
+        of_topics: dict[str, dict[int, int]] = {name.topic: {} for name in self.names}
+        self.of_topic = [of_topics[name.topic] for name in self.names]
         for partition, replicas in enumerate(self.replicas):
             for broker in replicas:
                 self._add_load(partition, broker, 1)
@@ -85,6 +88,8 @@ class Layout:
     def _add_load(self, partition: int, broker: int, sign: int) -> None:
         for dimension in self.dimensions:
             dimension.loads[broker] += sign * dimension.weights[partition]
+        of_topic = self.of_topic[partition]
+        of_topic[broker] = of_topic.get(broker, 0) + sign
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
@@ -127,6 +132,12 @@ class Layout:
             elif racks[broker] == new:
                 balance -= 1
         return balance >= 0
+
+    def crowding(self, partition: int, destination: int, source: int | None = None) -> float:
+        """How much more crowded a topic becomes by a move, in proportion to its replicas: less is better."""
+        of_topic = self.of_topic[partition]
+        more = of_topic.get(destination, 0) - (0 if source is None else of_topic[source])
+        return more / sum(of_topic.values())
 
     def _is_least_used(self, replicas: Iterable[int], rack: str) -> bool:
         """Whether no rack with a free target broker has fewer replicas."""
