@@ -51,6 +51,7 @@ bench: venv system  ## klamm and Apache Kafka 2.8.2 side by side, as ratios
 	$(PYTHON) bench/controller.py
 	$(PYTHON) bench/groups.py
 	$(PYTHON) bench/steps.py
+	$(PYTHON) bench/verify.py --size-mb 1000
 	$(PYTHON) bench/merge.py
 	$(PYTHON) bench/reassignment.py
 	$(PYTHON) bench/plans.py

@@ -11,8 +11,9 @@ Source: kafka.tools.ReplicaFetcher in ReplicaVerificationTool.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.client.fan_out import by_topic
@@ -34,7 +35,7 @@ from klamm.tasks import start_task
 
 # A broker of klamm's answers no more than that at once.
 MAX_REQUEST_BYTES = 8 * 1024 * 1024
-REQUESTS_UNDER_WAY = 2
+REQUESTS_AT_A_TIME = 2
 # How long a broker that has failed is left alone, at first; twice as long after each further failure.
 REST_S, MAX_REST_S = 1.0, 60.0
 _NO_REPLICA = -1
@@ -44,17 +45,17 @@ _NO_REPLICA = -1
 class _Want:
     partition: TopicPartition
     offset: int
+    max_bytes: int
     is_alone: bool
     answer: "asyncio.Future[Answer]"
 
 
 class ReplicaFetcher:
-    """The fetches from one broker. `max_bytes` is the size of a window, unless a single batch is larger."""
+    """The fetches from one broker."""
 
-    def __init__(self, client: ClusterClient, broker_id: int, max_bytes: int, patience_s: float) -> None:
+    def __init__(self, client: ClusterClient, broker_id: int, patience_s: float) -> None:
         self.broker_id = broker_id
         self._client = client
-        self._max_bytes = max_bytes
         self._wants: list[_Want] = []
         self._requests: dict[asyncio.Task[None], None] = {}
         self._loop = asyncio.get_running_loop()
@@ -68,13 +69,16 @@ class ReplicaFetcher:
         # When each error code came first, and last, for a partition.
         self._codes: dict[int, tuple[float, float]] = {}
 
-    async def fetch(self, partition: TopicPartition, offset: int, *, is_alone: bool = False) -> Answer:
-        """What the broker's replica has from `offset` on. Alone in a request, at least one whole batch comes."""
+    async def fetch(self, partition: TopicPartition, offset: int, max_bytes: int, *, is_alone: bool = False) -> Answer:
+        """What the broker's replica has from `offset` on, `max_bytes` of it unless a single batch is larger.
+
+        Alone in a request, at least one whole batch comes.
+        """
         if self._failure is not None and self._loop.time() < self._asked_again_at_s:
             return self._failure
-        want = _Want(partition, offset, is_alone, self._loop.create_future())
+        want = _Want(partition, offset, max_bytes, is_alone, self._loop.create_future())
         self._wants.append(want)
-        if len(self._requests) < REQUESTS_UNDER_WAY:
+        if len(self._requests) < REQUESTS_AT_A_TIME:
             task = start_task(self._work(), self._fail_all)
             self._requests[task] = None
             task.add_done_callback(lambda done: self._requests.pop(done, None))
@@ -105,22 +109,24 @@ class ReplicaFetcher:
     def _take(self) -> list[_Want]:
         """The wants of the next request: one that is alone, or as many as the size of a request allows."""
         self._wants = [want for want in self._wants if not want.answer.done()]
-        count = max(1, MAX_REQUEST_BYTES // self._max_bytes)
-        lonely = next((want for want in self._wants if want.is_alone), None)
-        taken = [lonely] if lonely is not None else self._wants[:count]
+        taken = [want for want in self._wants if want.is_alone][:1]
+        if not taken:
+            sizes = accumulate(want.max_bytes for want in self._wants)
+            count = sum(size_bytes <= MAX_REQUEST_BYTES for size_bytes in sizes)
+            taken = self._wants[: max(1, count)]
         self._wants = [want for want in self._wants if want not in taken]
         return taken
 
     async def _ask(self, wants: Sequence[_Want]) -> Mapping[TopicPartition, Answer]:
         """One request. What the broker as a whole does wrong is the failure of each partition."""
-        offsets = {want.partition: want.offset for want in wants}
+        wanted = {want.partition: want for want in wants}
         if self._failing_since_s is None:
             self._began_s = self._loop.time()
         try:
             connection = await self._client.connection_to(self.broker_id)
-            answers = await self._fetch(connection, offsets)
+            answers = await self._fetch(connection, wanted)
         except (ClientError, KafkaError) as error:
-            return dict.fromkeys(offsets, self._failed(error))
+            return dict.fromkeys(wanted, self._failed(error))
         self._failure, self._failing_since_s, self._rest_s = None, None, REST_S
         return answers
 
@@ -148,18 +154,18 @@ class ReplicaFetcher:
         return Failed(reason, is_final or now_s - first_s >= self._patience_s)
 
     async def _fetch(
-        self, connection: Connection, offsets: Mapping[TopicPartition, int]
+        self, connection: Connection, wanted: Mapping[TopicPartition, _Want]
     ) -> dict[TopicPartition, Answer]:
-        request = self._request(offsets)
+        request = _request(wanted)
         response = await connection.send(ApiKey.FETCH, lambda version: request)
         if response.error_code != ErrorCode.NONE:
             raise KafkaError(ErrorCode(response.error_code), f"{connection} answers {error_name(response.error_code)}")
-        found = _answered(connection, offsets, response)
-        answers = {partition: self._answer(partition, offsets[partition], data) for partition, data in found.items()}
+        found = _answered(connection, wanted, response)
+        answers = {partition: self._answer(wanted[partition].offset, data) for partition, data in found.items()}
         outside = [partition for partition, answer in answers.items() if answer is None]
         return {**answers, **(await _log_ends(connection, outside) if outside else {})}  # type: ignore[dict-item]  # None is replaced
 
-    def _answer(self, partition: TopicPartition, offset: int, data: PartitionData) -> Answer | None:
+    def _answer(self, offset: int, data: PartitionData) -> Answer | None:
         """None: the log does not have the offset."""
         if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             return None
@@ -171,30 +177,32 @@ class ReplicaFetcher:
             return Failed(f"broker {self.broker_id} sends consumers to broker {data.preferred_read_replica}", True)
         return Window(data.records or b"", data.high_watermark, is_complete=data.high_watermark <= offset)
 
-    def _request(self, offsets: Mapping[TopicPartition, int]) -> FetchRequest:
-        return FetchRequest(
-            replica_id=DEBUGGING_REPLICA_ID,
-            max_bytes=max(self._max_bytes, MAX_REQUEST_BYTES),
-            topics=[
-                FetchTopic(
-                    topic=topic,
-                    partitions=[
-                        FetchPartition(
-                            partition=number,
-                            current_leader_epoch=NO_EPOCH,
-                            fetch_offset=offsets[TopicPartition(topic, number)],
-                            partition_max_bytes=self._max_bytes,
-                        )
-                        for number in numbers
-                    ],
-                )
-                for topic, numbers in by_topic(offsets).items()
-            ],
-        )
+
+def _request(wanted: Mapping[TopicPartition, _Want]) -> FetchRequest:
+    return FetchRequest(
+        replica_id=DEBUGGING_REPLICA_ID,
+        max_bytes=max(MAX_REQUEST_BYTES, *(want.max_bytes for want in wanted.values())),
+        topics=[
+            FetchTopic(
+                topic=topic,
+                partitions=[
+                    FetchPartition(
+                        partition=number,
+                        current_leader_epoch=NO_EPOCH,
+                        fetch_offset=want.offset,
+                        partition_max_bytes=want.max_bytes,
+                    )
+                    for number in numbers
+                    for want in [wanted[TopicPartition(topic, number)]]
+                ],
+            )
+            for topic, numbers in by_topic(wanted).items()
+        ],
+    )
 
 
 def _answered(
-    connection: Connection, asked: Mapping[TopicPartition, int], response: FetchResponse
+    connection: Connection, asked: Collection[TopicPartition], response: FetchResponse
 ) -> dict[TopicPartition, PartitionData]:
     """The answer for each partition. Raises KafkaError for partitions too many, twice or missing."""
     found: dict[TopicPartition, PartitionData] = {}

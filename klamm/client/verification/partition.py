@@ -244,12 +244,15 @@ class PartitionCheck:
         for replica in [each for each, known_to in compared.known_to.items() if known_to == least]:
             window = windows[replica]
             is_lag = window.high_watermark <= least
+            was_alone = replica in self.hungry
             if not is_lag:
                 self.hungry.add(replica)
             if is_lag and self.follows:
                 continue
             is_late = is_lag and self.in_sync is not None and replica not in self.in_sync
             if not is_late and not self._is_over(self._stalled_since_s, replica, now_s):
+                continue
+            if not is_lag and not was_alone:
                 continue
             if is_lag:
                 self._put_aside(replica, f"its high watermark is {window.high_watermark}", now_s, is_lag=True)

@@ -179,7 +179,7 @@ def read_replica(client: ClientOptions, log: ReplicaLog) -> Iterator[pa.RecordBa
     async def begin(client: ClusterClient) -> tuple[ClusterClient, ReplicaFetcher]:
         await client.refresh_metadata([log.partition.topic])
         own = client.another()
-        return own, ReplicaFetcher(own, log.replica, FETCH_BYTES, PATIENCE_S)
+        return own, ReplicaFetcher(own, log.replica, PATIENCE_S)
 
     async def end(_: ClusterClient) -> None:
         fetcher.close()
@@ -207,7 +207,7 @@ async def _window(
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + PATIENCE_S
     while True:
-        answer = await fetcher.fetch(partition, offset, is_alone=True)
+        answer = await fetcher.fetch(partition, offset, FETCH_BYTES, is_alone=True)
         if isinstance(answer, Window) and (answer.records or answer.high_watermark <= offset):
             return answer, offset
         if isinstance(answer, OutOfRange) and answer.log_start_offset > offset:
