@@ -18,7 +18,8 @@ What must stay true:
 - A new partition does not wait for the end of a long poll that began without it: the long poll is given up, and a full
   fetch names every partition again.
 - An offset that no log can have is an error of the leader. It never makes this broker cut or empty a log.
-- A partition that is throttled and out of sync is fetched only while the quota allows it, all others always.
+- A partition that is throttled and out of sync is fetched only while the quota allows it, all others always. Until the
+  leader's first answer it is not known to be out of sync.
 - A failure of one partition delays, or ends, the fetching of that partition only. The backoff grows from
   `FIRST_BACKOFF_MS` to replica.fetch.backoff.ms: usually the leader just has not heard of its leadership yet.
 
@@ -293,12 +294,16 @@ class ReplicaFetcher:
         looked_at = Slices(PARTITIONS_PER_SLICE)
         for topic_partition, fetch in changed.items():
             if self._fetches.get(topic_partition) is fetch:
-                if quota is not None and fetch.is_lagging and quota.is_throttled(*topic_partition):
-                    self._hold(topic_partition, fetch)
-                else:
-                    self._ask(topic_partition, fetch, max_bytes)
                 if self._throttled:
                     self._throttled.pop(topic_partition, None)
+                if quota is None or not fetch.is_lagging or not quota.is_throttled(*topic_partition):
+                    self._ask(topic_partition, fetch, max_bytes)
+                elif fetch.leader_high_watermark is None:
+                    # The first answer says whether the replica is in sync, and so does not wait for its turn.
+                    self._ask(topic_partition, fetch, self._throttled_max_bytes())
+                    self._throttled[topic_partition] = fetch
+                else:
+                    self._hold(topic_partition, fetch)
             if looked_at.is_over():
                 await asyncio.sleep(0)
 
@@ -345,7 +350,7 @@ class ReplicaFetcher:
             is_valid = self._fetches.get(topic_partition) is fetch and fetch.asked is not None
             if not is_valid or not quota.is_throttled(*topic_partition):
                 continue
-            if left_bytes > 0:
+            if left_bytes > 0 or fetch.leader_high_watermark is None:
                 self._throttled[topic_partition] = fetch
                 left_bytes -= max_bytes
             else:

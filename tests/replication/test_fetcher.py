@@ -181,54 +181,75 @@ async def test_throttled_partitions_take_turns_as_the_quota_allows():
         follower.quota.throttle("t", None)
         follower.follow(T0, T1, U0)
         asked = await leader.next(ApiKey.FETCH)
-        # U0 is not throttled. The quota has room for less than one answer.
-        assert asked.wanted.keys() == {U0, T0}
+        # The first answer says which replicas are out of sync.
+        assert asked.wanted.keys() == {T0, T1, U0}
         sizes = {want.partition_max_bytes for topic, wants in wanted_of(asked.body) for want in wants if topic == "t"}
         assert sizes == {THROTTLED_FETCH_BYTES}
         data = records(0, bytes(2000))
-        asked.answer_fetch([result(T0, data, hw=5), result(U0, records(0, b"u"), hw=1)])
+        asked.answer_fetch([result(T0, data, hw=5), result(T1, hw=5), result(U0, records(0, b"u"), hw=1)])
         began = asyncio.get_running_loop().time()
         asked = await leader.next(ApiKey.FETCH)
         # The quota is exceeded until the bytes are paid for. U0 is fetched on.
-        assert (asked.wanted.keys(), forgotten_of(asked.body)) == ({U0}, [("t", [0])])
+        assert (asked.wanted.keys(), forgotten_of(asked.body)) == ({U0}, [("t", [0, 1])])
         assert asked.body.max_wait_ms <= 500
-        while T1 not in asked.wanted:
+        while not asked.wanted.keys() & {T0, T1}:
             asked.answer_fetch()
             asked = await leader.next(ApiKey.FETCH)
         assert asyncio.get_running_loop().time() - began >= len(data) / 20_000 - 0.02
-        assert T0 not in asked.wanted
-        asked.answer_fetch([result(T1, hw=0)])  # in sync: it is held back no more
+        (first,) = asked.wanted.keys() & {T0, T1}  # The quota has room for less than one answer.
+        number, offset = first[1], 1 if first == T0 else 0
+        asked.answer_fetch([result(first, records(offset, bytes(100)), hw=5)])
         asked = await leader.next(ApiKey.FETCH)
-        assert T1 in asked.wanted or T0 in asked.wanted
-        assert follower.partitions[T0].log.log_end_offset == 1
+        while not asked.wanted.keys() & {T0, T1}:
+            asked.answer_fetch()
+            asked = await leader.next(ApiKey.FETCH)
+        assert asked.wanted.keys() & {T0, T1} == {("t", 1 - number)}
+
+
+async def test_a_throttled_partition_in_sync_is_not_held_back():
+    async with following() as (follower, leader):
+        follower.quota.bytes_per_second = 0
+        follower.quota.throttle("t", None)
+        follower.host(T0, 1)
+        follower.follow(T0)
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, hw=1)])
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(1, b"new"), hw=1)])
+        asked = await leader.next(ApiKey.FETCH)
+        assert asked.wanted == {T0: (1, 2, 1)}
+        follower.follow(T0, epoch=2)  # In a new epoch, too, the leader is asked at once.
+        asked.answer_fetch()
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (2, 2, 1)}
+
+
+async def held_back(follower, leader):
+    """T0 is throttled and out of sync, U0 neither."""
+    follower.quota.bytes_per_second = 0
+    follower.quota.throttle("t", None)
+    follower.follow(T0, T1, U0)
+    (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, hw=5), result(T1, hw=5), result(U0)])
+    asked = await leader.next(ApiKey.FETCH)
+    assert (asked.wanted, forgotten_of(asked.body)) == ({}, [("t", [0, 1])])
+    return asked
 
 
 async def test_a_throttle_that_goes_lets_its_partitions_go():
     async with following() as (follower, leader):
-        follower.quota.bytes_per_second = 0
-        follower.quota.throttle("t", None)
-        follower.follow(T0, U0)
-        asked = await leader.next(ApiKey.FETCH)
-        assert asked.wanted.keys() == {U0}
+        asked = await held_back(follower, leader)
         follower.quota.bytes_per_second = UNLIMITED
         follower.quota.throttle("t", frozenset())
         while T0 not in asked.wanted:
-            asked.answer_fetch([result(U0)] if U0 in asked.wanted else [])
+            asked.answer_fetch()
             asked = await leader.next(ApiKey.FETCH)
-        assert {want.partition_max_bytes for _, wants in wanted_of(asked.body) for want in wants} == {1_048_576}
+        assert asked.wanted.keys() == {T0, T1}
 
 
 async def test_a_partition_that_waits_for_its_turn_may_go_or_come_again():
     async with following() as (follower, leader):
-        follower.quota.bytes_per_second = 0
-        follower.quota.throttle("t", None)
-        follower.follow(T0, T1, U0)
-        asked = await leader.next(ApiKey.FETCH)
+        asked = await held_back(follower, leader)
         follower.manager.remove_fetchers([T0])
         follower.follow(T1, epoch=2)
-        follower.quota.bytes_per_second = 10_000_000
         while T1 not in asked.wanted:
-            asked.answer_fetch([result(U0)] if U0 in asked.wanted else [])
+            asked.answer_fetch()
             asked = await leader.next(ApiKey.FETCH)
             assert T0 not in asked.wanted
         assert asked.wanted[T1][0] == 2
