@@ -141,12 +141,15 @@ def rollback(
         executions_of,
         read_plan,
         run_plan,
+        state_of,
     )
 
     cluster = Reached(bootstrap_server, None, command_config)
     placements = read_plan(file)
-    confirm_cancellation(cluster, placements, yes=yes)
-    cancel_plan(cluster, placements, executions_of(file))
+    # What an interrupted rollback has begun is not cancelled but continued.
+    if not state_of(file).exists():
+        confirm_cancellation(cluster, placements, yes=yes)
+        cancel_plan(cluster, placements, executions_of(file))
     settings = ExecuteOptions(
         throttle, replica_alter_log_dirs_throttle, batch_size, batch_bytes, timeout, no_wait, yes, as_json
     )

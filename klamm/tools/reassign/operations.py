@@ -221,10 +221,21 @@ async def cancel(access: Access, active: Collection[TopicPartition]) -> None:
         raise ToolError(f"Error cancelling partition reassignment{plural} for:\n{lines}")
 
 
-async def restore_order(access: Access, record: Record, cancelled: Collection[TopicPartition]) -> dict[str, str]:
-    """Gives cancelled partitions their former order of replicas: a broker that cancels only takes the added replicas
-    out of the target's order, so that another preferred leader would be left. Returns the problems by partition."""
-    former = {move.topic_partition: move.before.replicas for move in record.moves if move.topic_partition in cancelled}
+async def restore_order(access: Access, record: Record) -> dict[str, str]:
+    """Gives partitions that a cancelled execution did not move their former order of replicas. A broker that cancels
+    only takes the added replicas out of the target's order, and so would leave another preferred leader. Returns the
+    problems by partition."""
+    look = await access.look(sorted({move.topic for move in record.moves}))
+    ids = topic_ids(record.moves, look.view)
+    former = {
+        move.topic_partition: move.before.replicas
+        for move in record.moves
+        if (partition := look.view.partitions.get(move.topic_partition)) is not None
+        and move.topic_partition not in look.targets
+        and ids.get(move.topic) == record.topic_ids.get(move.topic)
+        and partition.replicas != move.before.replicas
+        and set(partition.replicas) == set(move.before.replicas) != set(move.after.replicas)
+    }
     results = await access.start(former) if former else {}
     return {str(key): error_line(error) for key, error in results.items() if error is not None}
 

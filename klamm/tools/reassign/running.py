@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -97,8 +97,13 @@ def state_of(plan: Path) -> StateFile:
 
 def executions_of(rollback: Path) -> list[StateFile]:
     """The executions in progress that this file undoes."""
-    files = [StateFile(path) for path in sorted(rollback.absolute().parent.glob("*.state.json"))]
-    return [file for file in files if Path(file.load().rollback_file) == rollback.absolute()]
+    found = []
+    for path in sorted(rollback.absolute().parent.glob("*.state.json")):
+        # A file of another program may have such a name; those of this one are replaced as a whole.
+        with suppress(ToolError):
+            if Path(StateFile(path).load().rollback_file) == rollback.absolute():
+                found.append(StateFile(path))
+    return found
 
 
 # -- an execution -----------------------------------------------------------------------------------------------------
@@ -314,7 +319,7 @@ def cancel_plan(
         replicas = await operations.cancel_log_dirs(access, placements or {})
         problems: dict[str, str] = {}
         for state in states:
-            problems |= await operations.restore_order(access, state.load(), active)
+            problems |= await operations.restore_order(access, state.load())
             if not keeps_throttles:
                 problems |= await operations.end_execution(access, state, lambda event: None)
         return Cancelled(active, replicas, problems, tuple(look.view.brokers))

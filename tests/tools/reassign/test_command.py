@@ -62,8 +62,9 @@ class Tool:
         return [json.loads(line) for line in self.run(*map(str, arguments), "--yes", "--json", code=code).splitlines()]
 
     def end_after(self, event: str, how: signal.Signals, *arguments: str | Path) -> int:
-        """Sends a signal to an execution when it reports the event; returns its exit code."""
-        command = self.command("execute", *arguments, "--yes", "--json")
+        """Sends a signal to a command when it reports the event; returns its exit code."""
+        action, *options = arguments
+        command = self.command(str(action), *options, "--yes", "--json")
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert process.stdout is not None
         for line in process.stdout:
@@ -189,7 +190,7 @@ def test_a_throttle_of_somebody_else_is_restored(tool: Tool) -> None:
 def test_after_kill_9_an_execution_is_resumed(tool: Tool, event: str) -> None:
     plan = tool.plan({0: [2, 3], 1: [3, 0]})
     arguments = ("--reassignment-json-file", plan, "--throttle", "10000000")
-    assert tool.end_after(event, signal.SIGKILL, *arguments) == -signal.SIGKILL
+    assert tool.end_after(event, signal.SIGKILL, "execute", *arguments) == -signal.SIGKILL
     if plan.with_name("plan.state.json").exists():
         tool.run("execute", *arguments, code=1)
         assert "Continue with --resume" in tool.stderr
@@ -199,6 +200,18 @@ def test_after_kill_9_an_execution_is_resumed(tool: Tool, event: str) -> None:
     assert tool.replicas() == {0: [2, 3], 1: [3, 0]}
     assert tool.throttles() == {}
     assert not plan.with_name("plan.state.json").exists()
+
+
+def test_a_killed_rollback_is_run_again(tool: Tool) -> None:
+    plan = tool.plan({0: [2, 3], 1: [3, 0]})
+    (tool.directory / "other.state.json").write_text("{}")
+    tool.run("execute", "--reassignment-json-file", plan, "--yes")
+    rollback = plan.with_name("plan.rollback.json")
+    options = ("rollback", rollback, "--throttle", "10000000")
+    assert tool.end_after("started", signal.SIGKILL, *options) == -signal.SIGKILL
+    tool.run(*map(str, options), "--yes")
+    assert tool.replicas() == {0: [0, 1], 1: [1, 2]}
+    assert tool.throttles() == {}
 
 
 def test_a_dead_broker_holds_up_only_its_own_partition(tool: Tool) -> None:
@@ -211,7 +224,7 @@ def test_a_dead_broker_holds_up_only_its_own_partition(tool: Tool) -> None:
     try:
         plan = tool.plan({0: [1, dead], 1: [2, other]})
         arguments = ("--reassignment-json-file", plan, "--throttle", "10000000")
-        assert tool.end_after("completed", signal.SIGINT, *arguments) == 130
+        assert tool.end_after("completed", signal.SIGINT, "execute", *arguments) == 130
         tool.run("throttle", "--rate", "7000000", "--reassignment-json-file", plan)
         rates = {value for key, value in tool.throttles().items() if key.name == LEADER_RATE}
         assert rates == {"7000000"}

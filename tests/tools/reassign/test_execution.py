@@ -13,6 +13,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.reassign.execution import Execution, Options, Outcome
 from klamm.tools.reassign.model import Move, Placement, anywhere
+from klamm.tools.reassign.operations import restore_order
 from klamm.tools.reassign.state_file import Record, StateFile
 from klamm.tools.reassign.steps import Limits
 from klamm.tools.reassign.throttles import (
@@ -270,6 +271,18 @@ async def test_another_command_ends_a_running_execution(tmp_path: Path) -> None:
     with pytest.raises(ToolError, match="the reassignment was cancelled by another command"):
         await run.go(Limits(partitions=1))
     assert sum(each.startswith("start") for each in cluster.history) == 1
+
+
+async def test_a_cancelled_execution_gives_partitions_their_former_order(tmp_path: Path) -> None:
+    """Also when the first cancel was killed after the brokers had done their part."""
+    moves = (*MOVES, move(3, (1, 2), (2, 1)), move(4, (1, 2), (2, 3)))
+    cluster = cluster_for(moves)
+    run = Run(tmp_path, cluster, moves)
+    as_brokers_leave_it = {0: (2, 1), 1: (3, 2), 2: (1, 2), 3: (2, 1), 4: (9, 8)}
+    cluster.replicas = {partition(number): replicas for number, replicas in as_brokers_leave_it.items()}
+    assert await restore_order(cluster, run.file.load()) == {}
+    # Partition 2 has moved, 3 was only to be reordered, and 4 is another client's.
+    assert cluster.targets == {partition(0): (1, 2), partition(1): (2, 3)}
 
 
 async def test_a_partition_that_is_added_is_noticed(tmp_path: Path) -> None:
