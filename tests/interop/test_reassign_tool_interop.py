@@ -305,3 +305,24 @@ def test_through_zookeeper_as_kafkas_tool(kafka28: KafkaCluster, tmp_path: Path)
         kafka28.until(lambda topic=topic: kafka28.throttles(topic) == {})
     assert printed[0] == printed[1]
     assert throttles[0] == throttles[1]
+
+
+def test_a_broker_of_kafka_is_emptied_and_kafkas_tool_finds_the_plan_complete(
+    cluster: KafkaCluster, tmp_path: Path
+) -> None:
+    cluster.create("emptied", [[1, 2], [2, 3], [3, 1]])
+    file = tmp_path / "emptied.json"
+    command = ["brokers", "decommission", "--broker", "3", "--plan-file", str(file), "--throttle", str(FAST)]
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        ended = main.run([*command, "--yes", "--bootstrap-server", cluster.bootstrap])
+    view = run_with_client(cluster.bootstrap, None, read_cluster)
+    assert not [key for key, each in view.partitions.items() if 3 in each.replicas], stderr.getvalue()
+    assert (ended, stdout.getvalue().splitlines()[-1]) == (0, "Broker 3 has no replicas and can be shut down.")
+    assert cluster.replicas("emptied")[0] == [1, 2]
+    assert cluster.throttles("emptied") == {}
+    verified = cluster.kafka("--verify", "--reassignment-json-file", file)
+    assert [line for line in verified if "is complete." in line and "emptied" in line] == [
+        "Reassignment of partition emptied-1 is complete.",
+        "Reassignment of partition emptied-2 is complete.",
+    ]

@@ -55,6 +55,14 @@ def test_the_new_replicas_of_a_removed_broker_go_where_bytes_are_fewest() -> Non
     assert moved(made) == {0: (3,), 1: (3,), 2: (2,)}
 
 
+def test_the_partitions_of_a_topic_spread_over_brokers_that_are_equally_low() -> None:
+    found = cluster([[1]] * 4, brokers=[1, 2, 3])
+    other = {TopicPartition("u", number): Partition((1,), 10) for number in range(4)}
+    made = plan(Cluster(found.brokers, {**found.partitions, **other}), Goal(remove_brokers=(1,)))
+    placed = sorted((move.topic, move.after.replicas[0]) for move in made.moves)
+    assert placed == [(topic, broker) for topic in "tu" for broker in (2, 2, 3, 3)]
+
+
 def test_too_few_brokers_are_the_reason_that_a_replica_stays() -> None:
     made = plan(cluster([[1, 2, 3], [3, 1]], brokers=[1, 2, 3]), Goal(remove_brokers=(3,)))
     assert moved(made) == {1: (2, 1)}
