@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from klamm.client.reassignments import alter_partition_reassignments
 from klamm.processes.helper import Helper
+from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 from klamm.tools import main
+from klamm.tools.clients import client_in_thread, command_options
 
 Run = Callable[..., str]
 
@@ -28,7 +31,8 @@ def klamm(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `klamm topics` and returns stdout, or with `code` stderr; `plan=True` returns stderr as well."""
 
     def run(*arguments: str, code: int = 0, plan: bool = False) -> str:
-        where = () if "--zookeeper" in arguments else ("--bootstrap-server", cluster.bootstrap)
+        named = {"--zookeeper", "--bootstrap-server"} & set(arguments)
+        where = () if named else ("--bootstrap-server", cluster.bootstrap)
         ended = main.run(["topics", *arguments, *where])
         output = capsys.readouterr()
         assert ended == code, output.err
@@ -182,6 +186,38 @@ def test_only_topics_with_overrides(cluster: Cluster, klamm: Run, access: tuple[
     assert re.fullmatch(r"Topic: over-a\t.*\tConfigs: retention.ms=1000\n", described)
     klamm("delete", "--topic", "over-.*", "--yes")
     cluster.until(lambda: not any(name.startswith("over-") for name in cluster.topics()))
+
+
+def test_a_reassignment_in_progress(cluster: Cluster, klamm: Run) -> None:
+    a = cluster.controller_id()
+    assert a is not None
+    b, new = (broker for broker in cluster.broker_ids if broker != a)
+    klamm("create", "--topic", "moving", "--replica-assignment", f"{a}:{b},{b}:{a}")
+    cluster.until(lambda: len(cluster.isr("moving", 0)) == len(cluster.isr("moving", 1)) == 2)
+    over_wire, on_znodes = ("--bootstrap-server", cluster.broker(a).address), ("--zookeeper", cluster.zookeeper)
+    # It copies nothing, and counts as live for three seconds.
+    cluster.pause(new)
+    try:
+        with client_in_thread(command_options(cluster.broker(a).address, None)) as client:
+            moves = {TopicPartition("moving", 0): (a, new), TopicPartition("moving", 1): (b, a, new)}
+            assert set(client.call(alter_partition_reassignments, moves).values()) == {None}
+        cluster.until(lambda: klamm("describe", "--topic", "moving", *over_wire).count("Adding Replicas") == 2)
+        for access in (over_wire, on_znodes):
+            assert klamm("describe", "--topic", "moving", *access).splitlines()[1:] == [
+                f"\tTopic: moving\tPartition: 0\tLeader: {a}\tReplicas: {a},{new},{b}\tIsr: {a},{b}"
+                f"\tAdding Replicas: {new}\tRemoving Replicas: {b}",
+                f"\tTopic: moving\tPartition: 1\tLeader: {b}\tReplicas: {b},{a},{new}\tIsr: {b},{a}"
+                f"\tAdding Replicas: {new}\tRemoving Replicas: ",
+            ]
+            under_replicated = ("describe", "--topic", "moving", "--under-replicated-partitions")
+            assert klamm(*under_replicated, *access) == ""
+            grown = ("alter", "--topic", "moving", "--partitions", "3", "--yes", *access)
+            assert klamm(*grown, code=1) == (
+                "klamm: Topic moving is being reassigned; add partitions when that is done\n"
+            )
+    finally:
+        cluster.resume(new)
+    cluster.until(lambda: cluster.replicas("moving", 0) == [a, new] and new in cluster.isr("moving", 1))
 
 
 @pytest.mark.parametrize(
