@@ -81,11 +81,12 @@ async def elect_preferred(access: Access, due: Sequence[TopicPartition], pace: P
             failures, late = await _elect_preferred(access, batch, pace, report, left)
             failed += failures
             behind.update(late)
-        if len(behind) < len(waiting):
+        has_advanced = len(behind) < len(waiting)
+        waiting = behind
+        if has_advanced:
             deadline_s = _now_s() + pace.timeout_ms / 1000
         elif _now_s() >= deadline_s:
             break
-        waiting = behind
         if waiting:
             await asyncio.sleep(LOOK_EVERY_S)
     for partition, reason in waiting.items():
