@@ -113,13 +113,9 @@ def kafka3(
 
 @pytest.fixture(scope="module")
 def kraft3(kafka4_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """Three brokers of Kafka 4.3 in two racks. A broker that is silent counts as live for a minute."""
+    """Three brokers of Kafka 4.3 in two racks. A broker that is silent counts as live for nine seconds."""
     racks = {number: {"broker.rack": rack} for number, rack in RACKS.items()}
-    properties: dict[str, str | int] = {
-        "broker.session.timeout.ms": 60_000,
-        "auto.leader.rebalance.enable": "false",
-        "offsets.topic.num.partitions": 1,
-    }
+    properties = {"auto.leader.rebalance.enable": "false", "offsets.topic.num.partitions": 1}
     directory = tmp_path_factory.mktemp("kraft3")
     cluster = RealKraft(kafka4_jars, directory, size=3, properties=properties, of_broker=racks)
     try:
