@@ -60,7 +60,9 @@ def test_a_topic_lives_and_dies(cluster: Cluster, klamm: Run, access: tuple[str,
         klamm("create", *topic, *counts, code=1) == "klamm: TOPIC_ALREADY_EXISTS (36): Topic 'life' already exists.\n"
     )
     assert klamm("create", *topic, *counts, "--if-not-exists") == ""
-    cluster.until(lambda: len(cluster.isr("life", 1)) == 2)
+    cluster.until(lambda: len(cluster.isr("life", 0)) == len(cluster.isr("life", 1)) == 2)
+    both = (("--bootstrap-server", cluster.bootstrap), ("--zookeeper", cluster.zookeeper))
+    cluster.until(lambda: len({klamm("describe", "--topic", "life", *each) for each in both}) == 1)
     over_wire, on_znodes = (
         klamm("describe", "--topic", "life"),
         klamm("describe", *topic, "--zookeeper", cluster.zookeeper),
@@ -83,7 +85,7 @@ def test_a_topic_lives_and_dies(cluster: Cluster, klamm: Run, access: tuple[str,
     assert len(partitions(klamm("describe", *topic))) == 2
     altered = klamm("alter", *topic, *changes, "--yes")
     assert altered == "Updated config for topic life.\nAdding partitions succeeded!\n"
-    cluster.until(lambda: cluster.leader("life", 3) is not None)
+    cluster.until(lambda: re.search(r"Partition: 3\tLeader: \d", klamm("describe", *topic)))
     described = klamm("describe", *topic)
     assert list(partitions(described)) == [0, 1, 2, 3]
     assert described.splitlines()[0].endswith("\tConfigs: segment.ms=1000")
@@ -103,6 +105,7 @@ def test_a_topic_is_placed_over_racks_unless_that_is_disabled(
 ) -> None:
     counts = ("--partitions", "6", "--replication-factor", "2", *access)
     klamm("create", "--topic", "racks", *counts)
+    cluster.until(lambda: len(partitions(klamm("describe", "--topic", "racks", "--if-exists"))) == 6)
     assert all(2 in replicas for replicas in partitions(klamm("describe", "--topic", "racks")).values())
     placed = partitions(klamm("create", "--topic", "no-racks", *counts, "--disable-rack-aware", plan=True))
     assert partitions(klamm("describe", "--topic", "no-racks", *access)) == placed
