@@ -103,8 +103,8 @@ class Administrator:
             ("evacuate-broker", self._evacuate),
             ("evacuate-broker", self._evacuate),
             ("cancel-reassignments", self._cancel),
-            ("move-replicas", self._move_replicas),
-            ("move-replicas", self._move_replicas),
+            ("move-replicas", self.move_replicas),
+            ("move-replicas", self.move_replicas),
             ("elect-preferred", self._elect_preferred),
             ("elect-unclean", self._elect_unclean),
             ("add-partitions", self._grow),
@@ -200,7 +200,7 @@ class Administrator:
             (ErrorCode.INVALID_REPLICA_ASSIGNMENT, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS),
         )
 
-    async def _move_replicas(self) -> None:
+    async def move_replicas(self) -> None:
         """Moves the replicas that a broker has of a topic to a log directory: often to another, sometimes twice, or to
         the directory where they are, which ends a move."""
         topic, broker_id = self._topic(), self._random.choice(list(self._cluster.brokers))

@@ -17,6 +17,7 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
+from klamm.broker.broker import Broker
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.administration import Administrator
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
@@ -28,6 +29,7 @@ from klamm.simulation.trimming import Trimming
 from klamm.simulation.verdict import come_to_rest, converge, judge
 from klamm.simulation.workload import Workload, create_topic
 from klamm.simulation.world import Node, World
+from klamm.storage.log_directory import FUTURE_SUFFIX
 
 TOPIC = "events"
 # With acks=all: partition -> whether its producer is idempotent. The next partition has acks=1.
@@ -48,6 +50,8 @@ PAUSES_S = (0.0, 0.1, 1.0, 4.0, 10.0)
 OUTAGES_S = (0.0, 0.5, 3.0, 5.5, 8.0, 20.0)
 RESETS = 40
 SESSION_OUTAGES_S = (3.0, 10.0, 20.0)
+LOOKS_FOR_A_PROMOTION = 2_000
+SECONDS_BETWEEN_LOOKS = 0.0005
 # How long a machine's death waits until the cluster is whole, and until the machine is out of all ISRs.
 PATIENCE_S = 60
 
@@ -72,6 +76,7 @@ class RandomFaults:
             ("kill-broker", self._kill_broker),
             ("kill-broker", self._kill_broker),
             ("kill-controller", self._kill_controller),
+            ("kill-at-promotion", self._kill_at_promotion),
             ("bounce-broker", self._bounce_broker),
             ("stop-broker", self._stop_broker),
             ("stall-broker", self._stall_broker),
@@ -143,6 +148,16 @@ class RandomFaults:
         broker.kill(machine=machine)
         await self._outage()
         broker.start()
+
+    async def _kill_at_promotion(self) -> None:
+        """Kills the next broker whose log is replaced by its copy in another log directory, between the two renames."""
+        self._administrator.begin(self._administrator.move_replicas)
+        for _ in range(LOOKS_FOR_A_PROMOTION):
+            for broker in self.cluster.brokers.values():
+                if broker.broker is not None and _is_promoting(broker.broker):
+                    await self._kill(broker, machine=self._machine())
+                    return
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
     async def _kill_one_machine(self) -> None:
         """Runs while no other fault is active; the next fault begins when the machine is out of all ISRs."""
@@ -302,6 +317,10 @@ class RandomFaults:
 
     async def _stall_member(self) -> None:
         await self._stall(self.random.choice(self._members).node)
+
+
+def _is_promoting(broker: Broker) -> bool:
+    return any(log.directory.endswith(FUTURE_SUFFIX) for log in broker.parts.log_manager.logs.values())
 
 
 async def random_faults(
