@@ -227,6 +227,7 @@ def _shown(
     class Shown(verifier.Events):
         def __init__(self) -> None:
             self._reported_s = clock.monotonic()
+            self._told: set[tuple[int, str]] = set()
 
         def began(self, check: Any) -> None:
             checks.append(check)
@@ -236,6 +237,11 @@ def _shown(
             printer.say(report.difference_line(check, difference), value)
 
         def set_aside(self, check: Any, replica: int) -> None:
+            aside = check.set_aside[replica]
+            # The summary has the others: when a broker is away, the same happens to all of its replicas.
+            if not check.follows and (replica, aside.reason) in self._told:
+                return
+            self._told.add((replica, aside.reason))
             value = report.event_json("not-verified", check, report.set_aside_json(check, replica))
             printer.say(report.set_aside_line(check, replica), value)
 

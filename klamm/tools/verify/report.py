@@ -28,6 +28,8 @@ _SHORT = {
     Kind.RECORDS: "has other records within",
     Kind.CORRUPT: "has a corrupt batch at",
 }
+# Partitions that a line of the summary names.
+_MOST_NAMED = 5
 _UNREADABLE = "partition {partition}: replica {replica} has records that cannot be read at {offsets}"
 
 
@@ -112,10 +114,16 @@ def offsets(first: int, last: int) -> str:
 
 def summary_lines(report: Report) -> Iterator[str]:
     """What is printed at the end: each partition that is not simply equal, and the sum."""
+    # When a broker is away, the same is to be said of many partitions.
+    alike: dict[str, list[PartitionCheck]] = {}
     for check in report.checks:
-        notes = list(_notes(check))
+        notes = "; ".join(_notes(check))
         if notes:
-            yield f"{check.partition}: {'; '.join(notes)}"
+            alike.setdefault(notes, []).append(check)
+    for notes, checks in alike.items():
+        named = ", ".join(str(check.partition) for check in checks[:_MOST_NAMED])
+        more = f" and {len(checks) - _MOST_NAMED} more" if len(checks) > _MOST_NAMED else ""
+        yield f"{named}{more}: {notes}"
     for _, reason in report.skipped:
         yield reason
     yield from report.notes
