@@ -17,10 +17,14 @@ ANY_LOG_DIR: Final = "any"
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A live broker. `log_dirs` are the paths of its directories that are online, empty if they are not known."""
+    """A live broker. `log_dirs` are the paths of its directories that are online, empty if they are not known.
+
+    `usable_bytes` is the free space of all directories, None on brokers that do not report it (before Kafka 3.3).
+    """
 
     rack: str | None = None
     log_dirs: tuple[str, ...] = ()
+    usable_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

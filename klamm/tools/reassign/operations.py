@@ -35,11 +35,14 @@ def model_cluster(view: ClusterView, log_dirs: LogDirs) -> Cluster:
     sizes: dict[TopicPartition, dict[int, int]] = {}
     paths: dict[TopicPartition, dict[int, str]] = {}
     online: dict[int, list[str]] = {}
+    usable: dict[int, int] = {}
     for broker, directories in log_dirs.items():
         for path, directory in directories.items():
             if directory.error is not None:
                 continue
             online.setdefault(broker, []).append(path)
+            if directory.usable_bytes >= 0:
+                usable[broker] = usable.get(broker, 0) + directory.usable_bytes
             for key, replica in directory.replicas.items():
                 if not replica.is_future:
                     sizes.setdefault(key, {})[broker] = replica.size_bytes
@@ -50,7 +53,8 @@ def model_cluster(view: ClusterView, log_dirs: LogDirs) -> Cluster:
         size = found.get(each.leader, max(found.values(), default=0))
         partitions[key] = Partition(each.origin, size, each.leader, paths.get(key, {}), each.is_reassigning)
     brokers = {
-        broker: Broker(each.rack, tuple(sorted(online.get(broker, ())))) for broker, each in view.brokers.items()
+        broker: Broker(each.rack, tuple(sorted(online.get(broker, ()))), usable.get(broker))
+        for broker, each in view.brokers.items()
     }
     return Cluster(brokers, partitions)
 

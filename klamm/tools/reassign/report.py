@@ -38,6 +38,12 @@ class BrokerRow:
     after: Holding
     receives_bytes: int
     sends_bytes: int
+    usable_bytes: int | None = None
+
+    @property
+    def is_too_small(self) -> bool:
+        """Whether the disks have no room for what the broker receives, whatever it loses later."""
+        return self.usable_bytes is not None and self.receives_bytes > self.usable_bytes
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ def report(cluster: Cluster, goal: Goal, plan: Plan, throttle_bytes_per_s: int |
             held[1].get(broker, nothing),
             plan.bytes_in.get(broker, 0),
             plan.bytes_out.get(broker, 0),
+            cluster.brokers[broker].usable_bytes if broker in cluster.brokers else None,
         )
         for broker in sorted({*cluster.brokers, *held[0], *held[1]})
     )
@@ -158,6 +165,10 @@ def report_lines(found: Report) -> Iterator[str]:
     yield from _table(found)
     yield ""
     yield from _sums(found)
+    for row in found.rows:
+        if row.is_too_small and row.usable_bytes is not None:
+            free = size_text(row.usable_bytes)
+            yield f"Broker {row.broker} receives {size_text(row.receives_bytes)}, and its disks have {free} free."
     unmovable = found.plan.unmovable
     if unmovable:
         yield ""

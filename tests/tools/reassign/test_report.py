@@ -63,6 +63,15 @@ def test_only_the_first_of_many_reasons_are_lines() -> None:
     assert lines[-2:] == ["  t-19: so", "  and 10 more (--json names all)"]
 
 
+def test_a_broker_whose_disks_are_too_small_is_named() -> None:
+    found = cluster()
+    goal = Goal(balance=frozenset({Balance.BYTES}))
+    for usable_bytes, named in ((20 * MB, 0), (19 * MB, 1)):
+        small = replace(found, brokers={**found.brokers, 3: Broker("a", usable_bytes=usable_bytes)})
+        lines = list(report_lines(report(small, goal, plan(small, goal))))
+        assert lines.count("Broker 3 receives 20.0 MB, and its disks have 19.0 MB free.") == named
+
+
 def test_load_is_shown_when_it_is_known() -> None:
     load = {TopicPartition("t", 0): PartitionLoad(3 * MB, 6 * MB)}
     lines = shown(Goal(load=load))
