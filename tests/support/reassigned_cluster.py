@@ -60,6 +60,8 @@ class ReassignedCluster:
         self.on_look: Callable[[], None] = lambda: None
         self.most_moving: dict[int, int] = {}
         self.configs_shown_after_s = 0.0
+        self.views_are_old_for_s = 0.0
+        self._views: list[tuple[float, dict[TopicPartition, PartitionView]]] = []
         self._shown_before: dict[ConfigKey, str] = {}
         self._shown_at_s = 0.0
         self._now_s = 0.0
@@ -75,9 +77,20 @@ class ReassignedCluster:
             if set(target) <= self.live and all(self.copied.get((key, each), 0) >= SIZE_BYTES for each in adding):
                 self.replicas[key] = self.targets.pop(key)
 
-    async def look(self, topics: Iterable[str] | None) -> Look:
+    async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> Look:
         self._advance()
         self.on_look()
+        now_s = asyncio.get_running_loop().time()
+        partitions = self._partitions(topics)
+        # The list of reassignments is the controller's, the rest is what a broker knows.
+        self._views.append((now_s, partitions))
+        while len(self._views) > 1 and self._views[1][0] <= now_s - self.views_are_old_for_s:
+            self._views.pop(0)
+        brokers = {broker: BrokerView(broker, ("h", 1)) for broker in sorted(self.live)}
+        view = ClusterView(brokers, self._views[0][1], dict(self.topic_ids))
+        return Look(view, dict(self.targets), self.accepts_more())
+
+    def _partitions(self, topics: Iterable[str] | None) -> dict[TopicPartition, PartitionView]:
         partitions = {}
         for key, replicas in sorted(self.replicas.items()):
             if topics is not None and key.topic not in topics:
@@ -87,9 +100,7 @@ class ReassignedCluster:
             adding = tuple(each for each in target if each not in replicas)
             isr = tuple(each for each in replicas if each in self.live)
             partitions[key] = PartitionView(isr[0] if isr else -1, 0, (*target, *removing), isr, adding, removing)
-        brokers = {broker: BrokerView(broker, ("h", 1)) for broker in sorted(self.live)}
-        view = ClusterView(brokers, partitions, self.topic_ids)
-        return Look(view, dict(self.targets), self.accepts_more())
+        return partitions
 
     async def cluster_id(self) -> str | None:
         return "fake"

@@ -32,8 +32,8 @@ LogDirs = dict[int, Mapping[str, LogDirDescription]]
 class Access(Protocol):
     """A cluster's reassignments, throttles and log directories."""
 
-    async def look(self, topics: Iterable[str] | None) -> Look:
-        """These topics, or all."""
+    async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> Look:
+        """These topics, or all. `in_doubt` asks a second broker too: the first may be behind the controller."""
         ...
 
     async def cluster_id(self) -> str | None: ...
@@ -68,7 +68,10 @@ class WireAccess:
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
 
-    async def look(self, topics: Iterable[str] | None) -> Look:
+    async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> Look:
+        if in_doubt:
+            # Of two answers the client keeps each partition's newer leader epoch.
+            await self._client.refresh_metadata(topics, elsewhere=True)
         view = await read_cluster(self._client, topics)
         return Look(view, {key: each.target for key, each in view.partitions.items() if each.is_reassigning})
 
@@ -125,7 +128,7 @@ class ZnodeAccess:
     def __init__(self, znodes: KafkaZooKeeper) -> None:
         self._znodes = znodes
 
-    async def look(self, topics: Iterable[str] | None) -> Look:
+    async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> Look:
         await self._znodes.sync()
         # Read first: the controller removes what is done after it has written the assignment.
         requested = await self._znodes.requested_reassignment()

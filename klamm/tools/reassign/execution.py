@@ -48,7 +48,7 @@ from klamm.tools.reassign.throttles import (
 
 FIRST_LOOKS_EVERY_S: Final = 0.1
 LOOKS_EVERY_S: Final = 1.0
-SETTLE_S: Final = 5.0
+SETTLE_S: Final = 20.0
 CONFIGS_CHECKED_EVERY_S: Final = 5.0
 RATE_OVER_S: Final = 10.0
 RESTORE_TRIES: Final = 3
@@ -168,7 +168,7 @@ class Execution:
         deadline_s = self._clock() + max(self._options.timeout_ms / 1000, CONTROLLER_AWAITED_S)
         while True:
             try:
-                return await self._access.look(self._topics)
+                return await self._access.look(self._topics, in_doubt=bool(self._doubts))
             except (KafkaError, ClientError) as error:
                 text = error_line(error) if isinstance(error, KafkaError) else str(error)
                 if self._clock() >= deadline_s:

@@ -4,12 +4,13 @@
 |---|---|---|
 | the plan's replicas | no reassignment | DONE |
 | a reassignment to the plan's replicas | | MOVING |
+| replicas of before and of the plan | no reassignment | MOVING: a broker is behind the controller |
 | the replicas from before | this process did not begin it | READY |
 | the replicas from before | this process has begun it | CHANGED: another client has cancelled it |
 | anything else, or another topic id | | CHANGED: another client works on it, and it stays as it is |
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -77,11 +78,19 @@ def judge(move: Move, topic_id: str | None, look: Look, *, is_sent: bool) -> Ver
         return Verdict(Standing.CHANGED, f"another client moves it to {_ids(goes_to)}")
     if partition.replicas == target:
         return Verdict(Standing.DONE)
+    if _is_between(partition.replicas, move):
+        return Verdict(Standing.MOVING, "the brokers show the replicas of its reassignment, which has ended")
     if partition.replicas != move.before.replicas:
         return Verdict(Standing.CHANGED, f"another client has changed its replicas to {_ids(partition.replicas)}")
     if is_sent:
         return Verdict(Standing.CHANGED, "another client has cancelled its reassignment")
     return Verdict(Standing.READY, waits_for(move, view))
+
+
+def _is_between(replicas: Sequence[int], move: Move) -> bool:
+    """Whether these are the replicas during the move: all new ones and some that are removed at its end."""
+    target, shown = set(move.after.replicas), set(replicas)
+    return target < shown <= target | set(move.before.replicas) and shown != set(move.before.replicas)
 
 
 def waits_for(move: Move, view: "ClusterView") -> str:

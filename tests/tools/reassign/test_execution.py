@@ -148,7 +148,7 @@ async def test_a_broker_that_dies_keeps_its_partition_waiting_under_the_throttle
 
 CHANGES: dict[str, tuple[Callable[[ReassignedCluster], object], str]] = {
     "deleted": (lambda c: c.replicas.pop(partition(1)), "the partition no longer exists"),
-    "moved": (lambda c: c.replicas.update({partition(1): (1, 2)}), "another client has changed its replicas to 1,2"),
+    "moved": (lambda c: c.replicas.update({partition(1): (1, 3)}), "another client has changed its replicas to 1,3"),
     "moving": (lambda c: c.targets.update({partition(1): (1, 9)}), "another client moves it to 1,9"),
     "created again": (
         lambda c: c.topic_ids.update({"t": type(c.topic_ids["t"])(int=7)}),
@@ -207,6 +207,14 @@ async def test_a_throttle_that_somebody_else_sets_meanwhile_stays(tmp_path: Path
     assert (await run.go(Limits(partitions=2))).is_complete
     assert cluster.configs == {ConfigKey("brokers/2", LEADER_RATE): "77"}
     assert [(each["entity"], each["value"]) for each in run.named("config_changed")] == [("brokers/2", "77")]
+
+
+async def test_a_broker_that_is_behind_the_controller_is_not_taken_for_another_client(tmp_path: Path) -> None:
+    cluster = cluster_for(MOVES)
+    cluster.views_are_old_for_s = 15
+    outcome = await Run(tmp_path, cluster, MOVES).go()
+    assert outcome.failed == {}
+    assert outcome.is_complete
 
 
 async def test_another_command_changes_the_throttle_of_a_running_execution(tmp_path: Path) -> None:

@@ -78,6 +78,11 @@ DEAD = "broker 3 is not alive"
         ),
         (look((1, 2)), True, Verdict(Standing.CHANGED, "another client has cancelled its reassignment")),
         (look((2, 4, 1), (2, 4)), False, Verdict(Standing.CHANGED, "another client moves it to 2,4")),
+        (
+            look((2, 3, 1)),
+            True,
+            Verdict(Standing.MOVING, "the brokers show the replicas of its reassignment, which has ended"),
+        ),
         (look((2, 1)), False, Verdict(Standing.CHANGED, "another client has changed its replicas to 2,1")),
         (look((1, 2), topic_id=OTHER_ID), False, Verdict(Standing.CHANGED, "the topic was deleted and created again")),
         (look(None), False, Verdict(Standing.CHANGED, "the partition no longer exists")),
