@@ -17,7 +17,6 @@ from enum import Enum
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
-from klamm.protocol.vocabulary import NO_LEADER
 from klamm.tools.reassign.goals import Balance
 from klamm.tools.reassign.layout import Dimension, Layout
 from klamm.tools.reassign.shares import levels
@@ -84,9 +83,7 @@ class Balancer:
         movable = [
             (partition, broker)
             for partition, replicas in enumerate(layout.replicas)
-            if layout.is_selected[partition]
-            and not layout.partitions[partition].is_reassigning
-            and layout.partitions[partition].leader != NO_LEADER
+            if layout.is_movable[partition]
             for broker in replicas
             if layout.is_target[broker]
         ]
@@ -114,7 +111,8 @@ class Balancer:
 
     def run(self) -> None:
         self._set_levels()
-        moves = sum(self._settle(dimension) for dimension in self._dimensions)
+        for dimension in self._dimensions:
+            self._settle(dimension)
         # Racks and sizes are in the way of the levels. What is still outside goes to any broker with room.
         for _ in range(_ROUNDS):
             if not any(self._worst(dimension) for dimension in self._dimensions):

@@ -79,12 +79,12 @@ class ForcedMoves:
         self._by_size = sorted(
             range(len(layout.names)), key=lambda each: (-layout.bytes.weights[each], layout.mixed[each], each)
         )
+        layout.set_shares(goal.tolerance, [self._wanted(partition) for partition in range(len(layout.names))])
+        self._lowest = Lowest(layout)
         self.unmovable: list[Unmovable] = []
 
     def run(self) -> None:
         layout, goal = self._layout, self._goal
-        layout.set_shares(goal.tolerance, [self._wanted(partition) for partition in range(len(layout.names))])
-        self._lowest = Lowest(layout)
         for partition in self._by_size:
             if not layout.is_selected[partition] or not self._has_work(partition):
                 continue
@@ -209,7 +209,7 @@ class ForcedMoves:
 
     def _improve_racks(self) -> None:
         for partition in self._by_size:
-            if self._layout.is_selected[partition] and not self._standstill(partition):
+            if self._layout.is_movable[partition]:
                 while (better := self._better_racks(partition)) is not None:
                     self._move(partition, *better)
 

@@ -69,6 +69,9 @@ class Layout:
         self.replicas = [[index[broker] for broker in each.replicas] for each in self.partitions]
         self.original = [tuple(replicas) for replicas in self.replicas]
         self.is_selected = [goal.selects(name.topic) for name in self.names]
+        self.is_movable = [
+            is_selected and found.can_move for is_selected, found in zip(self.is_selected, self.partitions, strict=True)
+        ]
         # Partitions of equal weight are taken in an order that mixes their topics.
         self.mixed = [crc32(str(name).encode()) for name in self.names]
         sizes = [float(each.size_bytes) for each in self.partitions]

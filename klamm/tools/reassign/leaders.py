@@ -7,7 +7,6 @@ change the fewest partitions.
 
 from collections.abc import Callable, Sequence
 
-from klamm.protocol.vocabulary import NO_LEADER
 from klamm.tools.reassign.layout import Layout
 from klamm.tools.reassign.shares import band
 
@@ -26,15 +25,11 @@ class LeaderBalancer:
         self._shared: list[dict[int, list[int]]] = [{} for _ in layout.brokers]
         # A partition that moves anyway is taken from the end of a list, before one that would not change otherwise.
         self._movable = sorted(
-            (each for each in range(len(layout.names)) if self._is_movable(each)),
+            (each for each in range(len(layout.names)) if layout.is_movable[each]),
             key=lambda each: (tuple(layout.replicas[each]) != layout.original[each], layout.mixed[each], each),
         )
         for partition in self._movable:
             self._enter(partition)
-
-    def _is_movable(self, partition: int) -> bool:
-        found = self._layout.partitions[partition]
-        return self._layout.is_selected[partition] and not found.is_reassigning and found.leader != NO_LEADER
 
     def _enter(self, partition: int) -> None:
         leader, *others = self._layout.replicas[partition]

@@ -10,7 +10,7 @@ in the way of another.
 
 from collections.abc import Iterable, Sequence
 
-from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
+from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.reassign.goals import Balance, Goal, Racks
 from klamm.tools.reassign.layout import Dimension, Layout
 from klamm.tools.reassign.model import Cluster, Unmovable
@@ -46,8 +46,7 @@ def minimum_bytes(cluster: Cluster, goal: Goal, unmovable: Iterable[Unmovable] =
 def _kept_and_new(layout: Layout, goal: Goal, number: int, staying: set[int | None]) -> tuple[list[int], int]:
     """The replicas that may stay, and how many must be copied to further brokers."""
     replicas = layout.original[number]
-    found = layout.partitions[number]
-    if not layout.is_selected[number] or found.is_reassigning or found.leader == NO_LEADER:
+    if not layout.is_movable[number]:
         return list(replicas), 0
 
     def stays(broker: int) -> bool:
@@ -110,9 +109,7 @@ def _shared_racks(layout: Layout, goal: Goal, kept: Sequence[Sequence[int]]) -> 
     racks = {layout.racks[broker] for broker in layout.targets}
     moved = 0.0
     for number, brokers in enumerate(kept):
-        if not layout.is_selected[number] or layout.partitions[number].is_reassigning:
-            continue
-        if layout.partitions[number].leader == NO_LEADER:
+        if not layout.is_movable[number]:
             continue
         factor = goal.replication_factor or len(layout.original[number])
         each_rack, larger = divmod(factor, len(racks))

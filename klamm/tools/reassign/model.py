@@ -40,6 +40,11 @@ class Partition:
     log_dirs: Mapping[int, str] = field(default_factory=dict)
     is_reassigning: bool = False
 
+    @property
+    def can_move(self) -> bool:
+        """Whether a reassignment could begin now and come to an end."""
+        return not self.is_reassigning and self.leader != NO_LEADER
+
 
 @dataclass(frozen=True)
 class Cluster:

@@ -11,7 +11,7 @@ The same cluster and goal give the same plan. A partition that is being reassign
 stays as it is; so does a partition of a topic that the goal leaves out, though its bytes count.
 """
 
-from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
+from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.reassign.balance import Balancer
 from klamm.tools.reassign.forced import ForcedMoves
 from klamm.tools.reassign.goals import Balance, Goal
@@ -71,7 +71,7 @@ def _log_dirs(cluster: Cluster, goal: Goal, layout: Layout) -> dict[int, dict[in
     of_broker: dict[int, list[Replica]] = {broker: [] for broker in cluster.brokers}
     for number, replicas in enumerate(layout.replicas):
         found = layout.partitions[number]
-        is_pinned = not layout.is_selected[number] or found.is_reassigning or found.leader == NO_LEADER
+        is_pinned = not layout.is_movable[number]
         for broker in (layout.brokers[each] for each in replicas):
             if broker in of_broker:
                 is_new = broker not in found.replicas
