@@ -30,7 +30,7 @@ from klamm.tools.clients import error_line
 from klamm.tools.reassign.access import Access
 from klamm.tools.reassign.model import Move
 from klamm.tools.reassign.state_file import Record, StateFile
-from klamm.tools.reassign.steps import Limits, Look, Standing, Verdict, judge, moved_bytes, next_batch
+from klamm.tools.reassign.steps import BEHIND, Limits, Look, Standing, Verdict, judge, moved_bytes, next_batch
 from klamm.tools.reassign.throttles import (
     Changes,
     ConfigKey,
@@ -182,7 +182,7 @@ class Execution:
         for move in self._open_moves():
             key = move.topic_partition
             verdict = judge(move, self._record.topic_ids.get(move.topic), look, is_sent=key in self._sent)
-            if verdict.standing is not Standing.CHANGED:
+            if verdict.standing is not Standing.CHANGED and verdict.reason != BEHIND:
                 self._doubts.pop(key, None)
             elif now_s - self._doubts.setdefault(key, now_s) < SETTLE_S:
                 verdict = Verdict(Standing.MOVING)

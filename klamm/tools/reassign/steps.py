@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from klamm.tools.cluster_view import ClusterView
 
 MAX_STARTED_AT_ONCE = 1_000
+BEHIND = "the brokers show the replicas of its reassignment, which has ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def judge(move: Move, topic_id: str | None, look: Look, *, is_sent: bool) -> Ver
     if partition.replicas == target:
         return Verdict(Standing.DONE)
     if _is_between(partition.replicas, move):
-        return Verdict(Standing.MOVING, "the brokers show the replicas of its reassignment, which has ended")
+        return Verdict(Standing.MOVING, BEHIND)
     if partition.replicas != move.before.replicas:
         return Verdict(Standing.CHANGED, f"another client has changed its replicas to {_ids(partition.replicas)}")
     if is_sent:

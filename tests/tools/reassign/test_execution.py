@@ -212,9 +212,11 @@ async def test_a_throttle_that_somebody_else_sets_meanwhile_stays(tmp_path: Path
 async def test_a_broker_that_is_behind_the_controller_is_not_taken_for_another_client(tmp_path: Path) -> None:
     cluster = cluster_for(MOVES)
     cluster.views_are_old_for_s = 15
-    outcome = await Run(tmp_path, cluster, MOVES).go()
+    run = Run(tmp_path, cluster, MOVES)
+    outcome = await run.go()
     assert outcome.failed == {}
     assert outcome.is_complete
+    assert run.named("waiting") == []
 
 
 async def test_another_command_changes_the_throttle_of_a_running_execution(tmp_path: Path) -> None:
