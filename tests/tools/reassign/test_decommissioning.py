@@ -3,6 +3,8 @@
 import contextlib
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from klamm.testing import Cluster
 from klamm.tools import main
 from klamm.tools.clients import run_with_client
 from klamm.tools.cluster_view import read_cluster
+
+KLAMM = [sys.executable, "-m", "klamm.tools.main"]
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +101,26 @@ def test_kafkas_own_placement_can_be_asked_for(cluster: Cluster) -> None:
     assert all(sorted(each) == [0, 2] for each in placed)
     leaders = [each[0] for each in placed]
     assert abs(leaders.count(0) - leaders.count(2)) <= 1
+
+
+def test_the_same_command_continues_after_a_kill(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.create_topic("slow", 3, 2)
+    klamm_produce = [*KLAMM, "produce", "--topic", "slow", "--bootstrap-server", cluster.bootstrap]
+    lines = b"".join(b"%d %s\n" % (number, b"x" * 1000) for number in range(3000))
+    subprocess.run(klamm_produce, input=lines, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    command = ["brokers", "decommission", "--broker", "1", "--plan-file", str(tmp_path / "plan.json"), "--yes"]
+    throttled = [*KLAMM, *command, "--throttle", "20000", "--bootstrap-server", cluster.bootstrap]
+    with subprocess.Popen(throttled, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as killed:
+        assert killed.stdout is not None
+        while "Successfully started" not in (line := killed.stdout.readline()):
+            assert line, "the command ended"
+        killed.kill()
+    assert (tmp_path / "plan.state.json").exists()
+    printed, _ = klamm(cluster, *command, "--throttle", "100000000")
+    assert printed.splitlines()[-1] == "Broker 1 has no replicas and can be shut down."
+    assert not (tmp_path / "plan.state.json").exists()
+    assert all(1 not in each for each in replicas(cluster, "slow"))
+    klamm(cluster, "topics", "delete", "--topic", "slow", "--yes")
 
 
 def test_the_replicas_of_a_dead_broker_are_made_anew_on_others(cluster: Cluster, tmp_path: Path) -> None:
