@@ -1,4 +1,4 @@
-"""`klamm pipeline`: topics to files and back, and an example of a pipeline, on Spark.
+"""`klamm pipeline`: topics to files and back, the load of a cluster, and an example of a pipeline, on Spark.
 
 Spark runs inside the command, with as many parallel tasks as the machine has cores, or where --master or --remote says.
 The result goes to stdout; progress and Spark's own lines go to stderr.
@@ -7,6 +7,7 @@ The result goes to stdout; progress and Spark's own lines go to stderr.
 import json
 import os
 import sys
+import time as clock
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,7 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from klamm.processes.errors import EXIT_FAILED, ToolError
-from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer
+from klamm.tools.clients import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    BootstrapServer,
+    CommandConfig,
+    client_in_thread,
+    command_options,
+)
 from klamm.tools.progress import progress
 from klamm.tools.properties import parse_pairs
 
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 app = typer.Typer(
-    help="Topics to files and back, and an example of a pipeline, on Spark.",
+    help="Topics to files and back, the load of a cluster, and an example of a pipeline, on Spark.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -165,6 +173,71 @@ def transform(
             add(counted - rows)
             rows = counted
     tell({"records": rows}, f"Summed up {rows} records.", as_json)
+
+
+@app.command(epilog="Example: klamm pipeline load --topic 'orders.*' --output load.json --report load.html")
+def load(
+    topic: Annotated[
+        str, typer.Option("--topic", help="A regular expression for whole names of topics; all by default.")
+    ] = ".*",
+    start_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="The earliest batches that count: 2021-02-03T04:05:06 in UTC, or earliest. By default an hour before"
+            " the end.",
+        ),
+    ] = None,
+    end_time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Batches from this time on do not count. By default now.")
+    ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option(metavar="30s|5m|1h|1d", help="The width of the windows of time; by default one that fits."),
+    ] = None,
+    hot_keys: Annotated[
+        int, typer.Option(min=0, max=1000, metavar="N", help="Also decode a sample, and show so many frequent keys.")
+    ] = 0,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the load that klamm reassign generate --load reads.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page of HTML with plots.")] = None,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
+    master: Master = None,
+    remote: Remote = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count bytes and records of each partition and broker over time, from the headers of their batches.
+
+    The exit code is 1 when a partition could not be read.
+    """
+    from klamm.tools.load.choice import choose
+
+    now_ms = clock.time_ns() // 1_000_000
+    choice = choose(topic, start_time, end_time, window, hot_keys, now_ms=now_ms)
+    client = command_options(bootstrap_server, command_config)
+    with client_in_thread(client):
+        pass  # Spark takes seconds to start; a cluster that does not answer is told at once.
+    with session("klamm load", master, remote) as spark, shown("counting", as_json) as show:
+        from klamm.spark.pipelines.load import count_load
+
+        count = count_load(spark, client, choice.matches, choice.options, on_progress=show)
+    if not count.partitions and not count.skipped:
+        raise ToolError(f"--topic: no topic matches {topic!r}")
+    from klamm.tools.load.figures import figures, figures_value
+    from klamm.tools.load.html import page
+    from klamm.tools.load.text import report_lines
+    from klamm.tools.reassign.load_file import format_load
+
+    found = figures(count, choice.options, choice.now_ms)
+    if output is not None:
+        output.write_text(format_load(found.load()) + "\n", encoding="utf-8")
+    if report is not None:
+        report.write_text(page(found, bootstrap_server), encoding="utf-8")
+    tell(figures_value(found), "\n".join(report_lines(found)), as_json)
+    if found.failures:
+        raise typer.Exit(EXIT_FAILED)
 
 
 # -- shared by the commands -------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ import pyarrow as pa
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions
 from klamm.client.threads import call
-from klamm.client.verification.compare import Window, batches_of
+from klamm.client.verification.compare import Batch, Window, batches_of
 from klamm.client.verification.fetcher import ReplicaFetcher
 from klamm.client.verification.partition import PATIENCE_S, Failed, OutOfRange, PartitionCheck, merged
 from klamm.client.verification.verifier import (
@@ -33,7 +34,8 @@ from klamm.client.verification.verifier import (
     verify_replicas,
 )
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import parse_header
+from klamm.protocol.primitives import Buffer
+from klamm.protocol.record_batch import is_partial, parse_header
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
 from klamm.spark.options import OptionError, read_options
 from klamm.spark.pipelines.distribution import distribute
@@ -175,6 +177,17 @@ async def _logs(client: ClusterClient, *, chosen: set[TopicPartition]) -> list[R
 
 def read_replica(client: ClientOptions, log: ReplicaLog) -> Iterator[pa.RecordBatch]:
     """The batches of a replica, below its present high watermark; runs on executors."""
+    for records, batches in read_batches(client, log):
+        yield pa.RecordBatch.from_pylist([_row(log, records, batch) for batch in batches], schema=_BATCHES)
+
+
+def read_batches(
+    client: ClientOptions, log: ReplicaLog, start_offset: int = 0, end_offset: int | None = None
+) -> Iterator[tuple[Buffer, list[Batch]]]:
+    """What a replica has, and its batches: those whose last offset is in a range, or below the present high watermark.
+
+    Raises KafkaError when the replica does not answer, or its log ends before `end_offset`; Broken.
+    """
 
     async def begin(client: ClusterClient) -> tuple[ClusterClient, ReplicaFetcher]:
         await client.refresh_metadata([log.partition.topic])
@@ -187,17 +200,27 @@ def read_replica(client: ClientOptions, log: ReplicaLog) -> Iterator[pa.RecordBa
 
     own, fetcher = call(client, begin)
     try:
-        offset, target = 0, None
+        offset, target = start_offset, end_offset
         while target is None or offset < target:
             window, offset = call(client, partial(_window, fetcher=fetcher, partition=log.partition, offset=offset))
             target = window.high_watermark if target is None else target
-            rows = list(_rows(log, window, offset, target))
-            if not rows:
+            if end_offset is not None and not window.records and offset < end_offset:
+                what = f"{log.partition} on broker {log.replica}: its high watermark is {window.high_watermark}"
+                raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{what}, before offset {end_offset}")
+            if window.records and is_partial(window.records, 0):
+                what = f"{log.partition} on broker {log.replica} has no whole batch in its answer from offset {offset}"
+                raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, what)
+            batches = list(_below(batches_of(window.records, offset), target))
+            if not batches:
                 return
-            yield pa.RecordBatch.from_pylist(rows, schema=_BATCHES)
-            offset = rows[-1]["lastOffset"] + 1
+            yield window.records, batches
+            offset = batches[-1].last_offset + 1
     finally:
         call(client, end)
+
+
+def _below(batches: Iterable[Batch], target: int) -> Iterator[Batch]:
+    return takewhile(lambda batch: batch.last_offset < target, batches)
 
 
 async def _window(
@@ -221,24 +244,21 @@ async def _window(
         await asyncio.sleep(_PAUSE_S)
 
 
-def _rows(log: ReplicaLog, window: Window, offset: int, target: int) -> Iterator[dict[str, Any]]:
-    for batch in batches_of(window.records, offset):
-        if batch.last_offset >= target:
-            return
-        header = parse_header(window.records, batch.position)
-        yield {
-            "topic": log.partition.topic,
-            "partition": log.partition.partition,
-            "replica": log.replica,
-            "baseOffset": batch.base_offset,
-            "lastOffset": batch.last_offset,
-            "leaderEpoch": batch.leader_epoch,
-            "checksum": batch.crc,
-            "isCorrupt": batch.is_corrupt,
-            "recordCount": header.record_count,
-            "sizeBytes": batch.size_bytes,
-            "maxTimestamp": _microseconds(header.max_timestamp),
-        }
+def _row(log: ReplicaLog, records: Buffer, batch: Batch) -> dict[str, Any]:
+    header = parse_header(records, batch.position)
+    return {
+        "topic": log.partition.topic,
+        "partition": log.partition.partition,
+        "replica": log.replica,
+        "baseOffset": batch.base_offset,
+        "lastOffset": batch.last_offset,
+        "leaderEpoch": batch.leader_epoch,
+        "checksum": batch.crc,
+        "isCorrupt": batch.is_corrupt,
+        "recordCount": header.record_count,
+        "sizeBytes": batch.size_bytes,
+        "maxTimestamp": _microseconds(header.max_timestamp),
+    }
 
 
 def _microseconds(timestamp_ms: int) -> int | None:
