@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from klamm.processes.helper import Helper
 from klamm.testing import Cluster
@@ -256,3 +257,15 @@ def test_an_interrupted_verification_that_has_found_a_difference_ends_with_1(clu
         assert following.line("unmatched").startswith("partition interrupted-0 has unmatched checksum at offset 3; ")
         following.line("max lag is 0")
         assert following.interrupt() == 1
+
+
+def test_records_that_were_deleted_are_no_difference(cluster: Cluster) -> None:
+    create(cluster, "trimmed", "0:1:2")
+    produce(cluster, "trimmed")
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    admin.delete_records([TopicPartition("trimmed", 0, 15)])[TopicPartition("trimmed", 0)].result(30)
+    wait_for_checkpoints(cluster, "trimmed", 0, 1, 2)
+    for run in (online, offline):
+        partition = partition_of(run(cluster, "trimmed", "--json"))
+        assert (partition["verdict"], partition["to_offset"], partition["removed_offsets"]) == ("equal", RECORDS, 0)
+    assert partition_of(online(cluster, "trimmed", "--json"))["from_offset"] == 15
