@@ -22,6 +22,7 @@ import random
 import resource
 import shutil
 import socket
+import stat
 import subprocess
 import time
 import uuid
@@ -87,7 +88,8 @@ class FileSystem(ABC):
         """Opens for reading and writing. FileNotFoundError when absent, unless `create`."""
 
     def open_to_read(self, path: str) -> File:
-        """Opens a file that is not written to, and that may be read-only. FileNotFoundError when absent."""
+        """Opens a file that is not written to, and that may be read-only. FileNotFoundError when absent; OSError for
+        what is no file: opening a pipe could wait forever."""
         return self.open(path)
 
     @abstractmethod
@@ -277,7 +279,11 @@ class SystemFileSystem(FileSystem):
         return SystemFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644))
 
     def open_to_read(self, path: str) -> File:
-        return SystemFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return SystemFile(path, descriptor)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)

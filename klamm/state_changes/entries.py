@@ -27,6 +27,7 @@ _TIME = rb"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2},[0-9]{3}"
 # Log4j's layouts put the time first, in brackets or without.
 BEGINNING = re.compile(rb"\[?" + _TIME)
 BEGINNING_OF_LINE = re.compile(rb"\n\[?" + _TIME)
+_MOST_DIGITS = len("-2147483648")
 _FORMAT = "%Y-%m-%d %H:%M:%S"
 
 
@@ -72,7 +73,8 @@ def first_partition(text: bytes) -> tuple[str, int] | None:
         return None
     for form in ("old", "field", "new"):
         if match[form] is not None:
-            return match[form].decode(), int(match[f"{form}_number"])
+            number = _int32(match[f"{form}_number"])
+            return None if number is None else (match[form].decode(), number)
     return None
 
 
@@ -120,11 +122,11 @@ def parse(entry: bytes) -> Said:
     message = _LOGGER.sub(b"", first_line) + newline + rest
     writer = _WRITER.search(first_line)
     states = _STATES.search(message)
-    broker = int(writer["id"]) if writer else None
+    broker = _int32(writer["id"]) if writer else None
     leader = _number(_LEADER, message)
     if leader is None and _STARTS_AS_LEADER.search(message):
         leader = broker
-    epoch = int(writer["epoch"]) if writer and writer["epoch"] else _number(_CONTROLLER_EPOCH, message)
+    epoch = _int32(writer["epoch"]) if writer and writer["epoch"] else _number(_CONTROLLER_EPOCH, message)
     return Said(
         time=entry[at : at + TIME_SIZE].decode(errors="replace"),
         level=layout[1].decode() if layout and layout[1] else None,
@@ -143,11 +145,20 @@ def parse(entry: bytes) -> Said:
 
 def _number(pattern: re.Pattern[bytes], text: bytes) -> int | None:
     match = pattern.search(text)
-    return None if match is None or match.lastindex is None else int(match[match.lastindex])
+    return None if match is None or match.lastindex is None else _int32(match[match.lastindex])
 
 
 def _isr(text: bytes) -> list[int] | None:
     match = _ISR.search(text)
     if match is None or match.lastindex is None:
         return None
-    return [int(each) for each in match[match.lastindex].replace(b" ", b"").split(b",") if each]
+    numbers = [_int32(each) for each in match[match.lastindex].replace(b" ", b"").split(b",") if each]
+    return None if None in numbers else [number for number in numbers if number is not None]
+
+
+def _int32(digits: bytes) -> int | None:
+    """The number; None for one that is no id or epoch of Kafka, all of which have 32 bits."""
+    if len(digits) > _MOST_DIGITS:
+        return None
+    number = int(digits)
+    return number if -(2**31) <= number < 2**31 else None

@@ -9,13 +9,15 @@ What must stay true:
   as the file has them.
 - Threads of a broker write almost in the order of time: within `DISORDER_MS`, an entry is put where its time belongs.
   An entry that is further back (the clock was set back) stays behind the entry that stands before it in its file.
-- Memory is bounded by `MEMORY_BYTES`, except when more than that was written within `DISORDER_MS`.
+- `Wanted.start` and `Wanted.end` are compared with an entry's own time, also where it is put elsewhere.
+- Memory is bounded by `MEMORY_BYTES`, except when more than that was written within `DISORDER_MS`. What is behind an
+  absurd time, as after a clock was set back by years, is not held.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, pairwise
+from itertools import compress, islice, pairwise
 from operator import le
 from typing import NamedTuple
 
@@ -38,6 +40,8 @@ _MEMORY_FACTOR = 3
 _MIN_BLOCK_BYTES = 64 * 1024
 _MAX_BLOCK_BYTES = 512 * 1024
 _MONTH_SIZE = len("yyyy-MM-")
+# How many blocks of a file are held until its time comes, when its clock was set back.
+_HELD_BLOCKS = 128
 
 
 class Wanted(NamedTuple):
@@ -78,7 +82,7 @@ def merge(
     sources = []
     for number, path in enumerate(paths):
         file = StateChangeFile(file_system, path, warn, block_bytes=size_bytes)
-        sources.append(_Source(file, number, wanted, note))
+        sources.append(_Source(file, number, wanted, note, _HELD_BLOCKS * size_bytes))
     # Most files of a long time end before others begin: only those that have been reached are looked at in each round.
     waiting = deque(sorted(sources, key=lambda source: source.complete_to))
     active: list[_Source] = []
@@ -108,13 +112,16 @@ class _Source:
     All entries of the file before `complete_to` have been read.
     """
 
-    def __init__(self, file: StateChangeFile, number: int, wanted: Wanted, note: Callable[[str], object]) -> None:
+    def __init__(
+        self, file: StateChangeFile, number: int, wanted: Wanted, note: Callable[[str], object], held_bytes: int
+    ) -> None:
         self.number = number
         first = file.next_time()
         self.complete_to = END_OF_TIME if first is None else earlier(first, DISORDER_MS)
         self._file = file
         self._wanted = wanted
         self._note = note
+        self._held_bytes = held_bytes
         self._times: list[bytes] = []
         self._entries: list[bytes] = []
         # The latest time in the file so far, and the number of entries that are too far behind it.
@@ -137,34 +144,36 @@ class _Source:
         next_time = self._file.next_time()
         if block:
             self._add(*_selected(block, self._file.time_at, self._wanted))
-        if next_time is not None:
-            self._latest = max(self._latest, next_time)
-            self.complete_to = max(self.complete_to, earlier(self._latest, DISORDER_MS))
-        if next_time is None or self.complete_to > self._wanted.end:
+        if next_time is None:
             self.complete_to = END_OF_TIME
             if self._late:
                 self._note(
                     f"{self._file.path}: {self._late} entries go back in time by more than {DISORDER_MS} ms; they stand"
                     " behind the entry before them"
                 )
+            return
+        self._latest = max(self._latest, next_time)
+        self.complete_to = max(self.complete_to, earlier(self._latest, DISORDER_MS))
+        if self._late and sum(map(len, self._entries)) > self._held_bytes:
+            # Just behind the latest time, so that what is held can be merged.
+            self._latest = self.complete_to = self._latest + b"\0"
 
     def _add(self, times: list[bytes], entries: list[bytes]) -> None:
         if not times:
             return
-        is_sorted = _is_sorted(times) and times[0] >= self._latest
-        if is_sorted:
+        wanted = self._wanted
+        if _is_sorted(times) and times[0] >= self._latest:
             self._latest = times[-1]
-        else:
-            times = self._placed(times)
-        self._times += times
-        self._entries += entries
-        if not is_sorted:
-            order = sorted(range(len(self._times)), key=self._times.__getitem__)
-            self._times = [self._times[at] for at in order]
-            self._entries = [self._entries[at] for at in order]
-        first, end = bisect_left(self._times, self._wanted.start), bisect_right(self._times, self._wanted.end)
-        if first > 0 or end < len(self._times):
-            self._times, self._entries = self._times[first:end], self._entries[first:end]
+            first, end = bisect_left(times, wanted.start), bisect_right(times, wanted.end)
+            self._times += times[first:end]
+            self._entries += entries[first:end]
+            return
+        is_wanted = [wanted.start <= time <= wanted.end for time in times]
+        self._times += compress(self._placed(times), is_wanted)
+        self._entries += compress(entries, is_wanted)
+        order = sorted(range(len(self._times)), key=self._times.__getitem__)
+        self._times = [self._times[at] for at in order]
+        self._entries = [self._entries[at] for at in order]
 
     def _placed(self, times: list[bytes]) -> list[bytes]:
         """The times that put the entries where they belong, when some are behind the latest."""

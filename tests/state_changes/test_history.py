@@ -106,6 +106,11 @@ def said(text: str) -> dict[str, object]:
             " become-follower transition for partition t-0 with leader 5",
             {"broker": 3, "controller_epoch": 2, "leader": 5},
         ),
+        # Numbers that no Kafka writes.
+        (
+            f"[Broker id={'9' * 5000}] LeaderAndIsr(leader=99999999999, leaderEpoch=4, isr=List(1, 99999999999))",
+            {"leader_epoch": 4},
+        ),
     ],
 )
 def test_what_an_entry_says(text: str, expected: dict[str, object]) -> None:
@@ -136,6 +141,7 @@ def test_klamms_own_records_are_understood() -> None:
         (b"Follower a-3 starts", ("a", 3)),
         (b"Partition a-3 state changed", ("a", 3)),
         (b"(topicName='a', partitionIndex=3, x)", ("a", 3)),
+        (b"partition a-" + b"9" * 5000, None),
         (b"Sending LeaderAndIsr request to broker 2 with 0 become-leader partitions", None),
     ],
 )

@@ -1,6 +1,7 @@
 """State-change logs merged by time: files of all forms, in blocks, with the entries that are wanted."""
 
 import gzip
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,6 +61,12 @@ def test_a_stack_trace_stays_with_its_line(tmp_path: Path) -> None:
     assert merged(paths)[0] == stripped(other, error, last)
 
 
+def test_a_pipe_is_no_state_change_log(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        merged([tmp_path / "pipe"])
+
+
 def test_times_may_stand_without_brackets(tmp_path: Path) -> None:
     old = "2021-06-01 10:00:00,005 INFO bare\n"
     new = line("10:00:00,004", "in brackets")
@@ -84,6 +91,29 @@ def test_entries_behind_a_clock_that_was_set_back_stay_where_they_are(
     assert notes == [
         f"{tmp_path}/one: 1 entries go back in time by more than 1000 ms; they stand behind the entry before them"
     ]
+
+
+def test_entries_behind_a_clock_that_was_set_back_are_chosen_by_their_own_times(tmp_path: Path) -> None:
+    before, back, after = line("10:00:00,000", "x"), line("09:00:00,000", "back"), line("10:00:05,000", "y")
+    paths = write(tmp_path, one=before + back + after)
+    wanted = Wanted(start=b"2021-06-01 08:00:00,000", end=b"2021-06-01 09:30:00,000")
+    assert merged(paths, wanted)[0] == stripped(back)
+    assert merged(paths, Wanted(start=b"2021-06-01 10:00:00,000"))[0] == stripped(before, after)
+
+
+@pytest.mark.parametrize("absurd", ["2199-06-01 10:00:00,000", "9999-12-31 23:59:59,999", "9999-99-99 99:99:99,999"])
+def test_what_follows_an_absurd_time_is_merged_block_by_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absurd: str
+) -> None:
+    monkeypatch.setattr(merging, "_MIN_BLOCK_BYTES", 100)
+    monkeypatch.setattr(merging, "_MAX_BLOCK_BYTES", 100)
+    monkeypatch.setattr(merging, "_HELD_BLOCKS", 4)
+    lines = [f"[{absurd}] INFO wrong\n", *(line("10:00:00,000", str(number)) for number in range(200))]
+    other = line("11:00:00,000", "other")
+    paths = write(tmp_path, one="".join(lines), two=other)
+    runs = list(merging.merge(SystemFileSystem(), list(map(str, paths)), Wanted(), print))
+    assert [entry.decode() for run in runs for entry in run.entries] == stripped(other, *lines)
+    assert max(sum(map(len, run.entries)) for run in runs) < 1000
 
 
 def test_only_entries_between_start_and_end_are_merged(tmp_path: Path) -> None:

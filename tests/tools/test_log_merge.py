@@ -102,6 +102,8 @@ def test_a_file_that_cannot_be_read_makes_1(logs: Path, capfdbinary: pytest.Capt
         (["--logs", "a", "--spark", "--output", "/"], "/ exists already"),
         (["--logs", "a", "--spark"], "--spark and --output belong together"),
         (["--logs", "a", "--spark", "--output", "o", "--order", "causal"], "has no --story and no --order causal"),
+        (["--logs", ","], "names no file"),
+        (["--logs", "a", "--topic", ""], "is empty"),
         (["--logs-regex", "("], "is not a regular expression"),
     ],
 )

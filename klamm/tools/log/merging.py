@@ -42,6 +42,8 @@ class Choice:
 
 def choose(topic: str | None, partitions: str | None, start_time: str | None, end_time: str | None) -> Choice:
     """The choice that the options make. Raises typer.BadParameter."""
+    if topic == "":
+        raise typer.BadParameter("is empty", param_hint="--topic")
     start, end = _time("--start-time", start_time, EARLIEST), _time("--end-time", end_time, END_OF_TIME)
     return Choice(topic, _partitions(topic, partitions), start, end)
 
@@ -133,7 +135,10 @@ def find_files(logs: str | None, logs_regex: str | None) -> list[str]:
     if (logs is None) == (logs_regex is None):
         raise typer.BadParameter("give exactly one of --logs and --logs-regex", param_hint="--logs")
     if logs is not None:
-        return [str(Path(name)) for name in logs.split(",") if name]
+        paths = [str(Path(name)) for name in logs.split(",") if name]
+        if not paths:
+            raise typer.BadParameter("names no file", param_hint="--logs")
+        return paths
     directory, _, pattern = str(logs_regex).rpartition("/")
     place = Path(directory or ("/" if str(logs_regex).startswith("/") else "."))
     try:
