@@ -122,6 +122,7 @@ class ReplicaFetcher:
         self._throttled: Fetches = {}
         self._held: Fetches = {}
         self._next_turn_s = math.inf
+        self._quota_changes = quota.changes
         self._failures = 0
         self._news: asyncio.Future[None] | None = None
         self._in_flight: FetchRequest | None = None
@@ -334,6 +335,9 @@ class ReplicaFetcher:
         """The next fetch asks for as many throttled partitions as the quota has room for: first those that have waited
         longest, last those that were asked for in vain."""
         quota, now_s = self._quota, asyncio.get_running_loop().time()
+        if quota.changes != self._quota_changes:
+            self._quota_changes = quota.changes
+            self._let_go()
         max_bytes = self._throttled_max_bytes()
         left_bytes = quota.allowance_bytes(now_s * 1000)
         asked, self._throttled = self._throttled, {}
@@ -343,9 +347,8 @@ class ReplicaFetcher:
             if self._fetches.get(topic_partition) is not fetch:
                 continue
             self._ask(topic_partition, fetch, max_bytes)
-            if quota.is_throttled(*topic_partition):
-                self._throttled[topic_partition] = fetch
-                left_bytes -= max_bytes
+            self._throttled[topic_partition] = fetch
+            left_bytes -= max_bytes
         for topic_partition, fetch in asked.items():
             is_valid = self._fetches.get(topic_partition) is fetch and fetch.asked is not None
             if not is_valid or not quota.is_throttled(*topic_partition):
@@ -357,6 +360,14 @@ class ReplicaFetcher:
                 self._hold(topic_partition, fetch)
         wait_ms = min(max(quota.wait_ms(now_s * 1000), LEAST_HOLD_MS), LONGEST_HOLD_MS)
         self._next_turn_s = now_s + wait_ms / 1000
+
+    def _let_go(self) -> None:
+        """Partitions that are throttled no more do not wait until the quota is paid for."""
+        for topic_partition, fetch in list(self._held.items()):
+            if not self._quota.is_throttled(*topic_partition):
+                del self._held[topic_partition]
+                if self._fetches.get(topic_partition) is fetch:
+                    self._ask(topic_partition, fetch, self._config.replica_fetch_max_bytes)
 
     def _throttled_max_bytes(self) -> int:
         """Of one partition: at most what the quota allows in a second, so that it is not exceeded by far."""

@@ -102,6 +102,8 @@ class HostedPartitions:
                 if partition is not None and partition.topic_config is not config:
                     partition.topic_config = config
                     partition.log.config = log_config(config)
+                    if partition.future_log is not None:  # Retention deletes its records, too.
+                        partition.future_log.config = partition.log.config
 
     def mark_offline(self, key: PartitionKey, wanted: WantedLog | None = None) -> None:
         """The partition's log cannot be used. With `wanted`, `reopen` may try again."""

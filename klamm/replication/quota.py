@@ -82,6 +82,8 @@ class ReplicationQuota:
         self._bytes_per_second = bytes_per_second
         # The throttled partitions of a topic; None means all.
         self._throttled: dict[str, frozenset[int] | None] = {}
+        # How often the throttled replicas have changed.
+        self.changes = 0
 
     # -- which replicas are throttled -----------------------------------------------------------------------------
 
@@ -95,8 +97,11 @@ class ReplicationQuota:
 
     def throttle(self, topic: str, partitions: frozenset[int] | None) -> None:
         """Throttles these partitions of a topic and no others; None throttles all."""
+        if partitions == self._throttled.get(topic, _NO_PARTITIONS):
+            return
+        self.changes += 1
         if partitions is not None and not partitions:
-            self._throttled.pop(topic, None)
+            del self._throttled[topic]
         else:
             self._throttled[topic] = partitions
 

@@ -369,8 +369,11 @@ class ReplicaManager:
         delayed = DelayedDeleteRecords(self.partition, self._live_broker, deleted)
         keys = list(deleted)
         async for key in each(keys):
-            if (log := self._log_manager.get(*key)) is not None:
+            settled = None
+            # The log may move to another directory meanwhile.
+            while (log := self._log_manager.get(*key)) is not None and log is not settled:
                 await self._log_manager.settle_log_start(log)
+                settled = log
         with self.delete_records_purgatory.watching(delayed, max(0, deadline_ms - self._clock_ms())) as watch:
             async for piece in slices(keys):
                 # Registered in the same step in which they are looked at, so that no change is missed.

@@ -390,7 +390,8 @@ class LogManager:
         key = (topic, partition)
         source, future = self._logs[key], self._future_logs[key]
         directory = source.log_directory
-        directory.check_online()
+        for replaced in (source, future):
+            replaced.log_directory.check_online()
         unique = unique_id(future.directory.rpartition("/")[2])
         assert unique is not None
         target = directory.file(delete_directory_name(topic, partition, unique))

@@ -243,6 +243,15 @@ async def test_a_throttle_that_goes_lets_its_partitions_go():
         assert asked.wanted.keys() == {T0, T1}
 
 
+async def test_a_partition_that_is_throttled_no_more_does_not_wait_until_the_quota_is_paid_for():
+    async with following() as (follower, leader):
+        asked = await held_back(follower, leader)
+        follower.quota.throttle("t", frozenset({1}))
+        asked.answer_fetch()
+        asked = await leader.next(ApiKey.FETCH)
+        assert asked.wanted.keys() == {T0}
+
+
 async def test_a_partition_that_waits_for_its_turn_may_go_or_come_again():
     async with following() as (follower, leader):
         asked = await held_back(follower, leader)

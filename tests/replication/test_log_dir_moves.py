@@ -14,7 +14,19 @@ from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.process import Process
 from klamm.storage.leader_epoch_cache import LeaderEpochCache
 from support.logs import DiskEnvironment
-from support.replicas import T0, TOPIC_ID, Broker, batch, hosting_broker, settle, state, values_in, want
+from support.replicas import (
+    NOW_MS,
+    T0,
+    TOPIC_ID,
+    Broker,
+    Machine,
+    batch,
+    hosting_broker,
+    settle,
+    state,
+    values_in,
+    want,
+)
 
 pytestmark = pytest.mark.loop("virtual")
 
@@ -292,6 +304,54 @@ async def test_a_failed_target_ends_the_move_and_nothing_else(tmp_path, monkeypa
         assert broker.manager.partitions[T0].future_log is None
         append(broker, b"b")
         assert await values(broker) == [b"a", b"b"]
+
+
+async def test_no_log_is_promoted_in_a_directory_that_has_just_failed(tmp_path, monkeypatch):
+    async with hosting_broker(tmp_path, directories=2) as broker:
+        await lead(broker, b"a")
+        await copied(broker, monkeypatch)
+        # Its logs are closed a moment later.
+        future(broker).log_directory.fail(OSError(errno.EIO, "broken"), "writing another log")
+        with pytest.raises(KafkaError, match="KAFKA_STORAGE_ERROR"):
+            broker.log_manager.promote_future(*T0)
+        assert names(broker, 0) == ["current"]
+        assert await values(broker) == [b"a"]
+
+
+async def test_longer_retention_is_at_once_that_of_the_copy(tmp_path, monkeypatch):
+    async with hosting_broker(tmp_path, directories=2, retention_ms="1000", segment_bytes="1000") as broker:
+        await lead(broker)
+        for _ in range(10):
+            append(broker, bytes(400))
+        await copied(broker, monkeypatch)
+        broker.configs.change(retention_ms="-1", segment_bytes="1000")
+        await broker.manager.update_topic_configs("t")
+        monkeypatch.setattr(Machine, "now_ms", lambda self: NOW_MS + 3_600_000)
+        broker.log_manager.start()
+        await asyncio.sleep(60)  # Retention begins to look after 30 s.
+        assert (log(broker).log_start_offset, future(broker).log_start_offset) == (0, 0)
+
+
+async def test_a_deletion_of_records_is_answered_although_the_log_moves_meanwhile(tmp_path, monkeypatch):
+    async with hosting_broker(tmp_path, directories=2) as broker:
+        await lead(broker, b"a", b"b", b"c")
+        await copied(broker, monkeypatch)
+        monkeypatch.undo()
+        run_blocking = broker.machine.run_blocking
+
+        async def promote_before_the_checkpoint(function, *arguments):
+            if any(str(one).startswith(f"{broker.paths[1]}/log-start") for one in arguments):
+                await asyncio.sleep(1)
+            elif partition.future_log is not None:
+                broker.manager.log_dir_moves.remove([T0])
+                partition.log, partition.future_log = broker.log_manager.promote_future(*T0), None
+            return await run_blocking(function, *arguments)
+
+        broker.machine.run_blocking = promote_before_the_checkpoint
+        partition = broker.manager.partitions[T0]
+        result = broker.manager.delete_records("t", 0, 2)
+        await broker.manager.wait_deleted({T0: result}, 30_000)
+        assert (result.error_code, result.low_watermark) == (OK, 2)
 
 
 async def test_a_failed_source_takes_the_partition_offline(tmp_path, monkeypatch):

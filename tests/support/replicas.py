@@ -95,9 +95,14 @@ class Configs:
     """The topics' configurations."""
 
     def __init__(self, config: BrokerConfig, overrides: dict[str, str]) -> None:
-        self._config = TopicConfig.from_overrides(config, overrides)
+        self._broker_config = config
+        self.change(**overrides)
         self.loaded: list[list[str]] = []
         self.failure: Exception | None = None
+
+    def change(self, **overrides: str) -> None:
+        named = {key.replace("_", "."): value for key, value in overrides.items()}
+        self._config = TopicConfig.from_overrides(self._broker_config, named)
 
     async def load(self, topics: Any) -> None:
         await asyncio.sleep(0)
@@ -118,7 +123,7 @@ class Broker:
         self.config = BrokerConfig.from_properties(
             {"broker.id": str(ME), "zookeeper.connect": "localhost:1", "log.dirs": ",".join(self.paths)}
         )
-        self.configs = Configs(self.config, {key.replace("_", "."): value for key, value in overrides.items()})
+        self.configs = Configs(self.config, overrides)
         self.leader_quota = ReplicationQuota(samples=11, window_ms=1000)
         self.log_dirs_quota = ReplicationQuota(samples=11, window_ms=1000)
         self.proposals = Proposals()
