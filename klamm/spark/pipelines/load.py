@@ -13,6 +13,7 @@ What must stay true:
 - A partition that cannot be read says why, and the others are read.
 """
 
+import asyncio
 import base64
 import pickle
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +26,7 @@ from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions
 from klamm.client.threads import call
 from klamm.client.verification.compare import Batch, Broken
+from klamm.client.verification.partition import PATIENCE_S
 from klamm.client.verification.verifier import Replicated, in_order, start_offsets
 from klamm.net.client import ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
@@ -187,9 +189,14 @@ async def _plan(
             Replicated(TopicPartition(name, number), in_order(state), tuple(state.isr), False)
             for number, state in sorted(topic.partitions.items())
         ]
-    earliest = await start_offsets(client, replicated, EARLIEST_TIMESTAMP)
-    starts = earliest if options.start_ms is None else await start_offsets(client, replicated, options.start_ms)
-    ends = await start_offsets(client, replicated, LATEST_TIMESTAMP)
+    start_time = EARLIEST_TIMESTAMP if options.start_ms is None else options.start_ms
+    # At the same time: each waits for partitions without a leader.
+    earliest, starts, ends = await asyncio.gather(
+        *(
+            start_offsets(client, replicated, time, PATIENCE_S)
+            for time in (EARLIEST_TIMESTAMP, start_time, LATEST_TIMESTAMP)
+        )
+    )
     ranges = []
     for each in replicated:
         first, start, end = earliest[each.partition], starts[each.partition], ends[each.partition]
@@ -315,7 +322,7 @@ class RangeCounter:
             header = parse_header(records, batch.position)
             if not self._is_wanted(header.max_timestamp):
                 continue
-            record_count = 0 if header.is_control else header.record_count
+            record_count = 0 if header.is_control else max(0, header.record_count)
             self.counted.add(header.max_timestamp, Traffic(1, record_count, header.size_bytes))
             if record_count and self._sample is not None:
                 self._look_at_keys(self._sample, records, batch.position, header)

@@ -202,7 +202,8 @@ def read_batches(
     try:
         offset, target = start_offset, end_offset
         while target is None or offset < target:
-            window, offset = call(client, partial(_window, fetcher=fetcher, partition=log.partition, offset=offset))
+            wanted = partial(_window, fetcher=fetcher, partition=log.partition, offset=offset, end_offset=end_offset)
+            window, offset = call(client, wanted)
             target = window.high_watermark if target is None else target
             if end_offset is not None and not window.records and offset < end_offset:
                 what = f"{log.partition} on broker {log.replica}: its high watermark is {window.high_watermark}"
@@ -224,14 +225,18 @@ def _below(batches: Iterable[Batch], target: int) -> Iterator[Batch]:
 
 
 async def _window(
-    _: ClusterClient, *, fetcher: ReplicaFetcher, partition: TopicPartition, offset: int
+    _: ClusterClient, *, fetcher: ReplicaFetcher, partition: TopicPartition, offset: int, end_offset: int | None
 ) -> tuple[Window, int]:
-    """A window of the replica, and the offset that it was asked for. Raises KafkaError."""
+    """A window of the replica, and the offset that it was asked for. Raises KafkaError.
+
+    Below `end_offset` it waits for the high watermark, which followers learn after their leader.
+    """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + PATIENCE_S
     while True:
         answer = await fetcher.fetch(partition, offset, FETCH_BYTES, is_alone=True)
-        if isinstance(answer, Window) and (answer.records or answer.high_watermark <= offset):
+        is_awaited = end_offset is not None and offset < end_offset
+        if isinstance(answer, Window) and (answer.records or (answer.high_watermark <= offset and not is_awaited)):
             return answer, offset
         if isinstance(answer, OutOfRange) and answer.log_start_offset > offset:
             offset = answer.log_start_offset

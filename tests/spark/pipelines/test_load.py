@@ -9,17 +9,24 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from klamm.client.options import ClientOptions
 from klamm.processes.helper import Helper
+from klamm.spark.pipelines.load import count_load
+from klamm.spark.pipelines.load_options import LoadOptions
 from klamm.testing.cluster import Cluster
 from klamm.tools import main
 from klamm.tools.reassign.load_file import parse_load
 from support.oracles import RealKafka, RealKraft, RealZooKeeper
+from support.spark.producing import numbered, produce
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TOPIC = "orders"
 MINUTE_MS = 60_000
@@ -158,6 +165,29 @@ def test_the_load_of_a_klamm_cluster(
         tmp_path,
         capsys,
     )
+
+
+def test_large_partitions_are_split_over_tasks_and_progress_is_shown(
+    spark: "SparkSession", cluster_of_three: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster_of_three.create_topic("split", partitions=2, replication_factor=2)
+    produce(cluster_of_three.bootstrap, "split", numbered(250), **{"batch.num.messages": 30})
+    produce(cluster_of_three.bootstrap, "split", numbered(50, partition=1))
+    monkeypatch.setattr("klamm.spark.pipelines.load.TASKS_AT_A_TIME", 2)
+    hosts = (address.split(":") for address in cluster_of_three.bootstrap.split(","))
+    client = ClientOptions(tuple((host, int(port)) for host, port in hosts))
+    shown: list[tuple[int, int]] = []
+    count = count_load(
+        spark,
+        client,
+        lambda name: name == "split",
+        LoadOptions(offsets_per_task=100, hot_keys=1),
+        on_progress=lambda done, total: shown.append((done, total)),
+    )
+    assert [each.counted.total.records for each in count.partitions.values()] == [250, 50]
+    assert shown == [(0, 300), (200, 300), (300, 300)]
+    # No record has a key.
+    assert (count.hot_keys, count.sampled_records) == ([], 300)
 
 
 @pytest.mark.long

@@ -76,6 +76,8 @@ def test_by_default_the_last_hour_counts() -> None:
         (["--start-time", "1969-01-01"], "is not of the form 2021-02-03T04:05:06"),
         (["--start-time", "2021-01-02", "--end-time", "2021-01-01"], "is not before the end"),
         (["--hot-keys", "-1"], "--hot-keys"),
+        (["--output", "/nowhere/load.json"], "/nowhere/load.json is not a file in a directory that exists"),
+        (["--report", "/"], "/ is not a file in a directory that exists"),
     ],
 )
 def test_a_wrong_call_ends_with_2(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
