@@ -11,6 +11,8 @@ end of the current log, sync the copy, promote it. `storage.future_logs` says wh
 What must stay true:
 - A future log gets only records that the current log has, in the same batches. When the current log is truncated, the
   future log is cut there before it grows again. A start compares the leader epochs of both logs for the same reason.
+- A future log that a start has found may be of a deleted topic of the same name, if its log directory was offline when
+  the topic was deleted. It is compared with the current log first, because the leader epochs do not show that.
 - A future log is promoted only in the step that has seen that both logs end at the same offset, and only after a sync
   has covered all of its records that the current log has synced, and its checkpoint has the log start offset that the
   current log's checkpoint has.
@@ -69,6 +71,8 @@ class _Move:
         self.future = future
         self.piece_bytes = MIN_PIECE_BYTES
         self.unsynced_bytes = 0
+        # Whether the future log is known to be of the same topic.
+        self.is_copy = False
         # Whether a sync has covered the whole future log once, its directory's name included.
         self.was_synced = False
         self.failures = 0
@@ -288,6 +292,9 @@ class LogDirMoves:
             await self._cut(move, cut)
         elif future.log_end_offset < current.log_start_offset:
             future.truncate_fully_and_start_at(current.log_start_offset)
+        elif not move.is_copy:
+            await self._compare(move)
+            return False
         elif future.is_truncation_unsynced or move.unsynced_bytes >= BYTES_PER_SYNC:
             await self._sync(move)
         elif future.log_end_offset < current.log_end_offset:
@@ -313,6 +320,25 @@ class LogDirMoves:
         move.partition.future_log_was_cut(offset)
         if _end(future) == before and where_to_cut(move.partition.log, future, None) == offset:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the leader epochs of {move.partition} end nowhere")
+
+    async def _compare(self, move: _Move) -> None:
+        """Deletes a future log of another topic."""
+        current, future, end = move.partition.log, move.future, move.future.log_end_offset
+        is_copy = None in (current.topic_id, future.topic_id) or current.topic_id == future.topic_id
+        if is_copy and max(current.log_start_offset, future.log_start_offset) < end:
+            last, same = [
+                (await log.read(end - 1, 1, max_offset=log.log_end_offset, minimum_one_batch=True)).data
+                for log in (future, current)
+            ]
+            is_copy = bytes(last) == bytes(same)
+        if not self._is_valid(move) or future.log_end_offset != end:
+            return
+        if not is_copy:
+            _LOGGER.warning("Deleting %s, which is no copy of %s", future.directory, current.directory)
+            self._log_manager.delete_future(*move.key)
+            move.partition.future_log = None
+            self.remove([move.key])
+        move.is_copy = is_copy
 
     async def _copy(self, move: _Move) -> None:
         partition, current, future = move.partition, move.partition.log, move.future

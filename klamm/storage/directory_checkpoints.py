@@ -56,7 +56,7 @@ class DirectoryCheckpoints:
         self._starts_begun = self._starts_written = 0
         self._settling = asyncio.Lock()
         self._has_moved_starts = False
-        # The entries of log-start-offset-checkpoint: only a log that begins within a segment has one.
+        # The entries of log-start-offset-checkpoint: only logs that need one have one.
         self._written_starts: Mapping[PartitionKey, int] = {}
         # Not None while the checkpoints are written after a deletion; True if another deletion has come since.
         self._is_outdated: bool | None = None
@@ -94,7 +94,7 @@ class DirectoryCheckpoints:
     async def write_log_start_offsets(self) -> None:
         self._starts_begun += 1
         number = self._starts_begun
-        written = await self._write(LOG_START_OFFSET_CHECKPOINT, _start_within_segment)
+        written = await self._write(LOG_START_OFFSET_CHECKPOINT, _start_to_checkpoint)
         if written is not None:
             self._written_starts = written
             self._starts_written = number
@@ -196,6 +196,5 @@ class DirectoryCheckpoints:
         return [log for log in found if log.log_directory is self._directory]
 
 
-def _start_within_segment(log: Log) -> int | None:
-    """The log start offset, or None if it is the first segment's base offset."""
-    return log.log_start_offset if log.log_start_offset > log.segment_base_offsets[0] else None
+def _start_to_checkpoint(log: Log) -> int | None:
+    return log.log_start_offset if log.needs_start_checkpoint else None

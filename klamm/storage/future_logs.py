@@ -19,7 +19,8 @@ What must stay true:
 - Every record that the current log has on the disk, not only in the kernel, is there in the future log before P1.
 - P1 is durable before a sync of the promoted log counts (`Log.take_place_of`), and before P3.
 - The `-delete` directory of P1 stays until P3 is durable, because it shows that the future log is complete.
-- A deletion deletes the future log first. So a future log without a current log never belongs to a deleted partition.
+- A deletion deletes the future log first. So a future log without a current log belongs to a deleted partition only if
+  its log directory was offline at the deletion.
 
 A future log without a current log and without that `-delete` directory may lack records. It becomes the current log all
 the same if no log directory is offline: the disk of the current log was replaced, and any prefix is better than no log.

@@ -150,6 +150,14 @@ class Log:
         return min(self._log_start_offset, max(self._segments.first.base_offset, self.checkpointed_start_offset))
 
     @property
+    def needs_start_checkpoint(self) -> bool:
+        """Whether only a checkpoint tells a restart the log start offset: it is within a segment, or a machine crash
+        could bring older segments back."""
+        return self._log_start_offset > self._segments.first.base_offset or (
+            self._log_start_offset > 0 and self.directory in self._unsynced
+        )
+
+    @property
     def log_end_offset(self) -> int:
         """The offset that the next record gets."""
         return self._log_end_offset

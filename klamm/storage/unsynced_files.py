@@ -15,6 +15,9 @@ class UnsyncedFiles:
         self._versions: dict[str, int] = {}
         self._version = 0
 
+    def __contains__(self, path: str) -> bool:
+        return path in self._versions
+
     def mark(self, path: str) -> None:
         """This file or directory has changed."""
         self._version += 1

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import random
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -352,6 +353,31 @@ async def test_a_deletion_of_records_is_answered_although_the_log_moves_meanwhil
         result = broker.manager.delete_records("t", 0, 2)
         await broker.manager.wait_deleted({T0: result}, 30_000)
         assert (result.error_code, result.low_watermark) == (OK, 2)
+
+
+@pytest.mark.parametrize("topic_ids", [(TOPIC_ID, UUID(int=43)), (None, None)], ids=["topic-ids", "no-topic-ids"])
+async def test_a_copy_of_a_deleted_topic_does_not_replace_the_log_of_a_new_topic(tmp_path, monkeypatch, topic_ids):
+    lone = {"isr": (1,), "replicas": (1,)}
+    async with hosting_broker(tmp_path, directories=2) as broker:
+        assert await broker.tell(state(**lone), topic_id=topic_ids[0]) == [OK]
+        append(broker, b"old0", b"old1")
+        append(broker, b"old2")
+        await copied(broker, monkeypatch)
+        await future(broker).flush()
+        future(broker).log_directory.fail(OSError(errno.EIO, "away for a while"), "writing another log")
+        await settle()
+        topic = StopReplicaTopic("t", None, [StopReplicaPartitionState(0, -2, True)])
+        await broker.manager.stop_replicas(StopReplicaRequest(9, 1, topics=[topic]))
+        assert await broker.tell(state(**lone), topic_id=topic_ids[1]) == [OK]
+        for number in range(4):
+            append(broker, b"new%d" % number)
+    monkeypatch.undo()
+    async with hosting_broker(tmp_path, directories=2) as broker:
+        assert (names(broker, 0), names(broker, 1)) == (["current", "deleted"], ["future"])
+        assert await broker.tell(state(**lone, epoch=1), topic_id=topic_ids[1]) == [OK]
+        await until(lambda: not broker.manager.log_dir_moves.partitions)
+        assert await values(broker) == [b"new0", b"new1", b"new2", b"new3"]
+        assert (names(broker, 0), names(broker, 1)) == (["current", "deleted"], ["deleted"])
 
 
 async def test_a_failed_source_takes_the_partition_offline(tmp_path, monkeypatch):

@@ -554,6 +554,35 @@ async def test_a_log_start_offset_is_on_disk_soon(fixture):
     await again.stop()
 
 
+def test_deleted_records_stay_deleted_when_the_machine_dies_after_their_segments_went():
+    async def run(seed):
+        fixture = Fixture()
+        fixture.disk.random = random.Random(seed)
+        manager = await fixture.loaded(A)
+        log = fill(manager, count=60)
+        await log.flush()
+        start = log.segment_base_offsets[2]
+        log.update_log_start_offset(start)
+        await manager.settle_log_start(log)
+        assert log.durable_log_start_offset == start
+        assert log.delete_old_segments(NOW_MS) == 2
+        await manager.checkpoint_log_start_offsets()
+        fixture.disk.crash(lose_unsynced=True)
+        fixture.environment.file_system = SimulatedFileSystem(fixture.disk, Process("next", "host"))
+        again = await fixture.loaded(A)
+        assert again.get("t", 0).log_start_offset == start
+        # Once their deletion is on disk, the checkpoint is as Kafka's.
+        await again.get("t", 0).flush()
+        again.get("t", 0).delete_old_segments(NOW_MS)
+        await again.get("t", 0).flush()
+        await again.checkpoint_log_start_offsets()
+        assert fixture.text(f"{A}/log-start-offset-checkpoint") == "0\n0\n"
+        await again.stop()
+
+    for seed in range(8):
+        in_virtual_time(run(seed))
+
+
 async def test_many_logs_that_move_their_start_at_once_write_the_checkpoint_twice_at_most(fixture, monkeypatch):
     manager = await fixture.loaded(A)
     logs = [fill(manager, partition=number) for number in range(30)]
