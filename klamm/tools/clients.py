@@ -85,13 +85,14 @@ def run_with_client(
 
 @contextmanager
 def cluster_errors() -> Iterator[None]:
-    """Turns the errors of the client and of the cluster into ToolErrors."""
+    """Turns the errors of the client and of the cluster into ToolErrors; also of a value that no request can have."""
     from klamm.net.client import ClientError
     from klamm.net.security import SecurityError
+    from klamm.protocol.encode_errors import UnencodableMessage
 
     try:
         yield
-    except (ClientError, SecurityError) as error:
+    except (ClientError, SecurityError, UnencodableMessage) as error:
         raise ToolError(str(error)) from error
     except KafkaError as error:
         raise ToolError(error_line(error)) from error

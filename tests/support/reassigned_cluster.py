@@ -47,6 +47,7 @@ class ReassignedCluster:
 
     def __init__(self, brokers: Iterable[int], replicas: Mapping[TopicPartition, tuple[int, ...]]) -> None:
         self.live = set(brokers)
+        self.dead_but_configurable = set[int]()
         self.replicas = dict(replicas)
         self.targets: dict[TopicPartition, tuple[int, ...]] = {}
         self.copied: dict[tuple[TopicPartition, int], float] = {}
@@ -130,7 +131,14 @@ class ReassignedCluster:
     async def read_configs(self, keys: Iterable[ConfigKey]) -> dict[ConfigKey, str | None]:
         now_s = asyncio.get_running_loop().time()
         known = self.configs if now_s >= self._shown_at_s else self._shown_before
-        return {key: known.get(key) for key in keys if broker_of(key.entity) in {*self.live, None}}
+        return {
+            key: known.get(key)
+            for key in keys
+            if broker_of(key.entity) in {*self.live, *self.dead_but_configurable, None}
+        }
+
+    async def unreachable(self, brokers: Iterable[int]) -> set[int]:
+        return set(brokers) - self.live - self.dead_but_configurable
 
     async def change_configs(self, changes: Changes) -> dict[str, KafkaError | None]:
         self.steps.begin()
@@ -138,7 +146,7 @@ class ReassignedCluster:
         self._shown_at_s = asyncio.get_running_loop().time() + self.configs_shown_after_s
         results: dict[str, KafkaError | None] = {}
         for entity, values in changes.items():
-            if broker_of(entity) not in {*self.live, None}:
+            if broker_of(entity) not in {*self.live, *self.dead_but_configurable, None}:
                 results[entity] = KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, entity)
                 continue
             results[entity] = None

@@ -182,7 +182,7 @@ def _scope(everything: bool, topic: str | None, numbers: Sequence[int] | None, f
     if numbers and topic is None:
         raise typer.BadParameter("is only allowed if --topic is used", param_hint="--partition")
     if file is not None:
-        return Scope(partitions=parse_partitions(file.read_text(encoding="utf-8")))
+        return Scope(partitions=parse_partitions(file.read_bytes()))
     if numbers and topic is not None:
         return Scope(partitions=[TopicPartition(topic, number) for number in sorted(set(numbers))])
     return Scope(topic)

@@ -28,11 +28,11 @@ NO_LOG_ENDS: PartitionLogEnds = {}
 # -- the partitions ---------------------------------------------------------------------------------------------------
 
 
-def parse_partitions(text: str) -> list[TopicPartition]:
+def parse_partitions(text: str | bytes) -> list[TopicPartition]:
     """The partitions of Kafka's JSON file, `{"partitions": [{"topic": "t", "partition": 0}]}`. Raises ToolError."""
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ToolError(f"Replica election data is not JSON: {error}") from None
     entries = content.get("partitions") if isinstance(content, dict) else None
     if not isinstance(entries, list):

@@ -49,6 +49,10 @@ class Access(Protocol):
         a topic that does not exist has none."""
         ...
 
+    async def unreachable(self, brokers: Iterable[int]) -> set[int]:
+        """Those of the brokers whose configs cannot be changed now."""
+        ...
+
     async def change_configs(self, changes: Changes) -> dict[str, KafkaError | None]:
         """Changes the configs of each entity; the others of its configs stay."""
         ...
@@ -76,7 +80,7 @@ class WireAccess:
         return Look(view, {key: each.target for key, each in view.partitions.items() if each.is_reassigning})
 
     async def cluster_id(self) -> str | None:
-        return self._client.metadata.cluster_id
+        return (await self._client.refresh_metadata(())).cluster_id
 
     async def start(self, targets: Targets) -> Results:
         return await alter_partition_reassignments(self._client, targets)
@@ -97,6 +101,9 @@ class WireAccess:
             elif configs.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 found[key] = None
         return found
+
+    async def unreachable(self, brokers: Iterable[int]) -> set[int]:
+        return set(brokers) - (await self._client.refresh_metadata(())).brokers.keys()
 
     async def change_configs(self, changes: Changes) -> dict[str, KafkaError | None]:
         resources = {entity: _resource(entity) for entity in changes}
@@ -158,6 +165,10 @@ class ZnodeAccess:
             entity: await self._znodes.config(entity) for entity in dict.fromkeys(each.entity for each in wanted)
         }
         return {key: configs[key.entity].get(key.name) for key in wanted}
+
+    async def unreachable(self, brokers: Iterable[int]) -> set[int]:
+        # ZooKeeper has the configs of dead brokers too.
+        return set()
 
     async def change_configs(self, changes: Changes) -> dict[str, KafkaError | None]:
         results: dict[str, KafkaError | None] = {}

@@ -6,6 +6,7 @@ and lines about what is in the way, go to stderr.
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,9 +134,11 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Undo an execution: cancel what is still moving, and move the rest back."""
+    from klamm.tools.reassign import views
     from klamm.tools.reassign.running import (
         ExecuteOptions,
         Reached,
+        begun_by,
         cancel_plan,
         confirm_cancellation,
         executions_of,
@@ -147,13 +150,21 @@ def rollback(
     cluster = Reached(bootstrap_server, None, command_config)
     placements = read_plan(file)
     # What an interrupted rollback has begun is not cancelled but continued.
+    problems: dict[str, str] = {}
     if not state_of(file).exists():
-        confirm_cancellation(cluster, placements, yes=yes)
-        cancel_plan(cluster, placements, executions_of(file))
+        states = executions_of(file)
+        begun = begun_by(cluster, placements, states)
+        confirm_cancellation(cluster, begun, yes=yes)
+        problems = cancel_plan(cluster, begun, states).problems
+    lines = list(views.problem_lines("The end of the execution left these:", problems))
+    for line in lines:
+        print(line, file=sys.stderr)
     settings = ExecuteOptions(
         throttle, replica_alter_log_dirs_throttle, batch_size, batch_bytes, timeout, no_wait, yes, as_json
     )
     run_plan(cluster, file, settings, additional=True, resume=False)
+    if lines:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @app.command(epilog="Example: klamm reassign throttle --rate 100000000 --reassignment-json-file plan.json")
@@ -280,6 +291,7 @@ def cancel(
     from klamm.tools.reassign import views
     from klamm.tools.reassign.running import (
         Reached,
+        begun_by,
         cancel_plan,
         clear,
         confirm_cancellation,
@@ -292,9 +304,11 @@ def cancel(
         raise typer.BadParameter("give exactly one of --reassignment-json-file and --all", param_hint="--all")
     cluster = Reached(bootstrap_server, None, command_config)
     placements = None if reassignment_json_file is None else read_plan(reassignment_json_file)
-    confirm_cancellation(cluster, placements, yes=yes)
     state = None if reassignment_json_file is None else state_of(reassignment_json_file)
     states = [state] if state is not None and state.exists() else []
+    if placements is not None:
+        placements = begun_by(cluster, placements, states)
+    confirm_cancellation(cluster, placements, yes=yes)
     done = cancel_plan(cluster, placements, states, keeps_throttles=preserve_throttles)
     if as_json:
         print(json.dumps({"cancelled": [str(key) for key in sorted(done.cancelled)], "log_dirs": done.replicas}))

@@ -53,6 +53,7 @@ CONFIGS_CHECKED_EVERY_S: Final = 5.0
 RATE_OVER_S: Final = 10.0
 RESTORE_TRIES: Final = 3
 CONFIRMED_WITHIN_S: Final = 5.0
+NOT_ALIVE: Final = "the broker is not alive"
 # A dead controller is replaced when its ZooKeeper session expires: after 18 s by default.
 CONTROLLER_AWAITED_S: Final = 40.0
 
@@ -265,6 +266,7 @@ class Execution:
             self._report({"event": "throttle_set", **throttles})
         self._throttled |= new
         self._throttled_for = wanted_for
+        self._configs_checked_s = self._clock()
 
     def _relevant_moves(self) -> list[Move]:
         return [
@@ -287,8 +289,10 @@ class Execution:
             current = await self._access.read_configs(settings)
         except (KafkaError, ClientError):
             return
-        for key, value in foreign(settings, current).items():
-            self._tell_once(key, value)
+        # What was set was seen on the brokers, so that also the former value, or none, is another client's doing.
+        for key, setting in settings.items():
+            if key in current and current[key] != setting.value:
+                self._tell_once(key, current[key])
 
     def _tell_once(self, key: ConfigKey, value: str | None) -> None:
         if (key, value) not in self._told:
@@ -485,15 +489,17 @@ async def restore_throttles(access: Access, file: StateFile, report: Report) -> 
 
 async def _restore(access: Access, settings: Mapping[ConfigKey, Setting], report: Report) -> dict[str, str]:
     """Restores the former values once, and returns the problems by entity."""
-    live = (await access.look([])).view.brokers
-    problems = {key.entity: "the broker is not alive" for key in settings if broker_of(key.entity) not in {*live, None}}
+    brokers = {key.entity: broker for key in settings if (broker := broker_of(key.entity)) is not None}
+    dead = await access.unreachable(brokers.values())
+    problems = {entity: NOT_ALIVE for entity, broker in brokers.items() if broker in dead}
     reachable = {key: each for key, each in settings.items() if key.entity not in problems}
     current = await access.read_configs(reachable)
     problems |= {key.entity: "the broker does not answer" for key in reachable if key not in current}
     known = {key: each for key, each in reachable.items() if key in current}
-    for key, value in foreign(known, current).items():
-        report({"event": "config_kept", "entity": key.entity, "config": key.name, "value": value})
     changes: Changes = to_restore(known, current)
+    for key, value in foreign(known, current).items():
+        if key.name not in changes.get(key.entity, {}):
+            report({"event": "config_kept", "entity": key.entity, "config": key.name, "value": value})
     results = await access.change_configs(changes) if changes else {}
     # A topic that was deleted has no configs.
     gone = {
@@ -504,8 +510,17 @@ async def _restore(access: Access, settings: Mapping[ConfigKey, Setting], report
     problems |= {
         entity: error_line(error) for entity, error in results.items() if error is not None and entity not in gone
     }
-    written = {key: each.former for key, each in known.items() if key.entity in changes.keys() - gone - problems.keys()}
-    return problems | await _unconfirmed(access, known, written)
+    written = {
+        ConfigKey(entity, name): value
+        for entity, values in changes.items()
+        if entity not in gone and entity not in problems
+        for name, value in values.items()
+    }
+    problems |= await _unconfirmed(access, known, written)
+    for key, value in written.items():
+        if value is not None and key.entity not in problems:
+            report({"event": "config_restored", "entity": key.entity, "config": key.name, "value": value})
+    return problems
 
 
 class _DirMoves:

@@ -11,6 +11,7 @@ Source: kafka.admin.ReassignPartitionsCommand.
 
 import json
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, Final, NoReturn
 
@@ -38,6 +39,11 @@ def format_reassignment(placements: Mapping[TopicPartition, Placement]) -> str:
             ],
         }
     )
+
+
+def fingerprint(placements: Mapping[TopicPartition, Placement]) -> str:
+    """Differs for plans that place a partition differently."""
+    return sha256(format_reassignment(placements).encode()).hexdigest()
 
 
 def parse_reassignment(text: str | bytes, source: str) -> dict[TopicPartition, Placement]:

@@ -11,11 +11,11 @@ from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.clients import error_line
 from klamm.tools.cluster_view import ClusterView
 from klamm.tools.reassign.access import Access, LogDirs
-from klamm.tools.reassign.execution import Report, restore_throttles, set_throttles
+from klamm.tools.reassign.execution import NOT_ALIVE, Report, restore_throttles, set_throttles
 from klamm.tools.reassign.model import ANY_LOG_DIR, Broker, Cluster, Move, Partition, Placement
 from klamm.tools.reassign.state_file import Record, StateFile
 from klamm.tools.reassign.steps import Look
-from klamm.tools.reassign.throttles import broker_of, clearing, wanted_configs
+from klamm.tools.reassign.throttles import broker_entity, broker_of, clearing, wanted_configs
 
 Placements = Mapping[TopicPartition, Placement]
 
@@ -196,9 +196,9 @@ async def log_dir_states(access: Access, placements: Placements, view: ClusterVi
 
 async def clear_throttles(access: Access, brokers: Collection[int], topics: Collection[str]) -> dict[str, str]:
     """Deletes every throttle of these brokers and topics, as Kafka's tool does. Returns the problems by entity."""
-    live = set((await access.look([])).view.brokers)
-    problems = {f"brokers/{broker}": "the broker is not alive" for broker in brokers if broker not in live}
-    changes = clearing((broker for broker in brokers if broker in live), topics)
+    dead = await access.unreachable(brokers)
+    problems = {broker_entity(broker): NOT_ALIVE for broker in dead}
+    changes = clearing((broker for broker in brokers if broker not in dead), topics)
     results = await access.change_configs(changes)
     return problems | {
         entity: error_line(error)

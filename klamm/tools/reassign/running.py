@@ -17,7 +17,7 @@ from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.clients import client_in_thread, command_options, ended_by_sigterm
 from klamm.tools.confirm import confirm
 from klamm.tools.reassign import views
-from klamm.tools.reassign.json_form import parse_reassignment
+from klamm.tools.reassign.json_form import fingerprint, parse_reassignment
 from klamm.tools.reassign.model import Placement
 from klamm.tools.reassign.state_file import Record, StateFile, state_path, write_rollback
 from klamm.tools.reassign.steps import Limits
@@ -101,7 +101,7 @@ def executions_of(rollback: Path) -> list[StateFile]:
     for path in sorted(rollback.absolute().parent.glob("*.state.json")):
         # A file of another program may have such a name; those of this one are replaced as a whole.
         with suppress(ToolError):
-            if Path(StateFile(path).load().rollback_file) == rollback.absolute():
+            if StateFile(path).load().rollback_file == rollback.name:
                 found.append(StateFile(path))
     return found
 
@@ -161,8 +161,7 @@ def _prepare(
         moving = ", ".join(f"{key} to {','.join(map(str, target))}" for key, target in sorted(others.items()))
         raise ToolError(f"these partitions are moved to other replicas already: {moving}. Cancel that first")
     if not survey.moves:
-        lines = [] if options.as_json else views.complete_lines(placements)
-        say(lines)
+        say([views.finished_json(is_complete=True)] if options.as_json else views.complete_lines(placements))
         return False
     live = survey.look.view.brokers
     what = "partition" if len(survey.moves) == 1 else "partitions"
@@ -171,7 +170,7 @@ def _prepare(
     )
     rollback = write_rollback(plan, survey.moves).absolute()
     ids = operations.topic_ids(survey.moves, survey.look.view)
-    state_of(plan).create(Record(str(rollback), survey.cluster_id, survey.moves, ids))
+    state_of(plan).create(Record(rollback.name, survey.cluster_id, survey.moves, ids, plan=fingerprint(placements)))
     if options.as_json:
         print(json.dumps({"event": "planned", "rollback_file": str(rollback), "partitions": len(survey.moves)}))
     else:
@@ -185,12 +184,8 @@ def _prepare(
 
 def _take_up(cluster: Reached, state: StateFile, placements: Placements, options: ExecuteOptions) -> None:
     """Checks that the record is of this plan and this cluster, and gives it the options' throttle."""
-    record = state.load()
-    if any(placements.get(move.topic_partition) != move.after for move in record.moves):
+    if load_of_cluster(cluster, state).plan != fingerprint(placements):
         raise ToolError(f"the plan was changed since its execution began: it differs from {state.path}")
-    cluster_id = cluster.run(lambda access: access.cluster_id())
-    if None not in (cluster_id, record.cluster_id) and cluster_id != record.cluster_id:
-        raise ToolError(f"{state.path} is of cluster {record.cluster_id}, and this is cluster {cluster_id}")
     state.change(
         lambda stored: replace(
             stored,
@@ -199,6 +194,15 @@ def _take_up(cluster: Reached, state: StateFile, placements: Placements, options
             is_cancelled=False,
         )
     )
+
+
+def load_of_cluster(cluster: Reached, state: StateFile) -> Record:
+    """The record of an execution. Raises ToolError if it is one on another cluster."""
+    record = state.load()
+    cluster_id = cluster.run(lambda access: access.cluster_id())
+    if None not in (cluster_id, record.cluster_id) and cluster_id != record.cluster_id:
+        raise ToolError(f"{state.path} is of cluster {record.cluster_id}, and this is cluster {cluster_id}")
+    return record
 
 
 def interrupted_text(plan: Path, state: StateFile) -> str:
@@ -265,7 +269,7 @@ class Reporter:
     def finish(self, outcome: "Outcome", plan: Path) -> None:
         if self._as_json:
             problems = {name: dict(getattr(outcome, name)) for name in ("unfinished", "failed", "throttles_left")}
-            print(json.dumps({"event": "finished", "complete": outcome.is_complete, **problems}))
+            print(views.finished_json(is_complete=outcome.is_complete, **problems))
             return
         self.note(views.problem_lines("These have not moved:", outcome.unfinished))
         self.note(views.problem_lines("These were left alone:", outcome.failed))
@@ -285,6 +289,13 @@ class Cancelled:
     replicas: list[str]
     problems: dict[str, str]
     brokers: tuple[int, ...]
+
+
+def begun_by(cluster: Reached, placements: Placements, states: Collection[StateFile]) -> Placements:
+    """What to cancel for a plan: its partitions, and those that its executions move, because the plan may have been
+    changed since. Raises ToolError for an execution on another cluster."""
+    records = [load_of_cluster(cluster, state) for state in states]
+    return {**placements, **{move.topic_partition: move.after for record in records for move in record.moves}}
 
 
 def confirm_cancellation(cluster: Reached, placements: Placements | None, *, yes: bool) -> None:
@@ -336,6 +347,7 @@ def change_throttle(cluster: Reached, state: StateFile, rate: int | None, log_di
     set here. Returns the problems by entity."""
     from klamm.tools.reassign import operations
 
+    load_of_cluster(cluster, state)
     state.change(
         lambda stored: replace(
             stored,
@@ -355,6 +367,7 @@ def end_finished(cluster: Reached, state: StateFile, *, is_complete: bool, as_js
     from klamm.tools.reassign.execution import restore_throttles
 
     report = (lambda event: None) if as_json else Reporter(as_json=False).report
+    load_of_cluster(cluster, state)
     with state.claimed():
         problems = cluster.run(lambda access: restore_throttles(access, state, report))
         if is_complete and not problems:

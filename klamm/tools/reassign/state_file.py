@@ -33,7 +33,10 @@ LOCK_TRIED_EVERY_S: Final = 0.1
 
 @dataclass(frozen=True)
 class Record:
-    """What is executed, and what it has set. `topic_ids` are those of the topics as the execution began."""
+    """What is executed, and what it has set. `topic_ids` are those of the topics as the execution began.
+
+    `rollback_file` is the name of a file beside the record, and `plan` the fingerprint of the whole plan.
+    """
 
     rollback_file: str
     cluster_id: str | None
@@ -43,6 +46,7 @@ class Record:
     log_dir_throttle: int | None = None
     settings: Mapping[ConfigKey, Setting] = field(default_factory=dict)
     is_cancelled: bool = False
+    plan: str = ""
 
     def with_settings(self, settings: Mapping[ConfigKey, Setting]) -> "Record":
         return replace(self, settings={**self.settings, **settings})
@@ -62,13 +66,19 @@ def write_rollback(plan: Path, moves: tuple[Move, ...]) -> Path:
         path = plan.with_name(f"{plan.stem}.rollback{'' if number == 1 else f'-{number}'}.json")
         text = format_reassignment({move.topic_partition: move.before for move in moves})
         try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            file = path.open("x", encoding="utf-8")
         except FileExistsError:
             number += 1
             continue
+        try:
+            with file:
+                file.write(text + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            # A disk without room must not leave half a plan.
+            path.unlink()
+            raise
         _sync_directory(path)
         return path
 
@@ -83,7 +93,7 @@ class StateFile:
         return self.path.exists()
 
     def load(self) -> Record:
-        return parse_record(self.path.read_text(encoding="utf-8"), str(self.path))
+        return parse_record(self.path.read_bytes(), str(self.path))
 
     def create(self, record: Record) -> None:
         """Saves the first record. Raises ToolError when another process has done so meanwhile."""
@@ -122,33 +132,39 @@ class StateFile:
     @contextmanager
     def claimed(self, wait_s: float = 0) -> Iterator[None]:
         """Only one process executes a plan at a time. Raises ToolError when another does so for longer than this."""
-        path = Path(self.load().rollback_file)
+        with self._rollback() as descriptor:
+            deadline_s = time.monotonic() + wait_s
+            while not _is_locked(descriptor):
+                if time.monotonic() >= deadline_s:
+                    raise ToolError(f"another process executes this plan now: it has locked {self._rollback_path()}")
+                time.sleep(LOCK_TRIED_EVERY_S)
+            yield
+
+    def is_claimed(self) -> bool:
+        """Whether a process executes the plan now."""
+        with self._rollback() as descriptor:
+            return not _is_locked(descriptor)
+
+    @contextmanager
+    def _rollback(self) -> Iterator[int]:
+        path = self._rollback_path()
         if not path.exists():
             raise ToolError(f"{path}, which undoes the plan of {self.path}, is missing")
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            deadline_s = time.monotonic() + wait_s
-            while not _is_locked(descriptor):
-                if time.monotonic() >= deadline_s:
-                    raise ToolError(f"another process executes this plan now: it has locked {path}")
-                time.sleep(LOCK_TRIED_EVERY_S)
-            yield
+            yield descriptor
         finally:
             os.close(descriptor)
 
-    def is_claimed(self) -> bool:
-        """Whether a process executes the plan now."""
-        try:
-            with self.claimed():
-                return False
-        except ToolError:
-            return True
+    def _rollback_path(self) -> Path:
+        return self.path.parent / self.load().rollback_file
 
 
 def format_record(record: Record) -> str:
     value = {
         "version": VERSION,
         "rollback_file": record.rollback_file,
+        "plan": record.plan,
         "cluster_id": record.cluster_id,
         "throttle": record.throttle,
         "log_dir_throttle": record.log_dir_throttle,
@@ -172,7 +188,7 @@ def format_record(record: Record) -> str:
     return json.dumps(value, indent=1) + "\n"
 
 
-def parse_record(text: str, source: str) -> Record:
+def parse_record(text: str | bytes, source: str) -> Record:
     value = parse_object(text, source)
     if value.get("version") != VERSION:
         raise ToolError(f"{source}: not the state of an execution in version {VERSION}")
@@ -189,8 +205,9 @@ def parse_record(text: str, source: str) -> Record:
                 for each in value["settings"]
             },
             value["is_cancelled"],
+            value["plan"],
         )
-    except (KeyError, TypeError, AssertionError) as error:
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise ToolError(f"{source}: not the state of an execution: {error!r}") from None
 
 

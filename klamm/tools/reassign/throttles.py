@@ -6,7 +6,7 @@ znode: `topics/t`, `brokers/1`.
 
 What must stay true:
 - A value that another client has set is restored, not deleted, and what another client throttles stays throttled.
-- A value that another client has set meanwhile stays.
+- A value that another client has set meanwhile stays, and one that it has deleted stays deleted.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -93,10 +93,14 @@ def combined(name: str, wanted: str, former: str | None) -> str:
     """The value to set: a list of replicas keeps those that another client throttles."""
     if name not in TOPIC_THROTTLES or not former:
         return wanted
-    others = {each.strip() for each in former.split(",")} - {""}
+    others = _listed(former)
     if ALL_REPLICAS in others:
         return former
-    return ",".join(sorted(others | set(wanted.split(","))))
+    return ",".join(sorted(others | _listed(wanted)))
+
+
+def _listed(replicas: str | None) -> set[str]:
+    return {each.strip() for each in (replicas or "").split(",")} - {""}
 
 
 def settings_for(
@@ -127,21 +131,31 @@ def to_set(settings: Mapping[ConfigKey, Setting], current: Mapping[ConfigKey, st
 
 def to_restore(settings: Mapping[ConfigKey, Setting], current: Mapping[ConfigKey, str | None]) -> Changes:
     """The changes that restore the former values. A config that seems to have its former value is written too: the
-    broker that was asked may not have heard of the throttle yet."""
-    return _changes(
-        {key: setting.former for key, setting in settings.items() if not is_foreign(setting, current.get(key))}
-    )
+    broker that was asked may not have heard of the throttle yet. From a list that another client has changed only the
+    replicas of this reassignment are taken: another reassignment of the topic may have added its own."""
+    restored = {}
+    for key, setting in settings.items():
+        value = current.get(key)
+        if not is_foreign(setting, value):
+            restored[key] = setting.former
+        elif key.name in TOPIC_THROTTLES and (own := _own_replicas(setting) & _listed(value)):
+            restored[key] = ",".join(sorted(_listed(value) - own)) or None
+    return _changes(restored)
+
+
+def _own_replicas(setting: Setting) -> set[str]:
+    return {each for value in setting.values for each in _listed(value)} - _listed(setting.former)
 
 
 def is_foreign(setting: Setting, current: str | None) -> bool:
-    """Whether another client has changed the config since this reassignment set it."""
-    return current is not None and current != setting.former and current not in setting.values
+    """Whether another client has changed or deleted the config since this reassignment set it."""
+    return current != setting.former and current not in setting.values
 
 
 def foreign(
     settings: Mapping[ConfigKey, Setting], current: Mapping[ConfigKey, str | None]
 ) -> dict[ConfigKey, str | None]:
-    """The configs that another client has changed, with their values."""
+    """The configs that another client has changed, with their values; None for one that it has deleted."""
     return {key: current.get(key) for key, setting in settings.items() if is_foreign(setting, current.get(key))}
 
 

@@ -1,5 +1,6 @@
 """The lines of `klamm reassign`: Kafka's own where its tool has them. Pure."""
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -104,8 +105,13 @@ def note_lines(event: Mapping[str, Any]) -> Iterator[str]:
             added = _ids(event["partitions"])
             yield f"Topic {event['topic']} has new partitions, which the plan does not move: {added}."
         case "config_changed" | "config_kept":
-            what = f"{event['config']} of {event['entity']}"
-            yield f"Another client has set {what} to {event['value']}; it stays."
+            what, value = f"{event['config']} of {event['entity']}", event["value"]
+            if value is None:
+                yield f"Another client has deleted {what}; it stays deleted."
+            else:
+                yield f"Another client has set {what} to {value}; it stays."
+        case "config_restored":
+            yield f"{event['config']} of {event['entity']} is {event['value']} again."
         case "trouble":
             yield f"The cluster does not answer: {event['reason']}; trying again."
 
@@ -118,6 +124,12 @@ def progress_text(event: Mapping[str, Any]) -> str:
         f"{copied}, {size_text(event['bytes_per_s'])}/s{left}; partitions: {counts['done']} done,"
         f" {counts['moving']} moving, {counts['ready']} to begin"
     )
+
+
+def finished_json(*, is_complete: bool, **problems: Mapping[str, str]) -> str:
+    """The last event of an execution."""
+    none: dict[str, Mapping[str, str]] = {"unfinished": {}, "failed": {}, "throttles_left": {}}
+    return json.dumps({"event": "finished", "complete": is_complete, **none, **problems})
 
 
 def started_line(partitions: Sequence[str]) -> str:

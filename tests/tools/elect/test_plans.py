@@ -53,6 +53,7 @@ def test_partitions_of_a_file() -> None:
     ("text", "message"),
     [
         ("x", "Replica election data is not JSON"),
+        (b"\xff\xfe", "Replica election data is not JSON"),
         ("[]", 'missing "partitions" field'),
         ("{}", 'missing "partitions" field'),
         ('{"partitions": []}', "Replica election data is empty"),
@@ -64,7 +65,7 @@ def test_partitions_of_a_file() -> None:
         ),
     ],
 )
-def test_a_file_that_is_wrong(text: str, message: str) -> None:
+def test_a_file_that_is_wrong(text: str | bytes, message: str) -> None:
     with pytest.raises(ToolError, match=message):
         parse_partitions(text)
 

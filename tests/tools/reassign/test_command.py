@@ -18,6 +18,7 @@ from klamm.testing import Cluster
 from klamm.tools import main
 from klamm.tools.clients import run_with_client
 from klamm.tools.reassign.access import WireAccess
+from klamm.tools.reassign.running import Reached, begun_by, read_plan, state_of
 from klamm.tools.reassign.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES, ConfigKey
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main"]
@@ -212,6 +213,48 @@ def test_a_killed_rollback_is_run_again(tool: Tool) -> None:
     tool.run(*map(str, options), "--yes")
     assert tool.replicas() == {0: [0, 1], 1: [1, 2]}
     assert tool.throttles() == {}
+
+
+def test_a_record_on_another_cluster_is_not_touched(tool: Tool) -> None:
+    """The wrong --bootstrap-server: the throttles to take back are not there."""
+    plan = tool.plan({0: [2, 3], 1: [3, 0]})
+    named = ("--reassignment-json-file", plan)
+    tool.events("execute", *named, "--throttle", "10000000", "--no-wait")
+    tool.cluster.until(lambda: tool.replicas() == {0: [2, 3], 1: [3, 0]})
+    state = plan.with_name("plan.state.json")
+    here = state.read_text()
+    there = here.replace(json.loads(here)["cluster_id"], "another")
+    state.write_text(there)
+    throttles = tool.throttles()
+    assert throttles
+    rollback = ("rollback", plan.with_name("plan.rollback.json"), "--yes")
+    throttle = ("throttle", *named, "--rate", "5")
+    calls = (("verify", *named), ("cancel", *named, "--yes"), throttle, rollback, ("execute", "--resume", *named))
+    for call in calls:
+        tool.run(*map(str, call), code=1)
+        assert f"{state.name} is of cluster another, and this is cluster" in tool.stderr
+        assert (state.read_text(), tool.throttles()) == (there, throttles)
+    state.write_text(here)
+    tool.run("verify", *map(str, named))
+    assert tool.throttles() == {}
+    assert tool.events("execute", *named) == [
+        {"event": "finished", "complete": True, "unfinished": {}, "failed": {}, "throttles_left": {}}
+    ]
+
+
+def test_a_plan_that_was_changed_is_not_resumed_and_a_cancel_ends_what_it_had_begun(tool: Tool) -> None:
+    plan = tool.plan({0: [0, 99], 1: [1, 2]})
+    named = ("--reassignment-json-file", plan)
+    tool.events("execute", *named, "--timeout", "0", code=1)
+    tool.plan({0: [0, 99], 1: [3, 2]})
+    tool.run("execute", "--resume", *map(str, named), code=1)
+    assert "the plan was changed since its execution began" in tool.stderr
+    cluster = Reached(tool.cluster.bootstrap, None, None)
+    tool.plan({1: [3, 2]})
+    begun = begun_by(cluster, read_plan(plan), [state_of(plan)])
+    assert [str(key) for key in begun] == [f"{tool.topic}-1", f"{tool.topic}-0"]
+    tool.run("cancel", *map(str, named), "--yes")
+    assert not state_of(plan).exists()
 
 
 def test_a_dead_broker_holds_up_only_its_own_partition(tool: Tool) -> None:

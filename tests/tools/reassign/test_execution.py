@@ -11,7 +11,7 @@ import pytest
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.reassign.execution import Execution, Options, Outcome
+from klamm.tools.reassign.execution import Execution, Options, Outcome, restore_throttles
 from klamm.tools.reassign.model import Move, Placement, anywhere
 from klamm.tools.reassign.operations import restore_order
 from klamm.tools.reassign.state_file import Record, StateFile
@@ -92,6 +92,8 @@ async def test_partitions_move_and_the_throttle_goes(tmp_path: Path) -> None:
         "completed",
         "completed",
         "completed",
+        "config_restored",
+        "config_restored",
         "throttle_removed",
     ]
     assert run.named("progress")[-1]["moved_bytes"] > 0
@@ -217,6 +219,76 @@ async def test_a_broker_that_is_behind_the_controller_is_not_taken_for_another_c
     assert outcome.failed == {}
     assert outcome.is_complete
     assert run.named("waiting") == []
+
+
+async def test_a_throttle_that_somebody_else_deletes_meanwhile_is_noticed_and_stays_deleted(tmp_path: Path) -> None:
+    moves = tuple(move(number, (1,), (2,)) for number in range(9))
+    cluster = cluster_for(moves)
+    key = ConfigKey("brokers/1", LEADER_RATE)
+    cluster.configs = {key: "5555"}
+    run = Run(tmp_path, cluster, moves, throttle=1000)
+
+    def delete() -> None:
+        if cluster.targets:
+            cluster.on_look = lambda: None
+            del cluster.configs[key]
+            del cluster.configs[ConfigKey("brokers/2", FOLLOWER_RATE)]
+
+    cluster.on_look = delete
+    assert (await run.go(Limits(partitions=2))).is_complete
+    assert cluster.configs == {}
+    noticed = [(each["entity"], each["value"]) for each in run.named("config_changed")]
+    assert noticed == [("brokers/1", None), ("brokers/2", None)]
+
+
+async def test_two_executions_with_the_same_throttle_leave_none_behind(tmp_path: Path) -> None:
+    """The second one records the first one's throttle as the former value."""
+    moves = tuple(move(number, (1,), (2,)) for number in range(6))
+    cluster = cluster_for(moves)
+    runs = []
+    for name, some in (("first", moves[:1]), ("second", moves[1:])):
+        (tmp_path / name).mkdir()
+        runs.append(Run(tmp_path / name, cluster, some, throttle=1000))
+    first = asyncio.create_task(runs[0].go())
+    await asyncio.sleep(0.5)
+    assert cluster.configs
+    assert (await runs[1].go(Limits(partitions=1))).is_complete
+    assert (await first).is_complete
+    assert cluster.configs == {}
+    assert runs[1].named("config_changed"), "the first one took the throttle away under the second"
+
+
+async def test_a_throttle_from_before_is_named_when_it_is_restored(tmp_path: Path) -> None:
+    """It may be one that another execution has left behind."""
+    cluster = cluster_for(MOVES)
+    cluster.configs = dict(SOMEBODYS)
+    run = Run(tmp_path, cluster, MOVES, throttle=1000)
+    assert (await run.go()).is_complete
+    assert {ConfigKey(each["entity"], each["config"]): each["value"] for each in run.named("config_restored")} == (
+        SOMEBODYS
+    )
+
+
+@pytest.mark.parametrize("is_reachable", [True, False])
+async def test_a_throttle_of_a_dead_broker_is_restored_where_its_configs_can_be_written(
+    tmp_path: Path, is_reachable: bool
+) -> None:
+    cluster = cluster_for(MOVES)
+    run = Run(tmp_path, cluster, MOVES, throttle=1000)
+
+    def die() -> None:
+        if cluster.targets.keys() == {partition(2)}:
+            cluster.live.discard(3)
+
+    cluster.on_look = die
+    outcome = await run.go(Limits(partitions=1))
+    assert len(outcome.done) == 3 - len(outcome.unfinished)
+    cluster.targets.clear()
+    if is_reachable:
+        cluster.dead_but_configurable.add(3)
+    left = await restore_throttles(cluster, run.file, run.events.append)
+    assert left == ({} if is_reachable else {"brokers/3": "the broker is not alive"})
+    assert bool(cluster.configs) is not is_reachable
 
 
 async def test_another_command_changes_the_throttle_of_a_running_execution(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """What an execution decides: where a partition stands, what begins next, and what a throttle sets and restores."""
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -164,7 +166,7 @@ def test_a_list_keeps_the_replicas_that_another_client_throttles(name: str, form
         ("5", True, "5"),  # Not set yet, or the broker that was asked does not know yet.
         ("10", True, "5"),  # An earlier rate.
         ("20", False, "5"),
-        (None, True, "5"),
+        (None, False, None),  # Another client has deleted it.
         ("77", False, None),  # Of another client.
     ],
 )
@@ -173,7 +175,7 @@ def test_what_is_set_and_restored(current: str | None, is_set: bool, is_restored
     assert to_set(settings, {B1: current}) == ({"brokers/1": {LEADER_RATE: "20"}} if is_set else {})
     restored = {} if is_restored is None else {"brokers/1": {LEADER_RATE: is_restored}}
     assert to_restore(settings, {B1: current}) == restored
-    assert foreign(settings, {B1: current}) == ({B1: "77"} if current == "77" else {})
+    assert foreign(settings, {B1: current}) == ({B1: current} if current in (None, "77") else {})
 
 
 def test_a_second_throttle_keeps_the_former_value_of_the_first() -> None:
@@ -197,7 +199,7 @@ def test_clearing_deletes_as_kafkas_tool_does() -> None:
 def record(rollback: Path) -> Record:
     chosen = Move("t", 1, anywhere((1,)), Placement((1,), ("/fast",)), 7)
     return Record(
-        str(rollback), "id", (replace(MOVE, leader=None), chosen), {"t": str(ID)}, 9, None, {B1: Setting(None, ("9",))}
+        rollback.name, "id", (replace(MOVE, leader=None), chosen), {"t": str(ID)}, 9, None, {B1: Setting(None, ("9",))}
     )
 
 
@@ -206,8 +208,9 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
     assert parse_record(format_record(stored), "here") == stored
     with pytest.raises(ToolError, match="here: not the state of an execution"):
         parse_record('{"version": 1}', "here")
-    with pytest.raises(ToolError, match="here: not valid JSON"):
-        parse_record(format_record(stored)[:-20], "here")
+    for broken in (format_record(stored)[:-20], b"\xff\xfe{"):
+        with pytest.raises(ToolError, match="here: not valid JSON"):
+            parse_record(broken, "here")
 
 
 def test_a_rollback_plan_is_never_overwritten(tmp_path: Path) -> None:
@@ -218,6 +221,36 @@ def test_a_rollback_plan_is_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "plan.rollback.json").read_text() == (
         '{"version":1,"partitions":[{"topic":"t","partition":0,"replicas":[1,2],"log_dirs":["any","any"]}]}\n'
     )
+
+
+def test_a_disk_without_room_leaves_no_half_of_a_rollback_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_room)
+    with pytest.raises(OSError, match="No space left"):
+        write_rollback(tmp_path / "plan.json", (MOVE,))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_execution_in_a_directory_that_was_moved_is_still_claimed(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    StateFile(before / "plan.state.json").create(record(write_rollback(before / "plan.json", (MOVE,))))
+    before.rename(after)
+    with StateFile(after / "plan.state.json").claimed():
+        assert StateFile(after / "plan.state.json").is_claimed()
+    (after / "plan.rollback.json").unlink()
+    with pytest.raises(ToolError, match=r"plan\.rollback\.json, which undoes the plan of .* is missing"):
+        StateFile(after / "plan.state.json").is_claimed()
+
+
+def test_a_list_that_two_reassignments_throttle_loses_only_the_replicas_of_the_one_that_ends() -> None:
+    key = ConfigKey("topics/t", LEADER_REPLICAS)
+    ended = {key: Setting("9:9", ("0:1,9:9",))}
+    assert to_restore(ended, {key: "0:1,1:1,9:9"}) == {"topics/t": {LEADER_REPLICAS: "1:1,9:9"}}
+    assert to_restore(ended, {key: "0:1"}) == {"topics/t": {LEADER_REPLICAS: None}}
+    assert to_restore(ended, {key: "*"}) == {}
 
 
 def test_two_processes_do_not_execute_one_plan(tmp_path: Path) -> None:

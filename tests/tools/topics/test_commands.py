@@ -52,6 +52,11 @@ def access(request: pytest.FixtureRequest, cluster: Cluster) -> tuple[str, ...]:
     return () if request.param == "wire" else ("--zookeeper", cluster.zookeeper)
 
 
+def test_a_number_that_no_request_can_carry_is_named(klamm: Run) -> None:
+    error = klamm("create", "--topic", "huge", "--partitions", "99999999999", code=1)
+    assert error == "klamm: CreateTopicsRequest v7: topics[0].num_partitions: 99999999999 does not fit Int32\n"
+
+
 def test_a_topic_lives_and_dies(cluster: Cluster, klamm: Run, access: tuple[str, ...]) -> None:
     topic = ("--topic", "life", *access)
     counts = ("--partitions", "2", "--replication-factor", "2")
