@@ -293,7 +293,8 @@ class DelayedFetch(DelayedOperation):
     ) -> None:
         log, offset, is_throttled = partition.log, want.fetch_offset, False
         if not log.log_start_offset <= offset <= log.log_end_offset:
-            if not partition.is_leader and want.current_leader_epoch == NO_EPOCH:
+            may_mistake = want.current_leader_epoch == NO_EPOCH and self._replica_id != DEBUGGING_REPLICA_ID
+            if may_mistake and not partition.is_leader:
                 # The client may take this broker for the leader. OFFSET_OUT_OF_RANGE would make it reset its offset.
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)

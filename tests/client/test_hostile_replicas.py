@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -54,6 +55,7 @@ class Replicas:
         self.brokers = {number: ScriptedBroker(self._script(number)) for number in self.fetched}
         self.metadata_names = ["t"]
         self.log_start, self.log_end = 0, END
+        self.topic_id = UUID(int=1)
 
     async def verify(self, patience_s: float = 0.15) -> PartitionCheck:
         for broker in self.brokers.values():
@@ -112,7 +114,7 @@ class Replicas:
             brokers=[broker(node_id=number, host="127.0.0.1", port=each.port) for number, each in self.brokers.items()],
             controller_id=0,
             topics=[
-                topic(error_code=0, name="t", partitions=[partition])
+                topic(error_code=0, name="t", topic_id=self.topic_id, partitions=[partition])
                 if "t" in self.metadata_names
                 else topic(name="t", error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, partitions=[])
             ],
@@ -264,7 +266,7 @@ async def test_a_log_that_becomes_shorter_than_what_was_verified_is_named() -> N
     assert check.position == END
 
 
-async def test_retention_moves_the_start_of_all_replicas() -> None:
+async def test_a_replica_whose_log_begins_later_is_compared_from_there() -> None:
     def begins_later(asked: Asked, offset: int, data: PartitionData) -> FetchResponse:
         if offset < 15:
             replicas.log_start = 15
@@ -273,7 +275,25 @@ async def test_retention_moves_the_start_of_all_replicas() -> None:
 
     replicas = Replicas(begins_later)
     check = await replicas.verify()
-    assert (check.start_offset, check.position, check.set_aside) == (15, END, {})
+    assert (check.start_offset, check.position, check.set_aside) == (0, END, {})
+    assert (check.begins_later, check.batches) == ({2: 15}, len(BATCHES))
+
+
+async def test_a_topic_that_is_created_again_with_fewer_records_is_no_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verifier, "REFRESH_EVERY_S", 0.05)
+
+    def created_again(asked: Asked, offset: int, data: PartitionData) -> FetchResponse:
+        if offset < 10 and replicas.log_end != 7:
+            return response(data)
+        replicas.log_end, replicas.topic_id = 7, UUID(int=2)
+        return response(PartitionData(partition_index=0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE))
+
+    replicas = Replicas(created_again)
+    replicas.fetched = dict.fromkeys(replicas.fetched, created_again)
+    check = await replicas.verify(patience_s=10)
+    assert (check.gone, check.differences.found) == ("the topic was deleted and created again", [])
 
 
 async def test_a_topic_that_is_deleted_meanwhile_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -309,7 +309,43 @@ def test_offsets_that_retention_removes_during_the_check_are_counted() -> None:
     first = window(batch(0, 4), 20)
     check.feed({1: first, 2: first}, 0)
     check.feed({1: OutOfRange(8, 20), 2: OutOfRange(10, 20)}, 0)
+    check.feed({1: window(batch(8, 9), 20)}, 0)
     assert (check.position, check.start_offset, check.removed_offsets) == (10, 0, 5)
+    assert check.begins_later == {2: 10}
+
+
+def test_replicas_with_older_records_are_compared_without_a_replica_whose_log_begins_later() -> None:
+    check = PartitionCheck(PARTITION, [1, 2, 3], 0)
+    other = log(batch(0, 4), batch(5, 9, value=b"w"), batch(10, 19))
+    (difference,) = check.feed({1: window(WHOLE, 20), 2: window(other, 20), 3: OutOfRange(10, 20)}, 0)
+    assert (difference.kind, difference.first_offset, difference.replica) == (Kind.CHECKSUM, 5, 2)
+    assert (check.position, check.to_ask(0)) == (10, [1, 2, 3])
+    (difference,) = check.feed(
+        {1: window(batch(10, 19), 20), 2: window(batch(10, 19), 20), 3: window(batch(10, 19, value=b"x"), 20)}, 0
+    )
+    assert (difference.kind, difference.first_offset, difference.replica) == (Kind.CHECKSUM, 10, 3)
+    assert check.is_done and check.is_compared and check.begins_later == {3: 10} and not check.set_aside
+
+
+def test_a_log_may_begin_within_a_batch_that_others_have_as_a_whole() -> None:
+    check = PartitionCheck(PARTITION, [1, 2, 3], 0)
+    whole = window(WHOLE, 20)
+    check.feed({1: whole, 2: whole, 3: OutOfRange(12, 20)}, 0)
+    assert (check.position, check.to_ask(0)) == (10, [1, 2])
+    rest = window(batch(10, 19), 20)
+    check.feed({1: rest, 2: rest}, 0)
+    assert (check.position, check.to_ask(0)) == (12, [1, 2, 3])
+    check.feed({1: rest, 2: rest, 3: rest}, 0)
+    assert check.is_done and not check.differences and not check.set_aside
+
+
+def test_a_log_that_begins_behind_all_others_is_set_aside_and_the_others_are_compared() -> None:
+    check = PartitionCheck(PARTITION, [1, 2, 3], 0, patience_s=10)
+    answers = {1: window(WHOLE, 20), 2: window(WHOLE, 20), 3: OutOfRange(2**62, 2**62)}
+    for now_s in (0, 10):
+        check.feed(answers, now_s)
+    reason = f"its log begins at offset {2**62}, behind the high watermark of the others"
+    assert (check.position, check.set_aside) == (20, {3: SetAside(0, reason)})
 
 
 def test_nobody_waits_for_a_replica_that_lags_and_is_out_of_sync() -> None:

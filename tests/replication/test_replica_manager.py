@@ -724,8 +724,8 @@ async def test_a_follower_answers_consumers_below_its_high_watermark(tmp_path, r
             (3, 3, OK, []),
             (0, 3, ErrorCode.OFFSET_OUT_OF_RANGE, []),
             (4, 3, ErrorCode.OFFSET_OUT_OF_RANGE, []),
-            # Such a client may take this broker for the leader and would reset its offset.
-            (4, -1, ErrorCode.NOT_LEADER_OR_FOLLOWER, []),
+            # Such a consumer may take this broker for the leader and would reset its offset; a tool asks this replica.
+            (4, -1, ErrorCode.OFFSET_OUT_OF_RANGE if replica_id == -2 else ErrorCode.NOT_LEADER_OR_FOLLOWER, []),
             (1, 2, ErrorCode.FENCED_LEADER_EPOCH, []),
             (1, 4, ErrorCode.UNKNOWN_LEADER_EPOCH, []),
         ):

@@ -205,6 +205,15 @@ def batches_of(records: Buffer, position: int) -> Iterator[Batch]:
         at, next_offset = end, header.next_offset
 
 
+def first_batch_holds(records: Buffer, position: int, offset: int) -> bool:
+    """Whether the first batch of a window that begins at `position` begins before `offset` and ends behind it."""
+    try:
+        first = next(batches_of(records, position), None)
+    except Broken:
+        return False
+    return first is not None and first.base_offset < offset <= first.last_offset
+
+
 @dataclass(slots=True)
 class _Cursor:
     """The batches of one replica; `at` is the first that does not end before the present offset."""

@@ -8,7 +8,9 @@ What must stay true:
   a truncation may remove, is never a difference.
 - A replica that gives no usable answer for `patience_s` is set aside, with the reason and the offset, and the others
   continue without it. A replica that only lags is set aside in the same way once the others have waited that long.
-- Records that retention removes meanwhile are skipped on all replicas.
+- Records that retention removes meanwhile are skipped.
+- Replicas remove old records at different times. What at least two replicas have is compared, without those whose log
+  begins later; these are named.
 - A check with a target ends: each answer brings it further, or brings a replica closer to being set aside.
 """
 
@@ -16,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from klamm.client.verification.compare import Compared, Difference, Differences, Window, compare
+from klamm.client.verification.compare import Compared, Difference, Differences, Window, compare, first_batch_holds
 from klamm.protocol.vocabulary import TopicPartition
 
 PATIENCE_S = 10.0
@@ -74,6 +76,8 @@ class PartitionCheck:
     differences: Differences = field(default_factory=Differences)
     # Why there is nothing left to verify: the topic was deleted.
     gone: str | None = None
+    # Where the logs of replicas begin that lack older records, which another replica has.
+    begins_later: dict[int, int] = field(default_factory=dict)
     # Offsets that retention removed before they were compared.
     removed_offsets: int = 0
     batches: int = 0
@@ -88,6 +92,7 @@ class PartitionCheck:
     _stalled_since_s: dict[int, float] = field(default_factory=dict)
     _set_aside_at_s: dict[int, float] = field(default_factory=dict)
     _empty_to: dict[int, int] = field(default_factory=dict)
+    _log_starts: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.position = self.start_offset
@@ -98,7 +103,8 @@ class PartitionCheck:
         return [replica for replica in self.replicas if replica not in self.set_aside]
 
     def to_ask(self, now_s: float) -> list[int]:
-        """The replicas that count. A check that follows also asks those that it set aside, from time to time."""
+        """The replicas that count and have the position. A check that follows also asks those that it set aside, from
+        time to time."""
 
         def is_due(replica: int) -> bool:
             rest_s = REST * self.patience_s
@@ -107,7 +113,8 @@ class PartitionCheck:
         return [
             replica
             for replica in self.replicas
-            if replica not in self.set_aside or (is_due(replica) and not self.set_aside[replica].is_broken)
+            if not self._is_later(replica)
+            and (replica not in self.set_aside or (is_due(replica) and not self.set_aside[replica].is_broken))
         ]
 
     @property
@@ -153,27 +160,40 @@ class PartitionCheck:
         for replica, window in windows.items():
             self.high_watermarks[replica] = window.high_watermark
             self._failing_since_s.pop(replica, None)
-        if self._skip_removed(answers):
+        later = self._find_later(answers)
+        here = [replica for replica in self.active if replica not in later]
+        if later and len(here) < 2:
+            # Nothing older can be compared.
+            self._skip_to(min(later.values()))
             return []
-        for replica, answer in answers.items():
+        for replica in here:
+            answer = answers.get(replica)
             if isinstance(answer, Failed):
                 reason, is_final = answer
             elif isinstance(answer, OutOfRange):
-                reason = f"its log ends at offset {answer.log_end_offset}, before offset {self.position}"
-                is_final = False
+                reason, is_final = self._out_of_range(answer), False
             else:
                 continue
             if is_final or self._is_over(self._failing_since_s, replica, now_s):
                 self._put_aside(replica, reason, now_s)
-        if any(replica not in windows for replica in self.active):
+        here = [replica for replica in here if replica not in self.set_aside]
+        if not here or any(replica not in windows for replica in here):
             return []
-        windows = {replica: windows[replica] for replica in self.active}
-        if not windows:
-            return []
+        windows = {replica: windows[replica] for replica in here}
         if self.target is None:
             self.target = max(window.high_watermark for window in windows.values())
         if self.is_done:
             return []
+        if later:
+            limit = min(later.values())
+            windows = {
+                replica: window._replace(high_watermark=min(window.high_watermark, limit))
+                for replica, window in windows.items()
+            }
+            if any(first_batch_holds(window.records, self.position, limit) for window in windows.values()):
+                # A log may begin within a batch.
+                self._skip_to(limit)
+                return []
         return self._compare(windows, now_s)
 
     def give_up(self, reason: str) -> None:
@@ -205,19 +225,43 @@ class PartitionCheck:
             else:
                 self._set_aside_at_s[replica] = now_s
 
-    def _skip_removed(self, answers: Mapping[int, Answer]) -> bool:
-        """Continues where the log of every replica has begun. Returns whether offsets were skipped."""
-        starts = [answer.log_start_offset for answer in answers.values() if isinstance(answer, OutOfRange)]
-        start = max(starts, default=self.position)
-        if start <= self.position:
-            return False
+    def _find_later(self, answers: Mapping[int, Answer]) -> dict[int, int]:
+        """The log start offsets of replicas whose log begins behind the position."""
+        ends = {
+            replica: answer.high_watermark if isinstance(answer, Window) else answer.log_end_offset
+            for replica, answer in answers.items()
+            if not isinstance(answer, Failed)
+        }
+        for replica, answer in answers.items():
+            if isinstance(answer, OutOfRange):
+                others = [end for other, end in ends.items() if other != replica]
+                # A log that begins where no other replica is yet is no result of retention.
+                if not others or answer.log_start_offset <= max(others):
+                    self._log_starts[replica] = answer.log_start_offset
+        later = {replica: self._log_starts[replica] for replica in self.active if self._is_later(replica)}
+        for replica in later:
+            self._failing_since_s.pop(replica, None)
+        if any(isinstance(answer, Window) for answer in answers.values()):
+            self.begins_later |= later
+        return later
+
+    def _is_later(self, replica: int) -> bool:
+        return self._log_starts.get(replica, self.position) > self.position
+
+    def _out_of_range(self, answer: OutOfRange) -> str:
+        if answer.log_start_offset > self.position:
+            return f"its log begins at offset {answer.log_start_offset}, behind the high watermark of the others"
+        return f"its log ends at offset {answer.log_end_offset}, before offset {self.position}"
+
+    def _skip_to(self, offset: int) -> None:
+        if self.target is not None and not self.follows:
+            offset = min(offset, self.target)
         if self.position == self.start_offset:
-            self.start_offset = start
+            self.start_offset = offset
         else:
-            self.removed_offsets += start - self.position
-        self.position = start
+            self.removed_offsets += offset - self.position
+        self.position = offset
         self._has_moved()
-        return True
 
     def _compare(self, windows: Mapping[int, Window], now_s: float) -> list[Difference]:
         filled = {
@@ -297,6 +341,7 @@ def merged(checks: Sequence[PartitionCheck]) -> PartitionCheck:
             whole.set_aside.setdefault(replica, aside)
         for difference in check.differences.found:
             whole.differences.add(difference)
+        whole.begins_later |= check.begins_later
         whole.removed_offsets += check.removed_offsets
         whole.batches += check.batches
         whole.compacted_batches += check.compacted_batches

@@ -20,7 +20,7 @@ from klamm.client.configs import ConfigResource, describe_configs
 from klamm.client.offsets import list_offsets
 from klamm.client.verification.compare import Difference
 from klamm.client.verification.fetcher import ReplicaFetcher
-from klamm.client.verification.partition import PATIENCE_S, Answer, Failed, PartitionCheck, SetAside
+from klamm.client.verification.partition import PATIENCE_S, Answer, Failed, OutOfRange, PartitionCheck, SetAside
 from klamm.net.client import ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.vocabulary import (
@@ -259,7 +259,7 @@ class _Verifier:
             for replica in active
         )
         answers: dict[int, Answer] = dict(zip(active, await asyncio.gather(*fetches), strict=True))
-        if any(isinstance(answer, Failed) for answer in answers.values()):
+        if any(isinstance(answer, (Failed, OutOfRange)) for answer in answers.values()):
             await self._look_again(check)
         answers = {replica: answer for replica, answer in answers.items() if replica in check.replicas}
         differences = check.feed(answers, self._loop.time())

@@ -38,6 +38,8 @@ from klamm.storage.log_directory import (
 )
 
 CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
+# How often a log is listed anew because a segment is gone.
+_TRIES = 10
 _SEGMENT = re.compile(r"[0-9]{20}\.log")
 
 
@@ -48,6 +50,7 @@ class OfflineReplica:
     directory: Path
     high_watermark: int
     log_start_offset: int
+    is_high_watermark_known: bool = True
 
 
 @dataclass(slots=True)
@@ -85,8 +88,14 @@ def open_directories(directories: Sequence[Path], matches: Callable[[str], bool]
                 other = each.replicas[broker_id].directory
                 raise ToolError(f"broker {broker_id} has two replicas of {each.partition}: {other}, {directory / name}")
             each.is_compacted |= key in cleaned or key[0] in INTERNAL_TOPICS
-            each.replicas[broker_id] = OfflineReplica(directory / name, high_watermarks.get(key, 0), starts.get(key, 0))
-            each.size_bytes = max(each.size_bytes, _size(directory / name))
+            size_bytes = _size(directory / name)
+            each.replicas[broker_id] = OfflineReplica(
+                directory / name,
+                high_watermarks.get(key, 0),
+                starts.get(key, 0),
+                is_high_watermark_known=key in high_watermarks or size_bytes == 0,
+            )
+            each.size_bytes = max(each.size_bytes, size_bytes)
     if not found:
         raise ToolError("No topics found. --topic-white-list is either filtering out all topics or there is no topic.")
     return [found[partition] for partition in sorted(found)]
@@ -101,18 +110,23 @@ def verify_partition(
         partition.partition, list(logs), 0, is_compacted=partition.is_compacted, in_sync=(), patience_s=0
     )
     _forget_others(check, partition)
+    for broker, replica in partition.replicas.items():
+        if not replica.is_high_watermark_known:
+            check.put_aside(broker, f"{HIGH_WATERMARK_CHECKPOINT} of its broker has no high watermark for it")
     try:
         while not check.is_done:
             before = check.size_bytes
             consumed_bytes = check.consumed_bytes
             answers = {
-                broker: logs[broker].read(check.position, consumed_bytes.get(broker, 0)) for broker in check.active
+                broker: logs[broker].read(check.position, consumed_bytes.get(broker, 0)) for broker in check.to_ask(0)
             }
             check.feed(answers, 0)
             advance((check.size_bytes - before) // len(logs))
     finally:
         for log in logs.values():
             log.close()
+    if not any(replica.directory.is_dir() for replica in partition.replicas.values()):
+        check.forget("the topic was deleted")
     return check
 
 
@@ -193,24 +207,29 @@ class _LogReader:
         """The log from `offset` on, which is behind the first `consumed_bytes` of the last window."""
         self._at += consumed_bytes
         try:
-            return self._read(offset)
-        except FileNotFoundError:
-            # Retention has deleted a segment.
-            self._list()
-            return OutOfRange(self._start, self._replica.high_watermark)
+            for _ in range(_TRIES):
+                with suppress(FileNotFoundError):
+                    return self._read(offset)
+                # Retention or compaction has removed a segment.
+                self._list()
+            return Failed(f"the segments of {self._replica.directory} change again and again", is_final=True)
         except OSError as error:
             return Failed(f"{self._replica.directory}: {error.strerror}", is_final=True)
 
     @property
     def _start(self) -> int:
-        first = self._segments[0] if self._segments else self._replica.high_watermark
-        return max(self._replica.log_start_offset, first)
+        return max(self._replica.log_start_offset, self._segments[0])
 
     def _list(self) -> None:
         names = os.listdir(self._replica.directory) if self._replica.directory.is_dir() else []
         self._segments = sorted(int(name[:20]) for name in names if _SEGMENT.fullmatch(name))
+        # A compacted segment has another content under the same name.
+        self._segment = None
 
     def _read(self, offset: int) -> Answer:
+        if not self._segments:
+            what = "has no segment" if self._replica.directory.is_dir() else "was removed meanwhile"
+            return Failed(f"{self._replica.directory} {what}", is_final=True)
         if offset < self._start:
             return OutOfRange(self._start, self._replica.high_watermark)
         for base_offset in self._segments[max(0, bisect_right(self._segments, offset) - 1) :]:
@@ -229,7 +248,8 @@ class _LogReader:
 
     def _open(self, base_offset: int) -> None:
         path = self._replica.directory / f"{base_offset:020}.log"
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Without O_NONBLOCK, a pipe in place of a segment would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self.close()
         self._descriptor, self._segment, self._at = descriptor, base_offset, 0
 

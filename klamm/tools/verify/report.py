@@ -158,6 +158,8 @@ def _notes(check: PartitionCheck) -> Iterator[str]:
         is_in_part = aside.offset > check.start_offset
         how = f"was verified only to offset {aside.offset}" if is_in_part else "was not verified"
         yield f"replica {replica} {how}: {_why(check, replica, aside)}"
+    for replica, log_start_offset in check.begins_later.items():
+        yield f"replica {replica} begins at offset {log_start_offset}; others have older records"
     if not check.is_compared:
         yield "nothing to compare with" if len(check.active) == 1 else "no replica answers"
     if check.removed_offsets:
@@ -217,6 +219,7 @@ def check_json(check: PartitionCheck) -> dict[str, Any]:
         "lag": check.lag,
         "batches": check.batches,
         "size_bytes": check.size_bytes,
+        "begins_later": {str(replica): offset for replica, offset in check.begins_later.items()},
         "removed_offsets": check.removed_offsets,
         "is_compacted": check.is_compacted,
         "different_batches": check.differences.batches,

@@ -1,0 +1,116 @@
+"""Comparing data directories whose files change, or lack what they should have."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from klamm.client.verification.partition import PartitionCheck, SetAside
+from klamm.protocol.records import Record, build_batch
+from klamm.tools import main
+from klamm.tools.verify.offline import open_directories, verify_partition
+from klamm.tools.verify.report import Report
+
+END = 30
+
+
+def batch(first: int) -> bytes:
+    """Five records."""
+    return bytes(build_batch([Record(None, b"v", 1, offset=first + at) for at in range(5)], base_offset=first))
+
+
+def segment(directory: Path, first: int, end: int) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{first:020}.log").write_bytes(b"".join(batch(each) for each in range(first, end, 5)))
+
+
+@pytest.fixture
+def directories(tmp_path: Path) -> list[Path]:
+    """Two brokers with the segments 0, 10 and 20 of t-0."""
+    found = [tmp_path / "0", tmp_path / "1"]
+    for broker_id, directory in enumerate(found):
+        for first in (0, 10, 20):
+            segment(directory / "t-0", first, first + 10)
+        (directory / "meta.properties").write_text(f"version=0\nbroker.id={broker_id}\ncluster.id=c\n")
+        (directory / "replication-offset-checkpoint").write_text(f"0\n1\nt 0 {END}\n")
+    return found
+
+
+def verified(directories: list[Path]) -> PartitionCheck:
+    (partition,) = open_directories(directories, lambda topic: True)
+    return verify_partition(partition, 100)
+
+
+def test_a_replica_without_any_segment_is_not_verified(directories: list[Path]) -> None:
+    for path in (directories[1] / "t-0").iterdir():
+        path.unlink()
+    check = verified(directories)
+    assert check.set_aside == {1: SetAside(0, f"{directories[1]}/t-0 has no segment")}
+    assert not Report([check]).is_fine
+
+
+def test_a_replica_whose_high_watermark_is_not_known_is_not_verified(directories: list[Path]) -> None:
+    (directories[1] / "replication-offset-checkpoint").unlink()
+    check = verified(directories)
+    reason = "replication-offset-checkpoint of its broker has no high watermark for it"
+    assert check.set_aside == {1: SetAside(0, reason)}
+    assert not Report([check]).is_fine
+
+
+def test_a_replica_without_its_first_segment_is_named(directories: list[Path]) -> None:
+    (directories[1] / "t-0" / f"{0:020}.log").unlink()
+    check = verified(directories)
+    assert (check.start_offset, check.position, check.begins_later) == (10, END, {1: 10})
+
+
+def test_a_replica_that_is_deleted_meanwhile_is_not_verified(directories: list[Path]) -> None:
+    (partition,) = open_directories(directories, lambda topic: True)
+    (directories[1] / "t-0").rename(directories[1] / "t-0.1234-delete")
+    check = verify_partition(partition, 100)
+    assert check.set_aside == {1: SetAside(0, f"{directories[1]}/t-0 was removed meanwhile")}
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_no_difference(directories: list[Path]) -> None:
+    (partition,) = open_directories(directories, lambda topic: True)
+    for directory in directories:
+        (directory / "t-0").rename(directory / "t-0.1234-delete")
+    check = verify_partition(partition, 100)
+    assert check.gone == "the topic was deleted" and Report([check]).is_fine
+
+
+def test_segments_that_are_compacted_meanwhile_are_read_anew(directories: list[Path]) -> None:
+    (directories[0] / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 20\n")
+    (partition,) = open_directories(directories, lambda topic: True)
+    read: list[int] = []
+
+    def compact(size_bytes: int) -> None:
+        """As the cleaner replaces two segments by one, in the middle of the first one."""
+        read.append(size_bytes)
+        if len(read) == 1:
+            log = directories[1] / "t-0"
+            segment(log, 100, 100)
+            (log / f"{100:020}.log").write_bytes(b"".join(batch(each) for each in range(0, 20, 5)))
+            os.replace(log / f"{100:020}.log", log / f"{0:020}.log")
+            (log / f"{10:020}.log").unlink()
+
+    check = verify_partition(partition, 100, compact)
+    assert (check.position, check.set_aside, check.batches, check.compacted_batches) == (END, {}, 6, 0)
+
+
+def test_a_pipe_in_place_of_a_segment_is_an_error_and_no_hang(directories: list[Path]) -> None:
+    path = directories[1] / "t-0" / f"{0:020}.log"
+    path.unlink()
+    os.mkfifo(path)
+    check = verified(directories)
+    assert check.set_aside == {1: SetAside(0, f"{directories[1]}/t-0: Illegal seek")}
+
+
+@pytest.mark.parametrize("name", ["meta.properties", "replication-offset-checkpoint"])
+def test_files_of_a_directory_that_cannot_be_read_end_with_an_error(
+    directories: list[Path], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = directories[1] / name
+    path.unlink()
+    path.mkdir()
+    assert main.run(["verify", "replicas", "--log-dirs", ",".join(map(str, directories))]) == 1
+    assert capsys.readouterr().err == f"klamm: {path}: is a directory\n"
