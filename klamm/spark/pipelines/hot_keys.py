@@ -9,7 +9,8 @@ A batch is the unit of the sample, because the records of a batch are alike: a p
 fills whole batches with it. The bounds follow from how much the batches differ, not from the number of records.
 
 What must stay true:
-- `low` and `high` are each key's limits with 95 % confidence. Where all batches were decoded they are exact.
+- With 95 % confidence the limits of all keys of a sample hold at the same time: the keys that are shown are those that
+  chance has favoured, so limits for one key by itself would fail. Where all batches were decoded they are exact.
 - Memory is bounded by the allowed records, and by the largest batch.
 """
 
@@ -17,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from math import sqrt
+from math import inf, log, sqrt
 from typing import Final, NamedTuple
 
 # A range's sample has at most about so many records.
@@ -25,7 +26,8 @@ SAMPLED_RECORDS: Final = 100_000
 # Longer keys are cut, and end with a part of their SHA-256.
 MAX_KEY_BYTES: Final = 128
 _HASH_BITS: Final = 32
-_CONFIDENCE_95: Final = 1.96
+_ERROR: Final = 0.05
+_BISECTIONS: Final = 50
 
 
 class KeyCount(NamedTuple):
@@ -41,7 +43,7 @@ class Summary:
     """The sample of some offsets of one partition, with the most frequent keys.
 
     `records` and `batches` are all there are; `squares` is the sum of the squares of the sampled batches' sizes. No
-    key that is not in `keys` has more than `dropped_records` sampled records.
+    key that is not in `keys` has more than `dropped_records` sampled records. `distinct_keys` are those in the sample.
     """
 
     records: int
@@ -51,6 +53,12 @@ class Summary:
     squares: int
     keys: Mapping[bytes, KeyCount]
     dropped_records: int = 0
+    distinct_keys: int = 1
+
+    @property
+    def surprise(self) -> float:
+        """The negative logarithm of the probability that one limit fails; the keys share the error (Bonferroni)."""
+        return log(2 * max(1, self.distinct_keys) / _ERROR)
 
 
 class Estimate(NamedTuple):
@@ -112,6 +120,7 @@ class KeySample:
             sum(size * size for _, size, _ in self.sample),
             {key: KeyCount(records[key], squares[key], products[key]) for key in found[:max_keys]},
             max((records[key] for key in found[max_keys:]), default=0),
+            len(records),
         )
 
 
@@ -131,40 +140,35 @@ def shortened(key: bytes) -> bytes:
 # -- bounds -----------------------------------------------------------------------------------------------------------
 
 
-def estimates(summaries: Sequence[Summary]) -> dict[bytes, Estimate]:
-    """The keys of one partition, whose offsets were sampled in several parts. The parts' bounds are added up, which is
-    wider than needed and never too narrow."""
-    found = {}
-    for key in dict.fromkeys(key for summary in summaries for key in summary.keys):
-        parts = [estimate(summary, summary.keys.get(key)) for summary in summaries]
-        found[key] = Estimate(
-            sum(part.records for part in parts), sum(part.low for part in parts), sum(part.high for part in parts)
-        )
+def likely_records(summaries: Sequence[Summary]) -> dict[bytes, float]:
+    """How many records the keys of one partition most likely have, whose offsets were sampled in several parts."""
+    found: dict[bytes, float] = {}
+    for summary in summaries:
+        for key, count in summary.keys.items():
+            found[key] = found.get(key, 0.0) + count.records * summary.records / summary.sampled_records
     return found
 
 
-def estimate(summary: Summary, key: KeyCount | None) -> Estimate:
-    """One key in one part; None stands for a key that is not in the summary."""
+def estimate(summaries: Sequence[Summary], key: bytes) -> Estimate:
+    """The limits of one key: those of the parts, added up, which is wider than needed and never too narrow."""
+    limits = [_limits_of_part(summary, summary.keys.get(key)) for summary in summaries]
+    return Estimate(likely_records(summaries)[key], sum(low for low, _ in limits), sum(high for _, high in limits))
+
+
+def _limits_of_part(summary: Summary, key: KeyCount | None) -> tuple[float, float]:
+    """None stands for a key that is not in the summary."""
     sampled, records = summary.sampled_records, summary.records
     if not sampled:
         # Not one batch was decoded, so nothing is known.
-        return Estimate(0.0, 0.0, float(records))
+        return 0.0, float(records)
+    if summary.sampled_batches == summary.batches:
+        return (float(key.records), float(key.records)) if key else (0.0, float(summary.dropped_records))
     if key is None:
-        return Estimate(0.0, 0.0, _upper(summary, summary.dropped_records))
+        share = summary.dropped_records / sampled
+        return 0.0, min(_limits(share, summary.sampled_batches, summary.surprise)[1] * records, float(records))
     share = key.records / sampled
-    if summary.sampled_batches == summary.batches:
-        return Estimate(float(key.records), float(key.records), float(key.records))
-    low, high = _wilson(share, _effective_size(summary, key, share))
-    least, most = key.records, records - (sampled - key.records)
-    return Estimate(share * records, max(low * records, float(least)), min(high * records, float(most)))
-
-
-def _upper(summary: Summary, sampled_records: int) -> float:
-    """The most records of a key with at most so many in the sample."""
-    if summary.sampled_batches == summary.batches:
-        return float(sampled_records)
-    share = sampled_records / summary.sampled_records
-    return min(_wilson(share, summary.sampled_batches)[1] * summary.records, float(summary.records))
+    low, high = _limits(share, _effective_size(summary, key, share), summary.surprise)
+    return max(low * records, float(key.records)), min(high * records, float(records - (sampled - key.records)))
 
 
 def _effective_size(summary: Summary, key: KeyCount, share: float) -> float:
@@ -179,19 +183,35 @@ def _effective_size(summary: Summary, key: KeyCount, share: float) -> float:
     size = independent / variance if variance > 0 and independent > 0 else float(batches)
     # The sample has a part of all batches, which makes it tell more; and a variance of few batches tells less.
     unread = 1 - batches / summary.batches
-    few = (_CONFIDENCE_95 / _student(batches - 1)) ** 2
+    z = sqrt(2 * summary.surprise)
+    few = (z / _student(z, batches - 1)) ** 2
     return max(1.0, min(size, float(records)) * few / unread)
 
 
-def _student(degrees: int) -> float:
-    """About the limit of Student's distribution for 95 %."""
-    z = _CONFIDENCE_95
+def _student(z: float, degrees: int) -> float:
+    """About the quantile of Student's distribution for that of the normal one."""
     return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
-def _wilson(share: float, size: float) -> tuple[float, float]:
-    """Wilson's interval: it holds for small samples too, and is not empty where the share is 0 or 1."""
-    z2 = _CONFIDENCE_95**2
-    middle = (share + z2 / (2 * size)) / (1 + z2 / size)
-    half = _CONFIDENCE_95 * sqrt(share * (1 - share) / size + z2 / (4 * size * size)) / (1 + z2 / size)
-    return max(0.0, middle - half), min(1.0, middle + half)
+def _limits(share: float, size: float, surprise: float) -> tuple[float, float]:
+    """Chernoff's limits: beyond them, a sample of so many independent records has such a share with a probability of at
+    most e to the power of -`surprise`. They hold for small samples too, and for shares near 0 and 1."""
+    return _limit(share, 0.0, size, surprise), _limit(share, 1.0, size, surprise)
+
+
+def _limit(share: float, end: float, size: float, surprise: float) -> float:
+    """Between the share and the end, where the sample becomes too surprising."""
+    near, far = share, end
+    for _ in range(_BISECTIONS):
+        middle = (near + far) / 2
+        near, far = (middle, far) if size * _divergence(share, middle) <= surprise else (near, middle)
+    return far
+
+
+def _divergence(share: float, other: float) -> float:
+    """Kullback and Leibler's, of two coins."""
+    if not 0 < other < 1:
+        return 0.0 if share == other else inf
+    heads = share * log(share / other) if share > 0 else 0.0
+    tails = (1 - share) * log((1 - share) / (1 - other)) if share < 1 else 0.0
+    return heads + tails

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions
@@ -35,7 +35,7 @@ from klamm.protocol.record_batch import NO_TIMESTAMP, BatchHeader, parse_header
 from klamm.protocol.records import decode_records
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from klamm.spark.pipelines.distribution import distribute
-from klamm.spark.pipelines.hot_keys import Estimate, KeySample, Summary, estimates
+from klamm.spark.pipelines.hot_keys import Estimate, KeySample, Summary, estimate, likely_records
 from klamm.spark.pipelines.load_options import LoadOptions
 from klamm.spark.pipelines.load_windows import NOTHING, WIDTHS_MS, Traffic, Windows
 from klamm.spark.pipelines.replicas import ReplicaLog, read_batches
@@ -247,6 +247,15 @@ def _align(count: ClusterCount, max_windows: int) -> None:
         count.widen(every.width_ms)
 
 
+class _Candidate(NamedTuple):
+    """A key that may be one of the hottest; the limits are computed in the end."""
+
+    records: float
+    partition: TopicPartition
+    key: bytes
+    summaries: list[Summary]
+
+
 class _Sampled:
     """The keys with the most records. A partition's samples come one after another."""
 
@@ -255,7 +264,7 @@ class _Sampled:
         self._wanted = hot_keys
         self._partition: TopicPartition | None = None
         self._summaries: list[Summary] = []
-        self._hottest: list[HotKey] = []
+        self._hottest: list[_Candidate] = []
 
     def add(self, partition: TopicPartition, summary: Summary | None) -> None:
         if summary is None:
@@ -268,14 +277,15 @@ class _Sampled:
 
     def hottest(self) -> list[HotKey]:
         self._finish()
-        return self._hottest
+        return [HotKey(each.partition, each.key, estimate(each.summaries, each.key)) for each in self._hottest]
 
     def _finish(self) -> None:
-        if self._partition is None:
+        partition, summaries, self._summaries = self._partition, self._summaries, []
+        if partition is None:
             return
-        found = [HotKey(self._partition, key, each) for key, each in estimates(self._summaries).items()]
-        found = sorted([*self._hottest, *found], key=lambda each: (-each.records.records, each.partition, each.key))
-        self._hottest, self._summaries = found[: self._wanted], []
+        found = [_Candidate(records, partition, key, summaries) for key, records in likely_records(summaries).items()]
+        found = sorted([*self._hottest, *found], key=lambda each: (-each.records, each.partition, each.key))
+        self._hottest = found[: self._wanted]
 
 
 # -- on executors -----------------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def sample_line(found: Figures) -> str:
         return "The keys of all records were counted."
     share = 100 * found.sampled_records / found.records
     return (
-        f"The keys of {found.sampled_records} records were counted, {share:.1f} % of all; the bounds have 95 %"
+        f"The keys of {found.sampled_records} records were counted, {share:.1f} % of all; the bounds hold with 95 %"
         " confidence."
     )
 
