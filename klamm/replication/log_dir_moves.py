@@ -200,6 +200,7 @@ class LogDirMoves:
         if move is not None and move.future is future and move.partition is partition:
             return
         self.remove([key])
+        future.config = partition.log.config
         if future.leader_epochs.latest_epoch == NO_EPOCH and future.high_watermark < future.log_end_offset:
             # Without epochs only the records below the high watermark are known to be the current log's, too.
             partition.cut_future_log_at(future.high_watermark)

@@ -409,11 +409,9 @@ class LogManager:
         return future
 
     async def _finish_promotion(self, log: Log, former: LogDirectory, garbage: str) -> None:
-        try:
-            await self._environment.run_blocking(self._file_system.sync_directory, former.path)  # P2
-        except OSError as error:
-            # The records are all in the new place, so the move ends there.
-            _LOGGER.warning("%s", former.storage_error(error, f"syncing {former.path}"))
+        # If the disk fails, the move goes on: the records are all in the new place.
+        if not await self._sync_directory(former) and former.is_online:  # P2
+            return  # The broker stops. The next start finishes the promotion.
         directory = log.log_directory
         target = directory.file(partition_directory_name(log.topic, log.partition))
         while self._logs.get((log.topic, log.partition)) is log:
@@ -428,15 +426,24 @@ class LogManager:
             if self._is_stopping:
                 return  # The next start renames it.
             await asyncio.sleep(SHORTAGE_BACK_OFF_MS / 1000)
-        try:
-            await self._environment.run_blocking(self._file_system.sync_directory, directory.path)  # P4
-        except OSError as error:
-            _LOGGER.warning("%s", directory.storage_error(error, f"syncing {directory.path}"))
+        if not await self._sync_directory(directory):  # P4
             return
         for path in (former.path, directory.path):
             self._checkpoints[path].forget_deleted()
             await self._checkpoints[path].write_recovery_points()
         self._remove_tree_later(log.config.file_delete_delay_ms, garbage)  # P5
+
+    async def _sync_directory(self, directory: LogDirectory) -> bool:
+        """Syncs the names in a log directory, after a shortage again. False if its disk fails or the broker stops."""
+        while True:
+            try:
+                await self._environment.run_blocking(self._file_system.sync_directory, directory.path)
+                return True
+            except OSError as error:
+                _LOGGER.warning("%s", directory.storage_error(error, f"syncing {directory.path}"))
+            if not directory.is_online or self._is_stopping:
+                return False
+            await asyncio.sleep(SHORTAGE_BACK_OFF_MS / 1000)
 
     # -- what logs ask for (LogHost) ------------------------------------------------------------------------------
 

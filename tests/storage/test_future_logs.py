@@ -239,6 +239,32 @@ async def test_a_rename_for_which_there_is_no_room_is_repeated(fixture, error_nu
     await manager.stop()
 
 
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_machine_that_dies_after_a_promotion_in_a_shortage_has_one_log(fixture, seed):
+    fixture.disk.random = random.Random(seed)
+    await fixture.begin()
+    await fixture.copy()
+    fixture.disk.fail("sync_directory", A, errno.EMFILE)
+    run_blocking, is_renamed = fixture.environment.run_blocking, asyncio.Event()
+
+    async def until_the_new_name_is_durable(function, *arguments):
+        await run_blocking(function, *arguments)
+        if function == fixture.files.sync_directory and arguments == (B,):
+            is_renamed.set()
+            raise OSError(errno.EIO, "the process is dead")
+
+    fixture.environment.run_blocking = until_the_new_name_is_durable
+    fixture.manager.promote_future("t", 0)
+    await is_renamed.wait()
+    fixture.environment.run_blocking = run_blocking
+    fixture.process.kill()
+    fixture.disk.crash(lose_unsynced=True)
+    fixture.begin_process()
+    manager = await fixture.start()
+    assert len(await read_all(manager.get("t", 0))) == 5
+    await manager.stop()
+
+
 async def test_a_former_disk_that_fails_does_not_stop_the_promotion(fixture):
     await fixture.begin()
     await fixture.copy()
