@@ -8,6 +8,7 @@ What must stay true:
 - A partition begins only while it is as it was when the plan was made, and after the throttle of its brokers is set.
 - A partition that cannot move now, because a broker is dead for example, is reported and tried again. It counts for no
   limit, so the others move.
+- When another client cancels a partition, nothing more begins: it may be an operator who cancels all.
 - The throttle stays while a partition that this plan has begun is moving: without it the copy would run unlimited.
 
 A broker that was asked may be behind the controller. Therefore a change by another client is believed when all looks
@@ -30,7 +31,17 @@ from klamm.tools.clients import error_line
 from klamm.tools.reassign.access import Access
 from klamm.tools.reassign.model import Move
 from klamm.tools.reassign.state_file import Record, StateFile
-from klamm.tools.reassign.steps import BEHIND, Limits, Look, Standing, Verdict, judge, moved_bytes, next_batch
+from klamm.tools.reassign.steps import (
+    BEHIND,
+    CANCELLED,
+    Limits,
+    Look,
+    Standing,
+    Verdict,
+    judge,
+    moved_bytes,
+    next_batch,
+)
 from klamm.tools.reassign.throttles import (
     Changes,
     ConfigKey,
@@ -53,6 +64,7 @@ CONFIGS_CHECKED_EVERY_S: Final = 5.0
 RATE_OVER_S: Final = 10.0
 RESTORE_TRIES: Final = 3
 CONFIRMED_WITHIN_S: Final = 5.0
+STOPPED: Final = "another client has cancelled a partition of this plan, so nothing more begins"
 NOT_ALIVE: Final = "the broker is not alive"
 # A dead controller is replaced when its ZooKeeper session expires: after 18 s by default.
 CONTROLLER_AWAITED_S: Final = 40.0
@@ -107,6 +119,7 @@ class Execution:
         self._sent: set[TopicPartition] = set()
         self._refused: dict[TopicPartition, str] = {}
         self._doubts: dict[TopicPartition, float] = {}
+        self._is_stopped = False
         self._dirs = _DirMoves(access, self._record, report)
         self._throttled: dict[ConfigKey, str] = {}
         self._throttled_for: object = None
@@ -135,6 +148,8 @@ class Execution:
                 break
             if not self._is_all_waiting(look):
                 waiting_since_s = None
+            elif self._is_stopped:
+                break
             elif waiting_since_s is None:
                 waiting_since_s = self._clock()
             elif self._clock() - waiting_since_s >= self._options.timeout_ms / 1000:
@@ -197,6 +212,7 @@ class Execution:
                 self._sent.discard(key)
                 self._report({"event": "completed", "partition": str(key)})
             elif verdict.standing is Standing.CHANGED:
+                self._is_stopped |= verdict.reason == CANCELLED
                 self._report({"event": "changed", "partition": str(key), "reason": verdict.reason})
             elif verdict.reason:
                 self._report({"event": "waiting", "partition": str(key), "reason": verdict.reason})
@@ -210,6 +226,8 @@ class Execution:
 
     def _held_back(self, move: Move) -> str:
         """Why a partition that could move may not begin; empty if it may."""
+        if self._is_stopped:
+            return STOPPED
         return self._throttle_problem(move) or self._refused.get(move.topic_partition, "")
 
     def _throttle_problem(self, move: Move) -> str:
@@ -303,7 +321,7 @@ class Execution:
 
     async def _start(self, look: Look) -> None:
         """Begins the next partitions."""
-        if not look.accepts_more:
+        if self._is_stopped or not look.accepts_more:
             return
         # Partitions that wait for something count for no limit.
         free = {move: self._verdicts[move.topic_partition] for move in self._open_moves()}
@@ -360,7 +378,8 @@ class Execution:
         while len(self._samples) > 2 and now_s - self._samples[0].at_s > RATE_OVER_S:
             self._samples.popleft()
         first = self._samples[0]
-        rate = (moved - first.moved_bytes) / (now_s - first.at_s) if now_s > first.at_s else 0.0
+        # A copy that is cancelled is deleted.
+        rate = max(0, moved - first.moved_bytes) / (now_s - first.at_s) if now_s > first.at_s else 0.0
         standings = [verdict.standing for verdict in self._verdicts.values()]
         self._report(
             {

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from klamm.tools.cluster_view import ClusterView
 
 MAX_STARTED_AT_ONCE = 1_000
+CANCELLED = "another client has cancelled its reassignment"
 BEHIND = "the brokers show the replicas of its reassignment, which has ended"
 
 
@@ -84,7 +85,7 @@ def judge(move: Move, topic_id: str | None, look: Look, *, is_sent: bool) -> Ver
     if partition.replicas != move.before.replicas:
         return Verdict(Standing.CHANGED, f"another client has changed its replicas to {_ids(partition.replicas)}")
     if is_sent:
-        return Verdict(Standing.CHANGED, "another client has cancelled its reassignment")
+        return Verdict(Standing.CHANGED, CANCELLED)
     return Verdict(Standing.READY, waits_for(move, view))
 
 

@@ -195,6 +195,31 @@ async def test_a_reassignment_that_somebody_else_cancels_is_not_begun_again(tmp_
     assert outcome.done == (partition(0), partition(2))
 
 
+async def test_when_somebody_cancels_all_reassignments_nothing_more_begins(tmp_path: Path) -> None:
+    """`klamm reassign cancel --all`, and Kafka's tool, know no more than what is moving."""
+    moves = tuple(move(number, (1,), (2,)) for number in range(6))
+    cluster = cluster_for(moves)
+    run = Run(tmp_path, cluster, moves, throttle=1000)
+
+    def cancel_all() -> None:
+        if cluster.copied and cluster.targets:
+            cluster.on_look = lambda: None
+            cluster.targets.clear()
+            cluster.copied.clear()
+
+    cluster.on_look = cancel_all
+    outcome = await run.go(Limits(partitions=2))
+    assert cluster.targets == {}
+    assert sum(each.startswith("start") for each in cluster.history) == 1
+    assert outcome.failed.keys() == {"t-0", "t-1"}
+    assert set(outcome.unfinished.values()) == {
+        "another client has cancelled a partition of this plan, so nothing more begins"
+    }
+    assert min(each["bytes_per_s"] for each in run.named("progress")) == 0
+    assert cluster.configs == {}
+    assert (await run.go(Limits(partitions=2))).is_complete, "an operator resumes it"
+
+
 async def test_a_throttle_that_somebody_else_sets_meanwhile_stays(tmp_path: Path) -> None:
     moves = tuple(move(number, (1,), (2,)) for number in range(9))
     cluster = cluster_for(moves)
