@@ -4,15 +4,27 @@ Pure with respect to the log: these functions know only a file and positions, so
 loop appends to the same file. All raise OSError, and KafkaError(CORRUPT_MESSAGE) where the bytes are not a batch.
 """
 
+import struct
+import zlib
 from collections.abc import Callable, Iterator
 from itertools import islice
 
 from klamm.environment import File
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import HEADER_SIZE_BYTES, NO_TIMESTAMP, BatchHeader, check_crc, parse_header
+from klamm.protocol.record_batch import (
+    HEADER_SIZE_BYTES,
+    LOG_OVERHEAD_BYTES,
+    NO_TIMESTAMP,
+    BatchHeader,
+    check_crc,
+    parse_header,
+)
 
 Read = Callable[[int, int], bytearray]
 
+# Of a message of format v0 or v1: its size (behind the offset), the CRC-32 of what follows, and the format.
+_OLD_MESSAGE = struct.Struct(">8xiIb")
+_OLD_CRC_BYTES = 4
 _WINDOW_BYTES = 8 * 1024
 _VERIFY_WINDOW_BYTES = 1024 * 1024
 
@@ -64,6 +76,20 @@ def verified_batches(file: File, position: int, end: int) -> Iterator[tuple[int,
     for found, header, batch in whole_batches(file, position, end):
         check_crc(batch, 0, header)
         yield found, header, batch
+
+
+def is_old_message(file: File, position: int, end: int) -> bool:
+    """Whether a whole message of format v0 or v1 is at `position`, with the right checksum."""
+    prefix = file.read(position, min(_OLD_MESSAGE.size, end - position))
+    if len(prefix) < _OLD_MESSAGE.size:
+        return False
+    size_bytes: int
+    crc: int
+    size_bytes, crc, magic = _OLD_MESSAGE.unpack(prefix)
+    if magic not in (0, 1) or not _OLD_CRC_BYTES < size_bytes <= end - position - LOG_OVERHEAD_BYTES:
+        return False
+    covered = LOG_OVERHEAD_BYTES + _OLD_CRC_BYTES
+    return zlib.crc32(file.read(position + covered, size_bytes - _OLD_CRC_BYTES)) == crc
 
 
 def whole_batches(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader, memoryview]]:

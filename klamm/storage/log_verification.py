@@ -11,6 +11,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NamedTuple
 
 from klamm.environment import FileSystem
@@ -129,7 +130,7 @@ class _Verification:
         if offsets:
             self._state = ProducerState(offsets[0])
         last_offset, last_epoch = -1, NO_EPOCH
-        for base_offset, end_offset in zip(offsets, [*offsets[1:], None], strict=True):
+        for base_offset, end_offset in zip_longest(offsets, offsets[1:]):
             if base_offset <= last_offset:
                 self._found(
                     file_name(base_offset, LOG_SUFFIX), 0, base_offset, f"the log before it ends at {last_offset}"

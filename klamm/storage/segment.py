@@ -364,6 +364,9 @@ class LogSegment:
 
         `each` is called with the position, header and bytes of each good batch, and fills the transaction index, which
         is emptied first. Returns the damage at the cut, None if every batch was good.
+
+        Raises KafkaError UNSUPPORTED_FOR_MESSAGE_FORMAT, and cuts nothing, where a sound message of format v0 or v1
+        stands: Kafka can read it.
         """
         self._start_indexes_anew()
         self.transaction_index.reset()
@@ -379,6 +382,8 @@ class LogSegment:
                 last_offset = header.last_offset
                 end = position + header.size_bytes
         except KafkaError as error:
+            if batch_scan.is_old_message(self.file(), end, self.size_bytes):
+                raise
             damage = error.message
         if end < self.size_bytes:
             self.file().truncate(end)

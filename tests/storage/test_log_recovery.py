@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import struct
+import zlib
 from uuid import UUID
 
 import pytest
@@ -178,6 +179,25 @@ def test_a_changed_byte_cuts_the_log_before_its_batch(data):
     assert again.log_end_offset >= base
     append(again, b"next")
     assert asyncio.run(read_all(again))[-1][1] == b"next"
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_messages_of_formats_before_v2_are_refused_and_not_cut(environment, magic):
+    """A broker of Kafka can read them."""
+    log = open_log(environment)
+    append(log, b"a")
+    message = struct.pack(">bb", magic, 0) + (b"" if magic == 0 else struct.pack(">q", NOW_MS))
+    message += struct.pack(">i", -1) + struct.pack(">i", 3) + b"old"
+    file = log_file(environment, 0)
+    end = file.size()
+    file.write(end, struct.pack(">qiI", 1, len(message) + 4, zlib.crc32(message)), message)
+    size_bytes = file.size()
+    with pytest.raises(KafkaError, match=f"message format v{magic} is not supported"):
+        open_log(environment)
+    assert file.size() == size_bytes
+    file.write(size_bytes - 1, b"?")
+    assert open_log(environment).log_end_offset == 1
+    assert file.size() == end
 
 
 async def test_garbage_after_the_last_batch(environment):

@@ -35,6 +35,22 @@ def test_a_sound_directory(directory: Path, capsys: pytest.CaptureFixture[str]) 
     assert contents(directory) == before
 
 
+def test_an_empty_partition_directory_lacks_what_was_committed(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (directory / "t-0").iterdir():
+        path.unlink()
+    (directory / "replication-offset-checkpoint").write_text("0\n1\nt 0 7\n")
+    (directory / "new-0").mkdir()
+    assert verify(directory) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == [
+        "t-0: DAMAGED",
+        "  replication-offset-checkpoint, offset 7: records are committed up to offset 7, but the log ends at 0",
+    ]
+    assert "new-0" not in "".join(lines)
+
+
 def test_damage_and_what_a_start_would_do(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     segments = sorted((directory / "t-0").glob("*.log"))
     data = bytearray(segments[1].read_bytes())

@@ -34,7 +34,7 @@ from klamm.storage.log_directory import (
     META_PROPERTIES_FILE,
     parse_directory_name,
 )
-from klamm.storage.log_verification import Prediction, VerifiedLog, predict, verify_log
+from klamm.storage.log_verification import Finding, Prediction, VerifiedLog, predict, verify_log
 from klamm.storage.overlay import OverlayFileSystem
 from klamm.storage.segment import LOG_SUFFIX
 from klamm.tools.progress import progress
@@ -88,6 +88,7 @@ def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *,
             is_compacted = key[0] in COMPACTED or key[0] in compacted
             try:
                 log = verify_log(disk, path, on_read=advance)
+                _check_committed(log, directory.checkpoints[HIGH_WATERMARK_CHECKPOINT].get(key, 0))
                 prediction = predict(
                     disk,
                     path,
@@ -113,6 +114,12 @@ def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *,
             f" {totals.size_bytes} bytes: {'DAMAGED' if is_damaged else 'no damage'}"
         )
     return EXIT_FAILED if is_damaged else EXIT_OK
+
+
+def _check_committed(log: VerifiedLog, high_watermark: int) -> None:
+    if log.log_end_offset < high_watermark:
+        what = f"records are committed up to offset {high_watermark}, but the log ends at {log.log_end_offset}"
+        log.add(Finding(HIGH_WATERMARK_CHECKPOINT, None, high_watermark, what))
 
 
 @contextmanager
