@@ -409,7 +409,7 @@ class LogManager:
         return future
 
     async def _finish_promotion(self, log: Log, former: LogDirectory, garbage: str) -> None:
-        # If the disk fails, the move goes on: the records are all in the new place.
+        # If the disk fails, the move continues: the records are all in the new place.
         if not await self._sync_directory(former) and former.is_online:  # P2
             return  # The broker stops. The next start finishes the promotion.
         directory = log.log_directory
