@@ -147,7 +147,7 @@ def unclean(
     """
     from klamm.tools.elect.batches import Pace, elect_unclean
     from klamm.tools.elect.over_wire import WireElections, read_unclean_plan
-    from klamm.tools.elect.plans import loss_value, unclean_lines
+    from klamm.tools.elect.plans import Scope, grown_losses, loss_value, unclean_lines
 
     scope = _scope(all_topic_partitions, topic, partition, path_to_json_file)
     pace = Pace(batch_size, timeout)
@@ -161,6 +161,11 @@ def unclean(
                 report.print_json({"event": "plan", "partitions": [loss_value(*each) for each in plan.due.items()]})
             count = f"{len(due)} partition{'s' if len(due) > 1 else ''}"
             confirm(unclean_lines(plan), f"Elect leaders of {count} that may lack records?", yes=yes)
+            # The answer took its time: brokers may have gone or come back meanwhile.
+            _, now = client.call(read_unclean_plan, Scope(partitions=due))
+            grown = grown_losses(plan, now)
+            report.beforehand(now.not_needed, now.refused | grown)
+            due = [each for each in now.due if each not in grown]
 
         async def over_wire(client: "ClusterClient") -> int:
             return await elect_unclean(WireElections(client, ElectionType.UNCLEAN), due, pace, report)

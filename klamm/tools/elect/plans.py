@@ -288,6 +288,22 @@ def _loss(
     return Loss(candidate, log_end, lost, source if lost else None, silent)
 
 
+def grown_losses(shown: UncleanPlan, now: UncleanPlan) -> dict[TopicPartition, str]:
+    """The partitions that would now lose more than their plan has shown, and what they would lose."""
+    return {
+        key: f"the loss has grown since it was shown: {loss_text(loss)}"
+        for key, loss in now.due.items()
+        if _is_greater(loss, shown.due[key])
+    }
+
+
+def _is_greater(loss: Loss, shown: Loss) -> bool:
+    if loss.is_clean:
+        return False
+    is_end_lost = loss.log_end_offset is None and shown.log_end_offset is not None
+    return loss.lost_at_least > shown.lost_at_least or is_end_lost or not loss.silent.keys() <= shown.silent.keys()
+
+
 def unclean_lines(plan: UncleanPlan) -> Iterator[str]:
     """The plan in lines, each partition with the loss that is to be expected. Every partition is shown."""
     for key, loss in plan.due.items():

@@ -11,6 +11,7 @@ from klamm.tools.elect.plans import (
     PreferredPlan,
     Scope,
     batches,
+    grown_losses,
     lagging,
     leaderless,
     parse_partitions,
@@ -263,3 +264,13 @@ def test_only_partitions_without_a_live_leader_need_an_unclean_election() -> Non
     plan = unclean_plan(view("2 12 12", "- 12 1", "- 1 1", live="2"), [P0, P1, P2, P3])
     assert (plan.not_needed, list(plan.due)) == ([P0], [P1])
     assert plan.refused == {P2: f"ELIGIBLE_LEADERS_NOT_AVAILABLE: no replica can lead: {DEAD}", P3: MISSING}
+
+
+def test_a_loss_that_grows_while_the_operator_reads_the_plan_is_noticed() -> None:
+    shown = unclean_plan(view("- 123 1", live="23"), [P0], {P0: {2: 90, 3: 80}})
+    assert grown_losses(shown, shown) == {}
+    other = unclean_plan(view("- 123 1", live="3"), [P0], {P0: {3: 80}}, {P0: (90, "readers")})
+    assert "10 records are lost: group readers has committed a later offset" in grown_losses(shown, other)[P0]
+    assert grown_losses(shown, unclean_plan(view("- 123 1", live="23"), [P0])).keys() == {P0}, "the end is unknown now"
+    assert grown_losses(shown, unclean_plan(view("- 123 1"), [P0], {P0: {1: 100, 2: 90, 3: 80}})) == {}, "a clean one"
+    assert grown_losses(shown, unclean_plan(view("1 123 1"), [P0])) == {}, "nothing is due"
