@@ -174,6 +174,11 @@ def text(value: str) -> bytes:
 
 
 TRANSACTION = struct.pack(">hqhibi", 0, 7, 2, 60_000, 1, 1) + text("t") + struct.pack(">iiiqq", 2, 0, 3, 11, 10)
+# With the tagged fields of a former producer id and of the client's transaction version.
+TRANSACTION_OF_KAFKA_4 = (
+    struct.pack(">hqhib", 1, 7, 2, 60_000, 1) + b"\x02\x02t\x03" + struct.pack(">ii", 0, 3) + b"\0"
+    + struct.pack(">qq", 11, 10) + b"\x02\x00\x08" + struct.pack(">q", 6) + b"\x02\x02\x00\x02"
+)  # fmt: skip
 GROUP = (
     struct.pack(">h", 3) + text("connect") + struct.pack(">i", 4) + text("v0") + text("m") + struct.pack(">qi", 5, 1)
     + text("m") + struct.pack(">h", -1) + text("c") + text("/h") + struct.pack(">iii", 1, 2, 0) + struct.pack(">i", 3)
@@ -216,6 +221,42 @@ GROUP = (
             ),
         ),
         (
+            decoders.transactions,
+            struct.pack(">h", 0) + text("tx"),
+            TRANSACTION_OF_KAFKA_4,
+            (
+                "transaction_metadata::transactionalId=tx",
+                "producerId:7,producerEpoch:2,state=Ongoing,partitions=[t-0,t-3],txnLastUpdateTimestamp=11,"
+                "txnTimeoutMs=60000",
+            ),
+        ),
+        (
+            decoders.transactions,
+            struct.pack(">h", 0) + text("tx"),
+            struct.pack(
+                ">hqhib",
+                1,
+                7,
+                2,
+                60_000,
+                5,
+            )
+            + b"\0"
+            + struct.pack(">qq", 11, 10)
+            + b"\0",
+            (
+                "transaction_metadata::transactionalId=tx",
+                "producerId:7,producerEpoch:2,state=CompleteAbort,partitions=[],txnLastUpdateTimestamp=11,"
+                "txnTimeoutMs=60000",
+            ),
+        ),
+        (  # a group of the new consumer protocol
+            decoders.offsets,
+            struct.pack(">h", 3) + text("g"),
+            b"\x00\x07",
+            ("unknown::version=3,key=000167", "0007"),
+        ),
+        (
             decoders.of_classes("kafka.serializer.LongDecoder", "kafka.serializer.DefaultDecoder"),
             bytes(7) + b"\x05",
             b"\xff\x00",
@@ -234,7 +275,7 @@ def test_keys_and_values_are_decoded(decode, key, value, expected) -> None:
 
 
 @pytest.mark.parametrize("decode", [decoders.offsets, decoders.transactions])
-@pytest.mark.parametrize("data", [None, b"", b"\x00", b"\x00\x09abc", TRANSACTION[:20], b"\xff\xff\xff"])
+@pytest.mark.parametrize("data", [None, b"", b"\x00", b"\x00\x01abc", TRANSACTION[:20], b"\xff\xff\xff"])
 def test_bytes_of_no_known_form_are_a_value_error(decode, data) -> None:
     with pytest.raises(ValueError):
         decode(data, data)

@@ -20,8 +20,16 @@ from klamm.coordinator.group_records import (
     read_offset_value,
 )
 from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, decode_assignment
-from klamm.protocol.primitives import read_string
+from klamm.protocol.primitives import (
+    read_compact_string,
+    read_int32_array,
+    read_length,
+    read_string,
+    skip_tagged_fields,
+)
 
+# version, producer id, producer epoch, time-out, state.
+_TRANSACTION: Final = struct.Struct(">hqhib")
 # The text of a key and of a value, each None when there is none.
 Text = tuple[str | None, str | None]
 Decode = Callable[[bytes | None, bytes | None], Text]
@@ -82,7 +90,8 @@ def offsets(key: bytes | None, value: bytes | None) -> Text:
         case GroupKey(group_id):
             return f"group_metadata::group={group_id}", _group(group_id, value)
         case UnknownKey(version):
-            raise ValueError(f"a key of version {version}")
+            # Later versions of Kafka have other records, such as those of the new consumer protocol.
+            return f"unknown::version={version},key={key[2:].hex()}", DELETED if value is None else value.hex()
 
 
 def _committed(value: bytes | None) -> str:
@@ -129,22 +138,29 @@ def transactions(key: bytes | None, value: bytes | None) -> Text:
             raise ValueError("not the key of a transaction")
         name = f"transaction_metadata::transactionalId={read_string(key, 2)[0]}"
         return name, DELETED if value is None else _transaction(value)
-    except struct.error:
+    except (struct.error, IndexError):
         raise ValueError("the record ends too early") from None
 
 
 def _transaction(value: bytes) -> str:
-    version, producer_id, epoch, timeout_ms, status, count = struct.unpack_from(">hqhibi", value)
-    if version != 0 or not 0 <= status < len(_TRANSACTION_STATES):
+    """A value of version 0, or of version 1, which Kafka 4 writes."""
+    version, producer_id, epoch, timeout_ms, status = _TRANSACTION.unpack_from(value)
+    if version not in (0, 1) or not 0 <= status < len(_TRANSACTION_STATES):
         raise ValueError(f"a transaction of version {version} in state {status}")
-    position, partitions = struct.calcsize(">hqhibi"), []
+    is_flexible = version == 1
+    position, partitions = _TRANSACTION.size, []
+    # Both versions may have null in place of an empty list.
+    if is_flexible:
+        count, position = read_length(value, position)
+    else:
+        (count,), position = struct.unpack_from(">i", value, position), position + 4
+    elements = [len(value)]
     for _ in range(count):
-        topic, position = read_string(value, position)
-        (length,) = struct.unpack_from(">i", value, position)
-        if not 0 <= length <= len(value) // 4:
-            raise ValueError(f"{length} partitions at {position}")
-        partitions += [f"{topic}-{number}" for number in struct.unpack_from(f">{length}i", value, position + 4)]
-        position += 4 + 4 * length
+        topic, position = read_compact_string(value, position) if is_flexible else read_string(value, position)
+        numbers, position = read_int32_array(value, position, is_flexible, elements)
+        partitions += [f"{topic}-{number}" for number in numbers]
+        if is_flexible:
+            position = skip_tagged_fields(value, position, elements)
     updated_ms, _started_ms = struct.unpack_from(">qq", value, position)
     return (
         f"producerId:{producer_id},producerEpoch:{epoch},state={_TRANSACTION_STATES[status]},"
