@@ -58,7 +58,7 @@ class DirectoryCheckpoints:
         self._has_moved_starts = False
         # The entries of log-start-offset-checkpoint: only logs that need one have one.
         self._written_starts: Mapping[PartitionKey, int] = {}
-        # Not None while the checkpoints are written after a deletion; True if another deletion has come since.
+        # Not None while the checkpoints are rewritten; True if they must be once more.
         self._is_outdated: bool | None = None
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class DirectoryCheckpoints:
         if key not in self._written_starts:
             return
         if self._lock.locked():
-            return  # `forget_deleted` drops it.
+            return  # `rewrite_soon` drops it.
         starts = dict(self._written_starts)
         del starts[key]
         path = self._directory.file(LOG_START_OFFSET_CHECKPOINT)
@@ -147,10 +147,11 @@ class DirectoryCheckpoints:
         was killed had deleted it, or moved it to another directory."""
         here = {key for logs in self._logs for key, log in logs.items() if log.log_directory is self._directory}
         if not here.issuperset(self._written_starts):
-            self.forget_deleted()
+            self.rewrite_soon()
 
-    def forget_deleted(self) -> None:
-        """Soon rewrites the checkpoints without the deleted logs."""
+    def rewrite_soon(self) -> None:
+        """Soon rewrites the checkpoints: without a log that is deleted, with one that was moved here. However many logs
+        change meanwhile, others wait for two rewrites at most."""
         is_under_way = self._is_outdated is not None
         self._is_outdated = True
         if not is_under_way:
@@ -159,6 +160,7 @@ class DirectoryCheckpoints:
     async def _update(self) -> None:
         while self._is_outdated:
             self._is_outdated = False
+            await self.write_recovery_points()
             await self.write_high_watermarks()
             await self.write_log_start_offsets()
         self._is_outdated = None

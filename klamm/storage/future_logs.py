@@ -11,7 +11,7 @@ and the former current log is garbage:
 |      | unique id of the future log; from now on the future log is current | id: promotes the future log              |
 | P2   | the log directory that had the current log is synced               | as after P1                              |
 | P3   | the future log's directory gets the partition's name               | current, `-delete`: removes the garbage  |
-| P4   | its log directory is synced, and the checkpoints are written       | as after P3                              |
+| P4   | its log directory is synced; the checkpoints are rewritten soon    | as after P3                              |
 | P5   | after file.delete.delay.ms the garbage is removed                  | current                                  |
 
 What must stay true:

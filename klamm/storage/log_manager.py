@@ -343,7 +343,7 @@ class LogManager:
             raise directory.storage_error(error, f"deleting {log.name}") from error
         self._remove(log)
         log.abandon()
-        self._checkpoints[directory.path].forget_deleted()
+        self._checkpoints[directory.path].rewrite_soon()
         self._remove_tree_later(log.config.file_delete_delay_ms, target)
 
     # -- future logs ----------------------------------------------------------------------------------------------
@@ -429,8 +429,7 @@ class LogManager:
         if not await self._sync_directory(directory):  # P4
             return
         for path in (former.path, directory.path):
-            self._checkpoints[path].forget_deleted()
-            await self._checkpoints[path].write_recovery_points()
+            self._checkpoints[path].rewrite_soon()
         self._remove_tree_later(log.config.file_delete_delay_ms, garbage)  # P5
 
     async def _sync_directory(self, directory: LogDirectory) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.process import Process
-from klamm.storage import future_logs
+from klamm.storage import directory_checkpoints, future_logs
 from klamm.storage.future_logs import Fate, FoundFuture, PreferredDirectories, fates
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import MetaProperties, future_directory_name, parse_directory_name, unique_id
@@ -236,6 +236,28 @@ async def test_a_rename_for_which_there_is_no_room_is_repeated(fixture, error_nu
     assert fixture.kinds() == [("a", "deleted"), ("b", "current")]
     manager = await fixture.start()
     assert len(await read_all(manager.get("t", 0))) == 7
+    await manager.stop()
+
+
+async def test_many_promotions_rewrite_the_checkpoints_a_few_times(fixture, monkeypatch):
+    """Otherwise the checkpoint that a deletion of records waits for comes after those of all promotions."""
+    manager = await fixture.start()
+    logs = [manager.get_or_create("t", number, UUID(int=42), CONFIG, is_new=True) for number in range(30)]
+    written = []
+    write = directory_checkpoints.write_offset_checkpoint
+    monkeypatch.setattr(
+        directory_checkpoints,
+        "write_offset_checkpoint",
+        lambda file_system, path, offsets: (written.append(path), write(file_system, path, offsets)),
+    )
+    for log in logs:
+        manager.create_future(log, B if log.log_directory.path == A else A)
+        manager.promote_future("t", log.partition)
+    await asyncio.sleep(5)
+    assert {log.directory for log in manager.logs.values()} == {
+        f"{B if log.log_directory.path == A else A}/t-{log.partition}" for log in logs
+    }
+    assert len(written) <= 30
     await manager.stop()
 
 
