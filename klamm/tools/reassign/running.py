@@ -267,6 +267,8 @@ class Reporter:
             self.note([text])
 
     def finish(self, outcome: "Outcome", plan: Path) -> None:
+        from klamm.tools.reassign.execution import NOT_ALIVE
+
         if self._as_json:
             problems = {name: dict(getattr(outcome, name)) for name in ("unfinished", "failed", "throttles_left")}
             print(views.finished_json(is_complete=outcome.is_complete, **problems))
@@ -274,6 +276,8 @@ class Reporter:
         self.note(views.problem_lines("These have not moved:", outcome.unfinished))
         self.note(views.problem_lines("These were left alone:", outcome.failed))
         self.note(views.problem_lines("The throttle stays on:", outcome.throttles_left))
+        if NOT_ALIVE in outcome.throttles_left.values():
+            self.note([views.dead_broker_line(plan)])
         if outcome.unfinished or outcome.throttles_left:
             self.note([f"To continue: klamm reassign execute --resume --reassignment-json-file {plan}"])
 

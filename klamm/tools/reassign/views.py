@@ -11,6 +11,8 @@ from klamm.tools.reassign.model import Move, Placement, Plan
 from klamm.tools.reassign.report import duration_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from klamm.tools.reassign.operations import LogDirState, PartitionState
 
 VERIFY_WARNING = (
@@ -145,6 +147,13 @@ def problem_lines(title: str, problems: Mapping[str, str]) -> Iterator[str]:
     if problems:
         yield title
         yield from (f"  {what}: {reason or 'still moving'}" for what, reason in sorted(problems.items()))
+
+
+def dead_broker_line(plan: "Path") -> str:
+    return (
+        "If that broker never returns: its configs are restored, except in KRaft mode, by klamm reassign verify"
+        f" --zookeeper HOST:PORT --reassignment-json-file {plan}"
+    )
 
 
 # -- verify, list, cancel ---------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from klamm.testing import Cluster
 from klamm.tools import main
 from klamm.tools.clients import run_with_client
 from klamm.tools.reassign.access import WireAccess
-from klamm.tools.reassign.running import Reached, begun_by, read_plan, state_of
+from klamm.tools.reassign.execution import NOT_ALIVE, Outcome
+from klamm.tools.reassign.running import Reached, Reporter, begun_by, read_plan, state_of
 from klamm.tools.reassign.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES, ConfigKey
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main"]
@@ -280,6 +281,18 @@ def test_a_dead_broker_holds_up_only_its_own_partition(tool: Tool) -> None:
     assert tool.replicas() == {0: [1, 2], 1: [1, 2]}
     assert tool.throttles() == {}
     assert sorted(each.name for each in tool.directory.glob("*.state.json")) == []
+
+
+def test_a_throttle_on_a_dead_broker_comes_with_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = Outcome((), {}, {}, {"brokers/1": NOT_ALIVE})
+    Reporter(as_json=False).finish(outcome, Path("plan.json"))
+    assert capsys.readouterr().err.splitlines() == [
+        "The throttle stays on:",
+        "  brokers/1: the broker is not alive",
+        "If that broker never returns: its configs are restored, except in KRaft mode, by klamm reassign verify"
+        " --zookeeper HOST:PORT --reassignment-json-file plan.json",
+        "To continue: klamm reassign execute --resume --reassignment-json-file plan.json",
+    ]
 
 
 def test_a_wrong_call() -> None:
