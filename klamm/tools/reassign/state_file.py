@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from klamm.processes.errors import ToolError
 from klamm.tools.reassign.json_form import format_reassignment, parse_object
@@ -71,10 +71,7 @@ def write_rollback(plan: Path, moves: tuple[Move, ...]) -> Path:
             number += 1
             continue
         try:
-            with file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            _write(file, text + "\n")
         except OSError:
             # A disk without room must not leave half a plan.
             path.unlink()
@@ -105,10 +102,7 @@ class StateFile:
     def save(self, record: Record) -> None:
         """Replaces the file as a whole, and returns when it is on disk."""
         beside = self.path.with_name(f"{self.path.name}.tmp")
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(format_record(record))
-            file.flush()
-            os.fsync(file.fileno())
+        _write(beside.open("w", encoding="utf-8"), format_record(record))
         beside.replace(self.path)
         _sync_directory(self.path)
 
@@ -240,6 +234,18 @@ def _locked_directory(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _write(file: TextIO, text: str) -> None:
+    """Writes the whole file, closes it, and returns when it is on disk. Raises OSError that names the file."""
+    try:
+        with file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = file.name
+        raise
 
 
 def _sync_directory(path: Path) -> None:
