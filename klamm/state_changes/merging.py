@@ -37,7 +37,7 @@ DISORDER_MS = 1_000
 MEMORY_BYTES = 256 * 1024 * 1024
 # Lines cost twice their size as objects.
 _MEMORY_FACTOR = 3
-_MIN_BLOCK_BYTES = 64 * 1024
+_MIN_BLOCK_BYTES = 16 * 1024
 _MAX_BLOCK_BYTES = 512 * 1024
 _MONTH_SIZE = len("yyyy-MM-")
 # How many blocks of a file are held until its time comes, when its clock was set back.
@@ -209,7 +209,7 @@ def _merged(sources: Sequence[_Source], horizon: bytes) -> Run:
 
 def _selected(block: bytes, time_at: int, wanted: Wanted) -> tuple[list[bytes], list[bytes]]:
     """(times, entries) of the entries in a block of whole entries that the selector chooses."""
-    entries = _split(block, time_at) if wanted.selects is None else _choose(block, wanted.needle, wanted.selects)
+    entries = _split(block, time_at) if wanted.selects is None else _choose(block, time_at, wanted, wanted.selects)
     end = time_at + TIME_SIZE
     return [entry[time_at:end] for entry in entries], entries
 
@@ -225,12 +225,13 @@ def _split(block: bytes, time_at: int) -> list[bytes]:
     return [block[begin:end].rstrip(b"\r\n") for begin, end in pairwise(at)]
 
 
-def _choose(block: bytes, needle: bytes, selects: Selector) -> list[bytes]:
+def _choose(block: bytes, time_at: int, wanted: Wanted, selects: Selector) -> list[bytes]:
     chosen, end = [], 0
-    while (found := block.find(needle, end)) >= 0:
+    while (found := block.find(wanted.needle, end)) >= 0:
         begin = _beginning_before(block, found)
         end = _end_behind(block, found)
-        if selects(block, begin, end):
+        time = block[begin + time_at : begin + time_at + TIME_SIZE]
+        if wanted.start <= time <= wanted.end and selects(block, begin, end):
             chosen.append(block[begin:end].rstrip(b"\r\n"))
     return chosen
 
