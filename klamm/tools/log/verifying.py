@@ -61,6 +61,8 @@ class Directory:
 
 def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *, as_json: bool) -> int:
     """Prints what was found. Returns the exit code."""
+    if len(set(map(os.path.realpath, paths))) < len(paths):
+        raise typer.BadParameter("names a directory twice", param_hint="DIRECTORY...")
     environment = SystemEnvironment(blocking_workers=1)
     disk = OverlayFileSystem(environment.file_system)
     wanted = _topic_pattern(topic)
