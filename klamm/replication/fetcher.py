@@ -311,12 +311,15 @@ class ReplicaFetcher:
     def _ask(self, topic_partition: PartitionKey, fetch: PartitionFetch, max_bytes: int) -> None:
         """The next fetch asks for what follows the partition's log."""
         log = fetch.partition.log
+        start_offset = log.durable_log_start_offset
+        if start_offset < log.log_start_offset:
+            self._settling[topic_partition] = fetch
         wanted = FetchPartition(
             partition=topic_partition[1],
             current_leader_epoch=fetch.leader_epoch,
             fetch_offset=log.log_end_offset,
             last_fetched_epoch=log.leader_epochs.latest_epoch if self.endpoint.truncates_on_fetch else NO_EPOCH,
-            log_start_offset=log.durable_log_start_offset,
+            log_start_offset=start_offset,
             partition_max_bytes=max_bytes,
         )
         if wanted != fetch.asked:
@@ -529,8 +532,7 @@ class ReplicaFetcher:
         partition.update_follower_high_watermark(high_watermark)
         if log_start_offset > log.log_start_offset:
             partition.maybe_increment_log_start_offset(log_start_offset)
-            if log.durable_log_start_offset < log.log_start_offset:
-                self._settling[topic_partition] = fetch
+            self._changed[topic_partition] = fetch
 
     # -- truncating -----------------------------------------------------------------------------------------------
 

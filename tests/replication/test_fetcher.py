@@ -345,6 +345,22 @@ async def test_the_leader_hears_of_a_log_start_offset_when_it_is_on_disk():
         assert asked.body.max_wait_ms == 9_000
 
 
+async def test_the_leader_hears_of_a_log_start_offset_that_was_on_its_way_to_the_disk_when_the_epoch_began():
+    async with following(replica_fetch_wait_max_ms=9_000) as (follower, leader):
+        log = follower.host(T0, 1, 1, 1).log
+        log._host.checkpoints_starts = False
+        log.update_high_watermark(3)
+        log.update_log_start_offset(2)
+        follower.follow(T0, epoch=2)
+        asked = await leader.next(ApiKey.FETCH)
+        assert asked.body.topics[0].partitions[0].log_start_offset == 0
+        log.checkpointed_start_offset = 2
+        asked.answer_fetch()
+        asked = await leader.next(ApiKey.FETCH)
+        assert [want.log_start_offset for _, wants in wanted_of(asked.body) for want in wants] == [2]
+        assert asked.body.max_wait_ms == 9_000
+
+
 async def test_a_log_start_offset_told_together_with_a_difference_is_kept():
     async with following() as (follower, leader):
         follower.host(T0, 1, 1, 3)
