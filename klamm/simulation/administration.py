@@ -233,7 +233,8 @@ class Administrator:
         await self._elect(ElectionType.PREFERRED, topics)
 
     async def _elect_unclean(self) -> None:
-        await self._elect(ElectionType.UNCLEAN, [self._unclean])
+        if self._unclean in self._state.topics():
+            await self._elect(ElectionType.UNCLEAN, [self._unclean])
 
     async def _elect(self, kind: ElectionType, topics: Sequence[str] | None) -> None:
         partitions = None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from klamm.protocol.vocabulary import TopicPartition
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TopicPartition
 from klamm.tools.cluster_facts import BROKER_THROTTLES, BrokerFacts, ClusterFacts
 from klamm.tools.cluster_view import PartitionView
 
@@ -140,8 +140,8 @@ def _offline(facts: ClusterFacts) -> Iterator[Finding]:
         why.append(
             f"{_brokers(broken)} {_is(broken)} up: the replica's log directory has failed, or an election is due"
         )
-    if groups := sum(key.topic == "__consumer_offsets" for key in offline):
-        why.append(f"{groups} of them {_are(groups)} of __consumer_offsets: their groups have no coordinator")
+    if groups := sum(key.topic == GROUP_METADATA_TOPIC_NAME for key in offline):
+        why.append(f"{groups} of them {_are(groups)} of {GROUP_METADATA_TOPIC_NAME}: their groups have no coordinator")
     yield Finding(
         "offline_partitions",
         f"{_count(len(offline), 'partitions')} {_have(len(offline))} no leader, and cannot be read or written:"

@@ -19,7 +19,7 @@ from klamm.config.properties import PropertiesError, parse_properties
 from klamm.environment import FileSystem, SystemEnvironment
 from klamm.processes.errors import EXIT_FAILED, EXIT_OK, ToolError, describe_os_error
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey
 from klamm.storage.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_OFFSET_CHECKPOINT,
@@ -39,7 +39,7 @@ from klamm.storage.overlay import OverlayFileSystem
 from klamm.storage.segment import LOG_SUFFIX
 from klamm.tools.progress import progress
 
-COMPACTED: Final = ("__consumer_offsets", "__transaction_state", "__share_group_state")
+COMPACTED: Final = (*INTERNAL_TOPICS, "__share_group_state")  # the last one is of Kafka 4
 CHECKPOINTS: Final = (RECOVERY_POINT_CHECKPOINT, LOG_START_OFFSET_CHECKPOINT, HIGH_WATERMARK_CHECKPOINT)
 
 

@@ -248,7 +248,7 @@ class Balancer:
             return
         need_bytes, need_replicas = self._needs[Balance.BYTES][source], self._needs[Balance.REPLICAS][source]
         first_bytes, first_replicas = self._first_needs[source]
-        if need_replicas <= _SETTLED_LAST * first_replicas or need_replicas <= 1:
+        if need_replicas <= max(1, _SETTLED_LAST * first_replicas) or first_replicas <= 0:
             return
         ratio = first_bytes / first_replicas
         keys = self._by_chance.kept[source]

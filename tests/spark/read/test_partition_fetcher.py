@@ -51,7 +51,7 @@ class FakeCluster:
     async def connection_to(self, broker_id: int) -> "FakeCluster":
         return self
 
-    async def send(self, api_key: ApiKey, build: Callable[[int], Any]) -> Any:
+    async def send(self, api_key: ApiKey, build: Callable[[int], Any], *, timeout_ms: int | None = None) -> Any:
         if api_key is ApiKey.LIST_OFFSETS:
             request = build(5)
             wanted = request.topics[0].partitions[0].timestamp
