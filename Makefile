@@ -37,6 +37,7 @@ test: check system  ## everything: check, then all tests
 interop: venv system  ## all tests that talk to real Kafka, ZooKeeper and clients, the long ones too
 	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --durations 15 -m "long or not long" \
 		tests/interop tests/clients tests/faults tests/durability
+	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m long tests/spark
 
 simulate: venv  ## random faults on simulated clusters, SEEDS=500 of them
 	$(PYTHON) -m klamm.simulation --seeds $(SEEDS) --jobs $$(nproc)

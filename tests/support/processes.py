@@ -14,12 +14,21 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+_given_ports: set[int] = set()
+
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody uses now, for a program that cannot choose one itself (port 0)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that nobody uses now, for a program that cannot choose one itself (port 0).
+
+    Each port is given once: the system may choose the same one again before the first program uses it.
+    """
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in _given_ports:
+            _given_ports.add(port)
+            return port
 
 
 class ProcessFailed(AssertionError):
