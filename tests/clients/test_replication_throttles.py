@@ -62,7 +62,7 @@ def copied_bytes(data: Path) -> int:
     return sum(log.stat().st_size for log in logs)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def filled() -> Iterator[Cluster]:
     """Two brokers; broker 0 has all replicas."""
     with Cluster(2) as cluster:
