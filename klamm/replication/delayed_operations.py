@@ -212,6 +212,8 @@ class DelayedFetch(DelayedOperation):
         self._indexed = 0
         self.results: list[PartitionData] = []
         self.readable: dict[int, Readable] = {}
+        # Whether the quota has held something back.
+        self.is_held_back = False
 
     def look(self, count: int) -> bool:
         """Looks at the next `count` partitions. Returns whether more are left."""
@@ -306,6 +308,7 @@ class DelayedFetch(DelayedOperation):
             if self._quota is not None and self._replica_id not in partition.isr:
                 is_throttled = self._quota.is_throttled(*partition.topic_partition)
                 if is_throttled and self._quota.is_exceeded(partition.clock_ms()):
+                    self.is_held_back = True
                     return
         else:
             upper_bound = partition.fetch_upper_bound(self._isolation_level)

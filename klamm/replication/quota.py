@@ -60,6 +60,10 @@ class SampledRate:
         """The time that `total` was recorded in: at least one window."""
         return max(self.window_ms, now_ms - self._windows[0][0]) if self._windows else self.window_ms
 
+    def began_ms(self, now_ms: float) -> float:
+        """When the oldest window began."""
+        return self._windows[0][0] if self._windows else now_ms
+
     def per_second(self, now_ms: float) -> float:
         return self.total * 1000 / self.elapsed_ms(now_ms)
 
@@ -143,7 +147,8 @@ class ReplicationQuota:
             return 0.0
         if self._bytes_per_second == 0:
             return float("inf")
-        return (self._rate.total + 1) * 1000 / self._bytes_per_second - self._rate.elapsed_ms(now_ms)
+        paid_ms = self._rate.began_ms(now_ms) + (self._rate.total + 1) * 1000 / self._bytes_per_second
+        return max(0.0, paid_ms - now_ms)
 
     def _left(self, now_ms: float) -> int:
         return int(self._bytes_per_second * self._rate.elapsed_ms(now_ms) / 1000) - self._rate.total

@@ -14,6 +14,7 @@ What must stay true:
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -75,6 +76,8 @@ PARTITIONS_PER_SLICE = 500
 LOOK_SLICE = 50
 # An append takes some microseconds to look at.
 APPENDS_PER_SLICE = 500
+# A fetch that the leader's quota holds back waits at least so long.
+LEAST_HOLD_MS = 50
 # The least and the greatest wait before the next try to open logs that had no space.
 REOPEN_MIN_MS = 1_000
 REOPEN_MAX_MS = 30_000
@@ -419,6 +422,10 @@ class ReplicaManager:
         )
         purgatory = self.follower_fetch_purgatory if is_follower else self.fetch_purgatory
         if not self._look_at_once(delayed):
+            if delayed.is_held_back:
+                # The follower asks again when the quota has room.
+                room_ms = self._leader_quota.wait_ms(self._clock_ms())
+                max_wait_ms = math.ceil(min(max_wait_ms, max(room_ms, LEAST_HOLD_MS)))
             await _wait(purgatory, delayed, max_wait_ms)
         else:
             await self._look_and_wait(purgatory, delayed, max_wait_ms)

@@ -373,14 +373,14 @@ async def test_a_throttled_follower_gets_what_the_quota_has_room_for(broker):
     size = len(batch(bytes(1000)))
     await throttled(broker, *[bytes(1000)] * 20, bytes_per_second=5 * size)
     sizes, offset, began = [], 0, asyncio.get_running_loop().time()
-    for _ in range(5):
-        [result] = await fetch(broker, want(offset), replica_id=2, max_wait_ms=500)
+    for _ in range(6):
+        [result] = await fetch(broker, want(offset), replica_id=2, max_wait_ms=400)
         sizes.append(len(values_in(result.records or b"")))
         offset += sizes[-1]
         assert result.error_code == OK
-    # At first a second's worth. Half a second after that second, half as much is due, in whole batches.
-    assert sizes == [5, 0, 0, 0, 2]
-    assert asyncio.get_running_loop().time() - began == pytest.approx(1.5, abs=0.01)
+    # At first a second's worth; then a batch as soon as that second is over, which is paid for before the next.
+    assert sizes == [5, 0, 0, 0, 1, 0]
+    assert asyncio.get_running_loop().time() - began == pytest.approx(1.2, abs=0.01)
 
 
 @scenario
