@@ -73,6 +73,11 @@ class ClusterView:
         return topics
 
 
+def joined(broker_ids: Iterable[int]) -> str:
+    """Broker ids as Kafka's tools write them: 1,2,3."""
+    return ",".join(map(str, broker_ids))
+
+
 async def read_cluster(
     client: "ClusterClient",
     topics: Iterable[str] | None = None,

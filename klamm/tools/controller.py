@@ -17,6 +17,7 @@ import typer
 
 from klamm.processes.errors import ToolError, describe_os_error
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, run_with_client
+from klamm.tools.cluster_view import joined
 from klamm.tools.zookeeper_access import open_znodes
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def _partition_line(item: Mapping[str, Any]) -> str:
     leader = "none" if item["leader"] < 0 else item["leader"]
     return (
         f"Topic: {item['topic']}\tPartition: {item['partition']}\tLeader: {leader}"
-        f"\tReplicas: {_joined(item['replicas'])}\tIsr: {_joined(item['isr'])}\tWhy: {item['why']}"
+        f"\tReplicas: {joined(item['replicas'])}\tIsr: {joined(item['isr'])}\tWhy: {item['why']}"
     )
 
 
@@ -238,14 +239,10 @@ def _deletion_line(item: Mapping[str, Any]) -> str:
 
 def _reassignment_line(item: Mapping[str, Any]) -> str:
     return (
-        f"Topic: {item['topic']}\tPartition: {item['partition']}\tReplicas: {_joined(item['replicas'])}"
-        f"\tAddingReplicas: {_joined(item['adding_replicas'])}\tRemovingReplicas: {_joined(item['removing_replicas'])}"
-        f"\tIsr: {_joined(item['isr'])}\tWaits for: {item['waits_for']}"
+        f"Topic: {item['topic']}\tPartition: {item['partition']}\tReplicas: {joined(item['replicas'])}"
+        f"\tAddingReplicas: {joined(item['adding_replicas'])}\tRemovingReplicas: {joined(item['removing_replicas'])}"
+        f"\tIsr: {joined(item['isr'])}\tWaits for: {item['waits_for']}"
     )
-
-
-def _joined(broker_ids: list[int]) -> str:
-    return ",".join(map(str, broker_ids))
 
 
 def record_line(record: Mapping[str, Any]) -> str:
@@ -267,14 +264,14 @@ def _record_text(record: Mapping[str, Any]) -> str:
         case "request":
             led = f", to lead {record['led']}" if "led" in record else ""
             deletes = " to delete them" if record.get("delete") else ""
-            return f"{record['api']} to broker {_joined(record['brokers'])}, {record['size']} partitions{led}{deletes}"
+            return f"{record['api']} to broker {joined(record['brokers'])}, {record['size']} partitions{led}{deletes}"
     whose = f"{record['topic']}-{record['partition']}"
     if record["kind"] == "replica":
         whose = f"replica {record['replica']} of {whose}"
     failed = "FAILED " if record["failed"] else ""
     text = f"{failed}{whose} {record['from']} -> {record['to']}"
     if record["leader"] is not None:
-        text += f", leader {record['leader']} epoch {record['leader_epoch']} isr {_joined(record['isr'])}"
+        text += f", leader {record['leader']} epoch {record['leader_epoch']} isr {joined(record['isr'])}"
     return f"{text}: {record['why']}" if record["why"] else text
 
 

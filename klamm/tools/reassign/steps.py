@@ -10,12 +10,13 @@
 | anything else, or another topic id | | CHANGED: another client works on it, and it stays as it is |
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
+from klamm.tools.cluster_view import joined
 from klamm.tools.reassign.model import Move
 
 if TYPE_CHECKING:
@@ -77,13 +78,13 @@ def judge(move: Move, topic_id: str | None, look: Look, *, is_sent: bool) -> Ver
     if goes_to is not None:
         if goes_to == target:
             return Verdict(Standing.MOVING, waits_for(move, view))
-        return Verdict(Standing.CHANGED, f"another client moves it to {_ids(goes_to)}")
+        return Verdict(Standing.CHANGED, f"another client moves it to {joined(goes_to)}")
     if partition.replicas == target:
         return Verdict(Standing.DONE)
     if _is_between(partition.replicas, move):
         return Verdict(Standing.MOVING, BEHIND)
     if partition.replicas != move.before.replicas:
-        return Verdict(Standing.CHANGED, f"another client has changed its replicas to {_ids(partition.replicas)}")
+        return Verdict(Standing.CHANGED, f"another client has changed its replicas to {joined(partition.replicas)}")
     if is_sent:
         return Verdict(Standing.CHANGED, CANCELLED)
     return Verdict(Standing.READY, waits_for(move, view))
@@ -98,10 +99,10 @@ def _is_between(replicas: Sequence[int], move: Move) -> bool:
 def waits_for(move: Move, view: "ClusterView") -> str:
     """Why the partition cannot get its replicas now; empty if it can."""
     if dead := [broker for broker in move.after.replicas if broker not in view.brokers]:
-        return f"broker {dead[0]} is not alive" if len(dead) == 1 else f"brokers {_ids(dead)} are not alive"
+        return f"broker {dead[0]} is not alive" if len(dead) == 1 else f"brokers {joined(dead)} are not alive"
     partition = view.partitions[move.topic_partition]
     if move.adding_replicas and partition.leader == NO_LEADER:
-        return f"no leader to copy from: the ISR is {_ids(partition.isr) or 'empty'}"
+        return f"no leader to copy from: the ISR is {joined(partition.isr) or 'empty'}"
     return ""
 
 
@@ -153,7 +154,3 @@ def moved_bytes(move: Move, verdict: Verdict, sizes: Mapping[int, int]) -> int:
     if verdict.standing is Standing.DONE:
         return move.bytes_between_brokers
     return sum(min(sizes.get(broker, 0), move.size_bytes) for broker in move.adding_replicas)
-
-
-def _ids(brokers: Collection[int]) -> str:
-    return ",".join(map(str, brokers))

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from klamm.protocol.vocabulary import TopicPartition
+from klamm.tools.cluster_view import joined
 from klamm.tools.health import size_text
 from klamm.tools.reassign.json_form import format_reassignment
 from klamm.tools.reassign.model import Move, Placement, Plan
@@ -31,13 +32,13 @@ NO_LOG_DIR_MOVES = "None of the specified partition moves are active."
 
 def move_line(move: Move, live: Collection[int]) -> str:
     """One partition of the plan, and what its target waits for."""
-    parts = [f"{move.topic_partition}: {_ids(move.before.replicas)} -> {_ids(move.after.replicas)}"]
+    parts = [f"{move.topic_partition}: {joined(move.before.replicas)} -> {joined(move.after.replicas)}"]
     if move.adding_replicas:
-        parts.append(f"copies {size_text(move.bytes_between_brokers)} to {_ids(move.adding_replicas)}")
+        parts.append(f"copies {size_text(move.bytes_between_brokers)} to {joined(move.adding_replicas)}")
     for broker, path in sorted(move.log_dir_moves.items()):
         parts.append(f"broker {broker} to {path}")
     if dead := [broker for broker in move.after.replicas if broker not in live]:
-        parts.append(f"waits for broker {_ids(dead)}, which is not alive")
+        parts.append(f"waits for broker {joined(dead)}, which is not alive")
     return "; ".join(parts)
 
 
@@ -104,7 +105,7 @@ def note_lines(event: Mapping[str, Any]) -> Iterator[str]:
         case "refused":
             yield f"Refused for {event.get('partition', event.get('replica'))}: {event['reason']}"
         case "partitions_added":
-            added = _ids(event["partitions"])
+            added = joined(event["partitions"])
             yield f"Topic {event['topic']} has new partitions, which the plan does not move: {added}."
         case "config_changed" | "config_kept":
             what, value = f"{event['config']} of {event['entity']}", event["value"]
@@ -168,8 +169,8 @@ def verify_lines(states: "Mapping[TopicPartition, PartitionState]") -> Iterator[
             yield f"Reassignment of partition {key} is complete."
         else:
             yield (
-                f"There is no active reassignment of partition {key}, but replica set is {_ids(state.current)} rather"
-                f" than {_ids(state.target)}."
+                f"There is no active reassignment of partition {key}, but replica set is {joined(state.current)} rather"
+                f" than {joined(state.target)}."
             )
 
 
@@ -205,9 +206,9 @@ def list_lines(reassignments: Mapping[TopicPartition, Any]) -> Iterator[str]:
         return
     yield "Current partition reassignments:"
     for key, each in sorted(reassignments.items()):
-        adding = f" adding: {_ids(each.adding)}." if each.adding else ""
-        removing = f" removing: {_ids(each.removing)}." if each.removing else ""
-        yield f"{key}: replicas: {_ids(each.replicas)}.{adding}{removing}"
+        adding = f" adding: {joined(each.adding)}." if each.adding else ""
+        removing = f" removing: {joined(each.removing)}." if each.removing else ""
+        yield f"{key}: replicas: {joined(each.replicas)}.{adding}{removing}"
 
 
 def cancelled_line(partitions: Sequence[TopicPartition]) -> str:
@@ -218,12 +219,8 @@ def cancelled_line(partitions: Sequence[TopicPartition]) -> str:
 
 
 def clearing_lines(brokers: Collection[int], topics: Collection[str]) -> Iterator[str]:
-    yield f"Clearing broker-level throttles on broker{'' if len(brokers) == 1 else 's'} {_ids(sorted(brokers))}"
+    yield f"Clearing broker-level throttles on broker{'' if len(brokers) == 1 else 's'} {joined(sorted(brokers))}"
     yield f"Clearing topic-level throttles on topic{'' if len(topics) == 1 else 's'} {','.join(sorted(topics))}"
-
-
-def _ids(brokers: Iterable[int]) -> str:
-    return ",".join(map(str, brokers))
 
 
 def _count(number: int, what: str) -> str:

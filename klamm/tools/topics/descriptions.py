@@ -14,7 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from klamm.protocol.vocabulary import NO_LEADER
-from klamm.tools.cluster_view import PartitionView
+from klamm.tools.cluster_view import PartitionView, joined
 from klamm.znodes.topics import encode_topic_id
 
 
@@ -118,10 +118,6 @@ def partition_lines(topic: TopicDescription, numbers: Iterable[int]) -> Iterator
             f"\tTopic: {topic.name}\tPartition: {number}\tLeader: {leader}\tReplicas: {joined(partition.replicas)}"
             f"\tIsr: {joined(partition.isr)}{reassignment}{_deletion(topic)}{reason}"
         )
-
-
-def joined(brokers: Iterable[int]) -> str:
-    return ",".join(map(str, brokers))
 
 
 def _deletion(topic: TopicDescription) -> str:

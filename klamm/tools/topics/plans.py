@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import typer
 
 from klamm.processes.errors import ToolError
-from klamm.tools.cluster_view import BrokerView, PartitionView
-from klamm.tools.topics.descriptions import joined
+from klamm.tools.cluster_view import BrokerView, PartitionView, joined
 
 OPTION = "--replica-assignment"
 
