@@ -43,6 +43,7 @@ from klamm.protocol.records import Record, decode_records
 _FIELDS = struct.Struct(">qiibIhi")
 _MAGIC = 2
 # A difference is compared with so many before it: replicas differ in turn.
+_COMPARED_BYTES = 128 * 1024
 _LOOK_BACK = 8
 
 
@@ -149,11 +150,8 @@ def _compare_equal(position: int, limit: int, windows: Mapping[int, Window]) -> 
     views = [memoryview(window.records) for window in windows.values()]
     size_bytes = min(map(len, views))
     first = views[0][:size_bytes]
-    if len(views) > 1:
-        # A bytearray is compared with other memory at once, a memoryview byte by byte.
-        copy = bytearray(first)
-        if any(copy != view[:size_bytes] for view in views[1:]):
-            return None
+    if not all(_are_equal(first, view[:size_bytes]) for view in views[1:]):
+        return None
     at, next_offset, count = 0, position, 0
     unpack, size_of_fields = _FIELDS.unpack_from, HEADER_SIZE_BYTES
     while at + size_of_fields <= size_bytes:
@@ -170,6 +168,15 @@ def _compare_equal(position: int, limit: int, windows: Mapping[int, Window]) -> 
         return None
     known = dict.fromkeys(replicas, next_offset)
     return Compared(next_offset, known, consumed_bytes=dict.fromkeys(replicas, at), batches=count)
+
+
+def _are_equal(first: memoryview, second: memoryview) -> bool:
+    """Whether two views of the same size show the same bytes."""
+    # A bytearray is compared with other memory at once, a memoryview byte by byte. A small copy stays in the cache.
+    return all(
+        bytearray(first[at : at + _COMPARED_BYTES]) == second[at : at + _COMPARED_BYTES]
+        for at in range(0, len(first), _COMPARED_BYTES)
+    )
 
 
 # -- different bytes --------------------------------------------------------------------------------------------------

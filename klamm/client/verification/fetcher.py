@@ -33,8 +33,9 @@ from klamm.protocol.vocabulary import (
 )
 from klamm.tasks import start_task
 
-# A broker of klamm's answers no more than that at once.
-MAX_REQUEST_BYTES = 8 * 1024 * 1024
+# Two answers of that size for each broker stay in the processor's cache until they are compared. A broker of klamm's
+# answers no more than 8 MB at once.
+MAX_REQUEST_BYTES = 2 * 1024 * 1024
 REQUESTS_AT_A_TIME = 2
 # How long a broker that has failed is left alone, at first; twice as long after each further failure.
 REST_S, MAX_REST_S = 1.0, 60.0

@@ -34,7 +34,7 @@ from klamm.protocol.vocabulary import (
 PARTITIONS_AT_A_TIME = 16
 # The windows of all partitions in progress are not to take more.
 MEMORY_BYTES = 256 * 1024 * 1024
-FIRST_FETCH_BYTES = 1024 * 1024
+FIRST_FETCH_BYTES = 128 * 1024
 PAUSE_S, MAX_PAUSE_S = 0.02, 0.5
 REFRESH_EVERY_S = 1.0
 # A topic that the brokers do not know for so long was deleted.
@@ -52,7 +52,7 @@ class VerifyOptions:
     - `patience_s`: how long to wait for a replica that gives no usable answer.
     """
 
-    fetch_size_bytes: int = 4 * 1024 * 1024
+    fetch_size_bytes: int = 512 * 1024
     time: int = EARLIEST_TIMESTAMP
     follows: bool = False
     max_wait_ms: int = 1000

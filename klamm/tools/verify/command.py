@@ -83,7 +83,7 @@ def replicas(
     ] = None,
     fetch_size: Annotated[
         int, typer.Option(min=1024, max=LARGEST_FETCH_BYTES, metavar="BYTES", help="Bytes of a partition in a fetch.")
-    ] = 4 * 1024 * 1024,
+    ] = 512 * 1024,
     max_wait_ms: Annotated[
         int, typer.Option(min=1, help="With --continuous: the wait before new records are looked for, in ms.")
     ] = 1000,
