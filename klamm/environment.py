@@ -113,6 +113,9 @@ class FileSystem(ABC):
     def modified_time_ms(self, path: str) -> int: ...
 
     @abstractmethod
+    def set_modified_time_ms(self, path: str, modified_ms: int) -> None: ...
+
+    @abstractmethod
     def rename(self, source: str, target: str) -> None:
         """Renames a file or directory; an existing target file is replaced atomically."""
 
@@ -302,6 +305,9 @@ class SystemFileSystem(FileSystem):
 
     def modified_time_ms(self, path: str) -> int:
         return os.stat(path).st_mtime_ns // 1_000_000
+
+    def set_modified_time_ms(self, path: str, modified_ms: int) -> None:
+        os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000))
 
     def rename(self, source: str, target: str) -> None:
         os.replace(source, target)

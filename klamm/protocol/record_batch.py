@@ -38,8 +38,8 @@ _MAX_TIMESTAMP = struct.Struct(">q")
 _MAGIC_AT, _CRC_AT, _MAX_TIMESTAMP_AT = 16, 17, 35
 _FLAGS_AT = 22  # the lower byte of the attributes, which has all that are in use
 
-_CODEC_MASK = 0x07
 _LOG_APPEND_TIME_FLAG = 0x08
+CODEC_MASK = 0x07
 TRANSACTIONAL_FLAG = 0x10
 CONTROL_FLAG = 0x20
 
@@ -89,7 +89,7 @@ class BatchHeader(NamedTuple):
     @property
     def codec(self) -> int:
         """A `CompressionType` number; 5 to 7 mean nothing."""
-        return self.attributes & _CODEC_MASK
+        return self.attributes & CODEC_MASK
 
     @property
     def is_log_append_time(self) -> bool:
@@ -178,7 +178,7 @@ def is_zstd(buffer: Buffer) -> bool:
     return (
         len(buffer) >= HEADER_SIZE_BYTES
         and buffer[_MAGIC_AT] == 2
-        and buffer[_FLAGS_AT] & _CODEC_MASK == CompressionType.ZSTD
+        and buffer[_FLAGS_AT] & CODEC_MASK == CompressionType.ZSTD
     )
 
 
@@ -248,7 +248,7 @@ def compressed_batch(header: BatchHeader, body: Buffer, codec: CompressionType) 
     compressed = yield from compress_in_steps(codec, memoryview(body))
     batch = bytearray(HEADER_SIZE_BYTES)
     batch += compressed
-    attributes = header.attributes & ~_CODEC_MASK | codec
+    attributes = header.attributes & ~CODEC_MASK | codec
     write_header(batch, 0, header._replace(batch_length=len(batch) - LOG_OVERHEAD_BYTES, attributes=attributes))
     return batch
 

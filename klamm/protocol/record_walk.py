@@ -115,16 +115,16 @@ class RecordWalk:
                     return False
                 if self.begun is None:
                     most_steps -= 1
-                    length, position = _varint(body, self.position)
+                    length, position = varint(body, self.position)
                     end = position + length
                     if length < 0 or end > size:
                         raise corrupt_message(f"record {self.index} does not fit into its batch")
-                    delta, position = _varlong(body, position + 1)  # after the attributes, of which there are none
-                    offset_delta, position = _varint(body, position)
-                    key_length, position = _skip(body, position)
+                    delta, position = varlong(body, position + 1)  # after the attributes, of which there are none
+                    offset_delta, position = varint(body, position)
+                    key_length, position = skip_field(body, position)
                     has_key = key_length >= 0
-                    _, position = _skip(body, position)
-                    headers, position = _varint(body, position)
+                    _, position = skip_field(body, position)
+                    headers, position = varint(body, position)
                     if not 0 <= headers <= (end - position) // 2:
                         raise corrupt_message(f"record {self.index} cannot have {headers} headers")
                 else:
@@ -156,10 +156,10 @@ class RecordWalk:
     def _pass_headers(self, position: int, count: int) -> int:
         body = self.body
         for _ in range(count):
-            name_length, position = _skip(body, position)
+            name_length, position = skip_field(body, position)
             if name_length < 0:
                 raise corrupt_message(f"a header of record {self.index} has no name")
-            _, position = _skip(body, position)
+            _, position = skip_field(body, position)
         return position
 
     def _is_over_after(self, has_key: bool, timestamp_ms: int, offset_delta: int) -> bool:
@@ -187,7 +187,8 @@ class RecordWalk:
             self.refused.append(record)
 
 
-def _varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
+def varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
+    """(number of 32 bits, position after it). Raises IndexError at the end of the data, KafkaError(CORRUPT_MESSAGE)."""
     byte = data[position]
     if byte < 0x80:
         return (byte >> 1) ^ -(byte & 1), position + 1
@@ -196,7 +197,8 @@ def _varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     return (value >> 1) ^ -(value & 1), position
 
 
-def _varlong(data: bytes | memoryview, position: int) -> tuple[int, int]:
+def varlong(data: bytes | memoryview, position: int) -> tuple[int, int]:
+    """As `varint`, of 64 bits."""
     byte = data[position]
     if byte < 0x80:
         return (byte >> 1) ^ -(byte & 1), position + 1
@@ -216,9 +218,9 @@ def _long_number(data: bytes | memoryview, position: int, max_size_bytes: int) -
     raise corrupt_message(f"a number has more than {max_size_bytes} bytes")
 
 
-def _skip(data: bytes | memoryview, position: int) -> tuple[int, int]:
+def skip_field(data: bytes | memoryview, position: int) -> tuple[int, int]:
     """(length, -1 for null; position after the field). It may lie behind the end, where nothing can be read."""
-    length, position = _varint(data, position)
+    length, position = varint(data, position)
     if length < -1:
         raise corrupt_message(f"a field has {length} bytes")
     return length, position + max(length, 0)

@@ -351,6 +351,11 @@ class SimulatedFileSystem(FileSystem):
         self._check("modified_time_ms", path)
         return self._disk.find(path).modified_ms
 
+    def set_modified_time_ms(self, path: str, modified_ms: int) -> None:
+        self._check("set_modified_time_ms", path)
+        self._disk.find(path).modified_ms = modified_ms
+        self._disk.trace.add(self._disk.name, "set-modified", path, modified_ms)
+
     def rename(self, source: str, target: str) -> None:
         self._check("rename", source)
         node = self._disk.find(source)

@@ -37,6 +37,8 @@ from klamm.protocol.record_batch import (
 from klamm.protocol.records import decode_end_transaction_marker
 from klamm.storage.batch_inspection import Inspected
 from klamm.storage.checkpoints import LEADER_EPOCH_CHECKPOINT, format_leader_epoch_checkpoint
+from klamm.storage.compaction.job import CleanedGroup, CleaningJob, LastRecord, SourceSegment
+from klamm.storage.compaction.swap import begin_swap, end_swap
 from klamm.storage.disk_errors import NO_DESCRIPTORS, PASSING, SHORTAGES
 from klamm.storage.follower_batches import Batch, check_batches, group_by_segment
 from klamm.storage.leader_epoch_cache import EpochEntry, LeaderEpochCache
@@ -47,7 +49,7 @@ from klamm.storage.log_reader import FetchedRecords, LogReader
 from klamm.storage.log_validator import demands_on, fulfil, inspect_batch, validate_batch
 from klamm.storage.producer_state import AppendOrigin, BatchMetadata, ProducerState
 from klamm.storage.retention import RULES, RetainedLog
-from klamm.storage.segment import LogSegment
+from klamm.storage.segment import CLEANED_SUFFIX, LogSegment
 from klamm.storage.truncation import Steps, Truncation, find_truncation, take_at_once, take_off_loop
 from klamm.storage.unsynced_files import sync
 
@@ -125,6 +127,8 @@ class Log:
         # Whether a truncation, perhaps by a process that was killed since, may not be durable. If a machine crash undid
         # it below newer records, the log would mix two histories, and recovery could not detect that.
         self.is_truncation_unsynced = not loaded.is_clean
+        # Tells cleanings whether the records that they have read are still those of the log.
+        self._truncations = 0
         self._reader = LogReader(environment, loaded.segments, lambda: self._log_end_offset)
         self.leader_epochs = LeaderEpochCache(loaded.leader_epochs, self._write_leader_epochs)
 
@@ -443,7 +447,7 @@ class Log:
         self._host.log_rolled(self)
         return segment
 
-    def _new_segment(self, base_offset: int, now_ms: int) -> LogSegment:
+    def _new_segment(self, base_offset: int, now_ms: int, *, suffix: str = "") -> LogSegment:
         jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
         return LogSegment(
             self._file_system,
@@ -453,6 +457,7 @@ class Log:
             index_interval_bytes=self.config.index_interval_bytes,
             roll_jitter_ms=self._environment.random.randrange(jitter_ms) if jitter_ms > 0 else 0,
             created_ms=now_ms,
+            suffix=suffix,
         )
 
     def _remove_segments(self, segments: Sequence[LogSegment]) -> None:
@@ -494,6 +499,120 @@ class Log:
         self._move_start(max(self._log_start_offset, self._segments.following_base(oldest[-1])))
         self._remove_segments(oldest)
         for segment in oldest:
+            self._snapshots.delete(segment.base_offset)
+
+    # -- compaction -----------------------------------------------------------------------------------------------
+
+    @property
+    def uncleanable_from(self) -> int:
+        """The base offset of the first segment that no cleaning may touch.
+
+        The segments below it are inactive. Their records are committed and their transactions decided: a truncation
+        could otherwise bring an older value of a key back that is no longer there. They are also on the disk: a machine
+        crash could otherwise lose the newer value and leave none.
+        """
+        limit = min(self._segments.active.base_offset, self.last_stable_offset, self.recovery_point)
+        segment = self._segments.floor(limit)
+        return self._log_start_offset if segment is None else segment.base_offset
+
+    def cleaning_job(
+        self,
+        first_dirty_offset: int,
+        first_uncleanable_offset: int,
+        *,
+        delete_retention_ms: int,
+        map_bytes: int,
+        map_load_factor: float,
+    ) -> CleaningJob | None:
+        """The job of cleaning up to `first_uncleanable_offset`, or up to `uncleanable_from` if that is less. None if
+        nothing is dirty there.
+
+        Tombstones and markers leave segments that were modified `delete_retention_ms` before the last segment that is
+        clean already.
+        """
+        self._check_usable()
+        last = self._segments.floor(min(first_uncleanable_offset, self.uncleanable_from))
+        if last is None or last.base_offset <= first_dirty_offset:
+            return None
+        end_offset = last.base_offset
+        segments = [segment for segment in self._segments if segment.base_offset < end_offset]
+        clean = [segment for segment in segments if segment.base_offset < first_dirty_offset]
+        try:
+            delete_horizon_ms = self._file_system.modified_time_ms(clean[-1].path) - delete_retention_ms if clean else 0
+        except OSError as error:
+            raise self._storage_error(error, "preparing to clean") from error
+        producers = self._producer_state.entries
+        return CleaningJob(
+            log_name=self.name,
+            directory=self.directory,
+            segments=tuple(SourceSegment(segment.base_offset, segment.size_bytes) for segment in segments),
+            first_dirty_offset=first_dirty_offset,
+            first_uncleanable_offset=end_offset,
+            delete_horizon_ms=delete_horizon_ms,
+            last_records=tuple(
+                LastRecord(producer_id, entry.batches[-1].last_offset if entry.batches else -1, entry.producer_epoch)
+                for producer_id, entry in producers.items()
+            ),
+            aborted_transactions=tuple(
+                each
+                for segment in self._segments
+                for each in segment.transaction_index.entries
+                if each.first_offset < end_offset
+            ),
+            segment_bytes=self.config.segment_bytes,
+            segment_index_bytes=self.config.segment_index_bytes,
+            index_interval_bytes=self.config.index_interval_bytes,
+            map_bytes=map_bytes,
+            map_load_factor=map_load_factor,
+            digest_key=self._environment.random.randbytes(16),
+            truncations=self._truncations,
+        )
+
+    def swap_cleaned(self, job: CleaningJob, group: CleanedGroup) -> bool:
+        """Puts a cleaned segment into the place of the segments that it was made from, whose files are deleted later.
+
+        Returns False, and changes nothing, when the job is void: since it began, the log was truncated or moved, or
+        has lost a part of these segments.
+        """
+        self._check_usable()
+        if job.directory != self.directory or job.truncations != self._truncations:
+            return False
+        sizes = dict(job.segments)
+        old = [
+            segment
+            for segment in self._segments.starting_with(group.base_offset)
+            if segment.base_offset in group.source_base_offsets and segment.size_bytes == sizes[segment.base_offset]
+        ]
+        cleaned = self._new_segment(group.base_offset, self._environment.now_ms(), suffix=CLEANED_SUFFIX)
+        try:
+            cleaned.open_existing()
+            cleaned.transaction_index.load()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self._storage_error(error, "swapping a cleaned segment into") from error
+        try:
+            if not old and group.source_base_offsets[-1] < self._segments.first.base_offset:
+                # Retention has deleted them all. The new files must not stay: see `compaction.swap`.
+                self._host.delete_later(self, cleaned.mark_deleted())
+                return True
+            if len(old) != len(group.source_base_offsets) or self._segments.active in old:
+                return False
+            self._swap(cleaned, old)
+        except OSError as error:
+            # A half-done swap cannot be undone; the next start finishes it.
+            raise self.log_directory.fail(error, f"swapping a cleaned segment into {self.name}") from error
+        return True
+
+    def _swap(self, cleaned: LogSegment, old: Sequence[LogSegment]) -> None:
+        begin_swap(self._file_system, self.directory, cleaned.base_offset)
+        # Pending reads begin anew, because the end of an old segment is not the beginning of the one after it now.
+        self._reader.invalidate()
+        self._remove_segments(old)
+        end_swap(self._file_system, self.directory, cleaned.base_offset)
+        cleaned.swapped_in()
+        self._segments.add(cleaned)
+        for segment in old[1:]:
             self._snapshots.delete(segment.base_offset)
 
     # -- truncation -----------------------------------------------------------------------------------------------
@@ -541,6 +660,7 @@ class Log:
         except OSError as error:
             raise self._storage_error(error, "truncating") from error
         end = truncation.end_offset
+        self._truncations += 1
         self._reader.invalidate()
         try:
             self._remove_newest_first([segment for segment in self._segments if segment.base_offset > offset])
@@ -584,6 +704,7 @@ class Log:
             if error.errno in SHORTAGES:
                 raise self._storage_error(error, "truncating") from error
         _LOGGER.info("Truncating %s fully, to start at offset %d", self.name, offset)
+        self._truncations += 1
         self._reader.invalidate()
         try:
             self._remove_newest_first(list(self._segments))

@@ -176,22 +176,35 @@ class _Loader:
         if self._file_system.exists(self._path(name)):
             self._file_system.remove(self._path(name))
 
+    def _rename_if_exists(self, source: str, target: str) -> None:
+        if self._file_system.exists(self._path(source)):
+            self._file_system.rename(self._path(source), self._path(target))
+
     def _remove_temporary_files(self) -> None:
-        """Removes .deleted, .cleaned and .tmp files. Completes an interrupted swap if every part was ready."""
+        """Removes .deleted, .cleaned and .tmp files. Completes interrupted swaps (`compaction.swap`)."""
         names = self._list()
-        cleaned = [_offset_of(name) for name in names if name.endswith(LOG_SUFFIX + CLEANED_SUFFIX)]
         for name in names:
-            if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, _HALF_WRITTEN_SUFFIX)):
+            if name.endswith((DELETED_SUFFIX, _HALF_WRITTEN_SUFFIX)):
                 self._remove_if_exists(name)
-        swaps = [_offset_of(name) for name in names if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
-        for base_offset in swaps:
-            if cleaned and base_offset >= min(cleaned):
-                self._remove_if_exists(file_name(base_offset, LOG_SUFFIX + SWAP_SUFFIX))
-            else:
-                self._finish_swap(base_offset)
-        for name in self._list():
-            if name.endswith(SWAP_SUFFIX):
+        cleaned = [name for name in names if name.endswith(CLEANED_SUFFIX)]
+        swaps = [name for name in names if name.endswith(SWAP_SUFFIX)]
+        if cleaned:
+            # The swaps go first: without the .cleaned files they would count as ready.
+            first = min(map(_offset_of, cleaned))
+            for name in swaps:
+                if _offset_of(name) >= first:
+                    self._remove_if_exists(name)
+            for name in cleaned:
                 self._remove_if_exists(name)
+            swaps = [name for name in swaps if _offset_of(name) < first]
+        for name in swaps:
+            if name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
+                self._finish_swap(_offset_of(name))
+        for name in swaps:
+            if name.endswith(TRANSACTION_INDEX_SUFFIX + SWAP_SUFFIX):
+                self._rename_if_exists(name, name.removesuffix(SWAP_SUFFIX))
+        for name in swaps:
+            self._remove_if_exists(name)
 
     def _finish_swap(self, base_offset: int) -> None:
         """Replaces the segments that a compacted segment was made from. May be repeated after a crash."""
@@ -208,10 +221,9 @@ class _Loader:
             old = int(match["offset"])
             if base_offset < old < next_offset or (old == base_offset and match["kind"] != LOG_SUFFIX):
                 self._remove_if_exists(name)
-        for kind in (TRANSACTION_INDEX_SUFFIX, LOG_SUFFIX):
-            source = self._path(file_name(base_offset, kind + SWAP_SUFFIX))
-            if self._file_system.exists(source):
-                self._file_system.rename(source, self._path(file_name(base_offset, kind)))
+        # The log first: an index is removed as long as its log is to be swapped.
+        for kind in (LOG_SUFFIX, TRANSACTION_INDEX_SUFFIX):
+            self._rename_if_exists(file_name(base_offset, kind + SWAP_SUFFIX), file_name(base_offset, kind))
         self._file_system.sync_directory(self._directory)
 
     def _new_segment(self, base_offset: int, suffix: str = "") -> LogSegment:
@@ -464,4 +476,6 @@ def segment_file(name: str) -> "re.Match[str] | None":
 
 
 def _offset_of(name: str) -> int:
-    return int(name[: name.index(".")])
+    """The offset in the name of a .cleaned or .swap file; above all others where the name has none."""
+    offset = name.partition(".")[0]
+    return int(offset) if offset.isdecimal() else _MAX_BASE_OFFSET

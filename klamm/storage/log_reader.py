@@ -151,7 +151,8 @@ class LogReader:
         if position >= segment.size_bytes:
             following = self._segments.following(segment)
             if following is not None:
-                return (following, 0) if following.base_offset == offset else None
+                # An empty segment is skipped by `_locate`: a cleaning may leave one.
+                return (following, 0) if following.base_offset == offset and following.size_bytes else None
         return known
 
     def _remember(self, bounds: _Bounds, offset: int, segment: LogSegment, position: int) -> None:

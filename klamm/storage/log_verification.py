@@ -353,8 +353,13 @@ class _SegmentCheck:
         except CorruptIndexError as error:
             self._index_found(TRANSACTION_INDEX_SUFFIX, None, str(error).removeprefix(f"{self._directory}/"))
             return
-        known = {entry[:3] for entry in index.entries}
-        missing = [each for each in self._aborted if each[:3] not in known]
+        # The first batches of an aborted transaction may have left a compacted log.
+        known = {(entry.producer_id, entry.last_offset): entry.first_offset for entry in index.entries}
+        missing = [
+            each
+            for each in self._aborted
+            if known.get((each.producer_id, each.last_offset), each.last_offset) > each.first_offset
+        ]
         if missing and self._is_sound:
             what = f"lacks the aborted transaction of producer {missing[0].producer_id}"
             self._index_found(TRANSACTION_INDEX_SUFFIX, missing[0].first_offset, what)

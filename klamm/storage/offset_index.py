@@ -121,6 +121,11 @@ class OffsetIndex:
         self.is_loaded = False
 
 
+def pack_entries(entries: list[tuple[int, int]], base_offset: int) -> bytes:
+    """The content of a file with these (offset, position) entries."""
+    return b"".join([_ENTRY.pack(offset - base_offset, position) for offset, position in entries])
+
+
 def entries_in_use(content: bytes, path: str, base_offset: int) -> list[tuple[int, int]]:
     """The (offset, position) entries of a file, without the zeros behind them that Kafka keeps in a file in use.
 

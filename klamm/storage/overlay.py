@@ -93,6 +93,12 @@ class OverlayFileSystem(FileSystem):
         content = self._changed.get(path)
         return self._below.modified_time_ms(path) if content is None else content.modified_ms
 
+    def set_modified_time_ms(self, path: str, modified_ms: int) -> None:
+        content = self._find(path)
+        if content is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        content.modified_ms = modified_ms
+
     def rename(self, source: str, target: str) -> None:
         content = self._find(source)
         if content is None:

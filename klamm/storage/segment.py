@@ -81,6 +81,10 @@ class LogSegment:
         self.time_index = TimeIndex(file_system, path(TIME_INDEX_SUFFIX), base_offset, unsynced)
         self.transaction_index = TransactionIndex(file_system, path(TRANSACTION_INDEX_SUFFIX), base_offset, unsynced)
 
+    def swapped_in(self) -> None:
+        """The files of this new segment have lost their suffix."""
+        self.directory_renamed(self._directory)
+
     def directory_renamed(self, directory: str) -> None:
         """The directory of the files has another name. Open files stay open."""
         self._directory = directory

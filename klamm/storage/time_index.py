@@ -121,6 +121,11 @@ class TimeIndex:
         self.is_loaded = False
 
 
+def pack_entries(entries: list[TimeEntry], base_offset: int) -> bytes:
+    """The content of a file with these (timestamp, offset) entries."""
+    return b"".join([_ENTRY.pack(timestamp_ms, offset - base_offset) for timestamp_ms, offset in entries])
+
+
 def entries_in_use(content: bytes, path: str, base_offset: int) -> list[TimeEntry]:
     """The (timestamp, offset) entries of a file, without the zeros behind them that Kafka keeps in a file in use.
 

@@ -8,6 +8,7 @@ Source: kafka.log.TransactionIndex.
 """
 
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from klamm.environment import FileSystem
@@ -71,7 +72,7 @@ class TransactionIndex:
 
     def append(self, entry: AbortedTransaction) -> None:
         self._entries.append(entry)
-        self.file.append(_ENTRY.pack(0, *entry))
+        self.file.append(pack_entries([entry]))
 
     def reset(self) -> None:
         """Empties the index before it is rebuilt."""
@@ -85,3 +86,8 @@ class TransactionIndex:
         if len(kept) != len(self._entries):
             self._entries = kept
             self.file.truncate(len(kept) * ENTRY_SIZE_BYTES)
+
+
+def pack_entries(entries: Iterable[AbortedTransaction]) -> bytes:
+    """The content of a file with these entries."""
+    return b"".join([_ENTRY.pack(0, *entry) for entry in entries])

@@ -18,7 +18,7 @@ import numpy as np
 from numba import types
 
 from klamm.compiling import compiled, inlined
-from klamm.spark.memcpy import copy_bytes
+from klamm.memcpy import copy_bytes
 
 # The table of batches that `scan` fills.
 POSITION, SIZE, CRC, ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, BASE_TIMESTAMP, MAX_TIMESTAMP, PRODUCER_ID = range(9)

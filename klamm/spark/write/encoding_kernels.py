@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from klamm.compiling import compiled, inlined
-from klamm.spark.memcpy import copy_bytes
+from klamm.memcpy import copy_bytes
 from klamm.spark.write.columns import Columns
 
 # The bytes of a record's attributes, and the most bytes of the difference of two offsets.

@@ -1,0 +1,20 @@
+"""Compaction: a log keeps the last record of each key, and loses the older ones.
+
+| module | what it decides or does |
+|---|---|
+| `job` | what goes into a cleaning, and what comes out of it: plain values, for another process |
+| `cleaner` | the cleaning itself: reads the dirty part into an offset map, then writes every segment anew |
+| `grouping` | which segments become one |
+| `offset_map` | the last offset of each key, in bounded memory |
+| `cleaned_transactions` | which batches are aborted, and which markers no record needs any more |
+| `kept_records` | which records of one batch stay, and the batch that holds only those |
+| `cleaned_segment` | the `.cleaned` files of one new segment, with their indexes |
+| `batch_reader` | reads a segment in windows of whole batches |
+| `plain_kernel`, `compiled_kernel` | the loops over records: in Python, and compiled for the worker process |
+| `swap` | the renames that put a new segment into the place of the old ones |
+
+The log puts the finished segments into the place of the old ones (`Log.swap_cleaned`), and the loader finishes what a
+death has interrupted (`log_loader`).
+
+Source: kafka.log.LogCleaner, SkimpyOffsetMap, org.apache.kafka.common.record.MemoryRecords (filterTo).
+"""

@@ -1,0 +1,64 @@
+"""The transactions of a log, as a walk through its batches meets them: which batches are aborted, and which markers may
+leave the log.
+
+What must stay true:
+- A marker stays until a walk has met no batch of its transaction: without it the transaction would seem to be open.
+- The index of the new segments names each aborted transaction whose marker stays.
+
+Source: kafka.log.CleanedTransactionMetadata.
+"""
+
+from collections.abc import Iterable
+
+from klamm.protocol.record_batch import BatchHeader
+from klamm.protocol.records import ControlRecordType
+from klamm.storage.transaction_index import AbortedTransaction
+
+
+class CleanedTransactions:
+    """One walk, from the first batch to the last."""
+
+    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+        # The last one first, so that the next one is taken from the end.
+        self._coming = sorted(aborted, key=lambda transaction: transaction.first_offset, reverse=True)
+        # The aborted transaction that each producer has open, and whether the walk has met a batch of it.
+        self._aborted: dict[int, AbortedTransaction] = {}
+        self._met: set[int] = set()
+        # The producers with a batch of a transaction that is not aborted.
+        self._committed: set[int] = set()
+
+    def is_aborted(self, header: BatchHeader) -> bool:
+        """Whether this batch of records belongs to an aborted transaction."""
+        if not header.is_transactional:
+            return False
+        self._begin_up_to(header.last_offset)
+        producer_id = header.producer_id
+        if producer_id in self._aborted:
+            self._met.add(producer_id)
+            return True
+        self._committed.add(producer_id)
+        return False
+
+    def end(self, header: BatchHeader, kind: int | None) -> tuple[bool, AbortedTransaction | None]:
+        """For a control batch with a marker of this kind, or with None when it is empty: (whether no record needs it,
+        the aborted transaction to be named in the index)."""
+        self._begin_up_to(header.last_offset)
+        producer_id = header.producer_id
+        if kind is None:
+            return True, None
+        if kind == ControlRecordType.ABORT:
+            transaction = self._aborted.pop(producer_id, None)
+            if producer_id in self._met:
+                self._met.remove(producer_id)
+                return False, transaction
+            return True, None
+        if kind == ControlRecordType.COMMIT:
+            was_met = producer_id in self._committed
+            self._committed.discard(producer_id)
+            return not was_met, None
+        return False, None
+
+    def _begin_up_to(self, offset: int) -> None:
+        while self._coming and self._coming[-1].first_offset <= offset:
+            transaction = self._coming.pop()
+            self._aborted.setdefault(transaction.producer_id, transaction)

@@ -1,0 +1,115 @@
+"""What goes into a cleaning, and what comes out of it. Plain values, because they pass between processes.
+
+The way of a cleaning:
+1. `Log.cleaning_job` on the broker's loop collects all that the log knows in memory.
+2. `cleaner.clean(job, file_system)` does the long work, off the loop: it only reads the log's files, and writes files
+   with the suffix `.cleaned`.
+3. `Log.swap_cleaned(job, group)` on the loop takes the segments of one group out of the log and puts the new one in.
+   Each call takes a few milliseconds; other work may run between two calls. Then `new_first_dirty_offset` is the first
+   dirty offset for the next cleaning.
+
+What the caller keeps to:
+- One cleaning at a time for a directory, from the job until its last swap; a cancelled one counts until its work has
+  really ended. Two would write the same files.
+- The groups are swapped in their order, so that no tombstone leaves the log before the records that it deletes.
+- When `swap_cleaned` returns False, the log has changed in a way that makes the cleaning void. The later groups are
+  not swapped, `cleaned_segment.remove_cleaned_files` (off the loop) removes their files, and the first dirty offset
+  stays.
+- As long as the cleaning lasts, retention deletes nothing of the log if that can be had; else the cleaning may be void.
+- New files take as much room as the log will have; the old ones stay for file.delete.delay.ms longer.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from klamm.storage.transaction_index import AbortedTransaction
+
+
+class SourceSegment(NamedTuple):
+    """A segment of the log that is to be cleaned."""
+
+    base_offset: int
+    size_bytes: int
+
+
+class LastRecord(NamedTuple):
+    """What must stay in the log of a producer that is still active: the batch that ends at `last_data_offset`, or,
+    where that is -1, its markers of this epoch."""
+
+    producer_id: int
+    last_data_offset: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CleaningJob:
+    """One cleaning of one log.
+
+    `segments` are all segments below `first_uncleanable_offset`, which is a segment's base offset; the records from
+    `first_dirty_offset` on are dirty. Tombstones and markers leave segments that were modified at or before
+    `delete_horizon_ms`. `aborted_transactions` are all that begin below the first uncleanable offset.
+    `map_bytes` is the memory for the offset map, of which `map_load_factor` may be filled. `digest_key` makes the
+    digests of keys unpredictable for clients. `truncations` says which history of the log the job belongs to.
+    """
+
+    log_name: str
+    directory: str
+    segments: tuple[SourceSegment, ...]
+    first_dirty_offset: int
+    first_uncleanable_offset: int
+    delete_horizon_ms: int
+    last_records: tuple[LastRecord, ...]
+    aborted_transactions: tuple[AbortedTransaction, ...]
+    segment_bytes: int
+    segment_index_bytes: int
+    index_interval_bytes: int
+    map_bytes: int
+    map_load_factor: float
+    digest_key: bytes
+    truncations: int
+
+
+class CleanedGroup(NamedTuple):
+    """A finished segment, whose files are synced and have the suffix `.cleaned`, and the segments that it replaces.
+
+    The new segment has the base offset of the first of them.
+    """
+
+    source_base_offsets: tuple[int, ...]
+    size_bytes: int
+
+    @property
+    def base_offset(self) -> int:
+        return self.source_base_offsets[0]
+
+
+@dataclass(slots=True)
+class CleaningStatistics:
+    """What a cleaning has read and written. Records without a key are invalid in a compacted log, and are dropped."""
+
+    map_bytes_read: int = 0
+    map_records_read: int = 0
+    bytes_read: int = 0
+    records_read: int = 0
+    invalid_records_read: int = 0
+    bytes_written: int = 0
+    records_written: int = 0
+    # The part of the offset map's slots that were used.
+    map_utilization: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CleaningResult:
+    """`groups` in the order in which they are to be swapped."""
+
+    groups: tuple[CleanedGroup, ...]
+    new_first_dirty_offset: int
+    statistics: CleaningStatistics
+
+
+class CleaningProgress(NamedTuple):
+    """One step of a cleaning: the bytes that it has read and written, for a throttle, and whether the offset map was
+    still being filled."""
+
+    size_bytes: int
+    is_filling_map: bool
