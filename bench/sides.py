@@ -23,6 +23,7 @@ __all__ = [
     "KlammZooKeeper",
     "RealZooKeeper",
     "Side",
+    "four_letters",
     "java_command",
     "kafka_jars",
     "listener",
@@ -167,6 +168,14 @@ def listener(port: int) -> int:
         except OSError:
             continue  # it ended, or is not ours to look into
     raise SystemExit(f"nobody listens on port {port}")
+
+
+def four_letters(address: str, word: str) -> str:
+    """The answer of a ZooKeeper server to one of its four-letter words."""
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(word.encode())
+        return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 
 
 def number(value: float | None) -> str:

@@ -156,6 +156,9 @@ class PauseWatch:
             "The longest since the start.",
             lambda: lag.maximum if lag.count else 0,
         )
+        metrics.gauge(
+            MetricName("klamm", "EventLoop", "Tasks"), "Tasks that have not ended.", lambda: len(asyncio.all_tasks())
+        )
         metrics.histogram(MetricName("klamm", "GarbageCollector", "PauseMs"), "How long collections took.", pause)
         metrics.gauge(
             MetricName("klamm", "GarbageCollector", "LongestPauseMs"),

@@ -121,9 +121,13 @@ class Disk:
     def free_descriptors(self) -> None:
         self._faults = [fault for fault in self._faults if fault.error_number != errno.EMFILE]
 
+    def sizes(self) -> dict[str, int]:
+        """The length of each file, by its path."""
+        return {path: len(inode.content) for path, inode in self._files(self._root, "/")}
+
     def used_bytes(self) -> int:
         """The length of all files together."""
-        return sum(len(inode.content) for _, inode in self._files(self._root, "/"))
+        return sum(self.sizes().values())
 
     def crash(self, *, lose_unsynced: bool) -> None:
         """A process death only releases the locks; a machine's death loses data that is not durable."""

@@ -40,6 +40,8 @@ KAFKA_4 = (
     "org.slf4j:slf4j-simple:1.7.36",
 )
 KAFKA_CLIENTS_4 = ("org.apache.kafka:kafka-clients:4.4.0", "org.slf4j:slf4j-nop:1.7.36")
+KAFKA_STREAMS_2_8 = ("org.apache.kafka:kafka-streams:2.8.2", "org.slf4j:slf4j-nop:1.7.30")
+KAFKA_STREAMS_3_9 = ("org.apache.kafka:kafka-streams:3.9.1", "org.slf4j:slf4j-nop:1.7.36")
 # Streaming queries of PySpark 4.3 need a connector later than 4.0, whose part for tokens has not changed since.
 SPARK_KAFKA_4 = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
@@ -118,6 +120,11 @@ def zookeeper39_jars() -> Path:
 def kafka_clients4_jars() -> Path:
     """The Java clients of Apache Kafka 4.4."""
     return bring_jars("kafka-clients-4.4", KAFKA_CLIENTS_4)
+
+
+def kafka_streams_jars(version: str) -> Path:
+    """Kafka Streams, version 2.8 or 3.9."""
+    return bring_jars(f"kafka-streams-{version}", {"2.8": KAFKA_STREAMS_2_8, "3.9": KAFKA_STREAMS_3_9}[version])
 
 
 def spark_kafka_jars() -> list[Path]:

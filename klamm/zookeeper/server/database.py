@@ -2,6 +2,8 @@
 
 What must stay true:
 - A transaction is in the log's hands before it is applied, so the log's order is the tree's.
+- A snapshot is due after so many operations, bytes of log or logs since the last one, however often the server was
+  restarted in between: only a snapshot makes logs superfluous.
 - `on_durable` and `on_failure` are those of `TransactionLog`; a snapshot that cannot be written is a failure too.
 """
 
@@ -19,6 +21,8 @@ from klamm.zookeeper.server.transactions import MultiTxn, Txn
 from klamm.zookeeper.server.tree import Applied, ZnodeTree
 
 LOG_BYTES_PER_SNAPSHOT: Final = 64 * 1024 * 1024
+# Every start begins a new log.
+LOGS_PER_SNAPSHOT: Final = 10
 
 
 class Database:
@@ -40,6 +44,8 @@ class Database:
         self._on_durable = on_durable
         self._on_failure = on_failure
         self._operations_since_snapshot = 0
+        # Of the logs that were written before this start, since the last snapshot.
+        self._earlier_log_bytes = self._earlier_logs = 0
         self._snapshotting: asyncio.Task[None] | None = None
         self._durable_zxid = 0
         self._progress: asyncio.Future[None] | None = None  # a snapshot waits here for the log
@@ -51,10 +57,13 @@ class Database:
         file_system = self._environment.file_system
         self._lock = await self._environment.run_blocking(_take_directory, file_system, self._directory)
         try:
-            self.tree = await self._environment.run_blocking(recover, file_system, self._directory)
+            recovered = await self._environment.run_blocking(recover, file_system, self._directory)
         except BaseException:
             self._lock.close()
             raise
+        self.tree = recovered.tree
+        self._operations_since_snapshot = recovered.transactions
+        self._earlier_log_bytes, self._earlier_logs = recovered.log_bytes, recovered.logs
         self._durable_zxid = self.tree.zxid
         self._transaction_log = TransactionLog(
             self._environment, self._directory, self.tree.zxid + 1, self._durable, self._on_failure
@@ -77,13 +86,17 @@ class Database:
             self._on_failure(error)
             raise
         self._operations_since_snapshot += len(txn.txns) if isinstance(txn, MultiTxn) else 1
-        if self._snapshotting is None and (
-            self._operations_since_snapshot >= self._snapshot_every
-            or self._transaction_log.size_bytes >= LOG_BYTES_PER_SNAPSHOT
-        ):
-            self._operations_since_snapshot = 0
+        if self._snapshotting is None and self._is_snapshot_due():
+            self._operations_since_snapshot = self._earlier_log_bytes = self._earlier_logs = 0
             self._snapshotting = asyncio.ensure_future(self._snapshot())
         return applied
+
+    def _is_snapshot_due(self) -> bool:
+        return (
+            self._operations_since_snapshot >= self._snapshot_every
+            or self._earlier_log_bytes + self._transaction_log.size_bytes >= LOG_BYTES_PER_SNAPSHOT
+            or self._earlier_logs >= LOGS_PER_SNAPSHOT
+        )
 
     async def close(self) -> None:
         """Waits until everything committed is durable, or has failed, and gives the directory up. Idempotent.

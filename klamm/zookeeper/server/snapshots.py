@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from klamm.environment import Environment, File, FileSystem
 from klamm.zookeeper.server.blocks import (
@@ -136,8 +136,17 @@ def publish_snapshot(file_system: FileSystem, path: str) -> None:
 # -- recovery -------------------------------------------------------------------------------------------------------
 
 
-def recover(file_system: FileSystem, directory: str) -> ZnodeTree:
-    """The tree with every durable transaction. Cuts a torn tail. Blocking.
+class Recovered(NamedTuple):
+    """The tree with every durable transaction, and how much was replayed since its snapshot."""
+
+    tree: ZnodeTree
+    transactions: int
+    log_bytes: int
+    logs: int
+
+
+def recover(file_system: FileSystem, directory: str) -> Recovered:
+    """Reads the newest snapshot and replays the logs. Cuts a torn tail. Blocking.
 
     Raises CorruptDataError when acknowledged writes would be missing, and OSError.
     """
@@ -146,6 +155,7 @@ def recover(file_system: FileSystem, directory: str) -> ZnodeTree:
         if name.startswith(SNAPSHOT_PREFIX) and name.endswith(".tmp"):
             file_system.remove(f"{directory}/{name}")
     tree = _newest_snapshot(file_system, directory, names)
+    snapshot_zxid, log_bytes, replayed = tree.zxid, 0, 0
     logs = list(_numbered(names, LOG_PREFIX).items())
     for index, (first_zxid, name) in enumerate(logs):
         is_newest = index == len(logs) - 1
@@ -155,9 +165,10 @@ def recover(file_system: FileSystem, directory: str) -> ZnodeTree:
             raise CorruptDataError(
                 f"{directory}: transactions {tree.zxid + 1} to {first_zxid - 1} are missing, before {name}"
             )
-        _replay(file_system, f"{directory}/{name}", tree, is_newest)
+        log_bytes += _replay(file_system, f"{directory}/{name}", tree, is_newest)
+        replayed += 1
     file_system.sync_directory(directory)
-    return tree
+    return Recovered(tree, tree.zxid - snapshot_zxid, log_bytes, replayed)
 
 
 def _newest_snapshot(file_system: FileSystem, directory: str, names: list[str]) -> ZnodeTree:
@@ -188,7 +199,8 @@ def _read_snapshot(path: str, data: bytes) -> ZnodeTree:
     return ZnodeTree.restore(zxid, last_session_id, sessions, images)
 
 
-def _replay(file_system: FileSystem, path: str, tree: ZnodeTree, is_newest: bool) -> None:
+def _replay(file_system: FileSystem, path: str, tree: ZnodeTree, is_newest: bool) -> int:
+    """Applies the log's transactions that the tree lacks. Returns the size of the log."""
     data = file_system.read_file(path)
     salt = read_salt(data, LOG_MAGIC)
     if salt is None:
@@ -196,7 +208,7 @@ def _replay(file_system: FileSystem, path: str, tree: ZnodeTree, is_newest: bool
         if is_newest and len(data) <= HEADER_BYTES:
             file_system.remove(path)
             file_system.sync_directory(path.rpartition("/")[0])
-            return
+            return 0
         raise CorruptDataError(f"{path} has no valid header")
     end = HEADER_BYTES
     for block_end, payload in read_blocks(data, salt):
@@ -221,6 +233,7 @@ def _replay(file_system: FileSystem, path: str, tree: ZnodeTree, is_newest: bool
             file.sync()
         finally:
             file.close()
+    return end
 
 
 def _check_torn_tail(path: str, data: bytes, end: int, salt: int, is_newest: bool) -> None:

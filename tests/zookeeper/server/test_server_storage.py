@@ -138,7 +138,7 @@ async def fill(directory: Path, counts: list[int], snapshot_every: int = 10**9, 
 def read(directory: Path) -> ZnodeTree:
     environment = SystemEnvironment()
     try:
-        return recover(environment.file_system, str(directory))
+        return recover(environment.file_system, str(directory)).tree
     finally:
         environment.close()
 
@@ -226,6 +226,19 @@ async def test_two_snapshots_and_the_logs_that_the_older_needs_are_kept(tmp_path
     for log in logs(tmp_path):
         log.unlink()
     assert znodes(read(tmp_path)) == paths[: int(snapshots(tmp_path)[1].name.removeprefix("snapshot."), 16)]
+
+
+async def test_restarts_do_not_put_the_next_snapshot_off(tmp_path: Path) -> None:
+    paths = await fill(tmp_path, [3] * 8, snapshot_every=10)
+    assert len(snapshots(tmp_path)) == 2
+    assert znodes(read(tmp_path)) == paths
+
+
+async def test_restarts_without_many_writes_do_not_heap_up_logs(tmp_path: Path) -> None:
+    paths = await fill(tmp_path, [1] * 60)
+    assert len(snapshots(tmp_path)) == 2
+    assert len(logs(tmp_path)) <= 25
+    assert znodes(read(tmp_path)) == paths
 
 
 async def test_an_unreadable_snapshot_is_made_good_by_the_one_before(
