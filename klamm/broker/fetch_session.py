@@ -9,6 +9,8 @@ What must stay true:
   INVALID_FETCH_SESSION_EPOCH, an unknown session FETCH_SESSION_ID_NOT_FOUND.
 - There are never more sessions than slots. A session is evicted for another only if it is stale or less valuable:
   followers before consumers, larger before smaller.
+- A session that no client has used for ten minutes is forgotten when the next one is made. Kafka keeps it until all
+  slots are taken: a follower that restarts then leaves its session, with all its partitions, up to 1,000 times.
 - Partitions that were answered with records move to the end of their session, so that no partition starves.
 """
 
@@ -28,6 +30,9 @@ PARTITIONS_PER_SLICE = 1_000
 MAX_ID = 2**31 - 1
 # A session unused for this time may be evicted for any other; a younger one only for a more valuable one.
 EVICTION_MS = 120_000
+# A connection is closed after so long without a request (connections.max.idle.ms). A client that comes back after all
+# names its partitions once more.
+ABANDONED_MS = 600_000
 
 
 @dataclass(slots=True)
@@ -170,6 +175,7 @@ class FetchSessionCache:
             partitions[topic, want.partition] = _CachedPartition(want)
             if slices.is_over():
                 yield
+        self._forget_abandoned()
         if not self._make_room(is_follower, len(wanted)):
             return None
         session_id = self._chance.randint(1, MAX_ID)
@@ -179,6 +185,14 @@ class FetchSessionCache:
         session = _Session(session_id, is_follower, now_ms, now_ms, INITIAL_EPOCH + 1, partitions)
         self._sessions[session_id] = session
         return session
+
+    def _forget_abandoned(self) -> None:
+        oldest_ms = self._now_ms() - ABANDONED_MS
+        while self._sessions:
+            stalest = next(iter(self._sessions.values()))
+            if stalest.used_ms >= oldest_ms:
+                return
+            del self._sessions[stalest.id]
 
     def _make_room(self, is_follower: bool, size: int) -> bool:
         if len(self._sessions) < self._max_slots:

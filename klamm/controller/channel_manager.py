@@ -251,6 +251,8 @@ class _Channel:
                 self._sending, self._trouble = None, ""
                 if request.on_response is not None:
                     request.on_response(response)
+                # The next request may be hours away, and this one may hold the states of all partitions.
+                del request, response
         finally:
             self._disconnect()
 

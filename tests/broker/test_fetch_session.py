@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from klamm.broker.fetch_session import EVICTION_MS, MAX_ID, FetchSessionCache
+from klamm.broker.fetch_session import ABANDONED_MS, EVICTION_MS, MAX_ID, FetchSessionCache
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import in_one_go
@@ -143,6 +143,24 @@ def test_eviction_stale_first_then_less_valuable() -> None:
     fresh = begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0)])
     assert fresh.session_id != INVALID_SESSION_ID
     begin(sessions, follower.session_id, 2)
+
+
+def test_sessions_of_clients_that_are_gone_are_forgotten_long_before_the_slots_are_full() -> None:
+    """A follower that restarts every hour leaves a session each time, with all its partitions."""
+    sessions, clock = cache(slots=1000)
+    for _ in range(100):
+        begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0)], is_follower=True)
+        clock.now_ms += 3_600_000
+    assert len(sessions) == 1
+
+
+def test_a_session_that_is_used_now_and_then_stays() -> None:
+    sessions, clock = cache()
+    used = begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0)]).session_id
+    for epoch in range(1, 10):
+        clock.now_ms += ABANDONED_MS
+        begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(1)])
+        assert begin(sessions, used, epoch).session_id == used
 
 
 def test_an_old_larger_consumer_is_not_evicted_for_a_smaller_one() -> None:

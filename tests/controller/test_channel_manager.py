@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import weakref
 
 import pytest
 
@@ -90,6 +91,25 @@ async def test_requests_are_sent_in_order_one_at_a_time():
             connection.answer(header, UpdateMetadataResponse(number))
             assert await answers.get() == UpdateMetadataResponse(number)
         assert len(broker.connections) == 1
+
+
+async def test_an_answered_request_is_not_kept_until_the_next_one():
+    """It may hold the states of all partitions, and the next one may be hours away."""
+    async with ScriptedBroker() as broker, channels() as manager:
+        answers = asyncio.Queue()
+        manager.add_broker(broker.registration())
+
+        def on_response(response):
+            answers.put_nowait(response)
+
+        kept = weakref.ref(on_response)  # The request holds it, and has no weak references itself.
+        manager.send_request(1, ApiKey.UPDATE_METADATA, update(0), on_response)
+        del on_response
+        connection, header, _ = await broker.requests.get()
+        connection.answer(header, UpdateMetadataResponse(0))
+        await answers.get()
+        await loop_turns()
+        assert kept() is None
 
 
 async def test_the_version_follows_the_inter_broker_protocol():

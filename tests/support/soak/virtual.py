@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from klamm.client.configs import ConfigResource, incremental_alter_configs
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
+from klamm.controller.state_change_log import StateChangeLog
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType, PartitionKey, TopicPartition
 from klamm.simulation.cluster import SimulatedBroker, SimulatedCluster
 from klamm.simulation.disk import Disk
@@ -51,7 +52,7 @@ DELETED_CONFIGS = {
     # The workload's records have timestamps that do not follow the clock.
     "message.timestamp.type": "LogAppendTime",
 }
-# What follows the records that are kept, the elections, or the changes of the last 15 minutes.
+# What follows the records that are kept and the elections.
 FOLLOW_THE_LOG = (
     "LeaderEpochCache._entries",
     "OffsetIndex._entries",
@@ -59,10 +60,15 @@ FOLLOW_THE_LOG = (
     "LogSegments._segments",
     "LogSegments._base_offsets",
     "LogSegment()",
+    "IndexFile()",
+    "ProducerSnapshots._offsets",
     "OffsetIndex()",
     "TimeIndex()",
     "TransactionIndex()",
 )
+
+# The newest values of each histogram; there are fewer than a hundred histograms.
+RINGS, RING_ELEMENTS = ("Histogram._newest",), 100 * 1028
 
 
 def virtual_soak(hours: float, seed: int) -> tuple[list[Look], list[Growth], list[str]]:
@@ -84,7 +90,6 @@ SHOWN = ("disk files", "disk MB", "ZooKeeper files", "ZooKeeper MB", "znodes", "
 def bounds(looks: Sequence[Look], hours: float) -> list[Bound]:
     """Every container may hold a fifth more, and a few elements more, than at the beginning."""
     names = dict.fromkeys(name for look in looks for name in look.figures)
-    of_log = Bound("", factor=1.2, slack=20 * hours)
     made = [
         Bound("disk files", factor=1.2, slack=10 * hours),
         Bound("disk MB", factor=1.2, slack=0.2 * hours),
@@ -93,10 +98,9 @@ def bounds(looks: Sequence[Look], hours: float) -> list[Bound]:
         Bound("elements", factor=1.2, slack=400 * hours),
     ]
     for name in names:
-        if name.removesuffix("[]") in FOLLOW_THE_LOG:
-            made.append(Bound(name, of_log.factor, of_log.slack))
-        else:
-            made.append(Bound(name, factor=1.2, slack=20))
+        follows_the_log = name.removesuffix("[]") in FOLLOW_THE_LOG
+        is_ring = name in RINGS
+        made.append(Bound(name, 1.2, 20 * hours if follows_the_log else 20, most=RING_ELEMENTS if is_ring else 0))
     return made
 
 
@@ -185,6 +189,9 @@ class Life:
         assert broker is not None
         process = self._cluster.brokers[SURVIVOR].node.process
         gc.collect()
+        for log in [each for each in gc.get_objects() if isinstance(each, StateChangeLog)]:
+            # It keeps the newest records, up to a number that a day does not reach.
+            log._records.clear()
         [server] = [each for each in gc.get_objects() if isinstance(each, EnsembleServer)]
         tasks = list(process.tasks())
         found = sizes(broker, server, *tasks)
