@@ -3,7 +3,7 @@
 Defaults, types, allowed values and update modes are Kafka's. The attribute has the type that the
 broker works with: for a few keys a parsed value (`listeners` is a string in the file and `Listener`s here). Where Kafka
 falls back on another key, the attribute already has that key's value (`log_retention_ms`). `BrokerConfig` does both.
-`effective=False` marks keys that klamm accepts and stores, and that have no effect yet.
+`without_effect` gives the reason for a key that klamm accepts and stores, and that changes nothing.
 """
 
 from collections.abc import Mapping
@@ -34,6 +34,17 @@ from klamm.config.definition import (
 )
 from klamm.config.listeners import Listener
 from klamm.config.versions import ANY_VERSION, SUPPORTED_VERSION, ApiVersion
+from klamm.config.without_effect import (
+    COUNTERS,
+    JAVA_REPORTERS,
+    NO_LONGER_READ,
+    NO_PURGE,
+    NOT_YET,
+    ONE_FORMAT,
+    ONE_LOOP,
+    SECURITY,
+    TRANSACTIONS,
+)
 
 COMPRESSION_TYPES = one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 MILLISECONDS_OR_UNLIMITED = Validator("at least 1, or -1 for unlimited", lambda value: value >= 1 or value == -1)
@@ -54,30 +65,30 @@ class BrokerKeys:
         None, "Longest wait for the first connection; the session timeout when not set.", importance=HIGH
     )
     zookeeper_max_in_flight_requests: int = integer(
-        10, "Unanswered requests allowed before the client waits.", at_least(1), importance=HIGH, effective=False
+        10, "Unanswered requests allowed before the client waits.", at_least(1), importance=HIGH, without_effect=NOT_YET
     )
-    zookeeper_set_acl: bool = boolean(False, "Protect the cluster's znodes by ACLs.", importance=HIGH, effective=False)
-    zookeeper_sync_time_ms: int = integer(2000, "No longer used by any broker.", importance=LOW, effective=False)
-    zookeeper_ssl_client_enable: bool = boolean(False, "Speak TLS to ZooKeeper.", effective=False)
-    zookeeper_clientCnxnSocket: str | None = string(None, "Java class of the client's socket.", effective=False)
-    zookeeper_ssl_keystore_location: str | None = string(None, "File of the client's key store.", effective=False)
-    zookeeper_ssl_keystore_password: str | None = password(None, "Password of the key store.", effective=False)
-    zookeeper_ssl_keystore_type: str | None = string(None, "Format of the key store.", effective=False)
-    zookeeper_ssl_truststore_location: str | None = string(None, "File of the trust store.", effective=False)
-    zookeeper_ssl_truststore_password: str | None = password(None, "Password of the trust store.", effective=False)
-    zookeeper_ssl_truststore_type: str | None = string(None, "Format of the trust store.", effective=False)
-    zookeeper_ssl_protocol: str = string("TLSv1.2", "TLS version to negotiate.", importance=LOW, effective=False)
+    zookeeper_set_acl: bool = boolean(False, "Protect the cluster's znodes by ACLs.", importance=HIGH, without_effect=SECURITY)
+    zookeeper_sync_time_ms: int = integer(2000, "How far a follower of ZooKeeper may be behind.", importance=LOW, without_effect=NO_LONGER_READ)
+    zookeeper_ssl_client_enable: bool = boolean(False, "Speak TLS to ZooKeeper.", without_effect=SECURITY)
+    zookeeper_clientCnxnSocket: str | None = string(None, "Java class of the client's socket.", without_effect=SECURITY)
+    zookeeper_ssl_keystore_location: str | None = string(None, "File of the client's key store.", without_effect=SECURITY)
+    zookeeper_ssl_keystore_password: str | None = password(None, "Password of the key store.", without_effect=SECURITY)
+    zookeeper_ssl_keystore_type: str | None = string(None, "Format of the key store.", without_effect=SECURITY)
+    zookeeper_ssl_truststore_location: str | None = string(None, "File of the trust store.", without_effect=SECURITY)
+    zookeeper_ssl_truststore_password: str | None = password(None, "Password of the trust store.", without_effect=SECURITY)
+    zookeeper_ssl_truststore_type: str | None = string(None, "Format of the trust store.", without_effect=SECURITY)
+    zookeeper_ssl_protocol: str = string("TLSv1.2", "TLS version to negotiate.", importance=LOW, without_effect=SECURITY)
     zookeeper_ssl_enabled_protocols: tuple[str, ...] | None = list_of(
-        None, "TLS versions allowed.", importance=LOW, effective=False
+        None, "TLS versions allowed.", importance=LOW, without_effect=SECURITY
     )
     zookeeper_ssl_cipher_suites: tuple[str, ...] | None = list_of(
-        None, "Cipher suites allowed.", importance=LOW, effective=False
+        None, "Cipher suites allowed.", importance=LOW, without_effect=SECURITY
     )
     zookeeper_ssl_endpoint_identification_algorithm: str = string(
-        "HTTPS", "How the server's host name is checked; empty turns it off.", importance=LOW, effective=False
+        "HTTPS", "How the server's host name is checked; empty turns it off.", importance=LOW, without_effect=SECURITY
     )
-    zookeeper_ssl_crl_enable: bool = boolean(False, "Check revocation lists.", importance=LOW, effective=False)
-    zookeeper_ssl_ocsp_enable: bool = boolean(False, "Check revocation by OCSP.", importance=LOW, effective=False)
+    zookeeper_ssl_crl_enable: bool = boolean(False, "Check revocation lists.", importance=LOW, without_effect=SECURITY)
+    zookeeper_ssl_ocsp_enable: bool = boolean(False, "Check revocation by OCSP.", importance=LOW, without_effect=SECURITY)
 
     # -- identity -------------------------------------------------------------------------------------------------
     broker_id: int = integer(-1, "The broker's id; -1 generates one.", importance=HIGH)
@@ -119,21 +130,21 @@ class BrokerKeys:
     advertised_host_name: str | None = string(None, "Old form of advertised.listeners: the host.", importance=HIGH)
     advertised_port: int | None = integer(None, "Old form of advertised.listeners: the port.", importance=HIGH)
     socket_send_buffer_bytes: int = integer(
-        102400, "SO_SNDBUF of connections; -1 leaves it to the system.", importance=HIGH, effective=False
+        102400, "SO_SNDBUF of connections; -1 leaves it to the system.", importance=HIGH, without_effect=NOT_YET
     )
     socket_receive_buffer_bytes: int = integer(
-        102400, "SO_RCVBUF of connections; -1 leaves it to the system.", importance=HIGH, effective=False
+        102400, "SO_RCVBUF of connections; -1 leaves it to the system.", importance=HIGH, without_effect=NOT_YET
     )
     socket_request_max_bytes: int = integer(104857600, "Largest request accepted.", at_least(1), importance=HIGH)
-    socket_connection_setup_timeout_ms: int = long(10000, "First wait for an outgoing connection.", effective=False)
+    socket_connection_setup_timeout_ms: int = long(10000, "First wait for an outgoing connection.", without_effect=NOT_YET)
     socket_connection_setup_timeout_max_ms: int = long(
-        30000, "Longest wait for an outgoing connection.", effective=False
+        30000, "Longest wait for an outgoing connection.", without_effect=NOT_YET
     )
     connections_max_idle_ms: int = long(600000, "Time after which an idle connection is closed; negative for never.")
     connection_failed_authentication_delay_ms: int = integer(
-        100, "Wait before a failed login is answered.", at_least(0), importance=LOW, effective=False
+        100, "Wait before a failed login is answered.", at_least(0), importance=LOW, without_effect=SECURITY
     )
-    connections_max_reauth_ms: int = long(0, "Longest lifetime of a login; 0 for no limit.", effective=False)
+    connections_max_reauth_ms: int = long(0, "Longest lifetime of a login; 0 for no limit.", without_effect=SECURITY)
     max_connections: int = integer(INT_MAX, "Connections allowed in all.", at_least(0), update_mode=CLUSTER_WIDE)
     max_connections_per_ip: int = integer(
         INT_MAX, "Connections allowed from one address.", at_least(0), update_mode=CLUSTER_WIDE
@@ -142,13 +153,13 @@ class BrokerKeys:
         "",
         "Exceptions to max.connections.per.ip: host:count, comma separated.",
         update_mode=CLUSTER_WIDE,
-        effective=False,
+        without_effect=NOT_YET,
     )
     max_connection_creation_rate: int = integer(
-        INT_MAX, "New connections allowed per second.", at_least(0), update_mode=CLUSTER_WIDE, effective=False
+        INT_MAX, "New connections allowed per second.", at_least(0), update_mode=CLUSTER_WIDE, without_effect=NOT_YET
     )
     queued_max_requests: int = integer(
-        500, "Requests waiting before clients are muted.", at_least(1), importance=HIGH, effective=False
+        500, "Requests waiting before clients are muted.", at_least(1), importance=HIGH, without_effect=NOT_YET
     )
     queued_max_request_bytes: int = long(
         -1, "Bytes of requests in memory before clients are muted; -1: 256 MB or socket.request.max.bytes."
@@ -161,13 +172,13 @@ class BrokerKeys:
     )
     request_timeout_ms: int = integer(30000, "Longest wait for another broker's answer.", importance=HIGH)
     num_network_threads: int = integer(
-        3, "klamm has one loop per process.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE, effective=False
+        3, "Threads that read requests and write responses.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE, without_effect=ONE_LOOP
     )
     num_io_threads: int = integer(
-        8, "klamm has one loop per process.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE, effective=False
+        8, "Threads that process requests.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE, without_effect=ONE_LOOP
     )
     background_threads: int = integer(
-        10, "klamm has one loop per process.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE, effective=False
+        10, "Threads for background work.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE, without_effect=ONE_LOOP
     )
 
     # -- topics ---------------------------------------------------------------------------------------------------
@@ -176,10 +187,10 @@ class BrokerKeys:
     auto_create_topics_enable: bool = boolean(True, "Create a topic when a client asks for it.", importance=HIGH)
     delete_topic_enable: bool = boolean(True, "Allow topics to be deleted.", importance=HIGH)
     create_topic_policy_class_name: str | None = class_name(
-        None, "Java class that may refuse new topics.", importance=LOW, effective=False
+        None, "Java class that may refuse new topics.", importance=LOW, without_effect=NOT_YET
     )
     alter_config_policy_class_name: str | None = class_name(
-        None, "Java class that may refuse config changes.", importance=LOW, effective=False
+        None, "Java class that may refuse config changes.", importance=LOW, without_effect=NOT_YET
     )
 
     # -- log ------------------------------------------------------------------------------------------------------
@@ -261,10 +272,10 @@ class BrokerKeys:
         60000, "How often log start offsets are written.", at_least(0), importance=HIGH
     )
     log_preallocate: bool = boolean(
-        False, "Reserve a segment's space at once.", update_mode=CLUSTER_WIDE, effective=False
+        False, "Reserve a segment's space at once.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
     )
     log_message_format_version: str = string(
-        "2.8-IV1", "Record format of old clients; klamm always writes the current one.", ANY_VERSION, effective=False
+        "2.8-IV1", "Record format of old clients.", ANY_VERSION, without_effect=ONE_FORMAT
     )
     log_message_timestamp_type: str = string(
         "CreateTime",
@@ -277,10 +288,10 @@ class BrokerKeys:
     )
     log_message_downconversion_enable: bool = boolean(
         True,
-        "Convert records for old clients; klamm never does.",
+        "Convert records for old clients.",
         importance=LOW,
         update_mode=CLUSTER_WIDE,
-        effective=False,
+        without_effect=ONE_FORMAT,
     )
     num_recovery_threads_per_data_dir: int = integer(
         1, "Logs loaded at once in each directory.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE
@@ -290,60 +301,60 @@ class BrokerKeys:
     )
 
     # -- log cleaner ----------------------------------------------------------------------------------------------
-    log_cleaner_enable: bool = boolean(True, "Compact the topics that ask for it.", effective=False)
+    log_cleaner_enable: bool = boolean(True, "Compact the topics that ask for it.", without_effect=NOT_YET)
     log_cleaner_threads: int = integer(
-        1, "Cleaners at work at once.", at_least(0), update_mode=CLUSTER_WIDE, effective=False
+        1, "Cleaners at work at once.", at_least(0), update_mode=CLUSTER_WIDE, without_effect=NOT_YET
     )
     log_cleaner_io_max_bytes_per_second: float = double(
-        DOUBLE_MAX, "Bytes per second that cleaners read and write at most.", update_mode=CLUSTER_WIDE, effective=False
+        DOUBLE_MAX, "Bytes per second that cleaners read and write at most.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
     )
     log_cleaner_dedupe_buffer_size: int = long(
-        134217728, "Memory for the keys of all cleaners.", update_mode=CLUSTER_WIDE, effective=False
+        134217728, "Memory for the keys of all cleaners.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
     )
     log_cleaner_io_buffer_size: int = integer(
         524288,
         "Memory for the reads and writes of all cleaners.",
         at_least(0),
         update_mode=CLUSTER_WIDE,
-        effective=False,
+        without_effect=NOT_YET,
     )
     log_cleaner_io_buffer_load_factor: float = double(
-        0.9, "How full the key table may be.", update_mode=CLUSTER_WIDE, effective=False
+        0.9, "How full the key table may be.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
     )
     log_cleaner_backoff_ms: int = long(
-        15000, "Wait when there is nothing to clean.", at_least(0), update_mode=CLUSTER_WIDE, effective=False
+        15000, "Wait when there is nothing to clean.", at_least(0), update_mode=CLUSTER_WIDE, without_effect=NOT_YET
     )
     log_cleaner_min_cleanable_ratio: float = double(
-        0.5, "Uncleaned share from which a log is cleaned.", update_mode=CLUSTER_WIDE, effective=False
+        0.5, "Uncleaned share from which a log is cleaned.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
     )
     log_cleaner_delete_retention_ms: int = long(
-        86400000, "How long tombstones stay after cleaning.", update_mode=CLUSTER_WIDE, effective=False
+        86400000, "How long tombstones stay after cleaning.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
     )
     log_cleaner_min_compaction_lag_ms: int = long(
-        0, "Age below which a record is not compacted.", update_mode=CLUSTER_WIDE, effective=False
+        0, "Age below which a record is not compacted.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
     )
     log_cleaner_max_compaction_lag_ms: int = long(
-        LONG_MAX, "Age from which a record must be compacted.", update_mode=CLUSTER_WIDE, effective=False
+        LONG_MAX, "Age from which a record must be compacted.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
     )
 
     # -- fetch and produce ----------------------------------------------------------------------------------------
     fetch_max_bytes: int = integer(57671680, "Largest response to a fetch.", at_least(1024))
     max_incremental_fetch_session_cache_slots: int = integer(1000, "Fetch sessions kept.", at_least(0))
     fetch_purgatory_purge_interval_requests: int = integer(
-        1000, "Kafka's housekeeping; klamm needs none.", effective=False
+        1000, "Completed operations after which a purgatory is purged.", without_effect=NO_PURGE
     )
     producer_purgatory_purge_interval_requests: int = integer(
-        1000, "Kafka's housekeeping; klamm needs none.", effective=False
+        1000, "Completed operations after which a purgatory is purged.", without_effect=NO_PURGE
     )
     delete_records_purgatory_purge_interval_requests: int = integer(
-        1, "Kafka's housekeeping; klamm needs none.", effective=False
+        1, "Completed operations after which a purgatory is purged.", without_effect=NO_PURGE
     )
 
     # -- replication ----------------------------------------------------------------------------------------------
     replica_lag_time_max_ms: int = long(30000, "A follower behind for longer leaves the ISR.", importance=HIGH)
     replica_socket_timeout_ms: int = integer(30000, "Longest wait for the leader.", importance=HIGH)
     replica_socket_receive_buffer_bytes: int = integer(
-        65536, "SO_RCVBUF of fetchers.", importance=HIGH, effective=False
+        65536, "SO_RCVBUF of fetchers.", importance=HIGH, without_effect=NOT_YET
     )
     replica_fetch_max_bytes: int = integer(1048576, "Largest size of a follower's fetch, per partition.", at_least(0))
     replica_fetch_wait_max_ms: int = integer(500, "Longest wait of a fetch.", importance=HIGH)
@@ -351,12 +362,12 @@ class BrokerKeys:
     replica_fetch_response_max_bytes: int = integer(10485760, "Largest size of a follower's fetch.", at_least(0))
     replica_fetch_backoff_ms: int = integer(1000, "Wait after a failed fetch.", at_least(0))
     num_replica_fetchers: int = integer(
-        1, "Fetchers for each leader broker.", importance=HIGH, update_mode=CLUSTER_WIDE, effective=False
+        1, "Fetchers for each leader broker.", importance=HIGH, update_mode=CLUSTER_WIDE, without_effect=ONE_LOOP
     )
     replica_high_watermark_checkpoint_interval_ms: int = long(
         5000, "How often high watermarks are written.", importance=HIGH
     )
-    replica_selector_class: str | None = string(None, "Java class choosing a replica for consumers.", effective=False)
+    replica_selector_class: str | None = string(None, "Java class choosing a replica for consumers.", without_effect=NOT_YET)
 
     # -- controller -----------------------------------------------------------------------------------------------
     controller_socket_timeout_ms: int = integer(30000, "Longest wait of the controller for a broker.")
@@ -420,39 +431,39 @@ class BrokerKeys:
         604800000, "An unused producer is forgotten after this.", at_least(1), importance=HIGH
     )
     transaction_max_timeout_ms: int = integer(
-        900000, "Longest transaction allowed.", at_least(1), importance=HIGH, effective=False
+        900000, "Longest transaction allowed.", at_least(1), importance=HIGH, without_effect=TRANSACTIONS
     )
     transaction_state_log_replication_factor: int = short(
-        3, "Replicas of the transaction topic.", at_least(1), importance=HIGH, effective=False
+        3, "Replicas of the transaction topic.", at_least(1), importance=HIGH, without_effect=TRANSACTIONS
     )
     transaction_state_log_min_isr: int = integer(
-        2, "min.insync.replicas of the transaction topic.", at_least(1), importance=HIGH, effective=False
+        2, "min.insync.replicas of the transaction topic.", at_least(1), importance=HIGH, without_effect=TRANSACTIONS
     )
     transaction_state_log_num_partitions: int = integer(
-        50, "Partitions of the transaction topic.", at_least(1), importance=HIGH, effective=False
+        50, "Partitions of the transaction topic.", at_least(1), importance=HIGH, without_effect=TRANSACTIONS
     )
     transaction_state_log_segment_bytes: int = integer(
-        104857600, "Segment size of the transaction topic.", at_least(1), importance=HIGH, effective=False
+        104857600, "Segment size of the transaction topic.", at_least(1), importance=HIGH, without_effect=TRANSACTIONS
     )
     transaction_state_log_load_buffer_size: int = integer(
-        5242880, "Batch size when transactions are loaded.", at_least(1), importance=HIGH, effective=False
+        5242880, "Batch size when transactions are loaded.", at_least(1), importance=HIGH, without_effect=TRANSACTIONS
     )
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = integer(
-        10000, "How often overdue transactions are aborted.", at_least(1), importance=LOW, effective=False
+        10000, "How often overdue transactions are aborted.", at_least(1), importance=LOW, without_effect=TRANSACTIONS
     )
     transaction_remove_expired_transaction_cleanup_interval_ms: int = integer(
-        3600000, "How often unused transactional ids are removed.", at_least(1), importance=LOW, effective=False
+        3600000, "How often unused transactional ids are removed.", at_least(1), importance=LOW, without_effect=TRANSACTIONS
     )
 
     # -- quotas ---------------------------------------------------------------------------------------------------
     quota_producer_default: int = long(
-        LONG_MAX, "Bytes per second for each producer.", at_least(1), importance=HIGH, effective=False
+        LONG_MAX, "Bytes per second for each producer.", at_least(1), importance=HIGH, without_effect=NOT_YET
     )
     quota_consumer_default: int = long(
-        LONG_MAX, "Bytes per second for each consumer.", at_least(1), importance=HIGH, effective=False
+        LONG_MAX, "Bytes per second for each consumer.", at_least(1), importance=HIGH, without_effect=NOT_YET
     )
-    quota_window_num: int = integer(11, "Samples of client quotas.", at_least(1), importance=LOW, effective=False)
-    quota_window_size_seconds: int = integer(1, "Length of a sample.", at_least(1), importance=LOW, effective=False)
+    quota_window_num: int = integer(11, "Samples of client quotas.", at_least(1), importance=LOW, without_effect=NOT_YET)
+    quota_window_size_seconds: int = integer(1, "Length of a sample.", at_least(1), importance=LOW, without_effect=NOT_YET)
     replication_quota_window_num: int = integer(11, "Samples of replication quotas.", at_least(1), importance=LOW)
     replication_quota_window_size_seconds: int = integer(1, "Length of a sample.", at_least(1), importance=LOW)
     alter_log_dirs_replication_quota_window_num: int = integer(
@@ -462,13 +473,13 @@ class BrokerKeys:
         1, "Length of a sample.", at_least(1), importance=LOW
     )
     controller_quota_window_num: int = integer(
-        11, "Samples of controller quotas.", at_least(1), importance=LOW, effective=False
+        11, "Samples of controller quotas.", at_least(1), importance=LOW, without_effect=NOT_YET
     )
     controller_quota_window_size_seconds: int = integer(
-        1, "Length of a sample.", at_least(1), importance=LOW, effective=False
+        1, "Length of a sample.", at_least(1), importance=LOW, without_effect=NOT_YET
     )
     client_quota_callback_class: str | None = class_name(
-        None, "Java class that sets client quotas.", importance=LOW, effective=False
+        None, "Java class that sets client quotas.", importance=LOW, without_effect=SECURITY
     )
 
     # -- metrics --------------------------------------------------------------------------------------------------
@@ -480,145 +491,145 @@ class BrokerKeys:
         importance=LOW,
     )
     metric_reporters: tuple[str, ...] = list_of(
-        (), "Java classes that report metrics.", importance=LOW, update_mode=CLUSTER_WIDE, effective=False
+        (), "Java classes that report metrics.", importance=LOW, update_mode=CLUSTER_WIDE, without_effect=JAVA_REPORTERS
     )
-    metrics_num_samples: int = integer(2, "Samples of a rate.", at_least(1), importance=LOW, effective=False)
-    metrics_sample_window_ms: int = long(30000, "Length of a sample.", at_least(1), importance=LOW, effective=False)
-    metrics_recording_level: str = string("INFO", "Detail of Kafka's metrics.", importance=LOW, effective=False)
+    metrics_num_samples: int = integer(2, "Samples of a rate.", at_least(1), importance=LOW, without_effect=COUNTERS)
+    metrics_sample_window_ms: int = long(30000, "Length of a sample.", at_least(1), importance=LOW, without_effect=COUNTERS)
+    metrics_recording_level: str = string("INFO", "Detail of Kafka's metrics.", importance=LOW, without_effect=COUNTERS)
     kafka_metrics_reporters: tuple[str, ...] = list_of(
-        (), "Java classes that report metrics.", importance=LOW, effective=False
+        (), "Java classes that report metrics.", importance=LOW, without_effect=JAVA_REPORTERS
     )
     kafka_metrics_polling_interval_secs: int = integer(
-        10, "How often those report.", at_least(1), importance=LOW, effective=False
+        10, "How often those report.", at_least(1), importance=LOW, without_effect=JAVA_REPORTERS
     )
 
     # -- security -------------------------------------------------------------------------------------------------
     authorizer_class_name: str = string(
-        "", "Java class that decides what users may do.", importance=LOW, effective=False
+        "", "Java class that decides what users may do.", importance=LOW, without_effect=SECURITY
     )
     principal_builder_class: str | None = class_name(
-        None, "Java class that names users.", update_mode=PER_BROKER, effective=False
+        None, "Java class that names users.", update_mode=PER_BROKER, without_effect=SECURITY
     )
     security_providers: str | None = string(
-        None, "Java classes of security providers.", importance=LOW, effective=False
+        None, "Java classes of security providers.", importance=LOW, without_effect=SECURITY
     )
-    ssl_protocol: str = string("TLSv1.3", "TLS version to negotiate.", update_mode=PER_BROKER, effective=False)
+    ssl_protocol: str = string("TLSv1.3", "TLS version to negotiate.", update_mode=PER_BROKER, without_effect=SECURITY)
     ssl_enabled_protocols: tuple[str, ...] = list_of(
-        ("TLSv1.2", "TLSv1.3"), "TLS versions allowed.", update_mode=PER_BROKER, effective=False
+        ("TLSv1.2", "TLSv1.3"), "TLS versions allowed.", update_mode=PER_BROKER, without_effect=SECURITY
     )
-    ssl_provider: str | None = string(None, "Java's TLS provider.", update_mode=PER_BROKER, effective=False)
+    ssl_provider: str | None = string(None, "Java's TLS provider.", update_mode=PER_BROKER, without_effect=SECURITY)
     ssl_cipher_suites: tuple[str, ...] = list_of(
-        (), "Cipher suites allowed; all when empty.", update_mode=PER_BROKER, effective=False
+        (), "Cipher suites allowed; all when empty.", update_mode=PER_BROKER, without_effect=SECURITY
     )
-    ssl_keystore_type: str = string("JKS", "Format of the key store.", update_mode=PER_BROKER, effective=False)
-    ssl_keystore_location: str | None = string(None, "File of the key store.", update_mode=PER_BROKER, effective=False)
+    ssl_keystore_type: str = string("JKS", "Format of the key store.", update_mode=PER_BROKER, without_effect=SECURITY)
+    ssl_keystore_location: str | None = string(None, "File of the key store.", update_mode=PER_BROKER, without_effect=SECURITY)
     ssl_keystore_password: str | None = password(
-        None, "Password of the key store.", update_mode=PER_BROKER, effective=False
+        None, "Password of the key store.", update_mode=PER_BROKER, without_effect=SECURITY
     )
-    ssl_keystore_key: str | None = password(None, "Private key in PEM.", update_mode=PER_BROKER, effective=False)
+    ssl_keystore_key: str | None = password(None, "Private key in PEM.", update_mode=PER_BROKER, without_effect=SECURITY)
     ssl_keystore_certificate_chain: str | None = password(
-        None, "Certificates in PEM.", update_mode=PER_BROKER, effective=False
+        None, "Certificates in PEM.", update_mode=PER_BROKER, without_effect=SECURITY
     )
     ssl_key_password: str | None = password(
-        None, "Password of the private key.", update_mode=PER_BROKER, effective=False
+        None, "Password of the private key.", update_mode=PER_BROKER, without_effect=SECURITY
     )
-    ssl_truststore_type: str = string("JKS", "Format of the trust store.", update_mode=PER_BROKER, effective=False)
+    ssl_truststore_type: str = string("JKS", "Format of the trust store.", update_mode=PER_BROKER, without_effect=SECURITY)
     ssl_truststore_location: str | None = string(
-        None, "File of the trust store.", update_mode=PER_BROKER, effective=False
+        None, "File of the trust store.", update_mode=PER_BROKER, without_effect=SECURITY
     )
     ssl_truststore_password: str | None = password(
-        None, "Password of the trust store.", update_mode=PER_BROKER, effective=False
+        None, "Password of the trust store.", update_mode=PER_BROKER, without_effect=SECURITY
     )
     ssl_truststore_certificates: str | None = password(
-        None, "Trusted certificates in PEM.", update_mode=PER_BROKER, effective=False
+        None, "Trusted certificates in PEM.", update_mode=PER_BROKER, without_effect=SECURITY
     )
-    ssl_keymanager_algorithm: str = string("SunX509", "Java's key manager.", update_mode=PER_BROKER, effective=False)
-    ssl_trustmanager_algorithm: str = string("PKIX", "Java's trust manager.", update_mode=PER_BROKER, effective=False)
+    ssl_keymanager_algorithm: str = string("SunX509", "Java's key manager.", update_mode=PER_BROKER, without_effect=SECURITY)
+    ssl_trustmanager_algorithm: str = string("PKIX", "Java's trust manager.", update_mode=PER_BROKER, without_effect=SECURITY)
     ssl_endpoint_identification_algorithm: str = string(
         "https",
         "How host names are checked; empty turns it off.",
         importance=LOW,
         update_mode=PER_BROKER,
-        effective=False,
+        without_effect=SECURITY,
     )
     ssl_secure_random_implementation: str | None = string(
-        None, "Java's random generator.", importance=LOW, update_mode=PER_BROKER, effective=False
+        None, "Java's random generator.", importance=LOW, update_mode=PER_BROKER, without_effect=SECURITY
     )
     ssl_client_auth: str = string(
         "none",
         "Whether clients need a certificate.",
         one_of("required", "requested", "none"),
         update_mode=PER_BROKER,
-        effective=False,
+        without_effect=SECURITY,
     )
     ssl_principal_mapping_rules: str = string(
-        "DEFAULT", "How certificates become user names.", importance=LOW, effective=False
+        "DEFAULT", "How certificates become user names.", importance=LOW, without_effect=SECURITY
     )
     ssl_engine_factory_class: str | None = class_name(
-        None, "Java class that makes TLS engines.", importance=LOW, update_mode=PER_BROKER, effective=False
+        None, "Java class that makes TLS engines.", importance=LOW, update_mode=PER_BROKER, without_effect=SECURITY
     )
     sasl_mechanism_inter_broker_protocol: str = string(
-        "GSSAPI", "Mechanism between brokers.", update_mode=PER_BROKER, effective=False
+        "GSSAPI", "Mechanism between brokers.", update_mode=PER_BROKER, without_effect=SECURITY
     )
     sasl_enabled_mechanisms: tuple[str, ...] = list_of(
-        ("GSSAPI",), "Mechanisms that clients may use.", update_mode=PER_BROKER, effective=False
+        ("GSSAPI",), "Mechanisms that clients may use.", update_mode=PER_BROKER, without_effect=SECURITY
     )
-    sasl_jaas_config: str | None = password(None, "Login settings.", update_mode=PER_BROKER, effective=False)
-    sasl_server_callback_handler_class: str | None = class_name(None, "Java class that checks logins.", effective=False)
-    sasl_client_callback_handler_class: str | None = class_name(None, "Java class that logs in.", effective=False)
-    sasl_login_class: str | None = class_name(None, "Java class of a login.", effective=False)
+    sasl_jaas_config: str | None = password(None, "Login settings.", update_mode=PER_BROKER, without_effect=SECURITY)
+    sasl_server_callback_handler_class: str | None = class_name(None, "Java class that checks logins.", without_effect=SECURITY)
+    sasl_client_callback_handler_class: str | None = class_name(None, "Java class that logs in.", without_effect=SECURITY)
+    sasl_login_class: str | None = class_name(None, "Java class of a login.", without_effect=SECURITY)
     sasl_login_callback_handler_class: str | None = class_name(
-        None, "Java class that fetches credentials.", effective=False
+        None, "Java class that fetches credentials.", without_effect=SECURITY
     )
-    sasl_server_max_receive_size: int = integer(524288, "Largest message before login.", effective=False)
+    sasl_server_max_receive_size: int = integer(524288, "Largest message before login.", without_effect=SECURITY)
     sasl_kerberos_service_name: str | None = string(
-        None, "Kerberos name of the brokers.", update_mode=PER_BROKER, effective=False
+        None, "Kerberos name of the brokers.", update_mode=PER_BROKER, without_effect=SECURITY
     )
-    sasl_kerberos_kinit_cmd: str = string("/usr/bin/kinit", "Path of kinit.", update_mode=PER_BROKER, effective=False)
+    sasl_kerberos_kinit_cmd: str = string("/usr/bin/kinit", "Path of kinit.", update_mode=PER_BROKER, without_effect=SECURITY)
     sasl_kerberos_ticket_renew_window_factor: float = double(
-        0.8, "Share of a ticket's life before its renewal.", update_mode=PER_BROKER, effective=False
+        0.8, "Share of a ticket's life before its renewal.", update_mode=PER_BROKER, without_effect=SECURITY
     )
     sasl_kerberos_ticket_renew_jitter: float = double(
-        0.05, "Random part of it.", update_mode=PER_BROKER, effective=False
+        0.05, "Random part of it.", update_mode=PER_BROKER, without_effect=SECURITY
     )
     sasl_kerberos_min_time_before_relogin: int = long(
-        60000, "Shortest time between two logins.", update_mode=PER_BROKER, effective=False
+        60000, "Shortest time between two logins.", update_mode=PER_BROKER, without_effect=SECURITY
     )
     sasl_kerberos_principal_to_local_rules: tuple[str, ...] = list_of(
-        ("DEFAULT",), "How principals become user names.", update_mode=PER_BROKER, effective=False
+        ("DEFAULT",), "How principals become user names.", update_mode=PER_BROKER, without_effect=SECURITY
     )
     sasl_login_refresh_window_factor: float = double(
-        0.8, "Share of a credential's life before its renewal.", update_mode=PER_BROKER, effective=False
+        0.8, "Share of a credential's life before its renewal.", update_mode=PER_BROKER, without_effect=SECURITY
     )
     sasl_login_refresh_window_jitter: float = double(
-        0.05, "Random part of it.", update_mode=PER_BROKER, effective=False
+        0.05, "Random part of it.", update_mode=PER_BROKER, without_effect=SECURITY
     )
     sasl_login_refresh_min_period_seconds: int = short(
-        60, "Shortest time between two renewals.", update_mode=PER_BROKER, effective=False
+        60, "Shortest time between two renewals.", update_mode=PER_BROKER, without_effect=SECURITY
     )
     sasl_login_refresh_buffer_seconds: int = short(
-        300, "Time left before a credential ends.", update_mode=PER_BROKER, effective=False
+        300, "Time left before a credential ends.", update_mode=PER_BROKER, without_effect=SECURITY
     )
-    delegation_token_master_key: str | None = password(None, "Old name of the secret key.", effective=False)
-    delegation_token_secret_key: str | None = password(None, "Key that signs tokens.", effective=False)
-    delegation_token_max_lifetime_ms: int = long(604800000, "Longest life of a token.", at_least(1), effective=False)
+    delegation_token_master_key: str | None = password(None, "Old name of the secret key.", without_effect=SECURITY)
+    delegation_token_secret_key: str | None = password(None, "Key that signs tokens.", without_effect=SECURITY)
+    delegation_token_max_lifetime_ms: int = long(604800000, "Longest life of a token.", at_least(1), without_effect=SECURITY)
     delegation_token_expiry_time_ms: int = long(
-        86400000, "Life of a token between renewals.", at_least(1), effective=False
+        86400000, "Life of a token between renewals.", at_least(1), without_effect=SECURITY
     )
     delegation_token_expiry_check_interval_ms: int = long(
-        3600000, "How often expired tokens are removed.", at_least(1), importance=LOW, effective=False
+        3600000, "How often expired tokens are removed.", at_least(1), importance=LOW, without_effect=SECURITY
     )
-    password_encoder_secret: str | None = password(None, "Key that encrypts stored passwords.", effective=False)
-    password_encoder_old_secret: str | None = password(None, "The key before it was changed.", effective=False)
+    password_encoder_secret: str | None = password(None, "Key that encrypts stored passwords.", without_effect=SECURITY)
+    password_encoder_old_secret: str | None = password(None, "The key before it was changed.", without_effect=SECURITY)
     password_encoder_keyfactory_algorithm: str | None = string(
-        None, "How the key is derived.", importance=LOW, effective=False
+        None, "How the key is derived.", importance=LOW, without_effect=SECURITY
     )
     password_encoder_cipher_algorithm: str = string(
-        "AES/CBC/PKCS5Padding", "Cipher of stored passwords.", importance=LOW, effective=False
+        "AES/CBC/PKCS5Padding", "Cipher of stored passwords.", importance=LOW, without_effect=SECURITY
     )
-    password_encoder_key_length: int = integer(128, "Bits of the key.", at_least(8), importance=LOW, effective=False)
+    password_encoder_key_length: int = integer(128, "Bits of the key.", at_least(8), importance=LOW, without_effect=SECURITY)
     password_encoder_iterations: int = integer(
-        4096, "Rounds of the derivation.", at_least(1024), importance=LOW, effective=False
+        4096, "Rounds of the derivation.", at_least(1024), importance=LOW, without_effect=SECURITY
     )
 
 

@@ -101,7 +101,8 @@ def all_of(*choices: str) -> Validator:
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One key. A `default` of None means not set. `effective` is False if the key is stored but has no effect."""
+    """One key. A `default` of None means not set. `without_effect` is the reason why the key is stored but changes
+    nothing; empty if it acts."""
 
     name: str
     type: ConfigType
@@ -110,7 +111,7 @@ class ConfigKey:
     validator: Validator | None
     importance: Importance
     update_mode: UpdateMode
-    effective: bool
+    without_effect: str
 
     @property
     def sensitive(self) -> bool:
@@ -163,9 +164,9 @@ class ConfigDef:
                 problems += error.problems
         return values, problems
 
-    def ineffective(self) -> list[str]:
-        """The keys that are accepted and stored but change nothing yet (docs/unsupported.md lists them)."""
-        return [name for name, key in self.keys.items() if not key.effective]
+    def ineffective(self) -> dict[str, str]:
+        """The keys that are accepted and stored but change nothing, with the reason (docs/unsupported.md)."""
+        return {name: key.without_effect for name, key in self.keys.items() if key.without_effect}
 
 
 def attribute(key: str) -> str:
@@ -180,7 +181,7 @@ def _declare(
     validator: Validator | None,
     importance: Importance,
     update_mode: UpdateMode,
-    effective: bool,
+    without_effect: str,
 ) -> Any:
     return dataclasses.field(
         metadata={
@@ -191,7 +192,7 @@ def _declare(
                 "validator": validator,
                 "importance": importance,
                 "update_mode": update_mode,
-                "effective": effective,
+                "without_effect": without_effect,
             }
         }
     )
@@ -204,9 +205,9 @@ def _declarer(config_type: ConfigType) -> Callable[..., Any]:
         validator: Validator | None = None,
         importance: Importance = MEDIUM,
         update_mode: UpdateMode = UpdateMode.READ_ONLY,
-        effective: bool = True,
+        without_effect: str = "",
     ) -> Any:
-        return _declare(config_type, default, documentation, validator, importance, update_mode, effective)
+        return _declare(config_type, default, documentation, validator, importance, update_mode, without_effect)
 
     return declare
 

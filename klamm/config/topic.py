@@ -27,6 +27,7 @@ from klamm.config.definition import (
 )
 from klamm.config.safest import SAFEST_TOPIC_VALUES, values_instead
 from klamm.config.versions import ANY_VERSION
+from klamm.config.without_effect import NOT_YET, ONE_FORMAT
 
 
 def _are_throttled_replicas(value: tuple[str, ...]) -> bool:
@@ -49,7 +50,7 @@ class TopicKeys:
     compression_type: str = string(
         "producer", "Compression of stored batches; producer keeps theirs.", COMPRESSION_TYPES
     )
-    delete_retention_ms: int = long(86400000, "How long tombstones stay after cleaning.", at_least(0), effective=False)
+    delete_retention_ms: int = long(86400000, "How long tombstones stay after cleaning.", at_least(0), without_effect=NOT_YET)
     file_delete_delay_ms: int = long(60000, "Wait between a file's removal and its deletion.", at_least(0))
     flush_messages: int = long(LONG_MAX, "Records after which the log is synced.", at_least(0))
     flush_ms: int = long(LONG_MAX, "Time after which the log is synced.", at_least(0))
@@ -61,14 +62,14 @@ class TopicKeys:
         (), "Replicas whose fetches are throttled on leaders.", _THROTTLED_REPLICAS
     )
     max_compaction_lag_ms: int = long(
-        LONG_MAX, "Age from which a record must be compacted.", at_least(1), effective=False
+        LONG_MAX, "Age from which a record must be compacted.", at_least(1), without_effect=NOT_YET
     )
     max_message_bytes: int = integer(1048588, "Largest record batch accepted.", at_least(0))
     message_downconversion_enable: bool = boolean(
-        True, "Convert records for old clients; klamm never does.", importance=LOW, effective=False
+        True, "Convert records for old clients.", importance=LOW, without_effect=ONE_FORMAT
     )
     message_format_version: str = string(
-        "2.8-IV1", "Record format of old clients; klamm always writes the current one.", ANY_VERSION, effective=False
+        "2.8-IV1", "Record format of old clients.", ANY_VERSION, without_effect=ONE_FORMAT
     )
     message_timestamp_difference_max_ms: int = long(
         LONG_MAX, "How far a producer's time may be from the broker's.", at_least(0)
@@ -79,11 +80,11 @@ class TopicKeys:
         one_of("CreateTime", "LogAppendTime"),
     )
     min_cleanable_dirty_ratio: float = double(
-        0.5, "Uncleaned share from which the log is cleaned.", between(0, 1), effective=False
+        0.5, "Uncleaned share from which the log is cleaned.", between(0, 1), without_effect=NOT_YET
     )
-    min_compaction_lag_ms: int = long(0, "Age below which a record is not compacted.", at_least(0), effective=False)
+    min_compaction_lag_ms: int = long(0, "Age below which a record is not compacted.", at_least(0), without_effect=NOT_YET)
     min_insync_replicas: int = integer(1, "In-sync replicas that acks=all needs.", at_least(1))
-    preallocate: bool = boolean(False, "Reserve a segment's space at once.", effective=False)
+    preallocate: bool = boolean(False, "Reserve a segment's space at once.", without_effect=NOT_YET)
     retention_bytes: int = long(-1, "Size of a partition above which old segments are deleted; -1 for no limit.")
     retention_ms: int = long(604800000, "Age at which records are deleted; -1 never.", at_least(-1))
     segment_bytes: int = integer(1 << 30, "Size at which a segment is closed.", at_least(14))

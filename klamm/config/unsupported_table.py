@@ -14,19 +14,26 @@ END = "<!-- end: keys without effect -->\n"
 
 
 def table() -> str:
-    """The keys of brokers and of topics without effect, as Markdown, and those that must not be set."""
-    brokers, topics = _names(BROKER_CONFIG_DEF, DYNAMIC_ONLY_DEF), _names(TOPIC_CONFIG_DEF)
+    """The keys of brokers and of topics without effect, with the reasons, as Markdown; and the refused keys."""
+    brokers, topics = _rows(BROKER_CONFIG_DEF, DYNAMIC_ONLY_DEF), _rows(TOPIC_CONFIG_DEF)
     refused = ", ".join(f"`{name}` ({consequence})" for name, consequence in sorted(PROTECTIONS.items()))
     return (
-        f"**Brokers:** {brokers}.\n\n**Topics:** {topics}.\n\n"
+        f"| keys of brokers | why they change nothing |\n|---|---|\n{brokers}\n"
+        f"| keys of topics | why they change nothing |\n|---|---|\n{topics}\n"
         f"**Refused:** a broker does not start with one of these, because something would be less protected than it"
         f" seems: {refused}.\n"
     )
 
 
-def _names(*definitions: ConfigDef) -> str:
-    names = sorted(name for definition in definitions for name in definition.ineffective() if name not in PROTECTIONS)
-    return ", ".join(f"`{name}`" for name in names)
+def _rows(*definitions: ConfigDef) -> str:
+    """A row for each reason, the reason with the fewest keys first."""
+    names: dict[str, list[str]] = {}
+    for definition in definitions:
+        for name, reason in definition.ineffective().items():
+            if name not in PROTECTIONS:
+                names.setdefault(reason, []).append(name)
+    rows = sorted((len(keys), reason, ", ".join(f"`{key}`" for key in sorted(keys))) for reason, keys in names.items())
+    return "".join(f"| {keys} | {reason} |\n" for _, reason, keys in rows)
 
 
 def replace_table(text: str) -> str:

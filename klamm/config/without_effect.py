@@ -1,0 +1,15 @@
+"""The reasons why a key of Kafka's configuration is accepted and changes nothing, as docs/unsupported.md gives them.
+
+A key that is only said to act is worse than one that is refused: `without_effect` of a key is the one place that says
+so, and the document's table is written from it.
+"""
+
+ONE_LOOP = "a broker is one loop in one process: it has no pools of threads whose size could be set"
+NO_PURGE = "a completed operation leaves its purgatory at once, so there is nothing to purge"
+JAVA_REPORTERS = "names Java classes; metrics are read over HTTP instead (`klamm.metrics.port`)"
+COUNTERS = "metrics are counters and gauges, of which the monitoring system makes rates in windows of its own"
+ONE_FORMAT = "records have one format (version 2); clients that need an older one are refused"
+NO_LONGER_READ = "Kafka 2.8 knows the key and does not read it either"
+SECURITY = "security (TLS, SASL, tokens, stored passwords) comes later"
+TRANSACTIONS = "the transaction coordinator comes later"
+NOT_YET = "not done yet"
