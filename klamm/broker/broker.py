@@ -120,8 +120,7 @@ class Broker:
         await self._finalized_features.load()
         self.cluster_id = await store.get_or_create_cluster_id(encode_topic_id(self._environment.random_uuid()))
         self.broker_id = await self._find_broker_id(store)
-        # The configs in ZooKeeper take precedence over the file. Some of them, such as listeners, are read only here:
-        # a change needs a restart.
+        # The configs in ZooKeeper take precedence over the file.
         await self._config.load(store, self.broker_id)
         self._refuse_unsupported()
 
@@ -188,6 +187,8 @@ class Broker:
         parts.log_dir_failures.start()
         # Before the controller: it may be this broker's own, and then sends LeaderAndIsr at once.
         await parts.listeners.start()
+        self._closing.append(parts.listener_changes.stop)
+        parts.listener_changes.start()
         # Loading the logs may have taken long, and the broker configs decide which replicas may be elected.
         await parts.config_handlers.brokers_changed()
         await parts.controller.startup(self.zookeeper.store)

@@ -87,6 +87,7 @@ class ControlledShutdown:
             raise NotSent(f"controller {controller_id} has no listener {wanted}")
         options = ConnectionOptions(
             client_id=str(self._broker_id),
+            connect_timeout_ms=self._config.socket_connection_setup_timeout_ms,
             request_timeout_ms=self._config.controller_socket_timeout_ms,
             negotiate_versions=False,
         )

@@ -10,23 +10,28 @@ What must stay true:
 import asyncio
 
 from klamm.broker.metadata_cache import MetadataCache
-from klamm.net.client import Address, BuildRequest, Connection, ConnectionOptions, NotSent, Response, connect
+from klamm.config.broker import BrokerConfig
+from klamm.net.client import Address, BuildRequest, Connection, ConnectionOptions, Connector, NotSent, Response
 from klamm.protocol.messages import ApiKey
 
 
 class ControllerChannel:
-    """Sends requests to the controller on the listener `listener_name`, that of control requests."""
+    """Sends requests to the controller on the listener of control requests."""
 
     def __init__(
         self,
         metadata_cache: MetadataCache,
         broker_id: int,
-        listener_name: str,
-        request_timeout_ms: int,
+        config: BrokerConfig,
     ) -> None:
         self._metadata_cache = metadata_cache
-        self._listener_name = listener_name
-        self._options = ConnectionOptions(client_id=str(broker_id), request_timeout_ms=request_timeout_ms)
+        self._listener_name = config.control_listener_name
+        options = ConnectionOptions(
+            client_id=str(broker_id),
+            connect_timeout_ms=config.socket_connection_setup_timeout_ms,
+            request_timeout_ms=config.request_timeout_ms,
+        )
+        self._connector = Connector(options, config.socket_connection_setup_timeout_max_ms)
         self._lock = asyncio.Lock()
         self._connection: Connection | None = None
 
@@ -41,7 +46,7 @@ class ControllerChannel:
             if connection is not None and connection.connected and connection.address == address:
                 return connection
             self.close()
-            connection = self._connection = await connect(*address, self._options)
+            connection = self._connection = await self._connector.connect(*address)
             return connection
 
     def _controller_address(self) -> Address:

@@ -1,16 +1,28 @@
 """The listeners of a broker, on which clients and other brokers reach it.
 
-Ports are bound before any request is served, so that the broker can be registered with its addresses.
+Ports are bound before any request is served, so that the broker can be registered with its addresses. While the broker
+runs, `listener_changes` brings what is open in line with a changed configuration.
+
+What must stay true:
+- Clients are told of no listener that is not open.
+- A listener that brokers use keeps its socket: followers and the controller would not find it again.
+- A listener that a change does not name keeps its connections.
 """
 
+import asyncio
+import logging
+import socket
 from collections.abc import Iterator, Mapping
 
 from klamm.broker.dispatcher import Dispatcher
 from klamm.broker.metadata_cache import Endpoint
-from klamm.config.broker import BrokerConfig
+from klamm.config.broker import BrokerConfig, listener_reasons
 from klamm.config.current import CurrentConfig
+from klamm.config.listeners import Listener
 from klamm.environment import Environment
 from klamm.metrics import MetricName, Metrics
+from klamm.net.connection_quotas import ConnectionLimits, ConnectionQuotas, QuotaSettings
+from klamm.net.request_queue import RequestQueue
 from klamm.net.response_memory import ResponseMemory
 from klamm.net.server import ServerLimits, SocketServer
 from klamm.protocol.messages import request_size_limit
@@ -20,6 +32,8 @@ from klamm.tasks import OnFailure
 DRAIN_TIMEOUT_MS = 2_000
 # What queued.max.request.bytes=-1 means, unless a single request may be larger.
 DEFAULT_REQUEST_MEMORY_BYTES = 256 * 1024 * 1024
+
+_log = logging.getLogger(__name__)
 
 
 class Listeners(Mapping[str, SocketServer]):
@@ -33,23 +47,40 @@ class Listeners(Mapping[str, SocketServer]):
         response_memory: ResponseMemory,
         on_failure: OnFailure,
     ) -> None:
+        self._config = config
         self._environment = environment
-        self._advertised = config.current.advertised_listeners
-        self._servers = {
-            listener.name: SocketServer(
-                listener.name,
-                listener.host,
-                listener.port,
-                dispatch=dispatcher.dispatch,
-                is_pipelined=dispatcher.is_pipelined,
-                size_limit=request_size_limit(config.current.socket_request_max_bytes),
-                limits=_limits(config.current),
-                response_memory=response_memory,
-                on_failure=on_failure,
-            )
-            for listener in config.current.listeners
-        }
+        self._dispatcher = dispatcher
+        self._response_memory = response_memory
+        self._on_failure = on_failure
+        # max.connections.per.ip.overrides by address.
+        self._overrides: dict[str, int] = {}
+        self.quotas = ConnectionQuotas(
+            _quota_settings(config.current, self._overrides),
+            samples=config.current.quota_window_num,
+            window_ms=config.current.quota_window_size_seconds * 1000,
+        )
+        self._request_queue = RequestQueue(config.current.queued_max_requests)
+        # As they were configured when they were opened; port 0 stays 0.
+        self._listeners = {listener.name: listener for listener in config.current.listeners}
+        self._servers = {listener.name: self._server(listener) for listener in config.current.listeners}
+        self._stopping: list[SocketServer] = []
         config.subscribe(self._config_changed)
+
+    def _server(self, listener: Listener) -> SocketServer:
+        config = self._config.current
+        return SocketServer(
+            listener.name,
+            listener.host,
+            listener.port,
+            dispatch=self._dispatcher.dispatch,
+            is_pipelined=self._dispatcher.is_pipelined,
+            size_limit=request_size_limit(config.socket_request_max_bytes),
+            limits=_limits(config),
+            quotas=self.quotas,
+            request_queue=self._request_queue,
+            response_memory=self._response_memory,
+            on_failure=self._on_failure,
+        )
 
     def __getitem__(self, name: str) -> SocketServer:
         return self._servers[name]
@@ -61,7 +92,10 @@ class Listeners(Mapping[str, SocketServer]):
         return len(self._servers)
 
     async def bind(self) -> None:
-        """Binds the ports without accepting yet. Raises OSError for an address that cannot be used."""
+        """Binds the ports without accepting yet. Raises OSError for an address that cannot be used, or for a host of
+        max.connections.per.ip.overrides that is unknown."""
+        self._overrides = await _by_address(self._config.current.max_connections_per_ip_overrides)
+        self._apply_quotas()
         for server in self._servers.values():
             await server.bind()
 
@@ -72,8 +106,81 @@ class Listeners(Mapping[str, SocketServer]):
 
     async def stop(self) -> None:
         """Lets pending requests finish for a limited time, and ends all connections."""
-        for server in self._servers.values():
+        for server in [*self._servers.values(), *self._stopping]:
             await server.stop(DRAIN_TIMEOUT_MS)
+
+    # -- changes while the broker runs ------------------------------------------------------------------------------
+
+    async def open_new(self) -> None:
+        """Opens the listeners that are configured and not open, or open at another address. Those that a new one
+        needs the port of are closed first. A listener that cannot be opened is logged and left out."""
+        wanted = self._wanted()
+        new = [listener for listener in wanted.values() if self._listeners.get(listener.name) != listener]
+        ports = {listener.port for listener in new}
+        for name, listener in list(self._listeners.items()):
+            if self._servers[name].port in ports and wanted.get(name) != listener:
+                await self._close(name)
+        for listener in new:
+            await self._open(listener)
+
+    async def close_removed(self) -> None:
+        """Closes the listeners that are no longer configured, once their pending requests are answered."""
+        wanted = self._wanted()
+        for name in [name for name in self._listeners if name not in wanted]:
+            await self._close(name)
+        while self._stopping:
+            await self._stopping[0].stop(DRAIN_TIMEOUT_MS)
+            self._stopping.pop(0)
+
+    async def resolve_overrides(self) -> None:
+        """Looks the hosts of max.connections.per.ip.overrides up again. An unknown one is logged, and the former
+        overrides stay."""
+        try:
+            self._overrides = await _by_address(self._config.current.max_connections_per_ip_overrides)
+        except OSError as error:
+            _log.error("%s; the former overrides stay in force", error)
+        self._apply_quotas()
+
+    def _wanted(self) -> dict[str, Listener]:
+        config = self._config.current
+        used_by_brokers = (config.inter_broker_listener_name, config.control_listener_name)
+        wanted = {}
+        for listener in config.listeners:
+            opened = self._listeners.get(listener.name)
+            if opened is not None and listener.name in used_by_brokers:
+                wanted[listener.name] = opened
+            elif reasons := listener_reasons([listener]):
+                _log.error("%s is not opened: %s", listener.name, reasons[0])
+            else:
+                wanted[listener.name] = listener
+        return wanted
+
+    async def _open(self, listener: Listener) -> None:
+        server = self._server(listener)
+        # A stop of the broker may come in between.
+        self._stopping.append(server)
+        try:
+            await server.bind()
+            await server.start()
+        except OSError as error:
+            _log.error("listener %s cannot be opened: %s; change listeners to try again", listener, error)
+            self._stopping.remove(server)
+            return
+        self._stopping.remove(server)
+        if listener.name in self._servers:
+            self._stopping.append(self._servers[listener.name])
+        self._listeners[listener.name], self._servers[listener.name] = listener, server
+        _log.info("listener %s is open at port %d", listener, server.port)
+
+    async def _close(self, name: str) -> None:
+        listener = self._listeners.pop(name)
+        server = self._servers.pop(name)
+        self._stopping.append(server)
+        _log.info("listener %s is closed", listener)
+        await server.stop(DRAIN_TIMEOUT_MS)
+        self._stopping.remove(server)
+
+    # -- what others are told ---------------------------------------------------------------------------------------
 
     @property
     def addresses(self) -> dict[str, tuple[str, int]]:
@@ -82,8 +189,13 @@ class Listeners(Mapping[str, SocketServer]):
 
     def advertised_endpoints(self) -> dict[str, Endpoint]:
         """Port 0 is replaced by the port that the system chose, and an empty host by this machine's name."""
+        config = self._config.current
         endpoints = {}
-        for listener in self._advertised:
+        for advertised in config.advertised_listeners:
+            if advertised.name not in self._servers:
+                continue
+            # What is advertised as it is configured is advertised as it is open, which may differ by now.
+            listener = self._listeners[advertised.name] if advertised in config.listeners else advertised
             host = listener.host or self._environment.host_name()
             port = listener.port or self._servers[listener.name].port
             endpoints[listener.name] = Endpoint(host, port, listener.security_protocol)
@@ -91,30 +203,79 @@ class Listeners(Mapping[str, SocketServer]):
 
     def register(self, metrics: Metrics) -> None:
         """Adds the gauges of the requests in memory (queued.max.request.bytes), of all listeners together."""
-        memories = [server.request_memory for server in self._servers.values()]
         metrics.gauge(
             MetricName("kafka.network", "SocketServer", "MemoryPoolUsed"),
             "Bytes of requests in memory.",
-            lambda: sum(memory.held_bytes for memory in memories),
+            lambda: sum(server.request_memory.held_bytes for server in self._servers.values()),
         )
         metrics.gauge(
             MetricName("kafka.network", "SocketServer", "MemoryPoolAvailable"),
             "Bytes of requests that may still be in memory.",
-            lambda: sum(max(0, memory.budget_bytes - memory.held_bytes) for memory in memories),
+            lambda: sum(
+                max(0, server.request_memory.budget_bytes - server.request_memory.held_bytes)
+                for server in self._servers.values()
+            ),
         )
 
     def _config_changed(self, _old: BrokerConfig, new: BrokerConfig) -> None:
         for server in self._servers.values():
             server.limits = _limits(new)
+        self._apply_quotas()
+
+    def _apply_quotas(self) -> None:
+        self.quotas.settings = _quota_settings(self._config.current, self._overrides)
 
 
 def _limits(config: BrokerConfig) -> ServerLimits:
     return ServerLimits(
-        max_connections=config.max_connections,
-        max_connections_per_ip=config.max_connections_per_ip,
         connections_max_idle_ms=config.connections_max_idle_ms,
+        socket_send_buffer_bytes=config.socket_send_buffer_bytes,
+        socket_receive_buffer_bytes=config.socket_receive_buffer_bytes,
         queued_max_request_bytes=_request_memory_bytes(config),
     )
+
+
+def _quota_settings(config: BrokerConfig, overrides: Mapping[str, int]) -> QuotaSettings:
+    return QuotaSettings(
+        broker=ConnectionLimits(config.max_connections, config.max_connection_creation_rate),
+        listeners={
+            listener.name: ConnectionLimits(
+                config.for_listener(listener.name, "max.connections"),
+                config.for_listener(listener.name, "max.connection.creation.rate"),
+            )
+            for listener in config.listeners
+        },
+        brokers_listener=config.inter_broker_listener_name,
+        max_connections_per_ip=config.max_connections_per_ip,
+        max_connections_per_ip_overrides=overrides,
+    )
+
+
+async def _by_address(overrides: Mapping[str, int]) -> dict[str, int]:
+    """Looks the hosts of max.connections.per.ip.overrides up. Raises OSError for an unknown host."""
+    by_address = {}
+    for host, count in overrides.items():
+        for address in _literal(host) or await _addresses(host):
+            by_address[address] = count
+    return by_address
+
+
+def _literal(host: str) -> list[str]:
+    """The address itself, as the system writes it; nothing if it is a name."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            return [socket.inet_ntop(family, socket.inet_pton(family, host))]
+        except (OSError, ValueError):
+            continue
+    return []
+
+
+async def _addresses(host: str) -> list[str]:
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise OSError(f"max.connections.per.ip.overrides: {host}: {error.strerror or error}") from error
+    return [str(address[0]) for *_, address in found]
 
 
 def _request_memory_bytes(config: BrokerConfig) -> int:

@@ -21,6 +21,7 @@ from klamm.broker.fetch_session import FetchSessionCache
 from klamm.broker.finalized_features import FinalizedFeatureCache
 from klamm.broker.handlers import APIS
 from klamm.broker.leader_elections import LeaderElections
+from klamm.broker.listener_changes import ListenerChanges
 from klamm.broker.listeners import Listeners
 from klamm.broker.log_dir_failures import LogDirFailures
 from klamm.broker.metadata_cache import MetadataCache
@@ -100,9 +101,7 @@ class BrokerParts:
         self.topic_admin = TopicAdmin(environment, config, self.metadata_cache, self._store)
         self.auto_topic_creation = AutoTopicCreation(self.topic_admin, on_failure)
         self.offsets_topic = OffsetsTopic(config, self.metadata_cache, self.auto_topic_creation, self._store)
-        self.controller_channel = ControllerChannel(
-            self.metadata_cache, broker_id, static.control_listener_name, static.request_timeout_ms
-        )
+        self.controller_channel = ControllerChannel(self.metadata_cache, broker_id, static)
 
         # Logs and replicas.
         self.log_dir_failures = LogDirFailures(broker_id, self._store, on_failure)
@@ -211,6 +210,7 @@ class BrokerParts:
         )
         self.dispatcher = Dispatcher(self.services)
         self.listeners = Listeners(config, environment, self.dispatcher, self.response_memory, on_failure)
+        self.listener_changes = ListenerChanges(config, self.listeners, self.registrar, self._store, on_failure)
         self.metrics_endpoint = self._make_metrics_endpoint(environment)
 
     def _store(self) -> KafkaZooKeeper:

@@ -68,6 +68,23 @@ class Registrar:
             raise BrokerStartError(
                 f"broker.rack is {len(self._rack.encode())} bytes long; allowed are up to {znodes.MAX_TEXT_BYTES}"
             )
+        registration = await self._registration(store, endpoints)
+        try:
+            replaceable = await self._note_session(store, directory)
+            await store.delete_leftover_controller(replaceable)
+            self.broker_epoch = await store.register_broker(registration, replaceable)
+        except KafkaError as error:
+            raise BrokerStartError(error.message) from None
+
+    async def update(self, store: KafkaZooKeeper, endpoints: Mapping[str, Endpoint]) -> None:
+        """Changes the endpoints of the existing registration; the broker epoch stays.
+
+        Raises BrokerStartError if an address belongs to another broker, ZooKeeperError as long as there is no
+        registration.
+        """
+        await store.update_broker(await self._registration(store, endpoints))
+
+    async def _registration(self, store: KafkaZooKeeper, endpoints: Mapping[str, Endpoint]) -> BrokerRegistration:
         addresses = {(endpoint.host, endpoint.port) for endpoint in endpoints.values()}
         for other, live in (await store.live_brokers()).items():
             if other == self._broker_id:
@@ -77,7 +94,7 @@ class Registrar:
                     raise BrokerStartError(
                         f"advertised.listeners: {endpoint.host}:{endpoint.port} belongs to broker {other} already"
                     )
-        registration = BrokerRegistration(
+        return BrokerRegistration(
             self._broker_id,
             tuple(
                 znodes.Endpoint(name, endpoint.host, endpoint.port, endpoint.security_protocol)
@@ -89,12 +106,6 @@ class Registrar:
             timestamp_ms=self._environment.now_ms(),
             version=self._version,
         )
-        try:
-            replaceable = await self._note_session(store, directory)
-            await store.delete_leftover_controller(replaceable)
-            self.broker_epoch = await store.register_broker(registration, replaceable)
-        except KafkaError as error:
-            raise BrokerStartError(error.message) from None
 
     async def _note_session(self, store: KafkaZooKeeper, directory: str) -> list[int]:
         """Records the session as this broker's. Returns the former sessions whose registration may be replaced: those

@@ -25,8 +25,8 @@ from klamm.zookeeper.errors import ZooKeeperError
 
 RENEWAL_BACK_OFF_MS = 100
 
-# This many calls keep a server busy; the answers to more calls at once would hold the loop for longer than ten
-# milliseconds.
+# The calls in flight where zookeeper.max.in.flight.requests is not set. So many keep a server busy; the answers to more
+# at once would hold the loop for longer than ten milliseconds.
 MAX_IN_FLIGHT = 500
 
 _log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class ZooKeeperSession:
             self._environment,
             self._config.zookeeper_connect,
             session_timeout_ms=self._config.zookeeper_session_timeout_ms,
-            max_in_flight=MAX_IN_FLIGHT,
+            max_in_flight=self._config.zookeeper_max_in_flight_requests or MAX_IN_FLIGHT,
         )
         client.add_listener(lambda _state: self._check_session())
         await client.start(timeout_ms)

@@ -33,9 +33,22 @@ FAMILIES = (
 )
 
 _LISTENER_PREFIX = "listener.name."
+# The keys that act for one listener.
+LISTENER_KEYS = ("max.connections", "max.connection.creation.rate")
 _NO_KRAFT = "KRaft is not supported; klamm keeps its metadata in ZooKeeper (zookeeper.connect). Remove the key to start"
 _HOUR_MS = 3_600_000
 _MINUTE_MS = 60_000
+
+# Keys whose default in Kafka is no good one for klamm: what counts where a key is not set. The system sizes the buffers
+# of a socket to the way that its packets take, unless a size is given.
+_WHERE_NOT_SET: Mapping[str, Any] = MappingProxyType(
+    {
+        "socket.send.buffer.bytes": -1,
+        "socket.receive.buffer.bytes": -1,
+        "replica.socket.receive.buffer.bytes": -1,
+        "zookeeper.max.in.flight.requests": None,
+    }
+)
 
 # Keys that would leave a cluster less protected than its operator believes: a broker refuses to start with one.
 PROTECTIONS = {
@@ -76,7 +89,9 @@ class BrokerConfig(BrokerKeys):
         values, problems = BROKER_CONFIG_DEF.parse(properties)
         resolved, more_problems = _resolve(values, properties)
         # A value that is wrong by itself would only be reported again when compared with others.
-        problems = problems + more_problems + _broken_rules(resolved) or _contradictions(resolved, values)
+        problems = problems + more_problems + _bad_listener_keys(properties) + _broken_rules(
+            resolved
+        ) or _contradictions(resolved, values)
         if problems:
             raise ConfigError(problems)
         attributes = {attribute(key): value for key, value in resolved.items()}
@@ -98,6 +113,14 @@ class BrokerConfig(BrokerKeys):
             dynamic_broker=self.dynamic_broker if broker is None else broker,
         )
 
+    def for_listener(self, listener_name: str, name: str) -> Any:
+        """The value of a key that may be set for one listener (`listener.name.NAME.KEY`), or for all of them."""
+        full_name = f"{_LISTENER_PREFIX}{listener_name.lower()}.{name}"
+        for level in (self.dynamic_broker, self.dynamic_default, self.originals):
+            if full_name in level:
+                return BROKER_CONFIG_DEF.keys[name].parse(level[full_name])
+        return self.values[name]
+
     def dynamic_only(self, name: str) -> Any:
         """The value of a key that a file cannot have (`DynamicOnlyKeys`)."""
         return DYNAMIC_ONLY_DEF.parse({**self.dynamic_default, **self.dynamic_broker})[0][name]
@@ -115,7 +138,7 @@ class BrokerConfig(BrokerKeys):
 
     def unsupported_reasons(self) -> list[str]:
         """The reasons why this broker must not start with this valid configuration; empty if it may start."""
-        reasons = _unsupported_listeners(self.listeners)
+        reasons = listener_reasons(self.listeners)
         for key, consequence in PROTECTIONS.items():
             if self.values[key]:
                 reasons.append(f"{key}={self.values[key]} is not supported yet: {consequence}; remove it to start")
@@ -126,6 +149,18 @@ def _over(properties: Mapping[str, str], dynamic: Mapping[str, str]) -> dict[str
     """`properties` overridden by the dynamic configs. Drops keys that name the same setting in another unit."""
     replaced = [name for family in FAMILIES for name in family if not dynamic.keys().isdisjoint(family)]
     return {**{name: text for name, text in properties.items() if name not in replaced}, **dynamic}
+
+
+def _bad_listener_keys(properties: Mapping[str, str]) -> list[str]:
+    problems: list[str] = []
+    for name, text in properties.items():
+        _, _, base = name.removeprefix(_LISTENER_PREFIX).partition(".")
+        if name.startswith(_LISTENER_PREFIX) and base in LISTENER_KEYS:
+            try:
+                BROKER_CONFIG_DEF.keys[base].parse(text)
+            except ConfigError as error:
+                problems += [problem.replace(base, name, 1) for problem in error.problems]
+    return problems
 
 
 def config_key(name: str) -> ConfigKey | None:
@@ -163,6 +198,9 @@ def _resolve(values: Mapping[str, Any], properties: Mapping[str, str]) -> tuple[
             resolved[key] = value
 
     fall_back("zookeeper.connection.timeout.ms", values["zookeeper.session.timeout.ms"])
+    for name, value in _WHERE_NOT_SET.items():
+        if name not in properties:
+            resolved[name] = value
     fall_back("log.roll.ms", values["log.roll.hours"] * _HOUR_MS)
     fall_back("log.roll.jitter.ms", values["log.roll.jitter.hours"] * _HOUR_MS)
     fall_back("log.flush.interval.ms", values["log.flush.scheduler.interval.ms"])
@@ -306,7 +344,8 @@ def _contradictions(resolved: Mapping[str, Any], values: Mapping[str, Any]) -> l
     return problems + _listener_problems(resolved)
 
 
-def _unsupported_listeners(listeners: Iterable[Listener]) -> list[str]:
+def listener_reasons(listeners: Iterable[Listener]) -> list[str]:
+    """The reasons why these listeners cannot be opened."""
     return [
         f"listener {listener}: {listener.security_protocol} is not supported yet, only PLAINTEXT is"
         for listener in listeners
@@ -347,7 +386,7 @@ def _listener_problems(resolved: Mapping[str, Any]) -> list[str]:
             )
         elif control_plane.upper() == inter_broker:
             problems.append(f"control.plane.listener.name={control_plane} must differ from the inter-broker listener")
-    return (_unsupported_listeners(listeners) or problems) if problems else []
+    return (listener_reasons(listeners) or problems) if problems else []
 
 
 def _text(value: Any) -> str:

@@ -64,20 +64,33 @@ class BrokerKeys:
     zookeeper_connection_timeout_ms: int = integer(
         None, "Longest wait for the first connection; the session timeout when not set.", importance=HIGH
     )
-    zookeeper_max_in_flight_requests: int = integer(
-        10, "Unanswered requests allowed before the client waits.", at_least(1), importance=HIGH, without_effect=NOT_YET
+    zookeeper_max_in_flight_requests: int | None = integer(
+        10,
+        "Unanswered requests allowed before the client waits; 500 when not set.",
+        at_least(1),
+        importance=HIGH,
     )
-    zookeeper_set_acl: bool = boolean(False, "Protect the cluster's znodes by ACLs.", importance=HIGH, without_effect=SECURITY)
-    zookeeper_sync_time_ms: int = integer(2000, "How far a follower of ZooKeeper may be behind.", importance=LOW, without_effect=NO_LONGER_READ)
+    zookeeper_set_acl: bool = boolean(
+        False, "Protect the cluster's znodes by ACLs.", importance=HIGH, without_effect=SECURITY
+    )
+    zookeeper_sync_time_ms: int = integer(
+        2000, "How far a follower of ZooKeeper may be behind.", importance=LOW, without_effect=NO_LONGER_READ
+    )
     zookeeper_ssl_client_enable: bool = boolean(False, "Speak TLS to ZooKeeper.", without_effect=SECURITY)
     zookeeper_clientCnxnSocket: str | None = string(None, "Java class of the client's socket.", without_effect=SECURITY)
-    zookeeper_ssl_keystore_location: str | None = string(None, "File of the client's key store.", without_effect=SECURITY)
+    zookeeper_ssl_keystore_location: str | None = string(
+        None, "File of the client's key store.", without_effect=SECURITY
+    )
     zookeeper_ssl_keystore_password: str | None = password(None, "Password of the key store.", without_effect=SECURITY)
     zookeeper_ssl_keystore_type: str | None = string(None, "Format of the key store.", without_effect=SECURITY)
     zookeeper_ssl_truststore_location: str | None = string(None, "File of the trust store.", without_effect=SECURITY)
-    zookeeper_ssl_truststore_password: str | None = password(None, "Password of the trust store.", without_effect=SECURITY)
+    zookeeper_ssl_truststore_password: str | None = password(
+        None, "Password of the trust store.", without_effect=SECURITY
+    )
     zookeeper_ssl_truststore_type: str | None = string(None, "Format of the trust store.", without_effect=SECURITY)
-    zookeeper_ssl_protocol: str = string("TLSv1.2", "TLS version to negotiate.", importance=LOW, without_effect=SECURITY)
+    zookeeper_ssl_protocol: str = string(
+        "TLSv1.2", "TLS version to negotiate.", importance=LOW, without_effect=SECURITY
+    )
     zookeeper_ssl_enabled_protocols: tuple[str, ...] | None = list_of(
         None, "TLS versions allowed.", importance=LOW, without_effect=SECURITY
     )
@@ -88,7 +101,9 @@ class BrokerKeys:
         "HTTPS", "How the server's host name is checked; empty turns it off.", importance=LOW, without_effect=SECURITY
     )
     zookeeper_ssl_crl_enable: bool = boolean(False, "Check revocation lists.", importance=LOW, without_effect=SECURITY)
-    zookeeper_ssl_ocsp_enable: bool = boolean(False, "Check revocation by OCSP.", importance=LOW, without_effect=SECURITY)
+    zookeeper_ssl_ocsp_enable: bool = boolean(
+        False, "Check revocation by OCSP.", importance=LOW, without_effect=SECURITY
+    )
 
     # -- identity -------------------------------------------------------------------------------------------------
     broker_id: int = integer(-1, "The broker's id; -1 generates one.", importance=HIGH)
@@ -130,15 +145,17 @@ class BrokerKeys:
     advertised_host_name: str | None = string(None, "Old form of advertised.listeners: the host.", importance=HIGH)
     advertised_port: int | None = integer(None, "Old form of advertised.listeners: the port.", importance=HIGH)
     socket_send_buffer_bytes: int = integer(
-        102400, "SO_SNDBUF of connections; -1 leaves it to the system.", importance=HIGH, without_effect=NOT_YET
+        102400, "SO_SNDBUF of connections; -1, or when not set, leaves it to the system.", importance=HIGH
     )
     socket_receive_buffer_bytes: int = integer(
-        102400, "SO_RCVBUF of connections; -1 leaves it to the system.", importance=HIGH, without_effect=NOT_YET
+        102400, "SO_RCVBUF of connections; -1, or when not set, leaves it to the system.", importance=HIGH
     )
     socket_request_max_bytes: int = integer(104857600, "Largest request accepted.", at_least(1), importance=HIGH)
-    socket_connection_setup_timeout_ms: int = long(10000, "First wait for an outgoing connection.", without_effect=NOT_YET)
+    socket_connection_setup_timeout_ms: int = long(
+        10000, "Longest wait for an outgoing connection; doubled after each failure."
+    )
     socket_connection_setup_timeout_max_ms: int = long(
-        30000, "Longest wait for an outgoing connection.", without_effect=NOT_YET
+        30000, "Longest wait for an outgoing connection, however often it has failed."
     )
     connections_max_idle_ms: int = long(600000, "Time after which an idle connection is closed; negative for never.")
     connection_failed_authentication_delay_ms: int = integer(
@@ -153,14 +170,11 @@ class BrokerKeys:
         "",
         "Exceptions to max.connections.per.ip: host:count, comma separated.",
         update_mode=CLUSTER_WIDE,
-        without_effect=NOT_YET,
     )
     max_connection_creation_rate: int = integer(
-        INT_MAX, "New connections allowed per second.", at_least(0), update_mode=CLUSTER_WIDE, without_effect=NOT_YET
+        INT_MAX, "New connections allowed per second.", at_least(0), update_mode=CLUSTER_WIDE
     )
-    queued_max_requests: int = integer(
-        500, "Requests waiting before clients are muted.", at_least(1), importance=HIGH, without_effect=NOT_YET
-    )
+    queued_max_requests: int = integer(500, "Requests waiting before clients are muted.", at_least(1), importance=HIGH)
     queued_max_request_bytes: int = long(
         -1, "Bytes of requests in memory before clients are muted; -1: 256 MB or socket.request.max.bytes."
     )
@@ -172,13 +186,28 @@ class BrokerKeys:
     )
     request_timeout_ms: int = integer(30000, "Longest wait for another broker's answer.", importance=HIGH)
     num_network_threads: int = integer(
-        3, "Threads that read requests and write responses.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE, without_effect=ONE_LOOP
+        3,
+        "Threads that read requests and write responses.",
+        at_least(1),
+        importance=HIGH,
+        update_mode=CLUSTER_WIDE,
+        without_effect=ONE_LOOP,
     )
     num_io_threads: int = integer(
-        8, "Threads that process requests.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE, without_effect=ONE_LOOP
+        8,
+        "Threads that process requests.",
+        at_least(1),
+        importance=HIGH,
+        update_mode=CLUSTER_WIDE,
+        without_effect=ONE_LOOP,
     )
     background_threads: int = integer(
-        10, "Threads for background work.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE, without_effect=ONE_LOOP
+        10,
+        "Threads for background work.",
+        at_least(1),
+        importance=HIGH,
+        update_mode=CLUSTER_WIDE,
+        without_effect=ONE_LOOP,
     )
 
     # -- topics ---------------------------------------------------------------------------------------------------
@@ -306,7 +335,10 @@ class BrokerKeys:
         1, "Cleaners at work at once.", at_least(0), update_mode=CLUSTER_WIDE, without_effect=NOT_YET
     )
     log_cleaner_io_max_bytes_per_second: float = double(
-        DOUBLE_MAX, "Bytes per second that cleaners read and write at most.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
+        DOUBLE_MAX,
+        "Bytes per second that cleaners read and write at most.",
+        update_mode=CLUSTER_WIDE,
+        without_effect=NOT_YET,
     )
     log_cleaner_dedupe_buffer_size: int = long(
         134217728, "Memory for the keys of all cleaners.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
@@ -354,7 +386,7 @@ class BrokerKeys:
     replica_lag_time_max_ms: int = long(30000, "A follower behind for longer leaves the ISR.", importance=HIGH)
     replica_socket_timeout_ms: int = integer(30000, "Longest wait for the leader.", importance=HIGH)
     replica_socket_receive_buffer_bytes: int = integer(
-        65536, "SO_RCVBUF of fetchers.", importance=HIGH, without_effect=NOT_YET
+        65536, "SO_RCVBUF of fetchers; -1, or when not set, leaves it to the system.", importance=HIGH
     )
     replica_fetch_max_bytes: int = integer(1048576, "Largest size of a follower's fetch, per partition.", at_least(0))
     replica_fetch_wait_max_ms: int = integer(500, "Longest wait of a fetch.", importance=HIGH)
@@ -367,7 +399,9 @@ class BrokerKeys:
     replica_high_watermark_checkpoint_interval_ms: int = long(
         5000, "How often high watermarks are written.", importance=HIGH
     )
-    replica_selector_class: str | None = string(None, "Java class choosing a replica for consumers.", without_effect=NOT_YET)
+    replica_selector_class: str | None = string(
+        None, "Java class choosing a replica for consumers.", without_effect=NOT_YET
+    )
 
     # -- controller -----------------------------------------------------------------------------------------------
     controller_socket_timeout_ms: int = integer(30000, "Longest wait of the controller for a broker.")
@@ -452,7 +486,11 @@ class BrokerKeys:
         10000, "How often overdue transactions are aborted.", at_least(1), importance=LOW, without_effect=TRANSACTIONS
     )
     transaction_remove_expired_transaction_cleanup_interval_ms: int = integer(
-        3600000, "How often unused transactional ids are removed.", at_least(1), importance=LOW, without_effect=TRANSACTIONS
+        3600000,
+        "How often unused transactional ids are removed.",
+        at_least(1),
+        importance=LOW,
+        without_effect=TRANSACTIONS,
     )
 
     # -- quotas ---------------------------------------------------------------------------------------------------
@@ -462,8 +500,8 @@ class BrokerKeys:
     quota_consumer_default: int = long(
         LONG_MAX, "Bytes per second for each consumer.", at_least(1), importance=HIGH, without_effect=NOT_YET
     )
-    quota_window_num: int = integer(11, "Samples of client quotas.", at_least(1), importance=LOW, without_effect=NOT_YET)
-    quota_window_size_seconds: int = integer(1, "Length of a sample.", at_least(1), importance=LOW, without_effect=NOT_YET)
+    quota_window_num: int = integer(11, "Samples of client quotas.", at_least(1), importance=LOW)
+    quota_window_size_seconds: int = integer(1, "Length of a sample.", at_least(1), importance=LOW)
     replication_quota_window_num: int = integer(11, "Samples of replication quotas.", at_least(1), importance=LOW)
     replication_quota_window_size_seconds: int = integer(1, "Length of a sample.", at_least(1), importance=LOW)
     alter_log_dirs_replication_quota_window_num: int = integer(
@@ -494,7 +532,9 @@ class BrokerKeys:
         (), "Java classes that report metrics.", importance=LOW, update_mode=CLUSTER_WIDE, without_effect=JAVA_REPORTERS
     )
     metrics_num_samples: int = integer(2, "Samples of a rate.", at_least(1), importance=LOW, without_effect=COUNTERS)
-    metrics_sample_window_ms: int = long(30000, "Length of a sample.", at_least(1), importance=LOW, without_effect=COUNTERS)
+    metrics_sample_window_ms: int = long(
+        30000, "Length of a sample.", at_least(1), importance=LOW, without_effect=COUNTERS
+    )
     metrics_recording_level: str = string("INFO", "Detail of Kafka's metrics.", importance=LOW, without_effect=COUNTERS)
     kafka_metrics_reporters: tuple[str, ...] = list_of(
         (), "Java classes that report metrics.", importance=LOW, without_effect=JAVA_REPORTERS
@@ -522,18 +562,24 @@ class BrokerKeys:
         (), "Cipher suites allowed; all when empty.", update_mode=PER_BROKER, without_effect=SECURITY
     )
     ssl_keystore_type: str = string("JKS", "Format of the key store.", update_mode=PER_BROKER, without_effect=SECURITY)
-    ssl_keystore_location: str | None = string(None, "File of the key store.", update_mode=PER_BROKER, without_effect=SECURITY)
+    ssl_keystore_location: str | None = string(
+        None, "File of the key store.", update_mode=PER_BROKER, without_effect=SECURITY
+    )
     ssl_keystore_password: str | None = password(
         None, "Password of the key store.", update_mode=PER_BROKER, without_effect=SECURITY
     )
-    ssl_keystore_key: str | None = password(None, "Private key in PEM.", update_mode=PER_BROKER, without_effect=SECURITY)
+    ssl_keystore_key: str | None = password(
+        None, "Private key in PEM.", update_mode=PER_BROKER, without_effect=SECURITY
+    )
     ssl_keystore_certificate_chain: str | None = password(
         None, "Certificates in PEM.", update_mode=PER_BROKER, without_effect=SECURITY
     )
     ssl_key_password: str | None = password(
         None, "Password of the private key.", update_mode=PER_BROKER, without_effect=SECURITY
     )
-    ssl_truststore_type: str = string("JKS", "Format of the trust store.", update_mode=PER_BROKER, without_effect=SECURITY)
+    ssl_truststore_type: str = string(
+        "JKS", "Format of the trust store.", update_mode=PER_BROKER, without_effect=SECURITY
+    )
     ssl_truststore_location: str | None = string(
         None, "File of the trust store.", update_mode=PER_BROKER, without_effect=SECURITY
     )
@@ -543,8 +589,12 @@ class BrokerKeys:
     ssl_truststore_certificates: str | None = password(
         None, "Trusted certificates in PEM.", update_mode=PER_BROKER, without_effect=SECURITY
     )
-    ssl_keymanager_algorithm: str = string("SunX509", "Java's key manager.", update_mode=PER_BROKER, without_effect=SECURITY)
-    ssl_trustmanager_algorithm: str = string("PKIX", "Java's trust manager.", update_mode=PER_BROKER, without_effect=SECURITY)
+    ssl_keymanager_algorithm: str = string(
+        "SunX509", "Java's key manager.", update_mode=PER_BROKER, without_effect=SECURITY
+    )
+    ssl_trustmanager_algorithm: str = string(
+        "PKIX", "Java's trust manager.", update_mode=PER_BROKER, without_effect=SECURITY
+    )
     ssl_endpoint_identification_algorithm: str = string(
         "https",
         "How host names are checked; empty turns it off.",
@@ -575,8 +625,12 @@ class BrokerKeys:
         ("GSSAPI",), "Mechanisms that clients may use.", update_mode=PER_BROKER, without_effect=SECURITY
     )
     sasl_jaas_config: str | None = password(None, "Login settings.", update_mode=PER_BROKER, without_effect=SECURITY)
-    sasl_server_callback_handler_class: str | None = class_name(None, "Java class that checks logins.", without_effect=SECURITY)
-    sasl_client_callback_handler_class: str | None = class_name(None, "Java class that logs in.", without_effect=SECURITY)
+    sasl_server_callback_handler_class: str | None = class_name(
+        None, "Java class that checks logins.", without_effect=SECURITY
+    )
+    sasl_client_callback_handler_class: str | None = class_name(
+        None, "Java class that logs in.", without_effect=SECURITY
+    )
     sasl_login_class: str | None = class_name(None, "Java class of a login.", without_effect=SECURITY)
     sasl_login_callback_handler_class: str | None = class_name(
         None, "Java class that fetches credentials.", without_effect=SECURITY
@@ -585,7 +639,9 @@ class BrokerKeys:
     sasl_kerberos_service_name: str | None = string(
         None, "Kerberos name of the brokers.", update_mode=PER_BROKER, without_effect=SECURITY
     )
-    sasl_kerberos_kinit_cmd: str = string("/usr/bin/kinit", "Path of kinit.", update_mode=PER_BROKER, without_effect=SECURITY)
+    sasl_kerberos_kinit_cmd: str = string(
+        "/usr/bin/kinit", "Path of kinit.", update_mode=PER_BROKER, without_effect=SECURITY
+    )
     sasl_kerberos_ticket_renew_window_factor: float = double(
         0.8, "Share of a ticket's life before its renewal.", update_mode=PER_BROKER, without_effect=SECURITY
     )
@@ -612,7 +668,9 @@ class BrokerKeys:
     )
     delegation_token_master_key: str | None = password(None, "Old name of the secret key.", without_effect=SECURITY)
     delegation_token_secret_key: str | None = password(None, "Key that signs tokens.", without_effect=SECURITY)
-    delegation_token_max_lifetime_ms: int = long(604800000, "Longest life of a token.", at_least(1), without_effect=SECURITY)
+    delegation_token_max_lifetime_ms: int = long(
+        604800000, "Longest life of a token.", at_least(1), without_effect=SECURITY
+    )
     delegation_token_expiry_time_ms: int = long(
         86400000, "Life of a token between renewals.", at_least(1), without_effect=SECURITY
     )
@@ -627,7 +685,9 @@ class BrokerKeys:
     password_encoder_cipher_algorithm: str = string(
         "AES/CBC/PKCS5Padding", "Cipher of stored passwords.", importance=LOW, without_effect=SECURITY
     )
-    password_encoder_key_length: int = integer(128, "Bits of the key.", at_least(8), importance=LOW, without_effect=SECURITY)
+    password_encoder_key_length: int = integer(
+        128, "Bits of the key.", at_least(8), importance=LOW, without_effect=SECURITY
+    )
     password_encoder_iterations: int = integer(
         4096, "Rounds of the derivation.", at_least(1024), importance=LOW, without_effect=SECURITY
     )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from klamm.config.broker import BROKER_CONFIG_DEF, DYNAMIC_ONLY_DEF, BrokerConfig, config_key
+from klamm.config.broker import BROKER_CONFIG_DEF, DYNAMIC_ONLY_DEF, LISTENER_KEYS, BrokerConfig, config_key
 from klamm.config.definition import PER_BROKER, ConfigError, ConfigKey, ConfigType, UpdateMode
 from klamm.config.safest import SAFEST_TOPIC_VALUES
 from klamm.config.topic import BROKER_KEY
@@ -22,8 +22,6 @@ SAFEST_BROKER_VALUES: Mapping[str, str] = MappingProxyType(
 )
 
 _LISTENER_KEY = re.compile(r"listener\.name\.[^.]*\.(.*)", re.DOTALL)
-# The only keys for one listener that may also be set for the whole cluster.
-_CLUSTER_WIDE_LISTENER_KEYS = ("max.connections", "max.connection.creation.rate")
 # Keys that may change for one listener, but not for all listeners at once (SslConfigs.RECONFIGURABLE_CONFIGS).
 _ONLY_FOR_ONE_LISTENER = (
     "ssl.keystore.type",
@@ -64,7 +62,7 @@ def _entry_problem(name: str, text: str, per_broker: bool) -> str | None:
     key: ConfigKey | None
     if (listener_key := _LISTENER_KEY.fullmatch(name)) is not None:
         base = listener_key.group(1)
-        if not per_broker and base not in _CLUSTER_WIDE_LISTENER_KEYS:
+        if not per_broker and base not in LISTENER_KEYS:
             return f"{name} may be set for one broker only, not as the default of the cluster"
         key = BROKER_CONFIG_DEF.keys.get(base)
         if key is not None and key.update_mode is UpdateMode.READ_ONLY:
@@ -93,10 +91,15 @@ def change_problems(current: BrokerConfig, new: BrokerConfig) -> list[str]:
         old_size, size = current.values[name], new.values[name]
         if size != old_size and not max(1, old_size // 2) <= size <= old_size * 2:
             problems.append(f"{name}={size} is not allowed; allowed: at least 1, and from half to double of {old_size}")
-    protocols = {listener.name: listener.security_protocol for listener in current.listeners}
+    opened = {listener.name: listener for listener in current.listeners}
+    used_by_brokers = (current.inter_broker_listener_name, current.control_listener_name)
     for listener in new.listeners:
-        protocol = protocols.get(listener.name, listener.security_protocol)
-        if protocol != listener.security_protocol:
-            problems.append(f"the security protocol of listener {listener.name} cannot be changed from {protocol}")
+        old = opened.get(listener.name, listener)
+        if old.security_protocol != listener.security_protocol:
+            problems.append(
+                f"the security protocol of listener {listener.name} cannot be changed from {old.security_protocol}"
+            )
+        elif old != listener and listener.name in used_by_brokers:
+            problems.append(f"listener {old}, which brokers use, keeps its address while the broker runs")
     known = current.unsupported_reasons()
     return problems + [reason for reason in new.unsupported_reasons() if reason not in known]

@@ -50,7 +50,9 @@ class TopicKeys:
     compression_type: str = string(
         "producer", "Compression of stored batches; producer keeps theirs.", COMPRESSION_TYPES
     )
-    delete_retention_ms: int = long(86400000, "How long tombstones stay after cleaning.", at_least(0), without_effect=NOT_YET)
+    delete_retention_ms: int = long(
+        86400000, "How long tombstones stay after cleaning.", at_least(0), without_effect=NOT_YET
+    )
     file_delete_delay_ms: int = long(60000, "Wait between a file's removal and its deletion.", at_least(0))
     flush_messages: int = long(LONG_MAX, "Records after which the log is synced.", at_least(0))
     flush_ms: int = long(LONG_MAX, "Time after which the log is synced.", at_least(0))
@@ -82,7 +84,9 @@ class TopicKeys:
     min_cleanable_dirty_ratio: float = double(
         0.5, "Uncleaned share from which the log is cleaned.", between(0, 1), without_effect=NOT_YET
     )
-    min_compaction_lag_ms: int = long(0, "Age below which a record is not compacted.", at_least(0), without_effect=NOT_YET)
+    min_compaction_lag_ms: int = long(
+        0, "Age below which a record is not compacted.", at_least(0), without_effect=NOT_YET
+    )
     min_insync_replicas: int = integer(1, "In-sync replicas that acks=all needs.", at_least(1))
     preallocate: bool = boolean(False, "Reserve a segment's space at once.", without_effect=NOT_YET)
     retention_bytes: int = long(-1, "Size of a partition above which old segments are deleted; -1 for no limit.")

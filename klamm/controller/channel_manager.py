@@ -26,7 +26,7 @@ from klamm.controller.coalescing import size as size_of
 from klamm.controller.send_queue import SendQueue
 from klamm.controller.turns import Turns
 from klamm.metrics import Histogram
-from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, connect
+from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, Connector
 from klamm.net.framing import ReceiveBuffer
 from klamm.protocol import leader_and_isr, stop_replica, update_metadata
 from klamm.protocol.api_keys import ApiKey
@@ -54,10 +54,13 @@ class ControllerChannelManager:
         self._listener_name = config.control_listener_name
         self._options = ConnectionOptions(
             client_id=str(broker_id),
-            connect_timeout_ms=config.controller_socket_timeout_ms,
+            connect_timeout_ms=config.socket_connection_setup_timeout_ms,
             request_timeout_ms=config.request_timeout_ms,
             max_in_flight=1,
             negotiate_versions=False,
+        )
+        self._max_setup_timeout_ms = min(
+            config.socket_connection_setup_timeout_max_ms, config.controller_socket_timeout_ms
         )
         self._on_failure = on_failure
         self._receive_buffer = ReceiveBuffer()
@@ -68,7 +71,8 @@ class ControllerChannelManager:
         """Opens a channel to the broker, unless it has one."""
         if broker.broker_id in self._channels:
             return
-        channel = _Channel(broker.broker_id, self._options, self._receive_buffer, self._turns)
+        connector = Connector(self._options, self._max_setup_timeout_ms, self._receive_buffer)
+        channel = _Channel(broker.broker_id, connector, self._turns)
         self._channels[broker.broker_id] = channel
         self.update_broker(broker)
         channel.start(self._on_failure)
@@ -129,10 +133,9 @@ class _Channel:
 
     task: "asyncio.Task[None]"
 
-    def __init__(self, broker_id: int, options: ConnectionOptions, receive_buffer: ReceiveBuffer, turns: Turns) -> None:
+    def __init__(self, broker_id: int, connector: Connector, turns: Turns) -> None:
         self.broker_id = broker_id
-        self._options = options
-        self._receive_buffer = receive_buffer
+        self._connector = connector
         self._turns = turns
         self._waiting: deque[QueuedRequest] = deque()
         self._has_waiting = asyncio.Event()
@@ -297,7 +300,7 @@ class _Channel:
             self._connection = None
             await self._has_address.wait()
             assert self._address is not None
-            self._connection = await connect(*self._address, self._options, self._receive_buffer)
+            self._connection = await self._connector.connect(*self._address)
         return self._connection
 
     def _disconnect(self) -> None:

@@ -99,7 +99,8 @@ class ConnectionOptions:
     `authenticate` runs on a fresh connection after the versions are known and before it is used, and again before the
     session ends. It sends with `Connection.exchange`, returns after how many milliseconds the session ends (0: never),
     and raises AuthenticationFailed when the broker refuses. Without `negotiate_versions` no ApiVersions is sent, and
-    every request must name its version (so do brokers among themselves).
+    every request must name its version (so do brokers among themselves). `socket_receive_buffer_bytes` is SO_RCVBUF; 0
+    and less leave it to the system.
     """
 
     client_id: str | None = "klamm"
@@ -107,6 +108,7 @@ class ConnectionOptions:
     request_timeout_ms: int = 30_000
     max_in_flight: int = 5
     max_response_bytes: int = 128 * 1024 * 1024
+    socket_receive_buffer_bytes: int = -1
     negotiate_versions: bool = True
     ssl_context: ssl.SSLContext | None = None
     authenticate: "Callable[[Connection], Awaitable[int]] | None" = None
@@ -203,6 +205,14 @@ class Connection(FrameReader):
             invalid = InvalidResponse(f"{self}: {error}")
             self._abort(invalid)
             raise _again(invalid) from None
+
+    def limit_receive_buffer(self) -> None:
+        """Gives the socket the buffer of the options."""
+        size_bytes = self._options.socket_receive_buffer_bytes
+        if size_bytes > 0 and self._transport is not None:
+            connected: socket.socket | None = self._transport.get_extra_info("socket")
+            if connected is not None:
+                connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size_bytes)
 
     async def authenticate(self) -> None:
         """Authenticates at the broker with the given options. The caller holds the send lock."""
@@ -394,6 +404,7 @@ async def connect(
             except (ValueError, OverflowError) as error:
                 # An impossible host or port: metadata passes on whatever a broker advertises.
                 raise NotSent(f"{connection}: {error}") from error
+            connection.limit_receive_buffer()
             if options.negotiate_versions:
                 connection.api_versions = await _ask_versions(connection)
             await connection.authenticate()
@@ -427,6 +438,39 @@ def _why_not_connected(error: OSError) -> str:
             return f"unknown host: {error.strerror}"
         case _:
             return str(error) or "the broker closed the connection"
+
+
+class Connector:
+    """Opens one connection after another to a broker. The time that each may take to be set up doubles with every
+    failure in a row (socket.connection.setup.timeout.ms, socket.connection.setup.timeout.max.ms)."""
+
+    def __init__(
+        self, options: ConnectionOptions, max_timeout_ms: int, receive_buffer: ReceiveBuffer | None = None
+    ) -> None:
+        """`options.connect_timeout_ms` is the time for the first."""
+        self._options = options
+        self._max_timeout_ms = max_timeout_ms
+        self._receive_buffer = receive_buffer
+        self._address: Address | None = None
+        self._failures = 0
+
+    @property
+    def timeout_ms(self) -> int:
+        """The time for the next connection to the same broker."""
+        return min(self._options.connect_timeout_ms << min(self._failures, 30), self._max_timeout_ms)
+
+    async def connect(self, host: str, port: int) -> Connection:
+        """As `connect`. Failures at another address do not count."""
+        if self._address != (host, port):
+            self._address, self._failures = (host, port), 0
+        options = replace(self._options, connect_timeout_ms=self.timeout_ms)
+        try:
+            connection = await connect(host, port, options, self._receive_buffer)
+        except ClientError:
+            self._failures += 1
+            raise
+        self._failures = 0
+        return connection
 
 
 async def _speaks_plaintext(host: str, port: int, options: ConnectionOptions) -> bool:

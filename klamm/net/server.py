@@ -16,6 +16,7 @@ What must stay true:
 - A connection is bounded: at most `max_in_flight` requests and `max_in_flight_bytes` of frames are held. Beyond that,
   and while the client does not read its responses, the connection is muted: nothing more is read from it. Unread
   responses count in the broker's `ResponseMemory`, requests in the listener's `RequestMemory`.
+- No request of a connection starts before its admission (`connection_quotas`).
 - Bad input closes only the connection that sent it (`InvalidRequest`), with a logged reason.
 - Requests that continue without their clients are bounded for each host: a host with too many gets no new connection.
 - Any other exception of `dispatch` is a fault of the program and goes to `on_failure`, also after the client has gone.
@@ -30,8 +31,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from klamm.environment import open_file_limit
+from klamm.net.connection_quotas import Acceptor, ConnectionQuotas
 from klamm.net.framing import FrameReader, ReceiveBuffer, SizeLimit
 from klamm.net.request_memory import SMALL_BYTES, Part, RequestMemory
+from klamm.net.request_queue import RequestQueue
 from klamm.net.response_memory import ResponseMemory
 from klamm.tasks import OnFailure
 
@@ -85,9 +88,10 @@ Dispatch = Callable[["ServerConnection", bytearray], Answer | Awaitable[Answer]]
 class ServerLimits:
     """The bounds of the network layer, under Kafka's names where Kafka has them."""
 
-    max_connections: int = 2**31 - 1
-    max_connections_per_ip: int = 2**31 - 1
     connections_max_idle_ms: int = 600_000  # negative: an idle connection is never closed
+    # SO_SNDBUF and SO_RCVBUF of connections; 0 and less leave it to the system. They do not change.
+    socket_send_buffer_bytes: int = -1
+    socket_receive_buffer_bytes: int = -1
     max_in_flight: int = 100
     max_in_flight_bytes: int = 32 * 1024 * 1024
     queued_max_request_bytes: int = 256 * 1024 * 1024  # of all connections together; does not change
@@ -132,6 +136,9 @@ class ServerConnection(FrameReader):
         self.peer_host = ""
         self.peer_port = 0
         self._waiting: deque[bytearray] = deque()
+        self._request_queue = server.request_queue
+        # How many of those that wait are counted there.
+        self._queued = 0
         self._exchanges: deque[_Exchange] = deque()
         self._held_bytes = 0
         self._small_requests = server.request_memory.small
@@ -144,6 +151,8 @@ class ServerConnection(FrameReader):
         self._writable = True
         # The requests started in this slice.
         self._started = 0
+        # Not admitted yet, or throttled: no request starts, and nothing is read.
+        self._is_muted = False
         self._throttle_timer: asyncio.TimerHandle | None = None
         self.last_active_s = 0.0
 
@@ -168,6 +177,7 @@ class ServerConnection(FrameReader):
         if self._receiving is not None:
             self._receiving.gone(self)
         self._drop_waiting()
+        self._count_queued()
         if self._throttle_timer is not None:
             self._throttle_timer.cancel()
         for exchange in self._exchanges:
@@ -177,6 +187,17 @@ class ServerConnection(FrameReader):
                 exchange.free()
         self._exchanges.clear()
         self._server.closed(self)
+
+    def hold(self) -> None:
+        self._is_muted = True
+        # Not now: uvloop begins to read after `connection_made`, whatever that has asked for.
+        asyncio.get_running_loop().call_soon(self._adjust_reading)
+
+    def admit(self) -> None:
+        self.last_active_s = asyncio.get_running_loop().time()
+        self._is_muted = False
+        self._start_requests()
+        self._adjust_reading()
 
     def _abandon(self, exchange: _Exchange, task: "asyncio.Task[None]") -> None:
         if exchange.is_answer_only:
@@ -360,7 +381,7 @@ class ServerConnection(FrameReader):
                 exchange.is_answer_only = isinstance(answer, AnswerOnly)
 
     def _may_start(self, frame: bytearray) -> bool:
-        if not self._writable or self._throttle_timer is not None or self.transport.is_closing():
+        if not self._writable or self._is_muted or self.transport.is_closing():
             return False
         if self._started >= REQUESTS_PER_SLICE:
             return False
@@ -413,9 +434,11 @@ class ServerConnection(FrameReader):
         if self._throttle_timer is not None:
             self._throttle_timer.cancel()
         loop = asyncio.get_running_loop()
+        self._is_muted = True
         self._throttle_timer = loop.call_later(throttle_time_ms / 1000, self._throttled)
 
     def _throttled(self) -> None:
+        self._is_muted = False
         self._throttle_timer = None
         self._start_requests()
         self._adjust_reading()
@@ -424,11 +447,13 @@ class ServerConnection(FrameReader):
         if self._awaits_turn_for_bytes and self._may_receive_large():
             first_bytes, self._awaits_turn_for_bytes = self._awaits_turn_for_bytes, 0
             self._take_memory(first_bytes)
+        if len(self._waiting) != self._queued:
+            self._count_queued()
         limits = self._server.limits
         wanted = (
             self._writable
-            and self._throttle_timer is None
-            and len(self._waiting) + len(self._exchanges) < limits.max_in_flight
+            and not self._is_muted
+            and len(self._waiting) + len(self._exchanges) < (1 if self._request_queue.is_full else limits.max_in_flight)
             and self._held_bytes < limits.max_in_flight_bytes
             and not self._awaits_turn_for_bytes
             and not self._awaits_memory
@@ -440,6 +465,10 @@ class ServerConnection(FrameReader):
                 self.transport.resume_reading()
             else:
                 self.transport.pause_reading()
+
+    def _count_queued(self) -> None:
+        self._request_queue.add(len(self._waiting) - self._queued)
+        self._queued = len(self._waiting)
 
     def drain(self) -> None:
         """Accepts no further request; closes once the started requests are answered."""
@@ -464,6 +493,8 @@ class SocketServer:
         is_pipelined: Callable[[bytearray], bool],
         size_limit: SizeLimit,
         limits: ServerLimits,
+        quotas: ConnectionQuotas,
+        request_queue: RequestQueue,
         response_memory: ResponseMemory,
         on_failure: OnFailure,
     ) -> None:
@@ -473,6 +504,7 @@ class SocketServer:
         self.dispatch = dispatch
         self.is_pipelined = is_pipelined
         self.limits = limits
+        self.request_queue = request_queue
         self.request_memory = RequestMemory(limits.queued_max_request_bytes)
         self.response_memory = response_memory
         self.on_failure = on_failure
@@ -481,7 +513,8 @@ class SocketServer:
         self._receive_buffer = ReceiveBuffer()
         self._server: Any = None  # asyncio.Server, uvloop's or the simulator's
         self._connections: dict[ServerConnection, None] = {}
-        self._connections_per_ip: dict[str, int] = {}
+        self._quotas = quotas
+        self._acceptor: Acceptor
         # By host and task: the size of a request that continues without its client.
         self._abandoned: dict[str, dict[asyncio.Task[None], int]] = {}
         self._is_over = False
@@ -497,6 +530,19 @@ class SocketServer:
         self._server = await loop.create_server(self._make_connection, host, self.port, start_serving=False)
         if self.port == 0:
             self.port = self._server.sockets[0].getsockname()[1]
+        self._set_buffer_sizes()
+        self._acceptor = self._quotas.acceptor(self.listener_name)
+
+    def _set_buffer_sizes(self) -> None:
+        """Connections inherit the sizes of the listening socket; TCP's window is agreed on from the first packet."""
+        sizes = {
+            socket.SO_SNDBUF: self.limits.socket_send_buffer_bytes,
+            socket.SO_RCVBUF: self.limits.socket_receive_buffer_bytes,
+        }
+        for option, size_bytes in sizes.items():
+            if size_bytes > 0:
+                for listening in self._server.sockets:
+                    listening.setsockopt(socket.SOL_SOCKET, option, size_bytes)
 
     async def start(self) -> None:
         """Starts to accept."""
@@ -510,6 +556,7 @@ class SocketServer:
             self._idle_timer.cancel()
         if self._server is not None:
             self._server.close()
+            self._acceptor.close()
         for connection in list(self._connections):
             connection.drain()
         loop = asyncio.get_running_loop()
@@ -528,17 +575,13 @@ class SocketServer:
 
     def opened(self, connection: ServerConnection) -> None:
         """Registers a new connection, or refuses it if a limit is reached."""
-        count = self._connections_per_ip.get(connection.peer_host, 0) + 1
-        self._connections_per_ip[connection.peer_host] = count
         self._connections[connection] = None
-        if len(self._connections) > self.limits.max_connections:
-            connection.close(f"over max.connections={self.limits.max_connections}")
-        elif count > self.limits.max_connections_per_ip:
-            connection.close(f"over max.connections.per.ip={self.limits.max_connections_per_ip}")
-        elif connection.descriptor >= (limit := open_file_limit()) - min(limit // 4, MAX_KEPT_DESCRIPTORS):
+        if connection.descriptor >= (limit := open_file_limit()) - min(limit // 4, MAX_KEPT_DESCRIPTORS):
             connection.close(f"the last of the {limit} files that the process may open are kept for logs")
         elif self._has_abandoned_too_much(connection.peer_host):
             connection.close("too many requests of disconnected clients of this host are still running")
+        else:
+            self._acceptor.opened(connection)
 
     def _has_abandoned_too_much(self, host: str) -> bool:
         tasks = self._abandoned.get(host, {})
@@ -548,11 +591,7 @@ class SocketServer:
     def closed(self, connection: ServerConnection) -> None:
         """Forgets an ended connection."""
         del self._connections[connection]
-        count = self._connections_per_ip[connection.peer_host] - 1
-        if count:
-            self._connections_per_ip[connection.peer_host] = count
-        else:
-            del self._connections_per_ip[connection.peer_host]
+        self._acceptor.closed(connection)
         self._wake_stop()
 
     def abandoned(self, host: str, size_bytes: int, task: "asyncio.Task[None]") -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
-from klamm.net.client import ClientError, Connection, ConnectionOptions, Response, connect
+from klamm.net.client import ClientError, Connection, ConnectionOptions, Connector, Response
 from klamm.protocol.apis.fetch import FetchRequest, FetchResponse
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest
 from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochRequest
@@ -56,14 +56,17 @@ class LeaderEndpoint:
         self._fetch_version = inter_broker_version(ApiKey.FETCH, version)
         self._list_offsets_version = inter_broker_version(ApiKey.LIST_OFFSETS, version)
         self._offset_for_leader_epoch_version = inter_broker_version(ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
-        self._options = ConnectionOptions(
+        options = ConnectionOptions(
             client_id=f"broker-{broker_id}-fetcher-0",
-            connect_timeout_ms=config.replica_socket_timeout_ms,
+            connect_timeout_ms=config.socket_connection_setup_timeout_ms,
             request_timeout_ms=config.replica_socket_timeout_ms,
             max_in_flight=1,
             max_response_bytes=_MAX_RESPONSE_BYTES,
+            socket_receive_buffer_bytes=config.replica_socket_receive_buffer_bytes,
             negotiate_versions=False,
         )
+        max_timeout_ms = min(config.socket_connection_setup_timeout_max_ms, config.replica_socket_timeout_ms)
+        self._connector = Connector(options, max_timeout_ms)
         self._connection: Connection | None = None
         self._is_interrupted = False
 
@@ -137,7 +140,7 @@ class LeaderEndpoint:
     async def _send(self, api_key: ApiKey, version: int, body: Answered[Response]) -> Response:
         if self._connection is None:
             self._is_interrupted = False
-            self._connection = await connect(*self.address, self._options)
+            self._connection = await self._connector.connect(*self.address)
         try:
             return await self._connection.send(api_key, lambda _: body, version=version)
         except ClientError as error:

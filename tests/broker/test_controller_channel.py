@@ -7,6 +7,7 @@ import pytest
 
 from klamm.broker.controller_channel import ControllerChannel
 from klamm.broker.metadata_cache import MetadataCache
+from klamm.config.broker import BrokerConfig
 from klamm.net.client import ClientError, Disconnected, NotSent
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
@@ -27,7 +28,8 @@ class Scene:
 
     def __init__(self, request_timeout_ms: int = 20_000) -> None:
         self.cache = MetadataCache()
-        self.channel = ControllerChannel(self.cache, 5, "PLAINTEXT", request_timeout_ms)
+        properties = {"zookeeper.connect": "z", "request.timeout.ms": str(request_timeout_ms)}
+        self.channel = ControllerChannel(self.cache, 5, BrokerConfig.from_properties(properties))
 
     def tell(self, controller_id: int, brokers: dict[int, ScriptedBroker]) -> None:
         live = [

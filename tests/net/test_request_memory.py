@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from klamm.net.connection_quotas import ConnectionQuotas
 from klamm.net.framing import FIRST_ALLOCATION_BYTES
 from klamm.net.request_memory import Part, RequestMemory
+from klamm.net.request_queue import RequestQueue
 from klamm.net.response_memory import ResponseMemory
 from klamm.net.server import Answer, AnswerOnly, Response, ServerConnection, ServerLimits, SocketServer
 
@@ -163,6 +165,8 @@ class Harness:
             is_pipelined=lambda frame: frame[:2] == b"\0\0",
             size_limit=lambda key: 100 * MB,
             limits=ServerLimits(queued_max_request_bytes=budget_bytes, max_in_flight=max_in_flight),
+            quotas=ConnectionQuotas(),
+            request_queue=RequestQueue(),
             response_memory=ResponseMemory(MB),
             on_failure=self.failures.append,
         )

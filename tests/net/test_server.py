@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from klamm.net.connection_quotas import ConnectionQuotas
+from klamm.net.request_queue import RequestQueue
 from klamm.net.response_memory import ResponseMemory
 from klamm.net.server import Answer, AnswerOnly, InvalidRequest, Response, ServerConnection, ServerLimits, SocketServer
 
@@ -58,6 +60,8 @@ class Harness:
             is_pipelined=lambda data: data.startswith(b"prod:"),
             size_limit=lambda key: max_frame_bytes,
             limits=limits or ServerLimits(),
+            quotas=ConnectionQuotas(),
+            request_queue=RequestQueue(),
             response_memory=ResponseMemory(1024 * 1024),
             on_failure=self.failures.append,
         )
@@ -252,18 +256,6 @@ async def test_a_throttled_client_goes_on_afterwards() -> None:
         harness.throttle_time_ms = 1
         peer.send(b"now:1", b"now:2", b"now:3")
         assert [await peer.receive() for _ in range(3)] == [b"now:1", b"now:2", b"now:3"]
-
-
-@pytest.mark.parametrize("limit", ["max_connections_per_ip", "max_connections"])
-async def test_connection_limits(limit: str) -> None:
-    async with running(limits=ServerLimits(**{limit: 1})) as harness:
-        first = await harness.connect()
-        first.send(b"now:1")
-        await first.receive()
-        second = await harness.connect()
-        assert await second.closed()
-        first.writer.close()
-        await first.closed()
 
 
 async def test_idle_connections_are_closed() -> None:

@@ -334,12 +334,15 @@ async def test_the_rebalance_is_planned_anew_when_it_is_switched_on(tmp_path: Pa
 
 async def test_listeners_take_fewer_connections_from_now_on(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, client):
-        assert await change(client, BROKER, "0", ("max.connections", SET, "0")) == NONE
-        await until(lambda: current(cluster).max_connections == 0)
-        assert await (await cluster.connect()).is_closed()
+        silent = await cluster.connect()
+        assert await change(client, BROKER, "0", ("max.connections", SET, "1")) == NONE
+        assert await silent.is_closed()
+        waiting = asyncio.ensure_future((await cluster.connect()).create_topic("t"))
         assert await change(client, BROKER, "0", ("max.connections", DELETE, None)) == NONE
-        await until(lambda: current(cluster).max_connections > 0)
-        await (await cluster.connect()).create_topic("t")
+        await waiting
+        assert await change(client, BROKER, "0", ("max.connections.per.ip.overrides", SET, "127.0.0.1:1")) == NONE
+        await until(lambda: current(cluster).max_connections_per_ip_overrides == {"127.0.0.1": 1})
+        assert await (await cluster.connect()).is_closed()
 
 
 async def test_replication_throttles_come_change_and_go(tmp_path: Path) -> None:

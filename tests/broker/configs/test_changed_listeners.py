@@ -1,0 +1,197 @@
+"""Listeners that change while the broker runs: sockets, registration, and what clients are told."""
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from klamm.config.broker import BrokerConfig
+from klamm.config.dynamic import change_problems
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.messages import ApiKey
+from klamm.znodes.brokers import BrokerRegistration, broker_path
+from klamm.zookeeper.client import State
+from support.one_broker import Client, OneBroker, batch, fetch_frame, running, until, values
+
+OLD = "PLAINTEXT://127.0.0.1:0"
+PROTOCOLS = "PLAINTEXT:PLAINTEXT,A:PLAINTEXT,B:PLAINTEXT,TLS:SSL"
+KEYS = {"listener.security.protocol.map": PROTOCOLS}
+
+
+async def change(client: Client, *listeners: str, **more: str) -> int:
+    """Sets `listeners` of broker 0, and other keys; the error code."""
+    request = messages.request_class(ApiKey.INCREMENTAL_ALTER_CONFIGS).AlterConfigsResource
+    keys = {"listeners": ",".join(listeners), **{name.replace("_", "."): text for name, text in more.items()}}
+    resource = request(
+        resource_type=4,
+        resource_name="0",
+        configs=[
+            request.AlterableConfig(name=name, config_operation=0, value=text) for name, text in (KEYS | keys).items()
+        ],
+    )
+    response = await client.ask(ApiKey.INCREMENTAL_ALTER_CONFIGS, resources=[resource], validate_only=False)
+    return int(response.responses[0].error_code)
+
+
+async def registered(cluster: OneBroker) -> dict[str, tuple[str, int]]:
+    data, _ = await cluster.broker.zookeeper.store.client.get(broker_path(0))
+    endpoints = BrokerRegistration.decode(0, data).endpoints
+    return {each.listener_name: (each.host, each.port) for each in endpoints}
+
+
+async def told(client: Client) -> list[tuple[str, int]]:
+    """The brokers in the metadata that this client gets."""
+    response = await client.ask(ApiKey.METADATA, topics=[], allow_auto_topic_creation=False)
+    return [(broker.host, broker.port) for broker in response.brokers]
+
+
+async def until_told(client: Client, address: tuple[str, int]) -> None:
+    for _ in range(2_000):
+        if await told(client) == [address]:
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError(f"not told of {address}")
+
+
+def names(cluster: OneBroker) -> list[str]:
+    return sorted(cluster.broker.endpoints)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@pytest.mark.loop("uvloop")
+async def test_a_new_listener_opens_and_a_removed_one_closes_and_the_others_keep_their_connections(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as (cluster, client):
+        await client.create_topic("t")
+        epoch = cluster.broker_epoch
+        assert await change(client, OLD, "A://127.0.0.1:0") == ErrorCode.NONE
+        await until(lambda: names(cluster) == ["A", "PLAINTEXT"])
+        a = await cluster.connect("A")
+        await until_told(a, cluster.broker.endpoints["A"])
+        await until_told(client, cluster.broker.endpoints["PLAINTEXT"])
+        assert await registered(cluster) == cluster.broker.endpoints
+        assert (await a.produce("t", 0, batch(b"x"))).error_code == ErrorCode.NONE
+
+        # What has begun is answered before the listener closes.
+        a.send_raw(fetch_frame(offset=1, max_wait_ms=300, min_bytes=1))
+        await until(lambda: any(one.is_answering for one in cluster.broker.parts.listeners["A"]._connections))
+        assert await change(client, OLD) == ErrorCode.NONE
+        assert len(await a.receive()) > 0
+        assert await a.is_closed()
+        await until(lambda: names(cluster) == ["PLAINTEXT"])
+        assert await registered(cluster) == cluster.broker.endpoints
+        assert values((await client.fetch("t", 0, 0)).records) == [b"x"]
+        assert cluster.broker_epoch == epoch
+
+
+async def test_a_listener_moves_to_another_port_and_its_name_to_another_listener(tmp_path: Path) -> None:
+    one, two = free_port(), free_port()
+    async with running(tmp_path) as (cluster, client):
+        assert await change(client, OLD, f"A://127.0.0.1:{one}") == ErrorCode.NONE
+        await until(lambda: names(cluster) == ["A", "PLAINTEXT"])
+        a = await cluster.connect("A")
+        await until_told(a, ("127.0.0.1", one))
+        assert await change(client, OLD, f"A://127.0.0.1:{two}") == ErrorCode.NONE
+        assert await a.is_closed()
+        a = await cluster.connect("A")
+        await until_told(a, ("127.0.0.1", two))
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", one)
+        # The port of one listener becomes that of another.
+        assert await change(client, OLD, f"B://127.0.0.1:{two}") == ErrorCode.NONE
+        assert await a.is_closed()
+        await until(lambda: names(cluster) == ["B", "PLAINTEXT"])
+        await until_told(await cluster.connect("B"), ("127.0.0.1", two))
+        await cluster.restart_broker()
+        assert names(cluster) == ["B", "PLAINTEXT"]
+
+
+async def test_only_what_is_advertised_changes(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
+        port = cluster.broker.endpoints["PLAINTEXT"][1]
+        advertised = f"PLAINTEXT://localhost:{port}"
+        assert await change(client, OLD, advertised_listeners=advertised) == ErrorCode.NONE
+        await until_told(client, ("localhost", port))
+        assert await registered(cluster) == {"PLAINTEXT": ("localhost", port)}
+
+
+async def test_a_port_in_use_leaves_the_other_listeners_and_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path) as (cluster, client):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            assert await change(client, OLD, f"A://127.0.0.1:{port}", "B://127.0.0.1:0") == ErrorCode.NONE
+            await until(lambda: names(cluster) == ["B", "PLAINTEXT"])
+            await until_told(await cluster.connect("B"), cluster.broker.endpoints["B"])
+            assert await registered(cluster) == cluster.broker.endpoints
+            assert f"listener A://127.0.0.1:{port} cannot be opened" in caplog.text
+        assert await change(client, OLD, f"A://127.0.0.1:{port}") == ErrorCode.NONE
+        await until(lambda: names(cluster) == ["A", "PLAINTEXT"])
+
+
+async def test_a_new_session_registers_the_changed_listeners(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
+        assert await change(client, OLD, "A://127.0.0.1:0") == ErrorCode.NONE
+        await until(lambda: names(cluster) == ["A", "PLAINTEXT"])
+        store = cluster.broker.zookeeper.store
+        store.client._finish(State.EXPIRED, "expired by the test")
+        await until(lambda: cluster.broker.zookeeper.store is not store)
+        await cluster.wait_until_told()
+        await until_told(await cluster.connect("A"), cluster.broker.endpoints["A"])
+
+
+async def test_a_stop_closes_what_has_opened(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
+        assert await change(client, OLD, "A://127.0.0.1:0") == ErrorCode.NONE
+        await until(lambda: names(cluster) == ["A", "PLAINTEXT"])
+        a = await cluster.connect("A")
+        await cluster.broker.stop()
+        assert await a.is_closed()
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        (f"{OLD},A://127.0.0.1:0", None),
+        ("PLAINTEXT://127.0.0.1:0,EXTRA://:2", None),
+        (
+            "PLAINTEXT://127.0.0.1:2,EXTRA://:1",
+            "listener PLAINTEXT://127.0.0.1:0, which brokers use, keeps its address while the broker runs",
+        ),
+        (f"{OLD},TLS://:1", "listener TLS://:1: SSL is not supported yet, only PLAINTEXT is"),
+    ],
+)
+def test_the_listener_of_brokers_stays_where_it_is(changed: str, problem: str | None) -> None:
+    static: dict[str, Any] = {
+        "listeners": f"{OLD},EXTRA://:1",
+        "listener.security.protocol.map": f"{PROTOCOLS},EXTRA:PLAINTEXT",
+        "zookeeper.connect": "z",
+    }
+    config = BrokerConfig.from_properties(static)
+    found = change_problems(config, config.with_dynamic(broker={"listeners": changed}))
+    assert found == ([] if problem is None else [problem])
+
+
+async def test_listeners_that_another_program_has_stored_open_only_as_far_as_they_can(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
+        assert await change(client, OLD, "TLS://127.0.0.1:0") == ErrorCode.INVALID_REQUEST
+        zk = cluster.broker.zookeeper.store.client
+        stored = f'{{"listeners":"PLAINTEXT://127.0.0.1:1,TLS://127.0.0.1:2,A://127.0.0.1:0",\
+"listener.security.protocol.map":"{PROTOCOLS}"}}'
+        await zk.ensure_path("/config/brokers/0")
+        await zk.set("/config/brokers/0", f'{{"version":1,"config":{stored}}}'.encode())
+        notification = b'{"version":2,"entity_path":"brokers/0"}'
+        await zk.create("/config/changes/config_change_", notification, sequential=True)
+        await until(lambda: names(cluster) == ["A", "PLAINTEXT"])
+        await until_told(await cluster.connect("A"), cluster.broker.endpoints["A"])
+        assert await registered(cluster) == cluster.broker.endpoints
+        await until_told(client, cluster.broker.endpoints["PLAINTEXT"])
