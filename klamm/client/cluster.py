@@ -136,6 +136,15 @@ class Attempts:
         self._backoff_s = min(2 * self._backoff_s, self._max_backoff_s)
 
 
+class _Connecting:
+    """The attempts to connect to one address, one at a time, how many have failed and why the last one has."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.failures = 0
+        self.error: ClientError | None = None
+
+
 class _NoLeader(KafkaError):
     """The partition has no leader at the moment."""
 
@@ -169,7 +178,7 @@ class ClusterClient:
         self.retry = retry or RetryPolicy()
         self._receive_buffer = ReceiveBuffer()
         self._connections: dict[Address, Connection] = {}
-        self._connecting: dict[Address, asyncio.Lock] = {}
+        self._connecting: dict[Address, _Connecting] = {}
         # The broker that answered the last metadata request.
         self._informant: Address | None = None
         self._closed = False
@@ -354,17 +363,28 @@ class ClusterClient:
             await attempts.pause()
 
     async def _connection(self, address: Address, options: ConnectionOptions | None = None) -> Connection:
-        connecting = self._connecting.setdefault(address, asyncio.Lock())
-        async with connecting:
+        connecting = self._connecting.setdefault(address, _Connecting())
+        failures = connecting.failures
+        async with connecting.turn:
             if self._closed:
                 raise ConnectFailed("this client is closed")
             connection = self._connections.get(address)
-            if connection is None or not connection.connected:
+            if connection is not None and connection.connected:
+                return connection
+            if connecting.failures > failures and connecting.error is not None:
+                # An attempt has failed while this request waited for it. A broker that hangs would let each of many
+                # requests wait for its own, one after another.
+                raise type(connecting.error)(*connecting.error.args)
+            try:
                 connection = await connect(*address, options or self._options, self._receive_buffer)
-                if self._closed:
-                    connection.close()
-                    raise ConnectFailed("this client is closed")
-                self._connections[address] = connection
+            except ClientError as error:
+                connecting.failures += 1
+                connecting.error = error
+                raise
+            if self._closed:
+                connection.close()
+                raise ConnectFailed("this client is closed")
+            self._connections[address] = connection
             return connection
 
     def _addresses(self) -> list[Address]:

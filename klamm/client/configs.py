@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from klamm.client.cluster import ClusterClient, RetryPolicy
-from klamm.client.fan_out import Unroutable, error_of, fan_out, in_turn
+from klamm.client.fan_out import Route, Unroutable, error_of, fan_out, in_turn, of_brokers
 from klamm.config.definition import ConfigSource
 from klamm.net.client import Connection
 from klamm.protocol.apis.alter_configs import AlterConfigsRequest
@@ -193,15 +193,22 @@ async def _ask(
 ) -> dict[ConfigResource, T | KafkaError]:
 
     any_broker = in_turn(client)
+    named_broker: Route[ConfigResource] = of_brokers(client, lambda resource: int(resource.name))
 
     async def route(resources: Sequence[ConfigResource], stale: bool) -> dict[ConfigResource, int | Unroutable]:
+        of_one_broker = [resource for resource in resources if _is_of_one_broker(resource)]
+        found = dict(await named_broker(of_one_broker, stale)) if of_one_broker else {}
+        others = [resource for resource in resources if resource not in found]
+        return found | await route_to_any(others, stale) if others else found
+
+    async def route_to_any(resources: Sequence[ConfigResource], stale: bool) -> dict[ConfigResource, int | Unroutable]:
         if stale or not client.metadata.brokers:
             await client.refresh_metadata_once((), elsewhere=stale)
         chosen = any_broker()
         if chosen is None:
             unroutable = Unroutable(KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster has no broker"))
             return dict.fromkeys(resources, unroutable)
-        return {resource: int(resource.name) if _is_of_one_broker(resource) else chosen for resource in resources}
+        return dict.fromkeys(resources, chosen)
 
     return await fan_out(client, resources, route, ask, retriable=retriable, repeatable=repeatable, retry=retry)
 

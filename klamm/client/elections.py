@@ -20,8 +20,8 @@ async def elect_leaders(
 ) -> dict[TopicPartition, KafkaError | None]:
     """Elects leaders of these partitions. Without partitions: of all, and only those that were due have a result.
 
-    A partition that is led as it should be has the error ELECTION_NOT_NEEDED. Raises KafkaError when the whole request
-    is refused, and ClientError.
+    A partition that is led as it should be has the error ELECTION_NOT_NEEDED; so has one that this call has elected, if
+    the first answer was lost. Raises KafkaError when the whole request is refused, and ClientError.
     """
     wait_ms = client.request_timeout_ms if timeout_ms is None else timeout_ms
     wanted = None if partitions is None else list(dict.fromkeys(partitions))
@@ -49,7 +49,7 @@ async def elect_leaders(
         error = error_of(response.error_code) or next(iter(refused), None)
         return {None: results if error is None else error}
 
-    results = checked((await ask_controller(client, [None], ask))[None])
+    results = checked((await ask_controller(client, [None], ask, repeatable=True))[None])
     if wanted is None:
         return results
     missing = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the controller returned nothing for the partition")

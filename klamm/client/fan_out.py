@@ -275,15 +275,32 @@ def brokers(client: ClusterClient) -> Route[int]:
 
 
 def of_brokers(client: ClusterClient, broker_of: Callable[[K], int]) -> Route[K]:
-    """Each item names the broker that answers for it, as a replica does."""
+    """Each item names the broker that answers for it, as a replica does.
+
+    A broker that is not in the cluster is an error at once: to wait for it is the caller's decision. As a broker that
+    has just started knows only some of the others, two brokers must not know it.
+    """
 
     async def route(items: Sequence[K], stale: bool) -> dict[K, int | Unroutable]:
         responsible: dict[K, int | Unroutable] = {item: broker_of(item) for item in items}
-        if stale or not all(broker_id in client.metadata.brokers for broker_id in responsible.values()):
+        wanted = set(responsible.values())
+        if stale or not wanted <= client.metadata.brokers.keys():
             await client.refresh_metadata_once(())
+        if not wanted <= client.metadata.brokers.keys():
+            await client.refresh_metadata_once((), elsewhere=True)
+        for item, broker_id in responsible.items():
+            if broker_id not in client.metadata.brokers:
+                responsible[item] = _not_in_cluster(client, broker_id)
         return responsible
 
     return route
+
+
+def _not_in_cluster(client: ClusterClient, broker_id: object) -> Unroutable:
+    live = client.metadata.brokers
+    known = f"live are {', '.join(map(str, sorted(live)))}" if live else "no live broker is known"
+    text = f"broker {broker_id} is not in the cluster; {known}"
+    return Unroutable(KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, text), is_transient=not live)
 
 
 def controller(client: ClusterClient) -> Route[K]:

@@ -25,7 +25,11 @@ class PartitionReassignment:
 async def alter_partition_reassignments(
     client: ClusterClient, replicas: Mapping[TopicPartition, Sequence[int] | None], *, timeout_ms: int | None = None
 ) -> dict[TopicPartition, KafkaError | None]:
-    """Starts to move each partition to these brokers; None cancels its reassignment."""
+    """Starts to move each partition to these brokers; None cancels its reassignment.
+
+    The request is sent again when its answer was lost. Then NO_REASSIGNMENT_IN_PROGRESS may mean this call's
+    cancellation.
+    """
     wait_ms = client.request_timeout_ms if timeout_ms is None else timeout_ms
     struct = AlterPartitionReassignmentsRequest.ReassignableTopic
 
@@ -56,8 +60,7 @@ async def alter_partition_reassignments(
             for each in topic.partitions
         }
 
-    # A cancellation that is repeated finds nothing to cancel.
-    return await ask_controller(client, replicas, ask, repeatable=None not in replicas.values())
+    return await ask_controller(client, replicas, ask, repeatable=True)
 
 
 async def list_partition_reassignments(

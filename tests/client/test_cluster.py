@@ -238,3 +238,24 @@ async def test_concurrent_requests_share_one_connection():
         await asyncio.gather(*[to_leader(client) for _ in range(20)])
         assert len(cluster.brokers[1].connections) == 1
         assert cluster.answered == [1] * 20
+
+
+async def test_requests_to_a_broker_that_hangs_wait_for_one_attempt_to_connect_together():
+    accepted = []
+
+    def hang(reader, writer):
+        accepted.append(writer)
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    client = ClusterClient([("127.0.0.1", 1)], ConnectionOptions(connect_timeout_ms=200))
+    client.metadata.brokers = {3: server.sockets[0].getsockname()}
+    found = await asyncio.gather(*[client.connection_to(3) for _ in range(5)], return_exceptions=True)
+    assert [type(error) for error in found] == [ConnectFailed] * 5
+    assert len(accepted) == 1
+    with pytest.raises(ConnectFailed):
+        await client.connection_to(3)
+    assert len(accepted) == 2
+    await client.close()
+    for writer in accepted:
+        writer.close()
+    server.close()

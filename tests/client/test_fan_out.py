@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.client.configs import ConfigResource, describe_configs
 from klamm.client.elections import elect_leaders
 from klamm.client.fan_out import checked, error_of, fan_out
 from klamm.client.groups import delete_groups
@@ -19,13 +20,14 @@ from klamm.net.client import ClientError, ConnectFailed, Disconnected, Unsupport
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.create_topics import CreateTopicsResponse
 from klamm.protocol.apis.delete_groups import DeleteGroupsResponse
+from klamm.protocol.apis.describe_configs import DescribeConfigsResponse
 from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsResponse
 from klamm.protocol.apis.elect_leaders import ElectLeadersResponse
 from klamm.protocol.apis.list_offsets import ListOffsetsResponse
 from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsResponse
 from klamm.protocol.apis.offset_fetch import OffsetFetchResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import LATEST_TIMESTAMP, ElectionType, TopicPartition
+from klamm.protocol.vocabulary import LATEST_TIMESTAMP, ConfigResourceType, ElectionType, TopicPartition
 from support.processes import free_port
 from support.scripted_cluster import HANG_UP, ScriptedCluster
 
@@ -233,6 +235,15 @@ async def test_elections_are_asked_of_the_next_controller_too() -> None:
         assert cluster.asked == [(ApiKey.ELECT_LEADERS, 0), (ApiKey.ELECT_LEADERS, 1)]
 
 
+async def test_elections_whose_answer_was_lost_are_held_again() -> None:
+    struct = ElectLeadersResponse.ReplicaElectionResult
+    needless = struct.PartitionResult(partition_id=0, error_code=ErrorCode.ELECTION_NOT_NEEDED, error_message=None)
+    answer = ElectLeadersResponse(replica_election_results=[struct(topic="t", partition_result=[needless])])
+    async with ScriptedCluster((ApiKey.ELECT_LEADERS, HANG_UP), (ApiKey.ELECT_LEADERS, answer)) as cluster:
+        (result,) = (await elect_leaders(cluster.client(), ElectionType.PREFERRED, [P0])).values()
+        assert str(result) == "ELECTION_NOT_NEEDED (84)"
+
+
 async def test_a_creation_whose_answer_was_lost_is_sent_again_only_if_it_is_repeatable() -> None:
     lost = (ApiKey.CREATE_TOPICS, HANG_UP)
     async with ScriptedCluster(lost) as cluster:
@@ -272,12 +283,32 @@ async def test_a_request_that_is_refused_as_a_whole_is_raised() -> None:
 # -- single brokers ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_broker_that_is_not_in_the_cluster_is_an_error_of_that_broker() -> None:
+async def test_a_broker_that_is_not_in_the_cluster_is_an_error_of_that_broker_at_once() -> None:
     answer = DescribeLogDirsResponse(results=[])
     async with ScriptedCluster((ApiKey.DESCRIBE_LOG_DIRS, answer)) as cluster:
-        results = await describe_log_dirs(cluster.client(deadline_ms=20), [1, 9])
+        results = await asyncio.wait_for(describe_log_dirs(cluster.client(deadline_ms=60_000), [1, 9]), 10)
         assert results[1] == {}
-        assert str(results[9]) == "BROKER_NOT_AVAILABLE (8): broker 9 is not in the cluster"
+        assert str(results[9]) == "BROKER_NOT_AVAILABLE (8): broker 9 is not in the cluster; live are 0, 1"
+
+
+async def test_the_configs_of_a_broker_that_is_not_in_the_cluster_are_an_error_at_once() -> None:
+    known, unknown = ConfigResource(ConfigResourceType.BROKER, "1"), ConfigResource(ConfigResourceType.BROKER, "9")
+    struct = DescribeConfigsResponse.DescribeConfigsResult
+    result = struct(resource_type=known.type, resource_name=known.name, error_code=0, error_message=None, configs=[])
+    answer = DescribeConfigsResponse(results=[result])
+    async with ScriptedCluster((ApiKey.DESCRIBE_CONFIGS, answer)) as cluster:
+        results = await asyncio.wait_for(describe_configs(cluster.client(deadline_ms=60_000), [known, unknown]), 10)
+        assert results[known] == {}
+        assert str(results[unknown]) == "BROKER_NOT_AVAILABLE (8): broker 9 is not in the cluster; live are 0, 1"
+
+
+async def test_a_broker_that_only_one_of_two_brokers_knows_is_asked() -> None:
+    """A broker that has just started, or is cut off, knows only some of the others."""
+    answer = DescribeLogDirsResponse(results=[])
+    async with ScriptedCluster((ApiKey.DESCRIBE_LOG_DIRS, answer), brokers=3) as cluster:
+        cluster.behind = {0: {2}}
+        assert await describe_log_dirs(cluster.client(), [2]) == {2: {}}
+        assert cluster.metadata_requests == 2
 
 
 async def test_an_election_that_an_old_broker_does_not_know_is_refused_by_the_client() -> None:

@@ -36,6 +36,8 @@ class ScriptedCluster:
         self.controllers = [0]
         # Brokers that always name this coordinator.
         self.cut_off: dict[int, int] = {}
+        # The brokers that a broker does not know of.
+        self.behind: dict[int, set[int]] = {}
         self.asked: list[tuple[ApiKey, int]] = []
         self.requests: list[Any] = []
         self.metadata_requests = 0
@@ -72,7 +74,7 @@ class ScriptedCluster:
             header, body = asked.header, asked.body
             if header.api_key is ApiKey.METADATA:
                 self.metadata_requests += 1
-                return self._metadata(body)
+                return self._metadata(body, self._dead | self.behind.get(broker_id, set()))
             if header.api_key is ApiKey.FIND_COORDINATOR and broker_id in self.cut_off:
                 return FindCoordinatorResponse(node_id=self.cut_off[broker_id], host="127.0.0.1", port=1)
             if header.api_key is ApiKey.FIND_COORDINATOR:
@@ -92,14 +94,14 @@ class ScriptedCluster:
 
         return answer
 
-    def _metadata(self, request: MetadataRequest) -> MetadataResponse:
+    def _metadata(self, request: MetadataRequest, unknown: set[int]) -> MetadataResponse:
         names = sorted(self.topics) if request.topics is None else [topic.name or "" for topic in request.topics]
         controller = self.controllers.pop(0) if len(self.controllers) > 1 else self.controllers[0]
         return MetadataResponse(
             brokers=[
                 MetadataResponse.MetadataResponseBroker(node_id=broker_id, host="127.0.0.1", port=broker.port)
                 for broker_id, broker in enumerate(self._brokers)
-                if broker_id not in self._dead
+                if broker_id not in unknown
             ],
             controller_id=controller,
             topics=[self._topic(name) for name in names],

@@ -119,25 +119,13 @@ async def _describe_resources(client: "ClusterClient", entity: Entity, describe_
 
 
 async def _named(client: "ClusterClient", entity: Entity) -> list[Entity]:
-    """The entities for which `entity` stands. Raises ToolError for a broker that does not exist."""
+    """The entities for which `entity` stands."""
     if entity.first.name is not None:
-        await _require_broker(client, entity)
         return [entity]
     metadata = await client.refresh_metadata(None if entity.type == TOPICS else ())
     if entity.type == TOPICS:
         return [one(TOPICS, name) for name in sorted(metadata.topics)]
     return [*(one(entity.type, str(broker_id)) for broker_id in sorted(metadata.brokers)), one(entity.type, DEFAULT)]
-
-
-async def _require_broker(client: "ClusterClient", entity: Entity) -> None:
-    """Raises ToolError at once; a request to a broker that does not exist would be tried again and again."""
-    name = entity.first.name
-    if entity.type == TOPICS or not name:
-        return
-    live = (await client.refresh_metadata(())).brokers
-    if int(name) not in live:
-        known = ", ".join(map(str, sorted(live)))
-        raise ToolError(f"broker {name} is not in the cluster; live are {known}")
 
 
 def _resource(entity: Entity) -> ConfigResource:
@@ -164,7 +152,6 @@ def _own_source(entity: Entity) -> ConfigSource:
 
 
 async def _read_resource(client: "ClusterClient", entity: Entity) -> dict[str, Current]:
-    await _require_broker(client, entity)
     resource = _resource(entity)
     found = (await describe_configs(client, [resource], include_synonyms=True))[resource]
     return {entry.name: _current(entry, _own_source(entity)) for entry in _entries(entity, found).values()}
