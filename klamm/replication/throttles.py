@@ -14,13 +14,10 @@ from collections.abc import Callable
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
+from klamm.config.throttles import FOLLOWER_RATE, LEADER_RATE, LOG_DIR_RATE
 from klamm.config.topic import TopicConfig
 from klamm.metrics import MetricName, Metrics
 from klamm.replication.quota import ReplicationQuota, throttled_partitions
-
-LEADER_RATE = "leader.replication.throttled.rate"
-FOLLOWER_RATE = "follower.replication.throttled.rate"
-LOG_DIRS_RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
 
 
 class ReplicationThrottles:
@@ -43,7 +40,7 @@ class ReplicationThrottles:
     def _configured(self, _old: BrokerConfig, new: BrokerConfig) -> None:
         self.leader.bytes_per_second = new.dynamic_only(LEADER_RATE)
         self.follower.bytes_per_second = new.dynamic_only(FOLLOWER_RATE)
-        self.alter_log_dirs.bytes_per_second = new.dynamic_only(LOG_DIRS_RATE)
+        self.alter_log_dirs.bytes_per_second = new.dynamic_only(LOG_DIR_RATE)
 
     def topic_configured(self, topic: str, config: TopicConfig) -> None:
         """Throttles the replicas that the topic's configuration names."""

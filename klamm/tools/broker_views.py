@@ -4,8 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from klamm.tools.cluster_facts import BrokerFacts, ClusterFacts
-from klamm.tools.health import size_text, version_text
+from klamm.tools.cluster_facts import ClusterFacts
+from klamm.tools.health import version_text
+from klamm.tools.words import address_text, size_text
+from klamm.tools.words import table_lines as table
 
 _TITLES = ("BROKER", "ADDRESS", "RACK", "LEADERS", "REPLICAS", "BEHIND", "SIZE", "SOFTWARE")
 
@@ -55,10 +57,8 @@ def table_lines(facts: ClusterFacts, most: int | None = None) -> Iterator[str]:
             continue
         size = "-" if broker.error is not None else size_text(broker.size_bytes)
         software = "does not answer" if broker.error is not None else broker.software or "-"
-        rows.append((name, address_text(broker), broker.rack or "-", *numbers, size, software))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_TITLES))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        rows.append((name, address_text(*broker.address), broker.rack or "-", *numbers, size, software))
+    yield from table(rows)
     if len(shown) < len(found):
         hidden = len(set(faulty) - set(shown))
         yield f"... and {len(found) - len(shown)} more, {hidden or 'none'} of them with a fault (klamm brokers list)"
@@ -76,7 +76,8 @@ def description_lines(facts: ClusterFacts, broker_id: int) -> Iterator[str]:
         yield f"Broker: {broker_id}\tnot in the cluster"
     else:
         controller = "\tController" if broker_id == facts.controller_id else ""
-        yield f"Broker: {broker_id}\tAddress: {address_text(broker)}\tRack: {broker.rack or 'none'}{controller}"
+        address = address_text(*broker.address)
+        yield f"Broker: {broker_id}\tAddress: {address}\tRack: {broker.rack or 'none'}{controller}"
         if broker.error is not None:
             yield f"Does not answer: {broker.error}"
         else:
@@ -129,7 +130,7 @@ def _value(facts: ClusterFacts, broker_id: int, tally: Tally) -> dict[str, Any]:
         return found
     return {
         **found,
-        "address": address_text(broker),
+        "address": address_text(*broker.address),
         "rack": broker.rack,
         "software": broker.software or None,
         "inter_broker_protocol_version": broker.protocol,
@@ -148,11 +149,6 @@ def _value(facts: ClusterFacts, broker_id: int, tally: Tally) -> dict[str, Any]:
             for each in broker.log_dirs
         ],
     }
-
-
-def address_text(broker: BrokerFacts) -> str:
-    host, port = broker.address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _leader(leader: int) -> str:

@@ -13,6 +13,7 @@ import typer
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.tools.properties import read_properties
+from klamm.tools.words import address_text
 
 if TYPE_CHECKING:
     from typing import Concatenate
@@ -214,7 +215,5 @@ async def _reach(client: "ClusterClient", options: "ClientOptions") -> None:
     try:
         await client.reach(LOOK_MS)
     except ConnectFailed as error:
-        addresses = ",".join(
-            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in options.bootstrap
-        )
+        addresses = ",".join(address_text(host, port) for host, port in options.bootstrap)
         raise ToolError(f"no broker answers at {addresses}: {error}") from error

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from klamm.config.throttles import BROKER_THROTTLES
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TopicPartition
-from klamm.tools.cluster_facts import BROKER_THROTTLES, BrokerFacts, ClusterFacts
+from klamm.tools.cluster_facts import BrokerFacts, ClusterFacts
 from klamm.tools.cluster_view import PartitionView
+from klamm.tools.words import brokers_text, counted, size_text
 
 # Names in a line, and lines of a finding, before "and N more".
 NAMED: Final = 3
@@ -113,10 +115,10 @@ def _controller_work(controller: Mapping[str, Any] | None) -> Iterator[Finding]:
     for key, verb in (("deletions", "deleted"), ("reassignments", "reassigned")):
         listed = controller.get(key, {})
         if listed.get("count"):
-            what = "topics" if key == "deletions" else "partitions"
+            what = "topic" if key == "deletions" else "partition"
             yield Finding(
                 f"controller_{key}",
-                f"{_count(listed['count'], what)} {_are(listed['count'])} being {verb}.",
+                f"{counted(listed['count'], what)} {_are(listed['count'])} being {verb}.",
                 tuple(
                     f"{each['topic']}{'' if key == 'deletions' else '-' + str(each['partition'])} waits for"
                     f" {each['waits_for']}"
@@ -138,13 +140,14 @@ def _offline(facts: ClusterFacts) -> Iterator[Finding]:
     why = [_because(offline, down, "is down and was the last in sync")] if down else []
     if broken := [broker_id for broker_id in last if broker_id in facts.brokers]:
         why.append(
-            f"{_brokers(broken)} {_is(broken)} up: the replica's log directory has failed, or an election is due"
+            f"{brokers_text(broken).capitalize()} {_is(broken)} up: the replica's log directory has failed, or an"
+            " election is due"
         )
     if groups := sum(key.topic == GROUP_METADATA_TOPIC_NAME for key in offline):
         why.append(f"{groups} of them {_are(groups)} of {GROUP_METADATA_TOPIC_NAME}: their groups have no coordinator")
     yield Finding(
         "offline_partitions",
-        f"{_count(len(offline), 'partitions')} {_have(len(offline))} no leader, and cannot be read or written:"
+        f"{counted(len(offline), 'partition')} {_have(len(offline))} no leader, and cannot be read or written:"
         f" {_named(offline)}.",
         tuple(why),
         f"Start broker {', '.join(map(str, down))}." if down else "Look at the logs of these brokers.",
@@ -156,7 +159,7 @@ def _under_min_isr(facts: ClusterFacts) -> Iterator[Finding]:
     if under:
         yield Finding(
             "under_min_isr",
-            f"{_count(len(under), 'partitions')} {_have(len(under))} fewer in-sync replicas than min.insync.replicas:"
+            f"{counted(len(under), 'partition')} {_have(len(under))} fewer in-sync replicas than min.insync.replicas:"
             f" {_named(under)}.",
             ("producers with acks=all are refused",),
             "Bring the replicas below back in sync.",
@@ -173,7 +176,7 @@ def _at_min_isr(facts: ClusterFacts) -> Iterator[Finding]:
     if at_minimum:
         yield Finding(
             "at_min_isr",
-            f"{_count(len(at_minimum), 'partitions')} would refuse acks=all after one more failure:"
+            f"{counted(len(at_minimum), 'partition')} would refuse acks=all after one more failure:"
             f" {_named(at_minimum)}.",
             is_problem=False,
         )
@@ -198,9 +201,9 @@ def _under_replicated(facts: ClusterFacts) -> Iterator[Finding]:
             by_broker.setdefault(broker_id, {})[key] = each
     yield Finding(
         "under_replicated",
-        f"{_count(len(short), 'partitions')} {_are(len(short))} under-replicated: {_named(short)}.",
+        f"{counted(len(short), 'partition')} {_are(len(short))} under-replicated: {_named(short)}.",
         tuple(
-            f"broker {broker_id} {_fault(facts, broker_id, partitions)}: {_count(len(partitions), 'replicas')}"
+            f"broker {broker_id} {_fault(facts, broker_id, partitions)}: {counted(len(partitions), 'replica')}"
             for broker_id, partitions in sorted(by_broker.items(), key=lambda item: (-len(item[1]), item[0]))
         ),
         "Start the brokers that are down. Replicas on a broker that is up catch up by themselves; if they do not, look"
@@ -231,7 +234,7 @@ def _imbalance(facts: ClusterFacts) -> Iterator[Finding]:
     if off and 100 * len(off) > NORMAL_IMBALANCE_PERCENT * len(partitions):
         yield Finding(
             "leader_imbalance",
-            f"{len(off)} of {_count(len(partitions), 'partitions')} are not led by their preferred replica, which is in"
+            f"{len(off)} of {counted(len(partitions), 'partition')} are not led by their preferred replica, which is in"
             " sync.",
             advice="Elect the preferred replicas:",
             command="klamm elect preferred --all-topic-partitions",
@@ -244,7 +247,7 @@ def _reassignments(facts: ClusterFacts) -> Iterator[Finding]:
     if moving:
         yield Finding(
             "reassignments",
-            f"{_count(len(moving), 'partitions')} {_are(len(moving))} being reassigned: {_named(moving)}.",
+            f"{counted(len(moving), 'partition')} {_are(len(moving))} being reassigned: {_named(moving)}.",
             advice="See how far they are:",
             command="klamm reassign list",
             is_problem=False,
@@ -258,8 +261,8 @@ def _missing_brokers(facts: ClusterFacts) -> Iterator[Finding]:
     if missing := facts.missing:
         yield Finding(
             "missing_brokers",
-            f"{_brokers(missing)} {_is(missing)} named in assignments and not in the cluster.",
-            tuple(f"broker {broker_id}: {_count(len(facts.on(broker_id)), 'replicas')}" for broker_id in missing[:10]),
+            f"{brokers_text(missing).capitalize()} {_is(missing)} named in assignments and not in the cluster.",
+            tuple(f"broker {broker_id}: {counted(len(facts.on(broker_id)), 'replica')}" for broker_id in missing[:10]),
             f"Start {'it' if len(missing) == 1 else 'them'}, or move the replicas away:",
             f"klamm brokers decommission --broker {missing[0]}",
         )
@@ -269,7 +272,8 @@ def _silent_brokers(facts: ClusterFacts) -> Iterator[Finding]:
     if silent := [broker for broker in facts.brokers.values() if broker.error is not None]:
         yield Finding(
             "silent_brokers",
-            f"{_brokers(each.broker_id for each in silent)} {_is(silent)} registered and {_do(silent)} not answer.",
+            f"{brokers_text(each.broker_id for each in silent).capitalize()} {_is(silent)} registered and"
+            f" {_do(silent)} not answer.",
             tuple(f"broker {each.broker_id}: {each.error}" for each in silent),
             "Look at the process and its log; a listener may be unreachable from here.",
         )
@@ -280,7 +284,7 @@ def _log_dirs(facts: ClusterFacts) -> Iterator[Finding]:
     if broken:
         yield Finding(
             "offline_log_dirs",
-            f"{_count(len(broken), 'log directories')} {_are(len(broken))} offline.",
+            f"{counted(len(broken), 'log directory', 'log directories')} {_are(len(broken))} offline.",
             tuple(f"broker {broker.broker_id}: {each.path}: {each.error}" for broker, each in broken),
             "Repair or replace the disk, and restart the broker.",
         )
@@ -293,7 +297,8 @@ def _log_dirs(facts: ClusterFacts) -> Iterator[Finding]:
     if full:
         yield Finding(
             "full_disks",
-            f"{_count(len(full), 'log directories')} {_are(len(full))} on a disk that is nearly full.",
+            f"{counted(len(full), 'log directory', 'log directories')} {_are(len(full))} on a disk that is nearly"
+            " full.",
             tuple(
                 f"broker {broker.broker_id}: {each.path}: {size_text(each.usable_bytes)} of"
                 f" {size_text(each.total_bytes)} free, replicas take {size_text(each.size_bytes)}"
@@ -358,7 +363,7 @@ def _versions(facts: ClusterFacts) -> Iterator[Finding]:
             "version_mix",
             "Brokers run different versions.",
             tuple(
-                f"{_brokers(broker_ids)}: {version_text(facts.brokers[broker_ids[0]])}"
+                f"{brokers_text(broker_ids).capitalize()}: {version_text(facts.brokers[broker_ids[0]])}"
                 for broker_ids in groups.values()
             ),
             "Normal during an upgrade; finish it before features of the new version are used.",
@@ -385,16 +390,6 @@ def version_text(broker: BrokerFacts) -> str:
     return f"{broker.software or 'unknown'}{protocol}"
 
 
-def size_text(size_bytes: int) -> str:
-    """A size for people: 1536 is 1.5 KB."""
-    size, unit = float(size_bytes), "B"
-    for larger in ("KB", "MB", "GB", "TB", "PB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
-
-
 def _partitions(
     facts: ClusterFacts,
     is_meant: Callable[[PartitionView], bool],
@@ -418,16 +413,6 @@ def _named(partitions: Iterable[TopicPartition]) -> str:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
-
-
-def _brokers(broker_ids: Iterable[int]) -> str:
-    ids = list(broker_ids)
-    return f"{'Broker' if len(ids) == 1 else 'Brokers'} {', '.join(map(str, ids))}"
-
-
-def _count(number: int, plural: str) -> str:
-    singular = f"{plural[:-3]}y" if plural.endswith("ies") else plural[:-1]
-    return f"{number} {singular if number == 1 else plural}"
 
 
 def _is(things: Sequence[object]) -> str:

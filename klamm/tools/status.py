@@ -18,8 +18,9 @@ from klamm.tools.clients import (
     command_options,
 )
 from klamm.tools.cluster_facts import KLAMM, ClusterFacts, read_facts
-from klamm.tools.health import Finding, diagnose, is_healthy, size_text
+from klamm.tools.health import Finding, diagnose, is_healthy
 from klamm.tools.live import watch as watch_live
+from klamm.tools.words import counted, size_text
 
 DEFAULT_TIMEOUT_MS: Final = 5000
 # The controller's own status adds to the screen; ZooKeeper may be out of reach from here.
@@ -94,7 +95,7 @@ def status_lines(
     """The screen."""
     problems = [finding for finding in findings if finding.is_problem]
     notices = [finding for finding in findings if not finding.is_problem]
-    verdict = "healthy" if not problems else f"NOT HEALTHY: {len(problems)} problem{'s' if len(problems) > 1 else ''}"
+    verdict = "healthy" if not problems else f"NOT HEALTHY: {counted(len(problems), 'problem')}"
     yield f"Cluster {facts.cluster_id or 'without an id'}: {verdict}"
     partitions = facts.view.partitions.values()
     size = size_text(sum(broker.size_bytes for broker in facts.brokers.values()))

@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_read_makes_1(logs: Path, capfdbinary: pytest.Capt
         (["--logs", "a", "--spark", "--output", "o", "--order", "causal"], "has no --story and no --order causal"),
         (["--logs", ","], "names no file"),
         (["--logs", "a", "--topic", ""], "is empty"),
-        (["--logs-regex", "("], "is not a regular expression"),
+        (["--logs-regex", "("], "is not a valid regular expression"),
     ],
 )
 def test_a_wrong_call_ends_with_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,5 +138,5 @@ def test_wrong_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert verify(tmp_path, f"{tmp_path}/.") == 2
     err = capsys.readouterr().err
     assert f"{tmp_path}/absent is not a directory" in err
-    assert "'(' is not a regular expression" in err
+    assert "'(' is not a valid regular expression" in err
     assert "names a directory twice" in err

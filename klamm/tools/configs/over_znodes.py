@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from klamm.config.dynamic import entry_problems, is_password
+from klamm.config.throttles import BROKER_THROTTLES
 from klamm.config.topic import TOPIC_CONFIG_DEF, override_problems
 from klamm.net.scram import credential
 from klamm.processes.errors import ToolError
@@ -23,12 +24,6 @@ from klamm.znodes.topics import is_legal_topic_name
 if TYPE_CHECKING:
     from klamm.znodes.store import KafkaZooKeeper
 
-# Throttles may change while brokers run: every value is valid, and brokers follow the notification.
-THROTTLES = (
-    "leader.replication.throttled.rate",
-    "follower.replication.throttled.rate",
-    "replica.alter.log.dirs.io.max.bytes.per.second",
-)
 _SALT_BYTES = 24
 
 
@@ -174,7 +169,8 @@ async def _check_topic(znodes: "KafkaZooKeeper", entity: Entity, changes: Sequen
 async def _check_broker(znodes: "KafkaZooKeeper", entity: Entity, changes: Sequence[Change]) -> None:
     name = entity.first.name or DEFAULT
     added = {change.key: change.new for change in changes if change.new is not None}
-    if needs_broker := [key for key in added if key not in THROTTLES]:
+    # Throttles may change while brokers run: every value is valid, and brokers follow the notification.
+    if needs_broker := [key for key in added if key not in BROKER_THROTTLES]:
         live = await znodes.live_brokers()
         running = [name] if name and int(name) in live else [] if name else list(map(str, live))
         if running:

@@ -11,6 +11,7 @@ from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, client_in_thread, command_options
 from klamm.tools.confirm import Yes, confirm
+from klamm.tools.words import counted
 from klamm.tools.zookeeper_access import ZooKeeper, run_with_zookeeper
 
 if TYPE_CHECKING:
@@ -90,8 +91,7 @@ def preferred(
         plan = preferred_plan(view, scope.of(view))
         report.beforehand(plan.not_needed if not scope.is_open else [], plan.refused)
         if plan.due:
-            count = f"{len(plan.due)} partition{'s' if len(plan.due) > 1 else ''}"
-            question = f"Elect the preferred leaders of {count}?"
+            question = f"Elect the preferred leaders of {counted(len(plan.due), 'partition')}?"
             confirm(preferred_lines(view, plan.due, pace.batch_size), question, yes=yes)
         return plan.due
 
@@ -159,8 +159,8 @@ def unclean(
         if due:
             if as_json:
                 report.print_json({"event": "plan", "partitions": [loss_value(*each) for each in plan.due.items()]})
-            count = f"{len(due)} partition{'s' if len(due) > 1 else ''}"
-            confirm(unclean_lines(plan), f"Elect leaders of {count} that may lack records?", yes=yes)
+            question = f"Elect leaders of {counted(len(due), 'partition')} that may lack records?"
+            confirm(unclean_lines(plan), question, yes=yes)
             # The answer took its time: brokers may have gone or come back meanwhile.
             _, now = client.call(read_unclean_plan, Scope(partitions=due))
             grown = grown_losses(plan, now)
@@ -205,9 +205,9 @@ class Reporter:
         if self._as_json:
             self.print_json(event.value())
             return
-        from klamm.tools.elect.plans import joined
+        from klamm.tools.elect.plans import named
 
-        names = joined(event.partitions)
+        names = named(event.partitions)
         match event.name:
             case "elected":
                 self.tell(f"Successfully completed leader election ({self._type}) for partitions {names}")

@@ -14,7 +14,7 @@ from typing import Any
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
-from klamm.tools.cluster_view import ClusterView, PartitionView
+from klamm.tools.cluster_view import ClusterView, PartitionView, joined
 from klamm.tools.topics.reasons import Circumstances, LogEnds, absence, outage
 
 # A plan of more partitions shows the first ones, and counts the rest.
@@ -39,7 +39,7 @@ def parse_partitions(text: str | bytes) -> list[TopicPartition]:
         raise ToolError('Replica election data is missing "partitions" field')
     partitions = Counter(_partition(entry) for entry in entries)
     if twice := [each for each, count in partitions.items() if count > 1]:
-        raise ToolError(f"Replica election data contains duplicate partitions: {joined(twice)}")
+        raise ToolError(f"Replica election data contains duplicate partitions: {named(twice)}")
     if not partitions:
         raise ToolError("Replica election data is empty")
     return sorted(partitions)
@@ -121,7 +121,7 @@ def _obstacle(partition: PartitionView, view: ClusterView, log_ends: LogEnds) ->
         end = log_ends.get(preferred)
         hangs = isinstance(end, KafkaError) and end.code is ErrorCode.NETWORK_EXCEPTION
         return f"PREFERRED_LEADER_NOT_AVAILABLE: {why}" if hangs else None
-    return f"PREFERRED_LEADER_NOT_AVAILABLE: the ISR is {_brokers(partition.isr)}; {why}"
+    return f"PREFERRED_LEADER_NOT_AVAILABLE: the ISR is {joined(partition.isr)}; {why}"
 
 
 def lagging(
@@ -155,7 +155,7 @@ def unsettled(before: ClusterView, now: ClusterView, elected: Iterable[TopicPart
             found[key] = f"is led by broker {each.leader} still"
         elif lost:
             why = "; ".join(absence(each, member, Circumstances(now.brokers.keys())) for member in lost)
-            found[key] = f"had the ISR {_brokers(was.isr)} and has {_brokers(each.isr)}: {why}"
+            found[key] = f"had the ISR {joined(was.isr)} and has {joined(each.isr)}: {why}"
     return found
 
 
@@ -337,9 +337,5 @@ def loss_value(key: TopicPartition, loss: Loss) -> dict[str, Any]:
     }
 
 
-def joined(partitions: Iterable[TopicPartition]) -> str:
+def named(partitions: Iterable[TopicPartition]) -> str:
     return ", ".join(map(str, partitions))
-
-
-def _brokers(broker_ids: Iterable[int]) -> str:
-    return ",".join(map(str, broker_ids))

@@ -1,6 +1,5 @@
 """What `klamm pipeline load` is asked to count, from its options."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +9,7 @@ import typer
 from klamm.spark.pipelines.load_options import MAX_CHOSEN_WINDOWS, MAX_GIVEN_WINDOWS, LoadOptions
 from klamm.spark.pipelines.load_windows import fitting
 from klamm.tools.load.text import parse_time, parse_window
+from klamm.tools.patterns import expression
 
 EARLIEST: Final = "earliest"
 DEFAULT_SPAN_MS: Final = 3_600_000
@@ -28,17 +28,12 @@ def choose(
     topic: str, start_time: str | None, end_time: str | None, window: str | None, hot_keys: int = 0, *, now_ms: int
 ) -> Choice:
     """Raises typer.BadParameter."""
-    try:
-        expression = re.compile(topic)
-    except re.error as error:
-        raise typer.BadParameter(
-            f"{topic!r} is not a valid regular expression: {error}", param_hint="--topic"
-        ) from None
+    names = expression(topic, "--topic")
     end_ms = None if end_time is None else parse_time(end_time, "--end-time")
     start_ms = _start(start_time, now_ms if end_ms is None else end_ms, now_ms)
     window_ms = None if window is None else parse_window(window)
     options = _options(start_ms, end_ms, window_ms, hot_keys, now_ms)
-    return Choice(lambda name: expression.fullmatch(name) is not None, options, now_ms)
+    return Choice(lambda name: names.fullmatch(name) is not None, options, now_ms)
 
 
 def _start(start_time: str | None, end_ms: int, now_ms: int) -> int | None:

@@ -10,7 +10,6 @@ from itertools import pairwise
 from math import sqrt
 from typing import TYPE_CHECKING, Final
 
-from klamm.tools.health import size_text
 from klamm.tools.load.figures import Figures, PartitionFigures
 from klamm.tools.load.text import (
     hot_text,
@@ -22,6 +21,7 @@ from klamm.tools.load.text import (
     time_text,
     window_text,
 )
+from klamm.tools.words import size_text
 
 if TYPE_CHECKING:
     from klamm.spark.pipelines.load_windows import Windows

@@ -7,8 +7,8 @@ from typing import Final
 
 import typer
 
-from klamm.tools.health import size_text
 from klamm.tools.load.figures import BrokerFigures, Figures, TopicFigures, key_text
+from klamm.tools.words import size_text, table_lines
 
 TOP: Final = 10
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -153,15 +153,8 @@ def notes(found: Figures) -> Iterator[str]:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Columns as wide as they must be: names to the left, numbers to the right."""
-    lines = [header, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    is_text = [header[column] in _TEXT_COLUMNS for column in range(len(header))]
-    for line in lines:
-        cells = [
-            cell.ljust(width) if left else cell.rjust(width)
-            for cell, width, left in zip(line, widths, is_text, strict=True)
-        ]
-        yield "  ".join(cells).rstrip()
+    numbers = [column for column, title in enumerate(header) if title not in _TEXT_COLUMNS]
+    yield from table_lines([header, *rows], numbers)
 
 
 _TEXT_COLUMNS: Final = {"topic", "partition", "replicas", "key", "hot partitions"}

@@ -20,6 +20,7 @@ from klamm.state_changes import story as stories
 from klamm.state_changes.causal import Fact, causal_order
 from klamm.state_changes.entries import EARLIEST, END_OF_TIME, Said, first_partition, names, parse
 from klamm.state_changes.merging import Run, Wanted, merge
+from klamm.tools.patterns import expression
 
 # What a causal order and a story hold in memory.
 MAX_ENTRIES: Final = 2_000_000
@@ -141,12 +142,8 @@ def find_files(logs: str | None, logs_regex: str | None) -> list[str]:
         return paths
     directory, _, pattern = str(logs_regex).rpartition("/")
     place = Path(directory or ("/" if str(logs_regex).startswith("/") else "."))
-    try:
-        found = [path for path in sorted(place.iterdir()) if re.search(pattern, path.name) and path.is_file()]
-    except re.error as error:
-        raise typer.BadParameter(
-            f"{pattern!r} is not a regular expression: {error}", param_hint="--logs-regex"
-        ) from None
+    wanted = expression(pattern, "--logs-regex")
+    found = [path for path in sorted(place.iterdir()) if wanted.search(path.name) and path.is_file()]
     if not found:
         raise ToolError(f"no file in {place} has a name that matches {pattern!r}")
     return [str(path) for path in found]

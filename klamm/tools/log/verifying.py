@@ -7,7 +7,6 @@ to write; only the directory's lock is taken, so that no broker starts meanwhile
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -37,6 +36,7 @@ from klamm.storage.log_directory import (
 from klamm.storage.log_verification import Finding, Prediction, VerifiedLog, predict, verify_log
 from klamm.storage.overlay import OverlayFileSystem
 from klamm.storage.segment import LOG_SUFFIX
+from klamm.tools.patterns import expression
 from klamm.tools.progress import progress
 
 COMPACTED: Final = (*INTERNAL_TOPICS, "__share_group_state")  # the last one is of Kafka 4
@@ -326,8 +326,5 @@ def _size(disk: FileSystem, path: str) -> int:
 def _topic_pattern(text: str | None) -> Callable[[str], bool]:
     if text is None:
         return lambda topic: True
-    try:
-        pattern = re.compile(text)
-    except re.error as error:
-        raise typer.BadParameter(f"{text!r} is not a regular expression: {error}", param_hint="--topic") from None
+    pattern = expression(text, "--topic")
     return lambda topic: pattern.fullmatch(topic) is not None

@@ -3,7 +3,7 @@
 A reason names the broker and what an operator can find out or do about it. A healthy partition has no reason.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +17,7 @@ from klamm.tools.topics.descriptions import (
     is_under_min_isr,
     is_under_replicated,
 )
+from klamm.tools.words import brokers_text
 
 LogEnds = Mapping[int, int | KafkaError]
 """Where the log of each replica that was asked ends, by broker, or why that is not known."""
@@ -137,17 +138,17 @@ def _without_leader(partition: PartitionView, known: Circumstances) -> Iterator[
     offline = {each: outage(partition, each, known) for each in dict.fromkeys((*partition.isr, *partition.replicas))}
     if any(offline[each] is None for each in partition.isr):
         able = [each for each in partition.isr if offline[each] is None]
-        yield f"{_brokers(able)} of the ISR can lead, and the controller has not elected a leader yet"
+        yield f"{brokers_text(able)} of the ISR can lead, and the controller has not elected a leader yet"
         return
     # Kafka 4 takes also the last replica out of the ISR when it fails, and keeps it as an eligible leader replica.
-    yield f"no replica of the ISR ({_brokers(partition.isr)}) can lead" if partition.isr else "the ISR is empty"
+    yield f"no replica of the ISR ({brokers_text(partition.isr)}) can lead" if partition.isr else "the ISR is empty"
     yield from (why for why in offline.values() if why is not None)
     able = [each for each in partition.replicas if offline[each] is None]
     if able and known.unclean:
-        yield f"{_brokers(able)} can be elected, as unclean.leader.election.enable is true"
+        yield f"{brokers_text(able)} can be elected, as unclean.leader.election.enable is true"
     elif able:
         yield (
-            f"{_brokers(able)} may not lead, as records may be lost and unclean.leader.election.enable is false:"
+            f"{brokers_text(able)} may not lead, as records may be lost and unclean.leader.election.enable is false:"
             " start the brokers that are down, or see `klamm elect unclean`"
         )
 
@@ -158,7 +159,3 @@ def _off_preferred(partition: PartitionView, known: Circumstances) -> Iterator[s
         yield f"the preferred leader, broker {preferred}, is in the ISR: `klamm elect preferred` elects it"
     else:
         yield absence(partition, preferred, known)
-
-
-def _brokers(broker_ids: Sequence[int]) -> str:
-    return f"broker{'s' if len(broker_ids) > 1 else ''} {', '.join(map(str, broker_ids))}"

@@ -4,10 +4,9 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-import typer
-
 from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import INTERNAL_TOPICS
+from klamm.tools.patterns import topic_expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +33,5 @@ class Selection:
 
 
 def select(text: str | None, *, exclude_internal: bool = False) -> Selection:
-    """Raises typer.BadParameter. As in Kafka's tool, commas separate alternatives and quotes are ignored."""
-    try:
-        expression = None if text is None else re.compile(text.strip("\"' ").replace(",", "|"))
-    except re.error as error:
-        raise typer.BadParameter(f"{text!r} is not a valid regular expression: {error}", param_hint="--topic") from None
-    return Selection(text, expression, exclude_internal)
+    """Raises typer.BadParameter."""
+    return Selection(text, None if text is None else topic_expression(text), exclude_internal)

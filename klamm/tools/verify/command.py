@@ -5,7 +5,6 @@ three ways compares with `klamm.client.verification`: through the brokers, in `-
 """
 
 import json
-import re
 import sys
 import time as clock
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from klamm.tools.clients import (
     command_options,
 )
 from klamm.tools.memory import keep_freed_memory
+from klamm.tools.patterns import topic_expression
 from klamm.tools.pipeline import Master, Remote
 from klamm.tools.progress import progress
 
@@ -128,14 +128,8 @@ def replicas(
 
 def topic_filter(pattern: str) -> Callable[[str], bool]:
     """Kafka's IncludeList: a regular expression for whole names, in which commas separate alternatives."""
-    text = pattern.strip().replace(",", "|").replace(" ", "").strip("\"'")
-    try:
-        expression = re.compile(text)
-    except re.error as error:
-        raise typer.BadParameter(
-            f"{pattern!r} is not a valid regular expression: {error}", param_hint="--topic-white-list"
-        ) from None
-    return lambda name: expression.fullmatch(name) is not None
+    names = topic_expression(pattern.replace(" ", ""), "--topic-white-list")
+    return lambda name: names.fullmatch(name) is not None
 
 
 def _finish(report: "Report", as_json: bool) -> None:
