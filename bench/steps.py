@@ -32,10 +32,12 @@ from sides import KlammZooKeeper, free_port
 
 from klamm.protocol import messages
 from klamm.protocol.apis.alter_partition_reassignments import AlterPartitionReassignmentsRequest
+from klamm.protocol.apis.alter_replica_log_dirs import AlterReplicaLogDirsRequest
 from klamm.protocol.apis.api_versions import ApiVersionsRequest
 from klamm.protocol.apis.create_topics import CreateTopicsRequest
 from klamm.protocol.apis.delete_topics import DeleteTopicsRequest
 from klamm.protocol.apis.describe_configs import DescribeConfigsRequest
+from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest
 from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest
 from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsRequest
@@ -49,6 +51,7 @@ PARTITIONS_PER_TOPIC = 100
 TARGET_MS = 20
 REPORTED_STEPS = 5
 TOPICS_PER_REQUEST = 100
+MOVED_TOPICS = 10
 GROUPS = 5_000
 FLOOD = 100_000
 TIMEOUT_S = 600
@@ -152,7 +155,8 @@ class MeteredBroker:
         self.file = directory / f"broker-{broker_id}.properties"
         self.file.write_text(
             f"broker.id={broker_id}\nlisteners=PLAINTEXT://127.0.0.1:{self.port}\n"
-            f"log.dirs={directory}/data-{broker_id}\nzookeeper.connect={zookeeper_connect}\n"
+            f"log.dirs={directory}/data-{broker_id}-a,{directory}/data-{broker_id}-b\n"
+            f"zookeeper.connect={zookeeper_connect}\n"
             "zookeeper.session.timeout.ms=60000\noffsets.topic.replication.factor=1\noffsets.topic.num.partitions=5\n"
             "klamm.metrics.port=0\nauto.create.topics.enable=false\n",
             encoding="utf-8",
@@ -253,6 +257,7 @@ class Work:
         yield f"{GROUPS} groups: list, describe, delete", self.groups
         yield "follow all partitions", self.follow
         yield "    records to all, copied", self.copy
+        yield f"move {MOVED_TOPICS * PARTITIONS_PER_TOPIC} replicas to another log directory", self.move_log_dirs
         yield "idle for 15 s: checkpoints", lambda: time.sleep(15)
         yield "controlled shutdown and stop", self.stop
         yield "start after it", self.start
@@ -442,6 +447,34 @@ class Work:
         self._produce_to([(topic, list(numbers)) for topic, numbers in self._each()], acks=-1)
         return sorted(self._brokers[0].take() + self._brokers[1].take(), reverse=True)
 
+    def move_log_dirs(self) -> None:
+        """Each of the first partitions to the directory in which it is not."""
+        names = self._topics[:MOVED_TOPICS]
+        struct = AlterReplicaLogDirsRequest.AlterReplicaLogDir
+        held = {each.log_dir: each.topics for each in self._log_dirs(names)}
+        first, second = held
+        dirs = [
+            struct(
+                path=path,
+                topics=[
+                    struct.AlterReplicaLogDirTopic(
+                        name=topic.name, partitions=[each.partition_index for each in topic.partitions]
+                    )
+                    for topic in held[other]
+                ],
+            )
+            for path, other in ((first, second), (second, first))
+        ]
+        answer = self._client.ask(ApiKey.ALTER_REPLICA_LOG_DIRS, dirs=dirs)
+        assert {each.error_code for topic in answer.results for each in topic.partitions} == {0}
+        while any(each.is_future_key for found in self._log_dirs(names) for each in _replicas_of(found)):
+            time.sleep(0.5)
+
+    def _log_dirs(self, names: list[str]) -> Any:
+        struct = DescribeLogDirsRequest.DescribableLogDirTopic
+        topics = [struct(topic=name, partitions=list(range(PARTITIONS_PER_TOPIC))) for name in names]
+        return self._client.ask(ApiKey.DESCRIBE_LOG_DIRS, topics=topics).results
+
     def stop(self) -> Any:
         return self._brokers[0].stop()
 
@@ -465,6 +498,11 @@ class Work:
             version,
         )
         time.sleep(10)
+
+
+def _replicas_of(log_dir: Any) -> Iterator[Any]:
+    for topic in log_dir.topics:
+        yield from topic.partitions
 
 
 def measure(directory: Path, partitions: int, only: list[str]) -> dict[str, list[tuple[float, str]]]:

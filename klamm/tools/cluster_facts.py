@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from klamm.config.throttles import BROKER_THROTTLES, TOPIC_THROTTLES
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType, TopicPartition
 from klamm.tools.clients import error_line
@@ -16,14 +17,8 @@ if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
     from klamm.client.configs import ConfigEntry
     from klamm.client.log_dirs import LogDirDescription
+    from klamm.client.reassignments import PartitionReassignment
 
-# Rates of brokers and replicas of topics that are throttled while replicas move.
-BROKER_THROTTLES: Final = (
-    "leader.replication.throttled.rate",
-    "follower.replication.throttled.rate",
-    "replica.alter.log.dirs.io.max.bytes.per.second",
-)
-TOPIC_THROTTLES: Final = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
 MIN_ISR: Final = "min.insync.replicas"
 PROTOCOL: Final = "inter.broker.protocol.version"
 # Only brokers of klamm have this key.
@@ -105,30 +100,58 @@ class ClusterFacts:
 
 
 async def read_facts(client: "ClusterClient") -> ClusterFacts:
-    """One look. Raises ClientError when no broker answers."""
+    """One look. Raises ClientError when no broker answers.
+
+    All brokers, the controller and the configs of topics are asked at the same time, so that one broker that hangs
+    costs the time of one request.
+    """
     import asyncio
 
-    controller_error = None
-    forbidden: list[str] = []
-    try:
-        view = await read_cluster(client)
-    except KafkaError as error:
-        if error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
-            forbidden.append("reassignments")
-        else:
-            controller_error = error_line(error)
-        view = await read_cluster(client, reassignments={})
-    topics = sorted(view.of_topics())
-    brokers, (min_isr, throttled, topics_error) = await asyncio.gather(
-        _read_brokers(client, view, forbidden), _read_topics(client, topics)
+    view = await read_cluster(client, reassignments={})
+    (moving, controller_error), (brokers, forbidden), (min_isr, throttled, topics_error) = await asyncio.gather(
+        _list_reassignments(client), _read_brokers(client, view), _read_topics(client, sorted(view.of_topics()))
     )
+    if isinstance(controller_error, KafkaError) and _is_forbidden(controller_error):
+        forbidden, controller_error = ["reassignments", *forbidden], None
     return ClusterFacts(
-        client.metadata.cluster_id, view, brokers, min_isr, throttled, controller_error, topics_error, tuple(forbidden)
+        client.metadata.cluster_id,
+        view.with_reassignments(moving),
+        brokers,
+        min_isr,
+        throttled,
+        None if controller_error is None else error_line(controller_error),
+        topics_error,
+        tuple(forbidden),
     )
 
 
-async def _read_brokers(client: "ClusterClient", view: ClusterView, forbidden: list[str]) -> dict[int, BrokerFacts]:
-    """What each live broker says; adds to `forbidden` what it may not say."""
+async def _list_reassignments(
+    client: "ClusterClient",
+) -> "tuple[Mapping[TopicPartition, PartitionReassignment], KafkaError | None]":
+    """The reassignments in progress, and why the controller did not list them.
+
+    A controller that hangs may still answer as a broker, so this request has connections of its own.
+    """
+    import asyncio
+
+    from klamm.client.reassignments import list_partition_reassignments
+
+    timeout_ms = client.request_timeout_ms
+    own = client.another()
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            return await list_partition_reassignments(own), None
+    except KafkaError as error:
+        return {}, error
+    except TimeoutError:
+        text = f"controller {client.metadata.controller_id} does not answer within {timeout_ms} ms"
+        return {}, KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
+    finally:
+        await own.close()
+
+
+async def _read_brokers(client: "ClusterClient", view: ClusterView) -> tuple[dict[int, BrokerFacts], list[str]]:
+    """What each live broker says, and what this client may not see."""
     import asyncio
 
     from klamm.client.cluster import RetryPolicy
@@ -142,13 +165,16 @@ async def _read_brokers(client: "ClusterClient", view: ClusterView, forbidden: l
         describe_configs(client, resources.values(), [PROTOCOL, KLAMM_KEY, ROLES, *BROKER_THROTTLES], retry=once),
         describe_log_dirs(client, view.brokers, retry=once),
     )
-    for what, answers in (("configs of brokers", configs), ("log directories", log_dirs)):
-        if any(_is_forbidden(answer) for answer in answers.values()):
-            forbidden.append(what)
-    return {
+    forbidden = [
+        what
+        for what, answers in (("configs of brokers", configs), ("log directories", log_dirs))
+        if any(_is_forbidden(answer) for answer in answers.values())
+    ]
+    brokers = {
         broker_id: await _broker(client, view, broker_id, configs[resources[broker_id]], log_dirs[broker_id])
         for broker_id in view.brokers
     }
+    return brokers, forbidden
 
 
 def _is_forbidden(answer: object) -> bool:

@@ -4,7 +4,7 @@ A view is plain values. It is read over the wire from any cluster, or from the z
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -12,7 +12,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 
 if TYPE_CHECKING:
-    from klamm.client.cluster import ClusterClient
+    from klamm.client.cluster import ClusterClient, TopicMetadata
     from klamm.client.reassignments import PartitionReassignment
     from klamm.znodes.store import KafkaZooKeeper
 
@@ -72,6 +72,20 @@ class ClusterView:
             topics.setdefault(topic, {})[number] = partition
         return topics
 
+    def with_reassignments(self, moving: "Mapping[TopicPartition, PartitionReassignment]") -> "ClusterView":
+        """The view with what the controller says: another broker may not know yet what the controller has begun."""
+        changed = {
+            key: replace(
+                self.partitions[key],
+                replicas=move.replicas,
+                adding=move.adding_replicas,
+                removing=move.removing_replicas,
+            )
+            for key, move in moving.items()
+            if key in self.partitions
+        }
+        return replace(self, partitions={**self.partitions, **changed})
+
 
 def joined(broker_ids: Iterable[int]) -> str:
     """Broker ids as Kafka's tools write them: 1,2,3."""
@@ -97,8 +111,7 @@ async def read_cluster(
     names = None if topics is None else list(topics)
     if names == []:
         await client.refresh_metadata([])
-    described = await describe_topics(client, names)
-    metadata = client.metadata
+    view = _view(client, await describe_topics(client, names))
     # Clusters older than Kafka 2.4 do not list reassignments; the tools do not serve them.
     try:
         moving = await list_partition_reassignments(client) if reassignments is None else reassignments
@@ -106,6 +119,10 @@ async def read_cluster(
         if needs_reassignments or error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
             raise
         moving = {}
+    return view.with_reassignments(moving)
+
+
+def _view(client: "ClusterClient", described: "Mapping[str, TopicMetadata | KafkaError]") -> ClusterView:
     partitions, topic_ids = {}, {}
     for name, topic in sorted(described.items()):
         if isinstance(topic, KafkaError):
@@ -115,18 +132,14 @@ async def read_cluster(
         if topic.topic_id is not None:
             topic_ids[name] = topic.topic_id
         for number, each in sorted(topic.partitions.items()):
-            key = TopicPartition(name, number)
-            move = moving.get(key)
-            partitions[key] = PartitionView(
+            partitions[TopicPartition(name, number)] = PartitionView(
                 each.leader,
                 each.leader_epoch,
-                # The broker that was asked may not know yet what the controller has begun.
-                tuple(each.replicas) if move is None else move.replicas,
+                tuple(each.replicas),
                 tuple(each.isr),
-                () if move is None else move.adding_replicas,
-                () if move is None else move.removing_replicas,
-                tuple(each.offline_replicas),
+                offline=tuple(each.offline_replicas),
             )
+    metadata = client.metadata
     brokers = {
         broker_id: BrokerView(broker_id, address, metadata.racks.get(broker_id))
         for broker_id, address in sorted(metadata.brokers.items())

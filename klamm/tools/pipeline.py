@@ -24,6 +24,7 @@ from klamm.tools.clients import (
     client_in_thread,
     command_options,
 )
+from klamm.tools.files import check_result_file
 from klamm.tools.progress import progress
 from klamm.tools.properties import parse_pairs
 
@@ -214,10 +215,8 @@ def load(
     """
     from klamm.tools.load.choice import choose
 
-    # The files are written when everything is counted.
-    for option, path in (("--output", output), ("--report", report)):
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            raise typer.BadParameter(f"{path} is not a file in a directory that exists", param_hint=option)
+    check_result_file("--output", output)
+    check_result_file("--report", report)
     now_ms = clock.time_ns() // 1_000_000
     choice = choose(topic, start_time, end_time, window, hot_keys, now_ms=now_ms)
     client = command_options(bootstrap_server, command_config)

@@ -55,6 +55,9 @@ class ReassignedCluster:
         self.configs: dict[ConfigKey, str] = {}
         self.refusals: dict[TopicPartition, KafkaError] = {}
         self.log_dir_of: dict[TopicPartitionReplica, str] = {}
+        # The copies to another directory: its path, and when the copy began.
+        self.log_dirs_take_s = 0.0
+        self.future_log_dirs: dict[TopicPartitionReplica, tuple[str, float]] = {}
         self.accepts_more: Callable[[], bool] = lambda: True
         self.steps = Steps()
         self.history: list[str] = []
@@ -165,7 +168,16 @@ class ReassignedCluster:
             directories: dict[str, dict[TopicPartition, ReplicaInfo]] = {}
             for key in partitions:
                 size = SIZE_BYTES if broker in self.replicas.get(key, ()) else int(self.copied.get((key, broker), 0))
-                path = self.log_dir_of.get(TopicPartitionReplica(*key, broker), "/data")
+                replica = TopicPartitionReplica(*key, broker)
+                if replica in self.future_log_dirs:
+                    future_path, began_s = self.future_log_dirs[replica]
+                    passed = self._now_s - began_s
+                    if passed >= self.log_dirs_take_s:
+                        self.log_dir_of[replica] = self.future_log_dirs.pop(replica)[0]
+                    else:
+                        copied = ReplicaInfo(int(size * passed / self.log_dirs_take_s), 0, is_future=True)
+                        directories.setdefault(future_path, {})[key] = copied
+                path = self.log_dir_of.get(replica, "/data")
                 directories.setdefault(path, {})[key] = ReplicaInfo(size, 0, is_future=False)
             found[broker] = {path: LogDirDescription(None, replicas) for path, replicas in directories.items()}
         return found
@@ -178,7 +190,7 @@ class ReassignedCluster:
         for each, path in paths.items():
             self.history.append(f"move {each.topic}-{each.partition}-{each.broker_id} to {path}")
             if each.broker_id in self.replicas[TopicPartition(each.topic, each.partition)]:
-                self.log_dir_of[each] = path
+                self.future_log_dirs[each] = (path, asyncio.get_running_loop().time())
                 results[each] = None
             else:
                 results[each] = KafkaError(ErrorCode.REPLICA_NOT_AVAILABLE, "")

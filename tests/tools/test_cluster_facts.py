@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from klamm.net.client import ConnectionOptions
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.describe_configs import DescribeConfigsResponse
 from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsResponse
@@ -79,3 +80,14 @@ async def test_a_broker_that_hangs_up_is_a_finding() -> None:
     found = await facts(listed(), *configs({}, {}), *refused)
     assert found.brokers[0].error is not None
     assert "silent_brokers" in {each.kind for each in diagnose(found)}
+
+
+async def test_a_controller_that_hangs_is_a_finding_and_is_waited_for_once() -> None:
+    silent = (ApiKey.LIST_PARTITION_REASSIGNMENTS, lambda _: None)
+    answers = [silent, silent, *configs({}, {MIN_ISR: "1"}), DIRECTORIES]
+    async with ScriptedCluster(*answers, topics={"t": [0]}, brokers=1) as cluster:
+        client = cluster.client(options=ConnectionOptions(request_timeout_ms=300))
+        found = await read_facts(client)
+        assert [api for api, _ in cluster.asked].count(ApiKey.LIST_PARTITION_REASSIGNMENTS) == 1
+    assert found.controller_error == "REQUEST_TIMED_OUT (7): controller 0 does not answer within 300 ms"
+    assert (found.min_isr, found.brokers[0].error) == ({"t": 1}, None)

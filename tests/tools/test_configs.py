@@ -220,6 +220,11 @@ def test_a_topics_configs_are_set_described_and_deleted(cluster: Cluster, tmp_pa
     assert run(f"describe --topic orders {server} --json") == '[{"entity": {"topics": "orders"}, "configs": []}]\n'
 
 
+def test_tls_to_zookeeper_is_refused_with_what_to_do() -> None:
+    refused = run("describe --topic orders --zookeeper z:2181 --zk-tls-config-file tls.properties", code=2)
+    assert "klamm speaks to ZooKeeper without TLS; give --bootstrap-server instead" in " ".join(refused.split())
+
+
 def test_a_bad_value_is_refused_before_the_question(cluster: Cluster) -> None:
     server = f"--bootstrap-server {cluster.bootstrap}"
     refused = run(f"alter --topic orders --add-config retention.ms=soon,segment.ms=1 {server}", code=1)
@@ -230,7 +235,8 @@ def test_a_bad_value_is_refused_before_the_question(cluster: Cluster) -> None:
     assert "Nothing was changed: say --yes" in unasked
     assert "klamm: UNKNOWN_TOPIC_OR_PARTITION (3)" in run(f"describe --topic nowhere {server}", code=1)
     for command in ("describe --broker 9", "describe --broker-logger 9", "alter --broker 9 --add-config a=b"):
-        assert run(f"{command} {server}", code=1) == "klamm: broker 9 is not in the cluster; live are 0\n"
+        refused = run(f"{command} {server}", code=1)
+        assert refused == "klamm: BROKER_NOT_AVAILABLE (8): broker 9 is not in the cluster; live are 0\n"
 
 
 def test_brokers_and_their_default(cluster: Cluster) -> None:

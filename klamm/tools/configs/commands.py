@@ -32,6 +32,7 @@ from klamm.tools.configs.entities import (
 from klamm.tools.configs.views import completed_line
 from klamm.tools.confirm import Force, Yes, confirm
 from klamm.tools.properties import read_properties
+from klamm.tools.words import counted
 from klamm.tools.zookeeper_access import ZooKeeper
 
 if TYPE_CHECKING:
@@ -80,6 +81,17 @@ Ip = Annotated[str | None, typer.Option("--ip", help="The IP address.")]
 IpDefaults = Annotated[bool, typer.Option("--ip-defaults", help="The default of all IP addresses.")]
 
 
+def _refuse_tls(file: str | None) -> None:
+    if file is not None:
+        raise typer.BadParameter("klamm speaks to ZooKeeper without TLS; give --bootstrap-server instead")
+
+
+ZooKeeperTls = Annotated[
+    str | None,
+    typer.Option("--zk-tls-config-file", metavar="FILE", callback=_refuse_tls, hidden=True, help="Not supported."),
+]
+
+
 # -- the commands -------------------------------------------------------------------------------------------------
 
 
@@ -106,6 +118,7 @@ def describe(
     ] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     zookeeper: ZooKeeper = None,
+    zk_tls_config_file: ZooKeeperTls = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
@@ -157,6 +170,7 @@ def alter(
     ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     zookeeper: ZooKeeper = None,
+    zk_tls_config_file: ZooKeeperTls = None,
     command_config: CommandConfig = None,
     yes: Yes = False,
     force: Force = False,
@@ -175,7 +189,7 @@ def alter(
         changes = plan(entity, configs.read(entity), additions, deletions)
         configs.check(entity, changes)
         count = sum(not change.does_nothing for change in changes)
-        question = f"Change {count} config{'' if count == 1 else 's'} of {entity}?"
+        question = f"Change {counted(count, 'config')} of {entity}?"
         confirm(plan_lines(entity, changes), question, yes=yes or force or not count)
         configs.apply(entity, changes)
     print(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from klamm.config.properties import PropertiesError, parse_properties
-from klamm.environment import File, SystemFileSystem
+from klamm.environment import File
 from klamm.processes.errors import EXIT_FAILED, EXIT_OK, describe_os_error
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import KafkaError
@@ -43,6 +43,7 @@ from klamm.storage.segment import (
 )
 from klamm.storage.transaction_index import TransactionIndex
 from klamm.storage.unsynced_files import UnsyncedFiles
+from klamm.tools.files import READ_ONLY
 from klamm.tools.log.decoders import Decode
 
 CHECKPOINT_SUFFIX: Final = "-checkpoint"
@@ -146,29 +147,21 @@ def _dump_file(path: str, wanted: Wanted, printer: _Printer) -> None:
     if suffix in by_suffix:
         by_suffix[suffix](path, wanted, printer)
     elif name == PARTITION_METADATA_FILE:
-        topic_id = parse_partition_metadata(_read(path), path)
+        topic_id = parse_partition_metadata(READ_ONLY.read_file(path), path)
         printer.item(path, "metadata", {"version": 0, "topicId": topic_id and format_topic_id(topic_id)})
     elif name == META_PROPERTIES_FILE:
         try:
-            printer.item(path, "properties", dict(sorted(parse_properties(_read(path)).items())))
+            printer.item(path, "properties", dict(sorted(parse_properties(READ_ONLY.read_file(path)).items())))
         except PropertiesError as error:
             raise _Damaged(str(error)) from None
     elif name == LEADER_EPOCH_CHECKPOINT:
-        for epoch, start_offset in parse_leader_epoch_checkpoint(_read(path), path):
+        for epoch, start_offset in parse_leader_epoch_checkpoint(READ_ONLY.read_file(path), path):
             printer.item(path, "epoch", {"epoch": epoch, "startOffset": start_offset})
     elif name.endswith(CHECKPOINT_SUFFIX):
-        for (topic, partition), offset in parse_offset_checkpoint(_read(path), path).items():
+        for (topic, partition), offset in parse_offset_checkpoint(READ_ONLY.read_file(path), path).items():
             printer.item(path, "offset", {"topic": topic, "partition": partition, "offset": offset})
     else:
         print(f"Ignoring unknown file {path}", file=sys.stderr)
-
-
-def _read(path: str) -> bytes:
-    file = SystemFileSystem().open_to_read(path)
-    try:
-        return bytes(file.read(0, file.size()))
-    finally:
-        file.close()
 
 
 def _base_offset(path: str) -> int:
@@ -181,7 +174,7 @@ def _base_offset(path: str) -> int:
 def _log_of(path: str) -> File:
     """The log file beside an index."""
     directory, name = os.path.split(path)
-    return SystemFileSystem().open_to_read(os.path.join(directory, name.partition(".")[0] + LOG_SUFFIX))
+    return READ_ONLY.open_to_read(os.path.join(directory, name.partition(".")[0] + LOG_SUFFIX))
 
 
 # -- segments ---------------------------------------------------------------------------------------------------------
@@ -189,7 +182,7 @@ def _log_of(path: str) -> File:
 
 def _dump_log(path: str, wanted: Wanted, printer: _Printer) -> None:
     printer.line(f"Starting offset: {_base_offset(path)}")
-    file = SystemFileSystem().open_to_read(path)
+    file = READ_ONLY.open_to_read(path)
     position = 0
     try:
         end = file.size()
@@ -320,7 +313,7 @@ def _decoded(path: str, position: int, record: Record, decode: Decode, printer: 
 
 
 def _dump_offset_index(path: str, wanted: Wanted, printer: _Printer) -> None:
-    entries = offset_index.entries_in_use(_read(path), path, _base_offset(path))
+    entries = offset_index.entries_in_use(READ_ONLY.read_file(path), path, _base_offset(path))
     if not entries:
         printer.line(f"{path} is empty.")
         return
@@ -348,7 +341,7 @@ def _dump_offset_index(path: str, wanted: Wanted, printer: _Printer) -> None:
 
 def _dump_time_index(path: str, wanted: Wanted, printer: _Printer) -> None:
     base_offset = _base_offset(path)
-    entries = time_index.entries_in_use(_read(path), path, base_offset)
+    entries = time_index.entries_in_use(READ_ONLY.read_file(path), path, base_offset)
     if wanted.index_sanity_check:
         printer.line(f"{path} passed sanity check.")
         return
@@ -382,7 +375,7 @@ def _compare_time(path: str, timestamp_ms: int, offset: int, header: BatchHeader
 
 
 def _dump_transaction_index(path: str, wanted: Wanted, printer: _Printer) -> None:
-    index = TransactionIndex(_ReadOnly(), path, _base_offset(path), UnsyncedFiles())
+    index = TransactionIndex(READ_ONLY, path, _base_offset(path), UnsyncedFiles())
     index.load()
     for entry in index.entries:
         printer.item(
@@ -398,15 +391,8 @@ def _dump_transaction_index(path: str, wanted: Wanted, printer: _Printer) -> Non
         )
 
 
-class _ReadOnly(SystemFileSystem):
-    """Opens files only to read them."""
-
-    def open(self, path: str, *, create: bool = False) -> File:
-        return self.open_to_read(path)
-
-
 def _dump_snapshot(path: str, wanted: Wanted, printer: _Printer) -> None:
-    state = ProducerState.from_snapshot(_read(path), _base_offset(path), path)
+    state = ProducerState.from_snapshot(READ_ONLY.read_file(path), _base_offset(path), path)
     for item in snapshot_items(state):
         if wanted.as_json:
             printer.item(path, "producer", item)

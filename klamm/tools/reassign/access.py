@@ -5,7 +5,7 @@ between log directories, and what has begun cannot be cancelled.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from klamm.client.cluster import ClusterClient
 from klamm.client.configs import ConfigResource, describe_configs, incremental_alter_configs
@@ -27,6 +27,10 @@ from klamm.znodes.store import KafkaZooKeeper
 Targets = Mapping[TopicPartition, Sequence[int]]
 Results = dict[TopicPartition, KafkaError | None]
 LogDirs = dict[int, Mapping[str, LogDirDescription]]
+
+# How long a command looks for a controller. A dead one is replaced when its ZooKeeper session expires: after 18 s by
+# default.
+CONTROLLER_AWAITED_MS: Final = 40_000
 
 
 class Access(Protocol):

@@ -15,11 +15,13 @@ import typer
 from klamm.processes.errors import EXIT_FAILED
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
 from klamm.tools.confirm import Yes
+from klamm.tools.files import check_result_file
 from klamm.tools.reassign.command import BatchBytes, BatchSize, Throttle, Timeout
-from klamm.tools.reassign.running import ExecuteOptions, Reached, run_plan, state_of
+from klamm.tools.reassign.running import ExecuteOptions, Reached, read_all, run_plan, state_of
+from klamm.tools.words import counted
+from klamm.tools.zookeeper_access import ZooKeeper
 
 if TYPE_CHECKING:
-    from klamm.tools.reassign.access import Access
     from klamm.tools.reassign.goals import Goal
     from klamm.tools.reassign.model import Cluster
 
@@ -35,6 +37,7 @@ def decommission(
         ),
     ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    zookeeper: ZooKeeper = None,
     throttle: Throttle = None,
     disable_rack_aware: Annotated[
         bool, typer.Option("--disable-rack-aware", help="Ignore the racks of brokers.")
@@ -48,33 +51,34 @@ def decommission(
 ) -> None:
     """Move all replicas away from brokers, so that they can be shut down for good.
 
-    Run it again to continue after an interrupt. The exit code is 1 if a broker still has replicas in the end.
+    Run it again to continue after an interrupt. The exit code is 1 if a broker still has replicas in the end. Through
+    ZooKeeper the sizes are not known.
     """
     from klamm.tools.reassign.goals import Goal, Racks
 
     brokers = tuple(dict.fromkeys(broker))
-    goal = Goal(remove_brokers=brokers, racks=Racks.IGNORE if disable_rack_aware else Racks.KEEP)
     path = plan_file or Path(f"decommission-{'-'.join(map(str, brokers))}.json")
-    cluster = Reached(bootstrap_server, None, command_config)
+    check_result_file("--plan-file", path)
+    cluster = Reached(bootstrap_server, zookeeper, command_config)
     options = ExecuteOptions(throttle, None, batch_size, batch_bytes, timeout, no_wait=False, yes=yes, as_json=as_json)
     if state_of(path).exists():
         run_plan(cluster, path, options, additional=True, resume=True)
-    if _save_plan(cluster.run(_read), goal, path, throttle, as_json=as_json):
+    model = cluster.run(read_all)
+    absent = [each for each in brokers if each not in model.known_brokers]
+    goal = Goal(
+        remove_brokers=tuple(each for each in brokers if each not in absent),
+        racks=Racks.IGNORE if disable_rack_aware else Racks.KEEP,
+    )
+    if goal.remove_brokers and _save_plan(model, goal, path, throttle, as_json=as_json):
         run_plan(cluster, path, options, additional=True, resume=False)
-    left = replicas_left(cluster.run(_read), brokers)
+    left = replicas_left(cluster.run(read_all), brokers)
     if as_json:
         print(json.dumps({"event": "decommissioned", "replicas_left": left}))
     else:
         for each, count in left.items():
-            print(left_line(each, count))
+            print(left_line(each, count, is_known=each not in absent))
     if any(left.values()):
         raise typer.Exit(EXIT_FAILED)
-
-
-async def _read(access: "Access") -> "Cluster":
-    from klamm.tools.reassign.operations import read_model
-
-    return (await read_model(access, None))[1]
 
 
 def _save_plan(cluster: "Cluster", goal: "Goal", path: Path, throttle: int | None, *, as_json: bool) -> bool:
@@ -103,7 +107,9 @@ def replicas_left(cluster: "Cluster", brokers: tuple[int, ...]) -> dict[int, int
     }
 
 
-def left_line(broker: int, replicas: int) -> str:
+def left_line(broker: int, replicas: int, *, is_known: bool = True) -> str:
     if replicas:
-        return f"Broker {broker} still has {replicas} replica{'' if replicas == 1 else 's'}."
+        return f"Broker {broker} still has {counted(replicas, 'replica')}."
+    if not is_known:
+        return f"Broker {broker} is not in the cluster, and no assignment names it: it has no replicas."
     return f"Broker {broker} has no replicas and can be shut down."

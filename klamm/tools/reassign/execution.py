@@ -28,7 +28,7 @@ from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.clients import error_line
-from klamm.tools.reassign.access import Access
+from klamm.tools.reassign.access import CONTROLLER_AWAITED_MS, Access
 from klamm.tools.reassign.model import Move
 from klamm.tools.reassign.state_file import Record, StateFile
 from klamm.tools.reassign.steps import (
@@ -66,8 +66,6 @@ RESTORE_TRIES: Final = 3
 CONFIRMED_WITHIN_S: Final = 5.0
 STOPPED: Final = "another client has cancelled a partition of this plan, so nothing more begins"
 NOT_ALIVE: Final = "the broker is not alive"
-# A dead controller is replaced when its ZooKeeper session expires: after 18 s by default.
-CONTROLLER_AWAITED_S: Final = 40.0
 
 # The controller may accept a partition later that it refuses with one of these.
 MAY_PASS: Final = RETRIABLE_ERRORS | {
@@ -181,7 +179,7 @@ class Execution:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     async def _look(self) -> Look:
-        deadline_s = self._clock() + max(self._options.timeout_ms / 1000, CONTROLLER_AWAITED_S)
+        deadline_s = self._clock() + max(self._options.timeout_ms, CONTROLLER_AWAITED_MS) / 1000
         while True:
             try:
                 return await self._access.look(self._topics, in_doubt=bool(self._doubts))
@@ -367,12 +365,12 @@ class Execution:
 
     async def _report_progress(self, look: Look) -> None:
         sizes = await self._sizes(look)
-        moved = sum(
+        moved = self._dirs.moved_bytes + sum(
             moved_bytes(move, self._verdicts[move.topic_partition], sizes.get(move.topic_partition, {}))
             for move in self._record.moves
         )
         counted = [move for move in self._record.moves if not self._has_changed(move.topic_partition)]
-        total = sum(move.bytes_between_brokers for move in counted)
+        total = sum(move.bytes_between_brokers + self._dirs.bytes_to_move(move) for move in counted)
         now_s = self._clock()
         self._samples.append(_Sample(now_s, moved))
         while len(self._samples) > 2 and now_s - self._samples[0].at_s > RATE_OVER_S:
@@ -488,6 +486,7 @@ async def restore_throttles(access: Access, file: StateFile, report: Report) -> 
     """Gives every config of the record its former value. Returns why some could not be restored, by entity."""
     problems: dict[str, str] = {}
     is_throttled = False
+    file.hand_over()
     for attempt in range(RESTORE_TRIES):
         settings = file.load().settings
         if not settings:
@@ -557,6 +556,27 @@ class _DirMoves:
         self._accepted: set[TopicPartitionReplica] = set()
         self._done: set[TopicPartitionReplica] = set()
         self._failed: dict[TopicPartitionReplica, str] = {}
+        # What is copied between two directories of a broker: the sizes of the replicas, and of their copies.
+        self._size_bytes = {
+            TopicPartitionReplica(move.topic, move.partition, broker): move.size_bytes
+            for move in record.moves
+            for broker in move.log_dir_moves
+        }
+        self._copied_bytes: dict[TopicPartitionReplica, int] = {}
+
+    @property
+    def moved_bytes(self) -> int:
+        """How much has been copied between directories."""
+        return sum(
+            size_bytes if each in self._done else min(size_bytes, self._copied_bytes.get(each, 0))
+            for each, size_bytes in self._size_bytes.items()
+            if each not in self._failed
+        )
+
+    def bytes_to_move(self, move: Move) -> int:
+        """How much of a partition is copied between directories in all."""
+        replicas = (TopicPartitionReplica(move.topic, move.partition, broker) for broker in move.log_dir_moves)
+        return sum(self._size_bytes[each] for each in replicas if each not in self._failed)
 
     def pending(self, moved: Collection[TopicPartition]) -> dict[str, str]:
         """The moves of partitions that are at their brokers, and why each waits; empty text if it is copied now."""
@@ -604,7 +624,7 @@ class _DirMoves:
                 self._accepted.add(replica)
                 self._state.pop(replica, None)
                 started.append(_replica_text(replica))
-            elif error.code in RETRIABLE_ERRORS:
+            elif error.code in MAY_PASS:
                 self._state[replica] = error_line(error)
             else:
                 self._failed[replica] = error_line(error)
@@ -623,11 +643,14 @@ class _DirMoves:
                 self._state[each] = f"broker {each.broker_id} does not answer"
                 continue
             self._state.pop(each, None)
-            present = {
-                path: replica.is_future
+            replicas_by_path = {
+                path: replica
                 for path, directory in directories.items()
                 if (replica := directory.replicas.get(key)) is not None
             }
+            copies = [replica.size_bytes for replica in replicas_by_path.values() if replica.is_future]
+            self._copied_bytes[each] = sum(copies)
+            present = {path: replica.is_future for path, replica in replicas_by_path.items()}
             if present == {self._wanted[each]: False}:
                 self._done.add(each)
                 self._report({"event": "log_dir_completed", "replica": _replica_text(each)})

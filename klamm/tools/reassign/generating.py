@@ -14,11 +14,11 @@ import typer
 
 from klamm.processes.errors import EXIT_FAILED, ToolError
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
+from klamm.tools.files import check_result_file
 from klamm.tools.zookeeper_access import ZooKeeper
 
 if TYPE_CHECKING:
     from klamm.protocol.vocabulary import TopicPartition
-    from klamm.tools.reassign.access import Access
     from klamm.tools.reassign.goals import Goal, Racks
     from klamm.tools.reassign.model import Cluster, Placement
 
@@ -98,14 +98,15 @@ def generate(
     from klamm.tools.reassign.goals import matching_topics, parse_brokers, parse_replace
     from klamm.tools.reassign.json_form import parse_topics
     from klamm.tools.reassign.load_file import parse_load
-    from klamm.tools.reassign.running import Reached
+    from klamm.tools.reassign.running import Reached, read_all
 
+    check_result_file("--output", output)
     if topics_to_move_json_file is not None and topic is not None:
         raise typer.BadParameter("give only one of --topics-to-move-json-file and --topic", param_hint="--topic")
     named = None
     if topics_to_move_json_file is not None:
         named = parse_topics(topics_to_move_json_file.read_bytes(), str(topics_to_move_json_file))
-    cluster = Reached(bootstrap_server, zookeeper, command_config).run(_read)
+    cluster = Reached(bootstrap_server, zookeeper, command_config).run(read_all)
     if not balance_log_dirs:
         cluster = cluster.without_log_dirs()
     goal = _goal(
@@ -215,12 +216,6 @@ def _racks(disable_rack_aware: bool, improve_racks: bool) -> "Racks":
     if disable_rack_aware:
         return Racks.IGNORE
     return Racks.IMPROVE if improve_racks else Racks.KEEP
-
-
-async def _read(access: "Access") -> "Cluster":
-    from klamm.tools.reassign.operations import read_model
-
-    return (await read_model(access, None))[1]
 
 
 def _topics_of(cluster: "Cluster") -> list[str]:

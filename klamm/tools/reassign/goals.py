@@ -14,6 +14,7 @@ import typer
 
 from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
+from klamm.tools.patterns import topic_expression
 from klamm.tools.reassign.model import Cluster
 
 DEFAULT_TOLERANCE: Final = 0.05
@@ -83,9 +84,7 @@ def default_balance(goal: Goal) -> frozenset[Balance]:
 def target_brokers(cluster: Cluster, goal: Goal) -> tuple[int, ...]:
     """The live brokers that may receive replicas, ascending. Raises ToolError for a goal that contradicts itself."""
     live = cluster.brokers
-    known = set(live)
-    for partition in cluster.partitions.values():
-        known.update(partition.replicas)
+    known = cluster.known_brokers
     wanted = live if goal.broker_list is None else goal.broker_list
     _check_known(wanted, live, "--broker-list", "is not alive")
     _check_known(goal.remove_brokers, known, "--remove-brokers", "is not in the cluster")
@@ -162,10 +161,7 @@ def parse_balance(text: str, option: str = "--balance") -> frozenset[Balance]:
 
 def matching_topics(pattern: str, topics: Iterable[str], option: str = "--topic") -> list[str]:
     """The topics whose whole name matches. Raises typer.BadParameter; ToolError when no topic matches."""
-    try:
-        expression = re.compile(pattern.strip("\"' ").replace(",", "|"))
-    except re.error as error:
-        raise typer.BadParameter(f"{pattern!r} is not a valid regular expression: {error}", param_hint=option) from None
+    expression = topic_expression(pattern, option)
     found = sorted(topic for topic in topics if expression.fullmatch(topic))
     if not found:
         raise ToolError(f"{option}: no topic matches {pattern!r}")

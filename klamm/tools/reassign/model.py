@@ -53,6 +53,11 @@ class Cluster:
     brokers: Mapping[int, Broker]
     partitions: Mapping[TopicPartition, Partition]
 
+    @property
+    def known_brokers(self) -> set[int]:
+        """The live brokers, and those that have replicas."""
+        return {*self.brokers, *(broker for each in self.partitions.values() for broker in each.replicas)}
+
     def without_log_dirs(self) -> "Cluster":
         """The cluster as if directories were not known, so that a plan leaves them to the brokers."""
         return replace(self, partitions={key: replace(each, log_dirs={}) for key, each in self.partitions.items()})

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.health import size_text
 from klamm.tools.reassign.goals import Goal, target_brokers
 from klamm.tools.reassign.minimum import minimum_bytes
 from klamm.tools.reassign.model import Cluster, Partition, Plan
+from klamm.tools.words import counted, duration_text, size_text, table_lines
 
 _TITLES: Final = ("BROKER", "RACK", "REPLICAS", "LEADERS", "SIZE", "RECEIVES", "SENDS")
 _SHOWN_REASONS: Final = 20
@@ -172,7 +172,7 @@ def report_lines(found: Report) -> Iterator[str]:
     unmovable = found.plan.unmovable
     if unmovable:
         yield ""
-        yield f"{_counted(len(unmovable), 'replica')} cannot move:"
+        yield f"{counted(len(unmovable), 'replica')} cannot move:"
         for each in unmovable[:_SHOWN_REASONS]:
             where = "" if each.broker is None else f" on broker {each.broker}"
             yield f"  {each.topic}-{each.partition}{where}: {each.reason}"
@@ -202,9 +202,7 @@ def _table(found: Report) -> Iterator[str]:
     ratios = {kind: _change(f"{before:.2f}", f"{after:.2f}") for kind, (before, after) in found.balance.items()}
     last = ["max/avg", "", ratios["replicas"], ratios["leaders"], ratios["size_bytes"], "", ""]
     rows.append([*last, ratios["bytes_in_per_s"], ratios["bytes_out_per_s"]] if found.has_load else last)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(titles))]
-    for line in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+    yield from table_lines(rows)
 
 
 def _sums(found: Report) -> Iterator[str]:
@@ -215,7 +213,7 @@ def _sums(found: Report) -> Iterator[str]:
     copied = sum(1 for move in plan.moves if move.adding_replicas)
     reordered = sum(1 for move in plan.moves if move.before.replicas != move.after.replicas) - copied
     yield (
-        f"{_counted(copied, 'partition')} with copies to other brokers, "
+        f"{counted(copied, 'partition')} with copies to other brokers, "
         f"{reordered} with another order or fewer replicas."
     )
     yield (
@@ -229,16 +227,5 @@ def _sums(found: Report) -> Iterator[str]:
         yield f"At {rate}/s for each broker at least {duration_text(found.duration_s)}."
 
 
-def duration_text(seconds: float) -> str:
-    """1:02:03 for hours, minutes and seconds."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}"
-
-
 def _change(before: str, after: str) -> str:
     return before if before == after else f"{before} -> {after}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -18,9 +18,10 @@ from klamm.tools.clients import client_in_thread, command_options, ended_by_sigt
 from klamm.tools.confirm import confirm
 from klamm.tools.reassign import views
 from klamm.tools.reassign.json_form import fingerprint, parse_reassignment
-from klamm.tools.reassign.model import Placement
+from klamm.tools.reassign.model import Cluster, Placement
 from klamm.tools.reassign.state_file import Record, StateFile, state_path, write_rollback
 from klamm.tools.reassign.steps import Limits
+from klamm.tools.words import counted
 from klamm.tools.zookeeper_access import run_with_zookeeper
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Placements = Mapping[TopicPartition, Placement]
 
-# A broker that does not answer is left alone after this time, and tried again at the next look.
+# An execution leaves a broker that does not answer alone after this time, and tries it again at the next look.
 RETRY_TIMEOUT_MS: Final = 3_000
 REQUEST_TIMEOUT_MS: Final = 10_000
 PROGRESS_LINES_EVERY_S: Final = 5.0
@@ -62,9 +63,9 @@ class Reached:
     zookeeper: str | None
     command_config: Path | None
 
-    def run(self, work: "Callable[[Access], Awaitable[T]]") -> T:
-        """The result of `work`. Raises ToolError."""
-        from klamm.tools.reassign.access import WireAccess, ZnodeAccess
+    def run(self, work: "Callable[[Access], Awaitable[T]]", *, looks_again: bool = False) -> T:
+        """The result of `work`; one that `looks_again` by itself is soon told what failed. Raises ToolError."""
+        from klamm.tools.reassign.access import CONTROLLER_AWAITED_MS, WireAccess, ZnodeAccess
 
         if self.zookeeper is None:
 
@@ -73,7 +74,7 @@ class Reached:
 
             options = replace(
                 command_options(self.bootstrap_server, self.command_config, REQUEST_TIMEOUT_MS),
-                retry_timeout_ms=RETRY_TIMEOUT_MS,
+                retry_timeout_ms=RETRY_TIMEOUT_MS if looks_again else CONTROLLER_AWAITED_MS,
             )
             with client_in_thread(options) as client:
                 return client.call(on_wire)
@@ -82,6 +83,13 @@ class Reached:
             return await work(ZnodeAccess(znodes))
 
         return run_with_zookeeper(self.zookeeper, on_znodes)
+
+
+async def read_all(access: "Access") -> Cluster:
+    """All partitions with the sizes and directories of their replicas, as plans need them."""
+    from klamm.tools.reassign.operations import read_model
+
+    return (await read_model(access, None))[1]
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -129,7 +137,7 @@ def run_plan(cluster: Reached, plan: Path, options: ExecuteOptions, *, additiona
         reporter = stack.enter_context(Reporter(as_json=options.as_json))
         stack.enter_context(ended_by_sigterm())
         try:
-            outcome = cluster.run(lambda access: _execute(access, state, options, reporter))
+            outcome = cluster.run(lambda access: _execute(access, state, options, reporter), looks_again=True)
         except KeyboardInterrupt:
             reporter.note([interrupted_text(plan, state)])
             raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -164,10 +172,8 @@ def _prepare(
         say([views.finished_json(is_complete=True)] if options.as_json else views.complete_lines(placements))
         return False
     live = survey.look.view.brokers
-    what = "partition" if len(survey.moves) == 1 else "partitions"
-    confirm(
-        views.plan_lines(survey.moves, live, options.throttle), f"Move {len(survey.moves)} {what}?", yes=options.yes
-    )
+    question = f"Move {counted(len(survey.moves), 'partition')}?"
+    confirm(views.plan_lines(survey.moves, live, options.throttle), question, yes=options.yes)
     rollback = write_rollback(plan, survey.moves).absolute()
     ids = operations.topic_ids(survey.moves, survey.look.view)
     state_of(plan).create(Record(rollback.name, survey.cluster_id, survey.moves, ids, plan=fingerprint(placements)))
@@ -312,8 +318,7 @@ def confirm_cancellation(cluster: Reached, placements: Placements | None, *, yes
 
     active = cluster.run(work)
     if active:
-        what = "reassignment" if len(active) == 1 else "reassignments"
-        confirm(views.list_lines(active), f"Cancel {len(active)} {what}?", yes=yes)
+        confirm(views.list_lines(active), f"Cancel {counted(len(active), 'reassignment')}?", yes=yes)
 
 
 def cancel_plan(

@@ -17,7 +17,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -50,6 +50,15 @@ class Record:
 
     def with_settings(self, settings: Mapping[ConfigKey, Setting]) -> "Record":
         return replace(self, settings={**self.settings, **settings})
+
+    def with_former(self, ended: Mapping[ConfigKey, Setting]) -> "Record":
+        """The record when another execution ends: what this one found and the other had set is no former value."""
+        settings = {
+            key: replace(setting, former=ended[key].former)
+            for key, setting in self.settings.items()
+            if key in ended and setting.former in ended[key].values
+        }
+        return self.with_settings(settings)
 
     def without(self, restored: Mapping[ConfigKey, object]) -> "Record":
         return replace(self, settings={key: each for key, each in self.settings.items() if key not in restored})
@@ -112,6 +121,17 @@ class StateFile:
             record = change(self.load())
             self.save(record)
         return record
+
+    def hand_over(self) -> None:
+        """Tells the executions whose records are beside this one that this one ends, so that they do not restore its
+        throttle."""
+        ended = self.load().settings
+        for path in sorted(self.path.parent.glob("*.state.json")):
+            # The file may be another program's, or gone by now.
+            with suppress(ToolError, FileNotFoundError):
+                other = StateFile(path)
+                if path != self.path and (before := other.load()).with_former(ended) != before:
+                    other.change(lambda record: record.with_former(ended))
 
     def stamp(self) -> tuple[int, int]:
         """Differs after each save."""

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.cluster_view import joined
-from klamm.tools.health import size_text
 from klamm.tools.reassign.json_form import format_reassignment
 from klamm.tools.reassign.model import Move, Placement, Plan
-from klamm.tools.reassign.report import duration_text
+from klamm.tools.words import counted, duration_text, size_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +45,7 @@ def plan_lines(moves: Collection[Move], live: Collection[int], throttle: int | N
     for move in moves:
         yield move_line(move, live)
     plan = Plan(tuple(moves))
-    summary = f"{_count(len(moves), 'partition')}, {size_text(plan.bytes_between_brokers)} between brokers"
+    summary = f"{counted(len(moves), 'partition')}, {size_text(plan.bytes_between_brokers)} between brokers"
     if plan.bytes_between_log_dirs:
         summary += f", {size_text(plan.bytes_between_log_dirs)} between log directories"
     if throttle:
@@ -221,7 +220,3 @@ def cancelled_line(partitions: Sequence[TopicPartition]) -> str:
 def clearing_lines(brokers: Collection[int], topics: Collection[str]) -> Iterator[str]:
     yield f"Clearing broker-level throttles on broker{'' if len(brokers) == 1 else 's'} {joined(sorted(brokers))}"
     yield f"Clearing topic-level throttles on topic{'' if len(topics) == 1 else 's'} {','.join(sorted(topics))}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

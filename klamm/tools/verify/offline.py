@@ -36,6 +36,7 @@ from klamm.storage.log_directory import (
     parse_directory_name,
     parse_partition_metadata,
 )
+from klamm.tools.files import READ_ONLY
 
 CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
 # How often a log is listed anew because a segment is gone.
@@ -147,7 +148,7 @@ def _owner(directory: Path) -> tuple[str | None, int]:
     """The cluster's id, and the id of the broker."""
     path = directory / META_PROPERTIES_FILE
     try:
-        properties = parse_properties(path.read_bytes())
+        properties = parse_properties(READ_ONLY.read_file(str(path)))
     except FileNotFoundError:
         raise ToolError(f"{directory} has no {META_PROPERTIES_FILE}: it is no log directory of a broker") from None
     except PropertiesError as error:
@@ -161,7 +162,7 @@ def _owner(directory: Path) -> tuple[str | None, int]:
 def _checkpoint(directory: Path, name: str) -> dict[PartitionKey, int]:
     path = directory / name
     try:
-        return parse_offset_checkpoint(path.read_bytes(), str(path))
+        return parse_offset_checkpoint(READ_ONLY.read_file(str(path)), str(path))
     except FileNotFoundError:
         return {}
     except KafkaError as error:
@@ -171,7 +172,7 @@ def _checkpoint(directory: Path, name: str) -> dict[PartitionKey, int]:
 def _topic_id(directory: Path) -> str | None:
     path = directory / PARTITION_METADATA_FILE
     try:
-        topic_id = parse_partition_metadata(path.read_bytes(), str(path))
+        topic_id = parse_partition_metadata(READ_ONLY.read_file(str(path)), str(path))
     except (FileNotFoundError, KafkaError):
         return None
     return None if topic_id is None else str(topic_id)

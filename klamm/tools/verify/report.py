@@ -6,6 +6,7 @@ from typing import Any
 
 from klamm.client.verification.compare import Difference, Kind
 from klamm.client.verification.partition import PartitionCheck, SetAside
+from klamm.tools.words import counted
 
 # The lines of a difference that is a batch's checksum and of one that is its last offset are Kafka's.
 _LINES = {
@@ -134,6 +135,9 @@ def summary_lines(report: Report) -> Iterator[str]:
         f"Verified {counted(len(checked), 'partition')} on {counted(replicas, 'replica')}:"
         f" {counted(batches, 'batch', 'batches')}, {sized(size_bytes)} read."
     )
+    if (greatest := _greatest_lag(report.checks)) is not None:
+        lag, check, replica = greatest
+        yield f"The greatest lag is {counted(lag, 'offset')}: replica {replica} of {check.partition}."
     verdict = f"{counted(len(report.different), 'partition differs', 'partitions differ')}"
     if report.unverified:
         verdict += f", {counted(len(report.unverified), 'partition')} could not be verified"
@@ -143,6 +147,18 @@ def summary_lines(report: Report) -> Iterator[str]:
         yield "All replicas that were verified are equal."
     else:
         yield "All replicas are equal."
+
+
+def _greatest_lag(checks: Iterable[PartitionCheck]) -> tuple[int, PartitionCheck, int] | None:
+    """How far a high watermark is behind the highest one of its partition, and the replica, if one is behind."""
+    lags = [
+        (lag, check, replica)
+        for check in checks
+        if check.gone is None
+        for replica in check.high_watermarks
+        if (lag := check.lag_of(replica))
+    ]
+    return max(lags, key=lambda each: each[0], default=None)
 
 
 def _notes(check: PartitionCheck) -> Iterator[str]:
@@ -180,11 +196,6 @@ def _failed(check: PartitionCheck) -> int:
     return sum(not aside.is_lag for aside in check.set_aside.values())
 
 
-def counted(count: int, one: str, several: str | None = None) -> str:
-    """ "1 partition", "2 partitions"."""
-    return f"{count} {one if count == 1 else several or one + 's'}"
-
-
 def sized(size_bytes: int) -> str:
     size = float(size_bytes)
     for unit in ("bytes", "KB", "MB", "GB"):
@@ -198,8 +209,12 @@ def sized(size_bytes: int) -> str:
 
 
 def report_json(report: Report) -> dict[str, Any]:
+    greatest = _greatest_lag(report.checks)
     return {
         "is_fine": report.is_fine,
+        "greatest_lag": None
+        if greatest is None
+        else {**_place(greatest[1]), "replica": greatest[2], "lag": greatest[0]},
         "partitions": [check_json(check) for check in report.checks],
         "skipped_topics": [{"topic": topic, "reason": reason} for topic, reason in report.skipped],
         "notes": list(report.notes),

@@ -1,5 +1,6 @@
 """`klamm reassign` against klamm's own brokers: whole executions, and some that end early."""
 
+import asyncio
 import contextlib
 import io
 import json
@@ -13,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsResponse
+from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 from klamm.tools import main
@@ -21,6 +25,7 @@ from klamm.tools.reassign.access import WireAccess
 from klamm.tools.reassign.execution import NOT_ALIVE, Outcome
 from klamm.tools.reassign.running import Reached, Reporter, begun_by, read_plan, state_of
 from klamm.tools.reassign.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES, ConfigKey
+from support.scripted_cluster import ScriptedCluster
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main"]
 BROKERS = 4
@@ -30,6 +35,20 @@ BROKERS = 4
 def cluster() -> Iterator[Cluster]:
     with Cluster(BROKERS) as running:
         yield running
+
+
+async def test_a_command_waits_for_the_next_controller(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While an execution, which looks again and again, is told at once that there is none."""
+    monkeypatch.setattr("klamm.tools.reassign.running.RETRY_TIMEOUT_MS", 1)
+    listed = ListPartitionReassignmentsResponse(error_code=ErrorCode.NONE, error_message=None, topics=[])
+    async with ScriptedCluster((ApiKey.LIST_PARTITION_REASSIGNMENTS, listed), topics={"t": [0]}) as cluster:
+        cluster.controllers = [-1, -1, -1, -1, 0]
+        host, port = cluster.address(0)
+        command = ["reassign", "list", "--bootstrap-server", f"{host}:{port}"]
+        assert await asyncio.to_thread(main.run, command) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out == "No partition reassignments found.\n"
 
 
 class Tool:

@@ -62,12 +62,15 @@ def test_a_broker_is_emptied_as_far_as_it_can_be_and_the_rest_is_explained(clust
     assert events[-1]["replicas_left"] == {"2": 0}
 
 
-def test_a_broker_that_is_not_in_the_cluster_is_an_error(cluster: Cluster, tmp_path: Path) -> None:
-    _, error = klamm(
-        cluster, "brokers", "decommission", "--broker", "9", "--plan-file", tmp_path / "p.json", "--yes", code=1
-    )
-    assert error == "klamm: --remove-brokers: broker 9 is not in the cluster; allowed are 0,1,2\n"
+def test_a_broker_that_has_left_the_cluster_and_has_no_replicas_is_decommissioned(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """As the same command finds it when the broker was shut down for good."""
+    command = ("brokers", "decommission", "--broker", "9", "--plan-file", tmp_path / "p.json", "--yes")
+    printed, _ = klamm(cluster, *command)
+    assert printed == "Broker 9 is not in the cluster, and no assignment names it: it has no replicas.\n"
     assert list(tmp_path.iterdir()) == []
+    assert json.loads(klamm(cluster, *command, "--json")[0]) == {"event": "decommissioned", "replicas_left": {"9": 0}}
 
 
 def test_without_a_terminal_a_plan_needs_yes(cluster: Cluster, tmp_path: Path) -> None:
@@ -89,6 +92,7 @@ def test_without_a_terminal_a_plan_needs_yes(cluster: Cluster, tmp_path: Path) -
         (["--balance", "load"], "load is not known; give --load with a file"),
         (["--topic", "("], "'(' is not a valid regular expression"),
         (["--kafka", "--replication-factor", "2"], "cannot be given with --replication-factor"),
+        (["--output", "nowhere/plan.json"], "nowhere/plan.json is not a file in a directory that exists"),
     ],
 )
 def test_a_wrong_option_is_named(cluster: Cluster, options: list[str], error: str) -> None:
@@ -121,6 +125,16 @@ def test_the_same_command_continues_after_a_kill(cluster: Cluster, tmp_path: Pat
     assert not (tmp_path / "plan.state.json").exists()
     assert all(1 not in each for each in replicas(cluster, "slow"))
     klamm(cluster, "topics", "delete", "--topic", "slow", "--yes")
+
+
+def test_a_broker_is_emptied_through_zookeeper(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.create_topic("through-zookeeper", 2, 2)
+    command = ["brokers", "decommission", "--broker", "1", "--plan-file", str(tmp_path / "p.json"), "--yes"]
+    stdout = io.StringIO()
+    with contextlib.redirect_stdout(stdout):
+        assert main.run([*command, "--zookeeper", cluster.zookeeper]) == 0
+    assert stdout.getvalue().splitlines()[-1] == "Broker 1 has no replicas and can be shut down."
+    assert all(sorted(each) == [0, 2] for each in replicas(cluster, "through-zookeeper"))
 
 
 def test_the_replicas_of_a_dead_broker_are_made_anew_on_others(cluster: Cluster, tmp_path: Path) -> None:

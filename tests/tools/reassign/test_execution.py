@@ -52,9 +52,11 @@ def cluster_for(moves: tuple[Move, ...], brokers: tuple[int, ...] = (1, 2, 3)) -
 class Run:
     """An execution on a cluster; `events` are all that it has reported."""
 
-    def __init__(self, directory: Path, cluster: ReassignedCluster, moves: tuple[Move, ...], **record: Any) -> None:
+    def __init__(
+        self, directory: Path, cluster: ReassignedCluster, moves: tuple[Move, ...], name: str = "plan", **record: Any
+    ) -> None:
         self.cluster, self.events = cluster, list[dict[str, Any]]()
-        self.file = StateFile(directory / "plan.state.json")
+        self.file = StateFile(directory / f"{name}.state.json")
         ids = {"t": str(cluster.topic_ids["t"])}
         self.file.save(Record("rollback", "fake", moves, ids, **record))
 
@@ -283,6 +285,28 @@ async def test_two_executions_with_the_same_throttle_leave_none_behind(tmp_path:
     assert runs[1].named("config_changed"), "the first one took the throttle away under the second"
 
 
+@pytest.mark.parametrize("is_first_shorter", [True, False])
+async def test_two_executions_with_different_throttles_leave_none_behind(
+    tmp_path: Path, is_first_shorter: bool
+) -> None:
+    """Whichever ends first: the second one has found the first one's rate on the brokers."""
+    moves = tuple(move(number, (1,), (2,)) for number in range(6))
+    cluster = cluster_for(moves)
+    cluster.configs = dict(SOMEBODYS)
+    parts = (moves[:1], moves[1:]) if is_first_shorter else (moves[:5], moves[5:])
+    runs = [
+        Run(tmp_path, cluster, some, name, throttle=rate)
+        for name, some, rate in zip(("first", "second"), parts, (1000, 2000), strict=True)
+    ]
+    (tmp_path / "another.state.json").write_text("{}")
+    first = asyncio.create_task(runs[0].go(Limits(partitions=1)))
+    await asyncio.sleep(0.5)
+    assert cluster.configs[ConfigKey("brokers/1", LEADER_RATE)] == "1000"
+    assert (await runs[1].go(Limits(partitions=1))).is_complete
+    assert (await first).is_complete
+    assert cluster.configs == SOMEBODYS
+
+
 async def test_a_throttle_from_before_is_named_when_it_is_restored(tmp_path: Path) -> None:
     """It may be one that another execution has left behind."""
     cluster = cluster_for(MOVES)
@@ -428,6 +452,21 @@ async def test_log_directories_are_asked_for_before_and_after_the_move(tmp_path:
     ]
     assert cluster.configs == {}
     assert {each["replica"] for each in run.named("log_dir_completed")} == {"t-0-2", "t-0-3"}
+
+
+async def test_bytes_between_log_directories_are_progress(tmp_path: Path) -> None:
+    moves = (
+        replace(move(0, (1, 2), (1, 2), ("/fast", "any")), before=Placement((1, 2), ("/data", "any"))),
+        move(1, (1,), (2,)),
+    )
+    cluster = cluster_for(moves)
+    cluster.log_dirs_take_s = 2.0
+    run = Run(tmp_path, cluster, moves)
+    assert (await run.go()).is_complete
+    progress = [(each["moved_bytes"], each["total_bytes"]) for each in run.named("progress")]
+    assert {total for _, total in progress} == {2 * SIZE_BYTES}
+    assert progress == sorted(progress)
+    assert progress[-1][0] > SIZE_BYTES
 
 
 # -- a death at any step ----------------------------------------------------------------------------------------------

@@ -113,4 +113,15 @@ def test_files_of_a_directory_that_cannot_be_read_end_with_an_error(
     path.unlink()
     path.mkdir()
     assert main.run(["verify", "replicas", "--log-dirs", ",".join(map(str, directories))]) == 1
-    assert capsys.readouterr().err == f"klamm: {path}: is a directory\n"
+    assert capsys.readouterr().err == f"klamm: {path}: not a regular file\n"
+
+
+@pytest.mark.parametrize("name", ["meta.properties", "replication-offset-checkpoint", "t-0/partition.metadata"])
+def test_a_pipe_in_place_of_a_file_of_a_directory_is_an_error_and_no_hang(
+    directories: list[Path], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = directories[1] / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    assert main.run(["verify", "replicas", "--log-dirs", ",".join(map(str, directories))]) == 1
+    assert capsys.readouterr().err == f"klamm: {path}: not a regular file\n"

@@ -84,6 +84,14 @@ def test_a_lag_alone_is_fine() -> None:
     check.high_watermarks[2] = 15
     check.set_aside[2] = SetAside(15, "its high watermark is 15", is_lag=True)
     report = Report([check])
-    assert next(summary_lines(report)) == "t-0: replica 2 was verified only to offset 15: it is 5 offsets behind"
+    assert list(summary_lines(report)) == [
+        "t-0: replica 2 was verified only to offset 15: it is 5 offsets behind",
+        "Verified 1 partition on 2 replicas: 4 batches, 3.0 KB read.",
+        "The greatest lag is 5 offsets: replica 2 of t-0.",
+        "All replicas are equal.",
+    ]
+    greatest = {"topic": "t", "partition": 0, "replica": 2, "lag": 5}
+    assert report_json(report)["greatest_lag"] == greatest
+    assert report_json(Report([checked(0)]))["greatest_lag"] is None
     assert report.is_fine
     assert lag_line([check]) == "max lag is 0 for partition t-0 at offset 20 among 1 partitions"
