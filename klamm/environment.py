@@ -72,6 +72,11 @@ class File(ABC):
         """Cuts or extends the file to `size_bytes`."""
 
     @abstractmethod
+    def allocate(self, size_bytes: int) -> None:
+        """Reserves disk space for the first `size_bytes`, and extends the file to this size if it is smaller. May wait
+        for the disk. After an OSError the file may be larger than before."""
+
+    @abstractmethod
     def sync(self) -> None:
         """Returns when everything written so far survives a machine crash (fdatasync)."""
 
@@ -265,6 +270,16 @@ class SystemFile(File):
 
     def truncate(self, size_bytes: int) -> None:
         os.ftruncate(self._descriptor, size_bytes)
+
+    def allocate(self, size_bytes: int) -> None:
+        import ctypes  # Few brokers need it.
+
+        # Not `os.posix_fallocate`: where the file system cannot allocate, the C library writes zeros into the file,
+        # and may overwrite what is appended meanwhile.
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.fallocate(self._descriptor, 0, ctypes.c_longlong(0), ctypes.c_longlong(size_bytes)) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), self.path)
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)

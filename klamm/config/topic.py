@@ -88,7 +88,7 @@ class TopicKeys:
         0, "Age below which a record is not compacted.", at_least(0), without_effect=NOT_YET
     )
     min_insync_replicas: int = integer(1, "In-sync replicas that acks=all needs.", at_least(1))
-    preallocate: bool = boolean(False, "Reserve a segment's space at once.", without_effect=NOT_YET)
+    preallocate: bool = boolean(False, "Reserve a segment's space at once.")
     retention_bytes: int = long(-1, "Size of a partition above which old segments are deleted; -1 for no limit.")
     retention_ms: int = long(604800000, "Age at which records are deleted; -1 never.", at_least(-1))
     segment_bytes: int = integer(1 << 30, "Size at which a segment is closed.", at_least(14))

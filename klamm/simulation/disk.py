@@ -263,6 +263,13 @@ class SimulatedFile(File):
         self._trace("truncate", size_bytes)
         self._inode.change(size_bytes, None, self._disk.now_ms())
 
+    def allocate(self, size_bytes: int) -> None:
+        self._check("allocate")
+        self._check_space(size_bytes)
+        self._trace("allocate", size_bytes)
+        if size_bytes > len(self._inode.content):
+            self._inode.change(size_bytes, None, self._disk.now_ms())
+
     def sync(self) -> None:
         try:
             self._check("sync")

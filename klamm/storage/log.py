@@ -76,6 +76,9 @@ class LogHost(Protocol):
     def log_rolled(self, log: "Log") -> None:
         """A segment has become inactive; it should be flushed."""
 
+    def segment_begun(self, log: "Log") -> None:
+        """The active segment is new and empty: `preallocate` should be called if the topic's `preallocate` is set."""
+
     def log_truncated(self, log: "Log") -> None:
         """The recovery point may have gone back: checkpoint it, then flush, so that the next append need not wait."""
 
@@ -122,6 +125,8 @@ class Log:
         self.checkpointed_start_offset = loaded.log_start_offset
         self._log_end_offset = loaded.log_end_offset
         self._high_watermark = loaded.log_start_offset
+        # The segment that is being preallocated.
+        self._preallocating: LogSegment | None = None
         self._is_closed = False
         self._is_abandoned = False
         # Whether a truncation, perhaps by a process that was killed since, may not be durable. If a machine crash undid
@@ -440,12 +445,46 @@ class Log:
             return active
         segment = self._new_segment(base_offset, now_ms)
         segment.create_files()
+        if active is not self._preallocating:
+            active.trim()
         active.become_inactive()
         self._producer_state.end_offset = base_offset
         self._snapshots.take_if_room(self._producer_state)
         self._segments.add(segment)
         self._host.log_rolled(self)
+        self._host.segment_begun(self)
         return segment
+
+    async def preallocate(self) -> None:
+        """Reserves the disk space of a whole segment (segment.bytes) for the active segment, off the loop.
+
+        Without it appends work as well, so a disk that has no room for it, or cannot do it, is only a line in the log.
+        A segment that meanwhile becomes inactive is trimmed afterwards; until then it would be recovered after a crash.
+        """
+        segment = self._segments.active
+        if self._is_closed or self._preallocating is not None or segment.is_preallocated:
+            return
+        try:
+            file = segment.pin()
+        except OSError as error:
+            raise self._storage_error(error, "preallocating") from error
+        self._preallocating = segment
+        segment.is_preallocated = True
+        has_failed = False
+        try:
+            await self._environment.run_blocking(file.allocate, self.config.segment_bytes)
+        except OSError as error:
+            has_failed = True
+            _LOGGER.warning("%s is not preallocated: %s", segment.path, error)
+        finally:
+            self._preallocating = None
+        try:
+            if not segment.is_gone and (has_failed or segment is not self._segments.active):
+                segment.trim()
+        except OSError as error:
+            raise self._storage_error(error, "trimming") from error
+        finally:
+            segment.unpin()
 
     def _new_segment(self, base_offset: int, now_ms: int, *, suffix: str = "") -> LogSegment:
         jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
@@ -716,6 +755,7 @@ class Log:
         except OSError as error:
             raise self.log_directory.fail(error, f"truncating {self.name}") from error
         self.leader_epochs.clear()
+        self._host.segment_begun(self)
 
     def _truncated(self, start: int, end: int, producer_state: ProducerState) -> None:
         self._log_start_offset = start
@@ -862,6 +902,8 @@ class Log:
         return self.log_directory.fail(error, f"syncing {self.name}")
 
     def _flushed(self, end: int, now_ms: int) -> None:
+        if self._preallocating is not None:
+            end = min(end, self._preallocating.base_offset)
         self.recovery_point = max(self.recovery_point, end)
         self.last_flush_ms = now_ms
         self.is_truncation_unsynced = False

@@ -38,6 +38,7 @@ class LogConfig:
     message_timestamp_difference_max_ms: int = _MAX_LONG
     cleanup_policy: tuple[str, ...] = ("delete",)
     compression_type: str = "producer"
+    preallocate: bool = False
 
     @cached_property
     def is_compacted(self) -> bool:

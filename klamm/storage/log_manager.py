@@ -310,7 +310,9 @@ class LogManager:
             now_ms=self._environment.now_ms(),
         )
         loaded.unsynced.mark(directory.path)
-        return Log(self._environment, directory, topic, partition, config, loaded, self)
+        log = Log(self._environment, directory, topic, partition, config, loaded, self)
+        self.segment_begun(log)
+        return log
 
     def delete(self, topic: str, partition: int) -> bool:
         """Takes the log, and the future log before it, out of use and removes their files after file.delete.delay.ms.
@@ -448,6 +450,16 @@ class LogManager:
 
     def log_rolled(self, log: Log) -> None:
         self._spawn(self._flush(log))
+
+    def segment_begun(self, log: Log) -> None:
+        if log.config.preallocate:
+            self._spawn(self._preallocate(log))
+
+    async def _preallocate(self, log: Log) -> None:
+        try:
+            await log.preallocate()
+        except KafkaError as error:
+            _LOGGER.warning("Preallocating %s: %s", log.name, error)
 
     def log_truncated(self, log: Log) -> None:
         self._spawn(self._settle_truncation(log))

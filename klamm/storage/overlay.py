@@ -190,6 +190,10 @@ class _OverlayFile(File):
             content.tail += bytes(size - len(content.tail))
         self._file_system.change(self.path, content)
 
+    def allocate(self, size_bytes: int) -> None:
+        if size_bytes > self.size():
+            self.truncate(size_bytes)
+
     def sync(self) -> None:
         """Nothing reaches the disk."""
 

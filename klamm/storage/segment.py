@@ -4,6 +4,7 @@ What must stay true:
 - The log file holds whole batches only, in the order of their offsets, all at or above the base offset and within
   2^31 of it. `size_bytes` is the end of the last whole batch; a failed write may leave bytes behind it.
 - The offset index gets an entry before an append if more than index.interval.bytes were appended since the last entry.
+- A preallocated log file is longer than `size_bytes`, with zeros behind it, until `trim`. Only the active segment's is.
 - A file is opened at its first use. A handle that a read off the loop may be using (`pin`) is closed only after its
   `unpin`.
 
@@ -72,6 +73,7 @@ class LogSegment:
         self._close_when_unpinned = False
         self.was_used = False
         self.is_gone = False
+        self.is_preallocated = False
 
         def path(kind: str) -> str:
             return f"{directory}/{file_name(base_offset, kind)}{suffix}"
@@ -149,6 +151,7 @@ class LogSegment:
 
     def close(self) -> None:
         """Writes the last time index entry and closes all files, for good."""
+        self.trim()
         self._write_largest_timestamp()
         self.write_pending()
         self.is_gone = True
@@ -276,6 +279,13 @@ class LogSegment:
             self.offset_index.entry_count >= segment_index_bytes // 8
             or self.time_index.entry_count >= segment_index_bytes // 12 - 1
         )
+
+    def trim(self) -> None:
+        """Gives back the preallocated space behind the last batch."""
+        if self.is_preallocated:
+            self.file().truncate(self.size_bytes)
+            self._unsynced.mark(self.path)
+            self.is_preallocated = False
 
     def become_inactive(self) -> None:
         """The next segment has begun: the time index gets its last entry."""

@@ -89,6 +89,18 @@ class LogMachine(RuleBasedStateMachine):
         self.durable_start = self.start_offset
         self.settled()
 
+    @rule(meanwhile=st.sampled_from(("nothing", "append", "flush", "truncate")))
+    def preallocate(self, meanwhile):
+        actions = {
+            "nothing": lambda: None,
+            "append": lambda: self.append_as_leader([b"m" * 60] * 12, False),
+            "flush": lambda: self.log._flush_now(0),
+            "truncate": lambda: self.truncate(5),
+        }
+        self.environment.before_blocking = actions[meanwhile]
+        asyncio.run(self.log.preallocate())
+        self.environment.before_blocking = None
+
     @rule()
     def release(self):
         self.log.release_unused()

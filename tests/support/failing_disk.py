@@ -85,6 +85,10 @@ class _FailingFile(File):
         self._disk.check("truncate", self.path)
         self._file.truncate(size_bytes)
 
+    def allocate(self, size_bytes: int) -> None:
+        self._disk.check("allocate", self.path)
+        self._file.allocate(size_bytes)
+
     def sync(self) -> None:
         self._disk.check("sync", self.path)
         self._file.sync()

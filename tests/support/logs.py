@@ -81,11 +81,15 @@ class RecordingHost:
     def __init__(self, environment: DiskEnvironment) -> None:
         self._file_system = environment.file_system
         self.rolled = 0
+        self.begun = 0
         self.truncated = 0
         self.checkpoints_starts = True
 
     def log_rolled(self, log: Log) -> None:
         self.rolled += 1
+
+    def segment_begun(self, log: Log) -> None:
+        self.begun += 1
 
     def log_truncated(self, log: Log) -> None:
         self.truncated += 1
