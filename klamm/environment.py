@@ -274,8 +274,8 @@ class SystemFile(File):
     def allocate(self, size_bytes: int) -> None:
         import ctypes  # Few brokers need it.
 
-        # Not `os.posix_fallocate`: where the file system cannot allocate, the C library writes zeros into the file,
-        # and may overwrite what is appended meanwhile.
+        # Not the POSIX function that Python has: where the file system cannot allocate, that one writes zeros into the
+        # file, and may overwrite what is appended meanwhile.
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.fallocate(self._descriptor, 0, ctypes.c_longlong(0), ctypes.c_longlong(size_bytes)) != 0:
             number = ctypes.get_errno()

@@ -22,6 +22,7 @@ from functools import partial
 from klamm.broker.configs.broker import DynamicBrokerConfig
 from klamm.broker.finalized_features import SUPPORTED_FEATURES, FinalizedFeatureCache
 from klamm.broker.parts import BrokerParts, log_directories
+from klamm.broker.plugins import Plugins
 from klamm.broker.quotas import NoQuotas, Quotas
 from klamm.broker.registration import BrokerStartError
 from klamm.broker.security import AllowEverything, Authorizer
@@ -93,6 +94,7 @@ class Broker:
         """
         self.failure = asyncio.get_running_loop().create_future()
         self._refuse_unsupported()
+        self._plugins = Plugins.load(self._config.current)
         try:
             await self._find_identity()
             self.parts = self.assemble()
@@ -143,6 +145,7 @@ class Broker:
             finalized_features=self._finalized_features,
             authorizer=self._authorizer,
             quotas=self._quotas,
+            plugins=self._plugins,
             on_failure=self._fail,
         )
 

@@ -21,7 +21,14 @@ from klamm.environment import Random
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Steps
-from klamm.protocol.vocabulary import FINAL_EPOCH, INITIAL_EPOCH, INVALID_SESSION_ID, UNKNOWN_OFFSET, PartitionKey
+from klamm.protocol.vocabulary import (
+    FINAL_EPOCH,
+    INITIAL_EPOCH,
+    INVALID_PREFERRED_REPLICA_ID,
+    INVALID_SESSION_ID,
+    UNKNOWN_OFFSET,
+    PartitionKey,
+)
 from klamm.replication.replica_manager import Wanted
 from klamm.slices import Slices
 
@@ -51,6 +58,7 @@ class _CachedPartition:
             or self.log_start_offset != result.log_start_offset
             or result.error_code != ErrorCode.NONE
             or result.diverging_epoch is not None
+            or result.preferred_read_replica != INVALID_PREFERRED_REPLICA_ID
         )
         # After an error the partition must be in the next answer, so its high watermark counts as never sent.
         self.high_watermark = -1 if result.error_code != ErrorCode.NONE else result.high_watermark

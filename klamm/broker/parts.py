@@ -29,6 +29,8 @@ from klamm.broker.metadata_updates import Look, MetadataUpdates
 from klamm.broker.metrics_endpoint import MetricsEndpoint
 from klamm.broker.offsets_log import OffsetsLog
 from klamm.broker.offsets_topic import OffsetsTopic
+from klamm.broker.plugins import ALTER_CONFIG_POLICY, CREATE_TOPIC_POLICY, Plugins
+from klamm.broker.policies import Policy
 from klamm.broker.producer_ids import ProducerIds
 from klamm.broker.quotas import Quotas
 from klamm.broker.registration import Registrar
@@ -47,11 +49,13 @@ from klamm.coordinator.group_metrics import register_group_metrics
 from klamm.environment import Environment
 from klamm.metrics import Metrics
 from klamm.net.response_memory import ResponseMemory
+from klamm.plugins.policies import AlterConfigRequest, NewTopicRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, PartitionKey
 from klamm.replication.alter_isr import AlterIsrManager
 from klamm.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.replication.partition import Partition
+from klamm.replication.read_replicas import ReadReplicas
 from klamm.replication.replica_manager import ReplicaManager, log_config
 from klamm.replication.throttles import ReplicationThrottles
 from klamm.replication.zk_isr import ZkIsrManager
@@ -78,6 +82,7 @@ class BrokerParts:
         finalized_features: FinalizedFeatureCache,
         authorizer: Authorizer,
         quotas: Quotas,
+        plugins: Plugins,
         on_failure: OnFailure,
     ) -> None:
         static = config.current
@@ -98,7 +103,9 @@ class BrokerParts:
         self.metadata_cache = MetadataCache()
         self.throttles = ReplicationThrottles(config, broker_id)
         self.topic_configs = TopicConfigs(config, self._store, self.throttles.topic_configured)
-        self.topic_admin = TopicAdmin(environment, config, self.metadata_cache, self._store)
+        self.topic_admin = TopicAdmin(
+            environment, config, self.metadata_cache, self._store, self._create_topic_policy(plugins, environment)
+        )
         self.auto_topic_creation = AutoTopicCreation(self.topic_admin, on_failure)
         self.offsets_topic = OffsetsTopic(config, self.metadata_cache, self.auto_topic_creation, self._store)
         self.controller_channel = ControllerChannel(self.metadata_cache, broker_id, static)
@@ -134,6 +141,9 @@ class BrokerParts:
             on_leadership=self._leadership_changed,
             notify_log_dir_failure=self.log_dir_failures.report,
             on_failure=on_failure,
+            read_replicas=None
+            if plugins.replica_selector is None
+            else ReadReplicas(plugins.replica_selector, self._replica_address),
         )
 
         # Coordinator and controller.
@@ -197,7 +207,13 @@ class BrokerParts:
             topic_configs=self.topic_configs,
             topic_admin=self.topic_admin,
             auto_topic_creation=self.auto_topic_creation,
-            config_admin=ConfigAdmin(self.metadata_cache, config, broker_id, self._store),
+            config_admin=ConfigAdmin(
+                self.metadata_cache,
+                config,
+                broker_id,
+                self._store,
+                self._alter_config_policy(plugins, environment),
+            ),
             leader_elections=leader_elections,
             finalized_features=finalized_features,
             producer_ids=ProducerIds(self._allocate_producer_ids),
@@ -216,6 +232,14 @@ class BrokerParts:
     def _store(self) -> KafkaZooKeeper:
         """The store of the current session."""
         return self._zookeeper.store
+
+    def _create_topic_policy(self, plugins: Plugins, environment: Environment) -> Policy[NewTopicRequest] | None:
+        policy = plugins.create_topic_policy
+        return None if policy is None else Policy(CREATE_TOPIC_POLICY, policy.validate, environment, self._on_failure)
+
+    def _alter_config_policy(self, plugins: Plugins, environment: Environment) -> Policy[AlterConfigRequest] | None:
+        policy = plugins.alter_config_policy
+        return None if policy is None else Policy(ALTER_CONFIG_POLICY, policy.validate, environment, self._on_failure)
 
     def _make_isr_changes(self) -> AlterIsrManager | ZkIsrManager:
         """How leaders change ISRs: through the controller, or before 2.7-IV2 directly in ZooKeeper."""
@@ -263,6 +287,11 @@ class BrokerParts:
     def _inter_broker_address(self, broker_id: int) -> tuple[str, int] | None:
         endpoint = self.metadata_cache.snapshot.endpoint(broker_id, self._config.inter_broker_listener_name)
         return None if endpoint is None else (endpoint.host, endpoint.port)
+
+    def _replica_address(self, broker_id: int, listener_name: str) -> tuple[str, int, str | None] | None:
+        snapshot = self.metadata_cache.snapshot
+        endpoint = snapshot.endpoint(broker_id, listener_name)
+        return None if endpoint is None else (endpoint.host, endpoint.port, snapshot.brokers[broker_id].rack)
 
     def _is_known_partition(self, topic: str, partition: int) -> bool:
         return self.metadata_cache.snapshot.partition(topic, partition) is not None

@@ -5,7 +5,7 @@ The broker that receives such a request only writes znodes. The controller watch
 the result by UpdateMetadata; the answer waits in purgatory until this broker's metadata shows the result.
 
 What must stay true:
-- No znode is written before the whole topic has been validated.
+- No znode is written before the whole topic has been validated, and the operator's policy has allowed it.
 - Each topic of a request succeeds or fails on its own.
 """
 
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from klamm.broker.metadata_cache import MetadataCache
+from klamm.broker.policies import Policy
 from klamm.broker.replica_assignment import InvalidPartitions, InvalidReplicationFactor, assign_replicas
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.config.current import CurrentConfig
@@ -22,6 +23,7 @@ from klamm.config.definition import ConfigError
 from klamm.config.topic import TopicConfig
 from klamm.config.versions import ApiVersion
 from klamm.environment import Environment
+from klamm.plugins.policies import NewTopicRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_LEADER, NO_NUM_PARTITIONS, NO_REPLICATION_FACTOR
 from klamm.purgatory import DelayedOperation, Purgatory
@@ -80,11 +82,13 @@ class TopicAdmin:
         config: CurrentConfig,
         metadata_cache: MetadataCache,
         zookeeper: Callable[[], KafkaZooKeeper],
+        policy: Policy[NewTopicRequest] | None = None,
     ) -> None:
         self._environment = environment
         self._config = config
         self._metadata_cache = metadata_cache
         self._zookeeper = zookeeper
+        self._policy = policy
         self._purgatory: Purgatory[str] = Purgatory()
 
     def metadata_changed(self, topic: str) -> None:
@@ -118,6 +122,8 @@ class TopicAdmin:
     async def _create(self, topic: NewTopic, validate_only: bool, left_partitions: int) -> CreatedTopic:
         try:
             assignment, config, overrides = self._validate(topic, left_partitions)
+            if self._policy is not None:
+                await self._policy.check(_policy_request(topic, assignment, overrides))
             topic_id = None
             if self._config.current.inter_broker_protocol_version >= ApiVersion.V2_8_IV0 and not validate_only:
                 topic_id = self._environment.random_uuid()
@@ -303,6 +309,12 @@ class TopicAdmin:
             return []
         await self._purgatory.wait(operation, list(topics), timeout_ms)
         return [topic for topic in topics if operation.is_done(topic)]
+
+
+def _policy_request(topic: NewTopic, assignment: dict[int, list[int]], overrides: dict[str, str]) -> NewTopicRequest:
+    if topic.assignments:
+        return NewTopicRequest(topic.name, None, None, assignment, overrides)
+    return NewTopicRequest(topic.name, len(assignment), len(assignment[0]), None, overrides)
 
 
 def _check_count(added: int, left_partitions: int) -> None:

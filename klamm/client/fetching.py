@@ -35,14 +35,17 @@ def fetch_request(
     max_wait_ms: int,
     min_bytes: int = 1,
     isolation_level: int = READ_UNCOMMITTED,
+    rack_id: str = "",
 ) -> FetchRequest:
-    """The request of a consumer to the leader of these partitions, which answers in their order."""
+    """The request of a consumer to the leader of these partitions, which answers in their order. With a rack the leader
+    may name a follower to read from instead."""
     return FetchRequest(
         replica_id=CONSUMER_REPLICA_ID,
         max_wait_ms=max_wait_ms,
         min_bytes=min_bytes,
         max_bytes=max_bytes,
         isolation_level=isolation_level,
+        rack_id=rack_id,
         topics=[
             FetchTopic(
                 topic=topic,

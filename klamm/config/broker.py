@@ -55,8 +55,6 @@ PROTECTIONS = {
     "authorizer.class.name": "the authorizer would not be asked",
     "zookeeper.ssl.client.enable": "connections to ZooKeeper would not be encrypted",
     "zookeeper.set.acl": "znodes would not be protected",
-    "create.topic.policy.class.name": "the policy would not be asked",
-    "alter.config.policy.class.name": "the policy would not be asked",
     "client.quota.callback.class": "quotas would not be enforced",
 }
 

@@ -216,10 +216,10 @@ class BrokerKeys:
     auto_create_topics_enable: bool = boolean(True, "Create a topic when a client asks for it.", importance=HIGH)
     delete_topic_enable: bool = boolean(True, "Allow topics to be deleted.", importance=HIGH)
     create_topic_policy_class_name: str | None = class_name(
-        None, "Java class that may refuse new topics.", importance=LOW, without_effect=NOT_YET
+        None, "Python class, module:Class, that may refuse new topics.", importance=LOW
     )
     alter_config_policy_class_name: str | None = class_name(
-        None, "Java class that may refuse config changes.", importance=LOW, without_effect=NOT_YET
+        None, "Python class, module:Class, that may refuse changes of configurations.", importance=LOW
     )
 
     # -- log ------------------------------------------------------------------------------------------------------
@@ -300,9 +300,7 @@ class BrokerKeys:
     log_flush_start_offset_checkpoint_interval_ms: int = integer(
         60000, "How often log start offsets are written.", at_least(0), importance=HIGH
     )
-    log_preallocate: bool = boolean(
-        False, "Reserve a segment's space at once.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
-    )
+    log_preallocate: bool = boolean(False, "Reserve a segment's space at once.", update_mode=CLUSTER_WIDE)
     log_message_format_version: str = string(
         "2.8-IV1", "Record format of old clients.", ANY_VERSION, without_effect=ONE_FORMAT
     )
@@ -400,7 +398,8 @@ class BrokerKeys:
         5000, "How often high watermarks are written.", importance=HIGH
     )
     replica_selector_class: str | None = string(
-        None, "Java class choosing a replica for consumers.", without_effect=NOT_YET
+        None,
+        "What chooses the replica that a consumer reads from: Kafka's RackAwareReplicaSelector, or module:Class.",
     )
 
     # -- controller -----------------------------------------------------------------------------------------------

@@ -45,6 +45,10 @@ CONSUMER_REPLICA_ID: Final = -1
 DEBUGGING_REPLICA_ID: Final = -2
 """A client that asks for the end of the leader's log, not the high watermark."""
 
+INVALID_PREFERRED_REPLICA_ID: Final = -1
+"""In place of the broker id of the follower that a consumer should read from: it stays where it is (`FetchResponse`).
+"""
+
 UNKNOWN_OFFSET: Final = -1
 """In place of an offset: there is none, or it is not known (`ListOffsetsResponse`)."""
 

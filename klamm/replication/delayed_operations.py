@@ -13,6 +13,7 @@ from klamm.protocol.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import (
     CONSUMER_REPLICA_ID,
     DEBUGGING_REPLICA_ID,
+    INVALID_PREFERRED_REPLICA_ID,
     NO_EPOCH,
     READ_COMMITTED,
     UNKNOWN_OFFSET,
@@ -27,6 +28,10 @@ Wanted = tuple[str, FetchPartition]
 
 # The hosted partition, or KafkaError.
 FindPartition = Callable[[str, int], Partition]
+
+# The follower that a consumer of a partition led here should read from, from an offset on, or
+# INVALID_PREFERRED_REPLICA_ID.
+PreferredReplica = Callable[[Partition, int], int]
 
 
 @dataclass(slots=True)
@@ -174,7 +179,8 @@ class Readable(NamedTuple):
 
 
 class DelayedFetch(DelayedOperation):
-    """Ready when `min_bytes` can be read, or any partition answers with an error or a diverging epoch.
+    """Ready when `min_bytes` can be read, or any partition answers with an error, a diverging epoch or the name of a
+    follower that the consumer should read from.
 
     Every partition is looked at once (`look`), and again only when it changes, so a fetch of many partitions that waits
     for one of them pays for that one alone. `results` has an answer without records for each of `wanted` that was
@@ -196,6 +202,7 @@ class DelayedFetch(DelayedOperation):
         *,
         only_leader: bool = True,
         quota: ReplicationQuota | None = None,
+        preferred_replica: PreferredReplica | None = None,
     ) -> None:
         self._partition = partition
         self._wanted = wanted
@@ -204,6 +211,7 @@ class DelayedFetch(DelayedOperation):
         self._min_bytes = min_bytes
         self._only_leader = only_leader
         self._quota = quota
+        self._preferred_replica = preferred_replica
         self._readable_bytes = 0
         self._must_answer = False
         self._follower_now_ms = follower_now_ms
@@ -261,6 +269,7 @@ class DelayedFetch(DelayedOperation):
         return self.is_ready()
 
     def _look(self, index: int, topic: str, want: FetchPartition, follower_now_ms: float | None) -> PartitionData:
+        preferred_replica = INVALID_PREFERRED_REPLICA_ID
         try:
             partition = self._partition(topic, want.partition)
             if self._only_leader:
@@ -271,9 +280,13 @@ class DelayedFetch(DelayedOperation):
                 partition.require_leader_or_follower(want.current_leader_epoch)
             diverging_epoch = partition.diverging_epoch(want.fetch_offset, want.last_fetched_epoch)
             if diverging_epoch is None:
-                self._look_for_records(index, want, partition, follower_now_ms)
-            else:
+                self._require_in_range(want, partition)
+                if self._preferred_replica is not None and partition.is_leader:
+                    preferred_replica = self._preferred_replica(partition, want.fetch_offset)
+            if diverging_epoch is not None or preferred_replica != INVALID_PREFERRED_REPLICA_ID:
                 self._must_answer = True
+            else:
+                self._look_for_records(index, want, partition, follower_now_ms)
         except KafkaError as error:
             self._must_answer = True
             return PartitionData(partition_index=want.partition, error_code=error.code)
@@ -288,18 +301,23 @@ class DelayedFetch(DelayedOperation):
             diverging_epoch=None
             if diverging_epoch is None
             else EpochEndOffset(epoch=diverging_epoch[0], end_offset=diverging_epoch[1]),
+            preferred_read_replica=preferred_replica,
         )
+
+    def _require_in_range(self, want: FetchPartition, partition: Partition) -> None:
+        log = partition.log
+        if log.log_start_offset <= want.fetch_offset <= log.log_end_offset:
+            return
+        may_mistake = want.current_leader_epoch == NO_EPOCH and self._replica_id != DEBUGGING_REPLICA_ID
+        if may_mistake and not partition.is_leader:
+            # The client may take this broker for the leader. OFFSET_OUT_OF_RANGE would make it reset its offset.
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
 
     def _look_for_records(
         self, index: int, want: FetchPartition, partition: Partition, follower_now_ms: float | None
     ) -> None:
         log, offset, is_throttled = partition.log, want.fetch_offset, False
-        if not log.log_start_offset <= offset <= log.log_end_offset:
-            may_mistake = want.current_leader_epoch == NO_EPOCH and self._replica_id != DEBUGGING_REPLICA_ID
-            if may_mistake and not partition.is_leader:
-                # The client may take this broker for the leader. OFFSET_OUT_OF_RANGE would make it reset its offset.
-                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
         if self._replica_id > CONSUMER_REPLICA_ID:
             partition.require_replica(self._replica_id)
             if follower_now_ms is not None:

@@ -16,12 +16,14 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
 from klamm.environment import Environment, WorkerFailed
 from klamm.net.response_memory import ResponseMemory
+from klamm.plugins.replica_selection import ClientMetadata
 from klamm.protocol.apis.fetch import AbortedTransaction, FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
@@ -36,6 +38,7 @@ from klamm.replication.delayed_operations import (
     DelayedFetch,
     DelayedProduce,
     DeleteRecordsResult,
+    PreferredReplica,
     ProduceResult,
     Readable,
     Wanted,
@@ -53,6 +56,7 @@ from klamm.replication.ports import (
     TopicConfigSource,
 )
 from klamm.replication.quota import ReplicationQuota
+from klamm.replication.read_replicas import ReadReplicas
 from klamm.replication.state_change_lines import StateChangeLines
 from klamm.replication.state_changes import StateChanges
 from klamm.slices import SLICE, Slices, each, in_slices, slices
@@ -108,6 +112,7 @@ class ReplicaManager:
         on_leadership: OnLeadership,
         notify_log_dir_failure: Callable[[], None],
         on_failure: OnFailure,
+        read_replicas: ReadReplicas | None = None,
     ) -> None:
         self._config = config
         self._environment = environment
@@ -120,6 +125,7 @@ class ReplicaManager:
         self._on_leadership = on_leadership
         self._notify_log_dir_failure = notify_log_dir_failure
         self._on_failure = on_failure
+        self._read_replicas = read_replicas
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._reopening: asyncio.Task[None] | None = None
@@ -400,10 +406,12 @@ class ReplicaManager:
         min_bytes: int,
         max_bytes: int,
         only_leader: bool = True,
+        consumer: ClientMetadata | None = None,
     ) -> list[PartitionData]:
         """Reads for a consumer, or for the follower `replica_id`: at once if `min_bytes` are available or a partition
         has an error, else within `max_wait_ms`. Unless `only_leader`, a consumer also reads partitions that this broker
-        follows.
+        follows. Of a partition that this broker leads, `consumer` gets no records if it should read from a follower,
+        but the follower's name.
 
         Results are in the order of `wanted`. The first non-empty partition may exceed `max_bytes` and its own limit by
         one batch, so that a batch larger than the limits can still be consumed (KIP-74). A fetch never waits for more
@@ -419,6 +427,7 @@ class ReplicaManager:
             self._clock_ms(),
             only_leader=only_leader,
             quota=self._leader_quota if is_follower and self._leader_quota.has_throttled_replicas else None,
+            preferred_replica=self._preferred_replica(consumer),
         )
         purgatory = self.follower_fetch_purgatory if is_follower else self.fetch_purgatory
         if not self._look_at_once(delayed):
@@ -436,6 +445,11 @@ class ReplicaManager:
                 with self._response_memory.reading(max_bytes):
                     await self._read_records(delayed, wanted, max_bytes)
         return delayed.results
+
+    def _preferred_replica(self, consumer: ClientMetadata | None) -> PreferredReplica | None:
+        return (
+            None if consumer is None or self._read_replicas is None else partial(self._read_replicas.choose, consumer)
+        )
 
     def _look_at_once(self, delayed: DelayedFetch) -> bool:
         """Looks at the first partitions. Returns whether more are left."""

@@ -56,6 +56,7 @@ PROPERTIES = {
     "offsets.topic.num.partitions": "3",
     "group.initial.rebalance.delay.ms": "500",
 }
+RACK_AWARE = {"replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector"}
 
 
 class SimulatedZooKeeper:
@@ -237,7 +238,8 @@ class SimulatedCluster:
 
     The brokers in `lagging` are served by a member of the ZooKeeper ensemble that lags behind.
     `replication_factor` is what topics should have: by default three where there are three brokers; unless
-    `min_insync_replicas` says otherwise, all but one must be in sync.
+    `min_insync_replicas` says otherwise, all but one must be in sync. With `has_racks` each broker is in one of the
+    `racks` and sends consumers of another rack to its follower there.
     """
 
     def __init__(
@@ -250,8 +252,10 @@ class SimulatedCluster:
         lagging: Collection[int] = (),
         replication_factor: int | None = None,
         min_insync_replicas: int | None = None,
+        has_racks: bool = False,
     ) -> None:
         self.world = world
+        self.racks = [f"rack-{broker_id}" for broker_id in range(brokers)] if has_racks else [""]
         self.state = StateChecker()
         self.zookeeper = SimulatedZooKeeper(world, self.state)
         self.replication_factor = replication_factor or min(3, brokers)
@@ -266,6 +270,7 @@ class SimulatedCluster:
                     "default.replication.factor": str(self.replication_factor),
                     "min.insync.replicas": str(min_insync_replicas),
                 }
+                | (RACK_AWARE | {"broker.rack": self.racks[broker_id]} if has_racks else {})
                 | (properties or {})
             )
             self.brokers[broker_id] = SimulatedBroker(world, broker_id, config)

@@ -348,11 +348,19 @@ async def _run(world: World, shape: RunShape, steps: int) -> str:
         replication_factor=shape.replication_factor,
         min_insync_replicas=shape.min_insync_replicas,
         properties={"log.flush.interval.messages": "1"} if shape.logs_flush else {},
+        has_racks=shape.has_racks,
     )
     await cluster.start()
     node = world.node("client")
     await node.run(_create_topics(cluster, shape))
-    workload = Workload(world, cluster.client, IS_IDEMPOTENT, only_leader=[ONLY_LEADER], unread=[(UNCLEAN_TOPIC, 0)])
+    workload = Workload(
+        world,
+        cluster.client,
+        IS_IDEMPOTENT,
+        only_leader=[ONLY_LEADER],
+        unread=[(UNCLEAN_TOPIC, 0)],
+        racks=cluster.racks,
+    )
     workload.start(pause_s=PRODUCER_PAUSE_S)
     group = GroupWorkload(
         world, cluster.client, GROUP, list(IS_IDEMPOTENT), coordinator_id=lambda: cluster.coordinator(GROUP)

@@ -29,6 +29,8 @@ class RunShape:
     lagging: Sequence[int]
     # Long work yields after every element, and a yield takes time, so other events do happen between two slices.
     small_slices: bool
+    # Brokers and consumers are in racks, and consumers read from the followers in theirs.
+    has_racks: bool
 
     def __str__(self) -> str:
         return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
@@ -47,6 +49,7 @@ def draw_shape(
     # Drawn last, since the number of brokers decides how many values are drawn.
     brokers = brokers or drawn_brokers
     lagging = [broker_id for broker_id in range(brokers) if chance.random() < lagging_share]
+    has_racks = chance.random() < 0.5
     return RunShape(
         brokers,
         replication_factor=min(brokers, replication_factor),
@@ -55,4 +58,5 @@ def draw_shape(
         logs_flush=logs_flush,
         lagging=lagging,
         small_slices=small_slices,
+        has_racks=has_racks,
     )

@@ -3,7 +3,7 @@
 A producer repeats each batch until it is acknowledged, by all in-sync replicas or only by the leader. Each attempt is a
 separate request, so the acknowledging broker is known. An idempotent producer has up to three batches on their way, in
 any order; when one is acknowledged, it takes those before it for acknowledged too, as librdkafka does. A consumer reads
-as far as it can during the faults.
+as far as it can during the faults; with a rack, from the follower that the leader names (KIP-392).
 
 What must stay true: an error that no fault of the cluster excuses is an AssertionError and ends the run.
 """
@@ -27,7 +27,14 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import NO_SEQUENCE, iterate_batches
 from klamm.protocol.records import Record, build_batch, decode_records
-from klamm.protocol.vocabulary import ACKS_ALL, ACKS_LEADER, NO_EPOCH, PartitionKey, TopicPartition
+from klamm.protocol.vocabulary import (
+    ACKS_ALL,
+    ACKS_LEADER,
+    INVALID_PREFERRED_REPLICA_ID,
+    NO_EPOCH,
+    PartitionKey,
+    TopicPartition,
+)
 from klamm.simulation.world import World
 
 FIRST_TIMESTAMP_MS = 1_609_459_200_000
@@ -38,6 +45,8 @@ REQUEST_TIMEOUT_MS = 10_000
 BACK_OFF_S = 0.1
 FAILURES_UNTIL_NEW_CLIENT = 5
 MAX_IN_FLIGHT = 3
+# Then a consumer asks the leader anew (metadata.max.age.ms).
+FETCHES_OF_A_FOLLOWER = 20
 # What a batch gets that has overtaken another, or that the leader has but no longer recognizes.
 OUT_OF_SEQUENCE = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
 
@@ -70,19 +79,24 @@ class PartitionClient:
         self._failures = 0
         self._leader_epoch = self._leader_id = -1
 
-    async def attempt(self, api_key: ApiKey, request: Any) -> tuple[Any, int] | None:
-        """The partition's part of the response, and the broker that answered; None means try again.
+    async def attempt(self, api_key: ApiKey, request: Any, broker_id: int | None = None) -> tuple[Any, int] | None:
+        """The partition's part of the response, and the broker that answered: the leader, or `broker_id`. None means
+        try again.
 
         AssertionError for an error that is not retriable.
         """
-        return (await self.attempts(api_key, [request]))[0]
+        return (await self.attempts(api_key, [request], broker_id=broker_id))[0]
 
     async def attempts(
-        self, api_key: ApiKey, requests: Sequence[Any], expected: Collection[ErrorCode] = ()
+        self,
+        api_key: ApiKey,
+        requests: Sequence[Any],
+        expected: Collection[ErrorCode] = (),
+        broker_id: int | None = None,
     ) -> list[tuple[Any, int] | None]:
         """As `attempt`, for several requests at once; a result may also have one of the `expected` errors."""
         try:
-            leader = await self._leader()
+            leader = await self._leader() if broker_id is None else broker_id
             connection = await self._client.connection_to(leader)
         except (ClientError, KafkaError):
             return [None] * len(requests)
@@ -217,36 +231,56 @@ class Producer:
 
 
 class Consumer:
-    """Reads one partition from its beginning; `records` holds (offset, value), offsets without gaps."""
+    """Reads one partition from its beginning; `records` holds (offset, value, leader epoch), offsets without gaps. The
+    epoch tells a record from its copy: a producer sends a lost one again, and it gets the same offset.
 
-    def __init__(self, new_client: Callable[[], ClusterClient], key: PartitionKey) -> None:
+    With a `rack` it reads from the follower that the leader has named, until that one fails or FETCHES_OF_A_FOLLOWER
+    are over. `fetched_from_followers` counts the answers of followers with records.
+    """
+
+    def __init__(self, new_client: Callable[[], ClusterClient], key: PartitionKey, rack: str = "") -> None:
         self.key = key
-        self.records: list[tuple[int, bytes]] = []
+        self.rack = rack
+        self.records: list[tuple[int, bytes, int]] = []
         self.stop_at: int | None = None
+        self.fetched_from_followers = 0
         self._partition_client = PartitionClient(new_client, key)
 
     async def run(self) -> None:
         """Reads until `records` has `stop_at` records."""
+        follower, left = None, 0
         while self.stop_at is None or len(self.records) < self.stop_at:
             wanted = {TopicPartition(*self.key): FetchFrom(len(self.records), NO_EPOCH, FETCH_MAX_BYTES)}
-            request = fetch_request(wanted, max_bytes=FETCH_MAX_BYTES, max_wait_ms=500)
-            answer = await self._partition_client.attempt(ApiKey.FETCH, request)
+            request = fetch_request(wanted, max_bytes=FETCH_MAX_BYTES, max_wait_ms=500, rack_id=self.rack)
+            left -= 1
+            if left <= 0:
+                follower = None
+            answer = await self._partition_client.attempt(ApiKey.FETCH, request, follower)
             if answer is None:
+                follower = None
                 await self._partition_client.again()
                 continue
-            for record in records_of(answer[0].records):
-                if record.offset >= len(self.records):
-                    assert record.offset == len(self.records), f"{self.key}: {record} after {self.records[-1:]}"
-                    assert record.value is not None
-                    self.records.append((record.offset, record.value))
+            if answer[0].preferred_read_replica != INVALID_PREFERRED_REPLICA_ID:
+                follower, left = answer[0].preferred_read_replica, FETCHES_OF_A_FOLLOWER
+            self.fetched_from_followers += bool(follower is not None and answer[0].records)
+            self._take(answer[0].records)
+
+    def _take(self, fetched: Buffer | None) -> None:
+        for read in with_epochs(fetched or b""):
+            if read[0] >= len(self.records):
+                assert read[0] == len(self.records), f"{self.key}: {read} after {self.records[-1:]}"
+                self.records.append(read)
+            else:
+                known = self.records[read[0]]
+                assert known == read, f"{self.key}: a consumer has read {known}, and now {read}"
 
 
 class Workload:
     """A producer and a consumer for each partition of `is_idempotent`, on a machine of their own.
 
-    Producers use acks=1 for the partitions in `only_leader`. No consumer reads the partitions in `unread`, where
-    records may be lost after they were read. Each producer and consumer has connections of its own: a broker answers
-    the requests of one connection in order, and fetches wait.
+    The consumers are in these `racks` in turn, or in none. Producers use acks=1 for the partitions in `only_leader`. No
+    consumer reads the partitions in `unread`, where records may be lost after they were read. Each producer and
+    consumer has connections of its own: a broker answers the requests of one connection in order, and fetches wait.
     """
 
     def __init__(
@@ -257,10 +291,14 @@ class Workload:
         *,
         only_leader: Sequence[PartitionKey] = (),
         unread: Sequence[PartitionKey] = (),
+        racks: Sequence[str] = ("",),
     ) -> None:
         self.node = world.node("client")
         self._progress = asyncio.Event()
-        self.consumers = [Consumer(new_client, key) for key in (*is_idempotent, *only_leader)]
+        read = (*is_idempotent, *only_leader)
+        self.consumers = [
+            Consumer(new_client, key, rack) for key, rack in zip(read, itertools.cycle(racks), strict=False)
+        ]
         self.producers = [
             Producer(new_client, key, world.random, self._progress, idempotent=idempotent)
             for key, idempotent in is_idempotent.items()
@@ -309,6 +347,14 @@ class Workload:
 
     def acknowledged_records(self) -> int:
         return sum(len(each.values) for producer in self.producers for each in producer.acknowledged)
+
+
+def with_epochs(data: Buffer) -> Iterator[tuple[int, bytes, int]]:
+    """(offset, value, leader epoch) of the records in whole batches."""
+    for position, header in iterate_batches(data, allow_partial_end=True):
+        for record in decode_records(data, position, header):
+            assert record.value is not None
+            yield record.offset, record.value, header.partition_leader_epoch
 
 
 def records_of(data: Buffer | None) -> Iterator[Record]:

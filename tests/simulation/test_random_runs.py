@@ -27,6 +27,7 @@ SHAPES = [draw_shape(random.Random(seed)) for seed in range(300)]
         ("protocols", {("2.8",), ("2.4",), ("2.7",), ("2.4", "2.8")}),
         ("logs_flush", {False, True}),
         ("small_slices", {False, True}),
+        ("has_racks", {False, True}),
     ],
 )
 def test_seeds_draw_runs_of_all_shapes(name: str, values: set[object]) -> None:

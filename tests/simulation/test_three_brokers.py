@@ -37,14 +37,16 @@ SESSION_S = 6
 
 
 @asynccontextmanager
-async def working_cluster(world: World, **properties: str) -> AsyncIterator[tuple[SimulatedCluster, Workload]]:
+async def working_cluster(
+    world: World, *, has_racks: bool = False, **properties: str
+) -> AsyncIterator[tuple[SimulatedCluster, Workload]]:
     """A cluster in which records are produced and consumed; at the end it is healed and judged."""
     names = {key.replace("_", "."): value for key, value in properties.items()}
-    cluster = SimulatedCluster(world, properties=names)
+    cluster = SimulatedCluster(world, properties=names, has_racks=has_racks)
     await cluster.start()
     client = cluster.client()
     await world.node("client").run(create_topic(client, TOPIC, partitions=len(KEYS), replication_factor=3))
-    workload = Workload(world, cluster.client, KEYS)
+    workload = Workload(world, cluster.client, KEYS, racks=cluster.racks)
     workload.start()
     await workload.produced(20)
     yield cluster, workload
@@ -340,7 +342,46 @@ async def deletions_before_kills(world: World) -> None:
         await world.node("client").run(client.close())
 
 
+async def consumers_at_followers(world: World) -> None:
+    """Consumers read from the followers in their racks while leaders are cut off and followers die."""
+    async with working_cluster(world, has_racks=True) as (cluster, workload):
+        for _ in range(3):
+            leader = cluster.leader(TOPIC, world.random.randrange(len(KEYS)))
+            cluster.isolate(leader, from_brokers=True)
+            await asyncio.sleep(world.random.uniform(1, 15))
+            world.network.heal_all()
+            await workload.produced(20)
+            follower = world.random.randrange(3)
+            cluster.brokers[follower].kill(machine=world.random.random() < 0.5)
+            await workload.produced(20)
+            cluster.brokers[follower].start()
+            await cluster.until(cluster.is_whole)
+        await workload.produced(20)
+    assert sum(consumer.fetched_from_followers for consumer in workload.consumers) > 0
+
+
+async def a_follower_runs_ahead(world: World) -> None:
+    """A follower has records that the other one lacks when the leader dies and the other one is elected. A consumer
+    reads from the follower that is ahead."""
+    async with working_cluster(world, has_racks=True) as (cluster, workload):
+        leader, elected, ahead = cluster.state.replicas(TOPIC)[0]
+        consumer = workload.consumers[0]
+        consumer.rack = cluster.racks[ahead]
+        while consumer.fetched_from_followers == 0:
+            await workload.produced(5)
+        assert cluster.leader(TOPIC, 0) == leader
+        world.network.cut(cluster.brokers[leader].node.name, cluster.brokers[elected].node.name)
+        await asyncio.sleep(world.random.uniform(1, 3))
+        cluster.brokers[leader].kill()
+        world.network.heal_all()
+        await elsewhere(cluster, 0, leader)
+        assert cluster.leader(TOPIC, 0) == elected
+        await workload.produced(20)
+
+
 SCENARIOS = [
+    a_follower_runs_ahead,
+    consumers_at_followers,
     deletions_before_kills,
     whole_story,
     leader_without_followers,
@@ -428,6 +469,15 @@ def test_a_follower_that_does_not_truncate_is_found_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(Partition, "truncate_to", lambda partition, offset, prepared=None: False)
     found = failures(paused_leader, seeds=2)
     assert any("replicas differ" in failure or "in sync" in failure for failure in found), found
+
+
+def test_a_follower_that_hands_out_uncommitted_records_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def whole_log(partition: Partition, leader_high_watermark: int) -> int:
+        return partition.log.update_high_watermark(partition.log.log_end_offset)
+
+    monkeypatch.setattr(Partition, "update_follower_high_watermark", whole_log)
+    found = failures(a_follower_runs_ahead, seeds=2)
+    assert any("a consumer has read" in failure for failure in found), found
 
 
 def test_a_deletion_that_is_answered_before_it_is_on_disk_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """Alters the stored configurations of topics and brokers (Kafka's `ZkAdminManager`); `alterations` decides.
 
+The operator's policy is asked when the alteration is otherwise valid.
+
 Nothing takes effect here: every broker, including this one, learns of the change from ZooKeeper (`change_listener`).
 """
 
@@ -12,9 +14,11 @@ from klamm.broker.configs.alterations import (
     replace_topic_config,
 )
 from klamm.broker.metadata_cache import MetadataCache
+from klamm.broker.policies import Policy
 from klamm.config.current import CurrentConfig
+from klamm.plugins.policies import AlterConfigRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import AlterConfigOp
+from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType
 from klamm.znodes.configs import broker_entity, topic_entity
 from klamm.znodes.store import KafkaZooKeeper
 
@@ -36,16 +40,19 @@ class ConfigAdmin:
         config: CurrentConfig,
         broker_id: int,
         zookeeper: Callable[[], KafkaZooKeeper],
+        policy: Policy[AlterConfigRequest] | None = None,
     ) -> None:
         self._metadata_cache = metadata_cache
         self._config = config
         self._broker_id = broker_id
         self._zookeeper = zookeeper
+        self._policy = policy
 
     async def replace_topic(self, topic: str, entries: Entries, *, validate_only: bool) -> None:
         """Gives the topic exactly these configs."""
         await self._require_topic(topic)
         config = replace_topic_config(self._config.current, entries)
+        await self._ask_policy(ConfigResourceType.TOPIC, topic, dict(entries))
         if not validate_only:
             await self._zookeeper().replace_config(topic_entity(topic), config)
 
@@ -53,6 +60,9 @@ class ConfigAdmin:
         """Changes some of the topic's configs."""
         await self._require_topic(topic)
         await self._change(
+            ConfigResourceType.TOPIC,
+            topic,
+            changes,
             topic_entity(topic),
             lambda stored: change_topic_config(self._config.current, stored, changes),
             validate_only,
@@ -63,6 +73,7 @@ class ConfigAdmin:
         broker_id = self._require_broker(name)
         per_broker = broker_id is not None
         config = replace_broker_config(self._config.current, entries, per_broker=per_broker)
+        await self._ask_policy(ConfigResourceType.BROKER, name, dict(entries))
         if not validate_only:
             await self._zookeeper().replace_config(broker_entity(broker_id), config)
 
@@ -71,19 +82,32 @@ class ConfigAdmin:
         broker_id = self._require_broker(name)
         per_broker = broker_id is not None
         await self._change(
+            ConfigResourceType.BROKER,
+            name,
+            changes,
             broker_entity(broker_id),
             lambda stored: change_broker_config(self._config.current, stored, changes, per_broker=per_broker),
             validate_only,
         )
 
     async def _change(
-        self, entity_path: str, change: Callable[[dict[str, str]], Mapping[str, str]], validate_only: bool
+        self,
+        kind: ConfigResourceType,
+        name: str,
+        changes: Sequence[AlterConfigOp],
+        entity_path: str,
+        change: Callable[[dict[str, str]], Mapping[str, str]],
+        validate_only: bool,
     ) -> None:
-        store = self._zookeeper()
-        if validate_only:
-            change(await store.config(entity_path))
-        else:
-            await store.update_config(entity_path, change)
+        if validate_only or self._policy is not None:
+            change(await self._zookeeper().config(entity_path))
+        await self._ask_policy(kind, name, {each.name: each.value for each in changes})
+        if not validate_only:
+            await self._zookeeper().update_config(entity_path, change)
+
+    async def _ask_policy(self, kind: ConfigResourceType, name: str, configs: Mapping[str, str | None]) -> None:
+        if self._policy is not None:
+            await self._policy.check(AlterConfigRequest(kind.name, name, configs))
 
     async def _require_topic(self, topic: str) -> None:
         is_known = topic in self._metadata_cache.snapshot.topics

@@ -5,7 +5,8 @@ broker's id and reads up to the end of the log; its fetch offset tells the leade
 be authorized to act in the cluster.
 
 From version 11 on consumers, and tools that look at replicas (replica id -2), also read from followers, below the
-follower's high watermark (KIP-392). The leader names no follower to them.
+follower's high watermark (KIP-392). With `replica.selector.class` the leader names a consumer the follower that it
+should read from, and reads nothing for it.
 """
 
 import asyncio
@@ -15,12 +16,13 @@ from klamm.broker.fetch_session import FetchExchange
 from klamm.broker.handlers.named_partitions import named_partitions
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation
+from klamm.plugins.replica_selection import ClientMetadata
 from klamm.protocol.apis.fetch import FetchableTopic, FetchPartition, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
-from klamm.protocol.vocabulary import ResourceType
+from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, ResourceType
 from klamm.replication.replica_manager import PARTITIONS_PER_SLICE, Wanted
 from klamm.slices import Slices, each, in_slices, mapped
 
@@ -67,6 +69,7 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
         min_bytes=body.min_bytes,
         max_bytes=min(body.max_bytes, services.config.current.fetch_max_bytes),
         only_leader=is_follower or request.version < FIRST_VERSION_WITH_FOLLOWERS,
+        consumer=_consumer(request),
     )
     request.connection.has_read(sum(len(result.records) for result in results if result.records))
     allowed = iter(results)
@@ -81,6 +84,20 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
         if slices.is_over():
             await asyncio.sleep(0)
     return FetchResponse(session_id=exchange.session_id, responses=list(topics.values()))
+
+
+def _consumer(request: Request[FetchRequest]) -> ClientMetadata | None:
+    """What a replica selector learns of a consumer; None for other clients, and for consumers too old to be sent to a
+    follower."""
+    if request.version < FIRST_VERSION_WITH_FOLLOWERS or request.body.replica_id != CONSUMER_REPLICA_ID:
+        return None
+    return ClientMetadata(
+        request.body.rack_id,
+        request.client_id or "",
+        request.client.host,
+        request.client.principal,
+        request.listener_name,
+    )
 
 
 def _begin(request: Request[FetchRequest], is_follower: bool) -> Steps[FetchExchange]:

@@ -159,6 +159,7 @@ class Brokers(ABC):
 
 class ProcessBrokers(Brokers):
     """Processes of one or both programs on one Apache ZooKeeper; `programs` says what each broker is, from id 0 on.
+    `properties` are those of all brokers, `own` those of single brokers, by id.
 
     The brokers start together. A Kafka that was killed cannot start again before its ZooKeeper session has ended
     (docs/kafka-faults.md); its `start` waits for that.
@@ -170,14 +171,16 @@ class ProcessBrokers(Brokers):
         programs: Sequence[Program],
         zookeeper: RealZooKeeper,
         properties: Mapping[str, str | int] | None = None,
+        own: Mapping[int, Mapping[str, str | int]] | None = None,
     ) -> None:
         super().__init__(zookeeper.connect)
         self._programs = list(programs)
         self.broker_ids = range(len(programs))
-        properties = {**PROPERTIES, **(properties or {})}
+        for_all = {**PROPERTIES, **(properties or {})}
         self._servers: list[RealKafka | KlammBroker] = []
         for broker_id, program in enumerate(programs):
             place = directory / f"{program}-{broker_id}"
+            properties = {**for_all, **(own or {}).get(broker_id, {})}
             if program == "kafka":
                 self._servers.append(
                     RealKafka(
@@ -200,13 +203,14 @@ class ProcessBrokers(Brokers):
         directory: Path,
         programs: Sequence[Program],
         properties: Mapping[str, str | int] | None = None,
+        own: Mapping[int, Mapping[str, str | int]] | None = None,
     ) -> Iterator[Self]:
         """A cluster on a ZooKeeper 3.5.9 of its own."""
         with contextlib.ExitStack() as stack:
             zookeeper = RealZooKeeper(kafka_jars(), directory / "zookeeper")
             stack.callback(zookeeper.kill)
             zookeeper.start()
-            brokers = cls(directory, programs, zookeeper, properties)
+            brokers = cls(directory, programs, zookeeper, properties, own)
             stack.callback(brokers.close)
             stack.callback(brokers.kill_all)
             brokers.start_all()

@@ -1,0 +1,42 @@
+"""Consumers in racks read from followers in a cluster of one Apache Kafka 2.8.2 and two klamm brokers (KIP-392): each
+program, as the leader, names the other as the follower, and each follower serves them."""
+
+from pathlib import Path
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from support.clients import Librdkafka, Record
+from support.durability.brokers import ProcessBrokers
+from support.rack_readers import READERS, RackReader
+
+SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+# (leader, follower); broker 0 is Kafka's.
+PAIRS = [(0, 1), (1, 0), (1, 2)]
+
+
+def test_either_program_sends_consumers_to_the_other(kafka_jars: Path, tmp_path: Path) -> None:
+    racks = {broker_id: {"broker.rack": f"rack-{broker_id}"} for broker_id in range(3)}
+    properties = {"replica.selector.class": SELECTOR}
+    with ProcessBrokers.running(tmp_path, ["kafka", "klamm", "klamm"], properties, racks) as brokers:
+        admin = AdminClient({"bootstrap.servers": brokers.bootstrap})
+        readers = []
+        try:
+            for leader, follower in PAIRS:
+                topic = f"of-{leader}-{follower}"
+                admin.create_topics([NewTopic(topic, 1, replica_assignment=[[leader, follower]])])[topic].result(30)
+                Librdkafka.write(brokers.bootstrap, topic, [Record(b"value")] * 500)
+                readers = [
+                    RackReader(
+                        reader, kafka_jars, tmp_path, brokers.bootstrap, topic, rack=f"rack-{follower}", count=1000
+                    )
+                    for reader in READERS
+                ]
+                for reader in readers:
+                    reader.wait_until(follower, 500)
+                Librdkafka.write(brokers.bootstrap, topic, [Record(b"value")] * 500)
+                for reader in readers:
+                    reader.wait_until(follower, 1000)
+                    reader.finish()
+        finally:
+            for reader in readers:
+                reader.kill()
