@@ -145,6 +145,8 @@ class ControllerEventManager:
                     self._current = None
                     # A controller that resigns has no epoch.
                     self._end(event, self._controller_epoch() or epoch, queue_time_ms)
+                # The next event may be hours away, and this one may hold a response about all partitions.
+                del event
 
     def _begin(self, put_at: float) -> float:
         assert self._current is not None

@@ -1,6 +1,7 @@
 """The queue of events: order, preemption, faults, and the end."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -75,6 +76,19 @@ async def playing() -> AsyncIterator[Scene]:
         yield scene
     finally:
         await scene.manager.close()
+
+
+async def test_a_processed_event_is_not_kept_until_the_next_one() -> None:
+    """It may be a response about all partitions, and the next event may be hours away."""
+    async with playing() as scene:
+        event = Event("a", scene.log)
+        kept = weakref.ref(event)
+        scene.manager.start()
+        scene.manager.put(event)
+        del event
+        await scene.log.wait_for("end a")
+        await asyncio.sleep(0)
+        assert kept() is None
 
 
 def outcomes(scene: Scene) -> list[str]:
