@@ -11,6 +11,7 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,6 @@ OPTIONS = {
     "statestore.cache.max.bytes": 0,
     "cache.max.bytes.buffering": 0,
     "repartition.purge.interval.ms": 200,
-    "replication.factor": 3,
     "producer.enable.idempotence": "true",
     "producer.acks": "all",
     "consumer.auto.offset.reset": "earliest",
@@ -59,7 +59,12 @@ class Application(ManagedProcess):
     """One instance of the application."""
 
     def __init__(self, version: str, cluster: Cluster, directory: Path, state: str) -> None:
-        settings = {"application.id": NAME, "bootstrap.servers": cluster.bootstrap, "state.dir": directory / state}
+        settings = {
+            "application.id": NAME,
+            "bootstrap.servers": cluster.bootstrap,
+            "state.dir": directory / state,
+            "replication.factor": len(cluster.brokers),
+        }
         command = oracles.java_command(
             oracles.kafka_streams_jars(version),
             str(APPLICATION),
@@ -124,12 +129,22 @@ class Lines:
         assert errors == []
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    properties = {"min.insync.replicas": 2, "log.cleaner.backoff.ms": 1_000, "offsets.topic.num.partitions": 3}
-    with Cluster(3, properties=properties) as cluster:
+@contextmanager
+def running(brokers: int) -> Iterator[Cluster]:
+    properties = {
+        "min.insync.replicas": min(2, brokers),
+        "log.cleaner.backoff.ms": 1_000,
+        "offsets.topic.num.partitions": 3,
+    }
+    with Cluster(brokers, properties=properties) as cluster:
         for topic in (INPUT, OUTPUT):
-            cluster.create_topic(topic, PARTITIONS, 3)
+            cluster.create_topic(topic, PARTITIONS, brokers)
+        yield cluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with running(3) as cluster:
         yield cluster
 
 
@@ -148,6 +163,19 @@ def config(cluster: Cluster, topic: str, key: str) -> str:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
     return str(admin.describe_configs([resource])[resource].result(TIMEOUT_S)[key].value)
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("version", ["2.8", pytest.param("3.9", marks=pytest.mark.long)])
+def test_every_word_is_counted_once_while_nothing_fails(version: str, tmp_path: Path, java: None) -> None:
+    with running(1) as cluster:
+        lines = Lines(cluster)
+        lines.write(300)
+        application = Application(version, cluster, tmp_path, "first")
+        application.wait_for("@ state RUNNING", TIMEOUT_S)
+        once = {word: Count(times, times) for word, times in lines.truth.items()}
+        cluster.until(lambda: application.counts() == once, TIMEOUT_S)
+        application.close()
 
 
 @pytest.mark.java

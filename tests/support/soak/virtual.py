@@ -67,8 +67,8 @@ FOLLOW_THE_LOG = (
     "TransactionIndex()",
 )
 
-# The newest values of each histogram; there are fewer than a hundred histograms.
-RINGS, RING_ELEMENTS = ("Histogram._newest",), 100 * 1028
+# Containers that fill up: each histogram keeps its newest 1,028 values, each log the ends of its newest 64 reads.
+RINGS = {"Histogram._newest": 100 * 1028, "LogReader._remembered": 20 * 64, "LogReader._remembered[]": 20 * 64 * 2}
 
 
 def virtual_soak(hours: float, seed: int) -> tuple[list[Look], list[Growth], list[str]]:
@@ -99,8 +99,7 @@ def bounds(looks: Sequence[Look], hours: float) -> list[Bound]:
     ]
     for name in names:
         follows_the_log = name.removesuffix("[]") in FOLLOW_THE_LOG
-        is_ring = name in RINGS
-        made.append(Bound(name, 1.2, 20 * hours if follows_the_log else 20, most=RING_ELEMENTS if is_ring else 0))
+        made.append(Bound(name, 1.2, 20 * hours if follows_the_log else 20, most=RINGS.get(name, 0)))
     return made
 
 
