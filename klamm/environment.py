@@ -209,6 +209,11 @@ class Environment(ABC):
         lost. None where the machine has no such id."""
         return None
 
+    def work_clock_s(self) -> float:
+        """How long work takes that holds the loop is the difference of two readings; uvloop's own clock stands still
+        meanwhile. Under virtual time work takes none."""
+        return 0.0
+
     def watch_gc_pauses(self, on_pause_ms: Callable[[float], None] | None) -> None:  # noqa: B027  # optional
         """Calls `on_pause_ms`, in any thread, with the duration of each later garbage collection. None stops this."""
 
@@ -367,6 +372,9 @@ class SystemEnvironment(Environment):
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+    def work_clock_s(self) -> float:
+        return time.perf_counter()
 
     async def run_blocking(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)

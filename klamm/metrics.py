@@ -73,13 +73,14 @@ class Kind(Enum):
 
 
 class Metric(NamedTuple):
-    """One metric. `read` gives its value (a number or a `Histogram`) by the value of `tag`, "" if there is no tag."""
+    """One metric. `read` gives its value (a number or a `Histogram`) by the value of `tag`, "" if there is no tag, or
+    by a tuple if there are several."""
 
     name: MetricName
     kind: Kind
     documentation: str
-    tag: str
-    read: Callable[[], Mapping[str, Any]]
+    tag: str | tuple[str, ...]
+    read: Callable[[], Mapping[Any, Any]]
 
 
 class Metrics:
@@ -94,6 +95,16 @@ class Metrics:
     def gauges(self, name: MetricName, documentation: str, tag: str, read: Callable[[], Mapping[str, float]]) -> None:
         """One number for each value of `tag`."""
         self._add(Metric(name, Kind.GAUGE, documentation, tag, read))
+
+    def tagged_gauges(
+        self,
+        name: MetricName,
+        documentation: str,
+        tags: tuple[str, ...],
+        read: Callable[[], Mapping[tuple[str, ...], float]],
+    ) -> None:
+        """One number for each combination of the values of `tags`."""
+        self._add(Metric(name, Kind.GAUGE, documentation, tags, read))
 
     def meter(self, name: MetricName, documentation: str, read: Callable[[], int]) -> None:
         self._add(Metric(name, Kind.METER, documentation, "", lambda: {"": read()}))

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
+from klamm.broker.quotas.mutation_quota import UNBOUNDED_MUTATIONS, Mutations
 from klamm.broker.topic_admin import NewTopic, TopicAdmin
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.tasks import OnFailure, start_task
@@ -32,7 +33,9 @@ class AutoTopicCreation:
         self._on_failure = on_failure
         self._under_way: dict[str, None] = {}
 
-    async def create(self, topics: Sequence[NewTopic]) -> dict[str, KafkaError]:
+    async def create(
+        self, topics: Sequence[NewTopic], changes: Mutations = UNBOUNDED_MUTATIONS
+    ) -> dict[str, KafkaError]:
         """Starts to create the topics. Returns the reason for each topic that cannot be created."""
         room = MAX_UNDER_WAY - len(self._under_way)
         new = [topic for topic in topics if topic.name not in self._under_way][:room]
@@ -40,16 +43,16 @@ class AutoTopicCreation:
             return {}
         self._under_way.update(dict.fromkeys(topic.name for topic in new))
         refused: dict[str, KafkaError] = {}
-        creation = start_task(self._create(new, refused), self._on_failure)
+        creation = start_task(self._create(new, changes, refused), self._on_failure)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_WITHIN_MS / 1000):
                 await asyncio.shield(creation)
         return dict(refused)
 
-    async def _create(self, topics: Sequence[NewTopic], refused: dict[str, KafkaError]) -> None:
+    async def _create(self, topics: Sequence[NewTopic], changes: Mutations, refused: dict[str, KafkaError]) -> None:
         """Does not wait for leaders."""
         try:
-            for created in await self._topic_admin.create_topics(topics):
+            for created in await self._topic_admin.create_topics(topics, changes):
                 if created.error is not None and created.error.code not in _TO_BE_ASKED_FOR_AGAIN:
                     refused[created.name] = created.error
         finally:

@@ -23,7 +23,6 @@ from klamm.broker.configs.broker import DynamicBrokerConfig
 from klamm.broker.finalized_features import SUPPORTED_FEATURES, FinalizedFeatureCache
 from klamm.broker.parts import BrokerParts, log_directories
 from klamm.broker.plugins import Plugins
-from klamm.broker.quotas import NoQuotas, Quotas
 from klamm.broker.registration import BrokerStartError
 from klamm.broker.security import AllowEverything, Authorizer
 from klamm.broker.zookeeper_session import ZooKeeperSession
@@ -42,7 +41,7 @@ __all__ = ["Broker", "BrokerStartError"]
 
 
 class Broker:
-    """One broker. `authorizer` and `quotas` are the hooks for security; by default everything is allowed at full speed.
+    """One broker. `authorizer` is the hook for security; by default everything is allowed.
 
     `failure` is a future of the running loop that is resolved with the reason why the broker must stop. `zookeeper` and
     `parts` are read-only for callers.
@@ -58,12 +57,10 @@ class Broker:
         environment: Environment,
         *,
         authorizer: Authorizer | None = None,
-        quotas: Quotas | None = None,
     ) -> None:
         self._config = DynamicBrokerConfig(config)
         self._environment = environment
         self._authorizer = authorizer or AllowEverything()
-        self._quotas = quotas or NoQuotas()
         # Not an AsyncExitStack: after a cancelled step of a stop, it would continue with the next step.
         self._closing: list[Callable[[], Awaitable[object] | None]] = []
         self.zookeeper = ZooKeeperSession(environment, config, self._fail)
@@ -144,7 +141,6 @@ class Broker:
             zookeeper=self.zookeeper,
             finalized_features=self._finalized_features,
             authorizer=self._authorizer,
-            quotas=self._quotas,
             plugins=self._plugins,
             on_failure=self._fail,
         )
@@ -163,6 +159,7 @@ class Broker:
         self._closing.append(parts.log_manager.stop)
         topics = await self.zookeeper.store.topic_names()
         await parts.topic_configs.load(topics)
+        await parts.quota_configs.load()
         await parts.log_manager.load({topic: log_config(parts.topic_configs.of(topic)) for topic in topics})
 
     async def _register(self, parts: BrokerParts) -> None:

@@ -6,16 +6,17 @@ What must stay true:
   exception is a fault of the program and stops the broker (the network layer passes it on).
 - A response that cannot be encoded is a fault of the program too, but only its own connection closes: the request has
   had its effect, and no state depends on the response.
-- The throttle time is set only here. Requests of brokers are never throttled, as in Kafka.
+- The throttle time is set only here.
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from types import CoroutineType, GeneratorType
-from typing import Any
+from typing import Any, TypeVar
 
 from klamm.broker.api import Api
+from klamm.broker.quotas.request_quota import RequestQuota, Stopwatch
 from klamm.broker.registry import Request
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.broker.security import ANONYMOUS, Client, Operation
@@ -27,6 +28,8 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, InvalidFrame, UnencodableMessage
 from klamm.protocol.primitives import Buffer, Steps
 from klamm.slices import begin, in_slices
+
+T = TypeVar("T")
 
 NO_RESPONSE = Response(None)
 
@@ -51,6 +54,8 @@ class Dispatcher:
 
     def dispatch(self, connection: ServerConnection, frame: bytearray) -> Answer | Awaitable[Answer]:
         """Starts the request in `frame`. Raises InvalidRequest when the connection must close."""
+        quotas = self._services.quotas
+        stopwatch = Stopwatch(quotas.work_clock_s) if quotas.measures_time else None
         try:
             header = messages.parse_request_header(frame)
         except InvalidFrame as error:
@@ -62,26 +67,38 @@ class Dispatcher:
         if not api.min_version <= header.api_version <= api.max_version:
             return self._unsupported_version(api, header)
         if len(frame) >= LARGE_FRAME_BYTES:
-            return self._dispatch_large(connection, api, header, frame)
+            return self._dispatch_large(connection, api, header, frame, stopwatch)
         try:
             body = messages.decode_request(api.key, header.api_version, frame, header.body_position)
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
-        return self._handle(connection, api, header, len(frame), body)
+        return self._handle(connection, api, header, len(frame), body, stopwatch)
 
     def _dispatch_large(
-        self, connection: ServerConnection, api: Api, header: messages.RequestHeader, frame: bytearray
+        self,
+        connection: ServerConnection,
+        api: Api,
+        header: messages.RequestHeader,
+        frame: bytearray,
+        stopwatch: Stopwatch | None,
     ) -> Answer | Awaitable[Answer]:
         try:
             body = begin(messages.request_steps(api.key, header.api_version, frame, header.body_position))
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
         if not isinstance(body, CoroutineType):
-            return self._handle(connection, api, header, len(frame), body)
+            return self._handle(connection, api, header, len(frame), body, stopwatch)
         # A produce request's records are parts of its frame.
         release_frame = _nothing if api.key is ApiKey.PRODUCE else connection.frame_release()
         in_steps = self._dispatch_in_steps(
-            connection, api, header, len(frame), body, release_frame, _hold(connection, api)
+            connection,
+            api,
+            header,
+            len(frame),
+            _measured(body, stopwatch),
+            stopwatch,
+            release_frame,
+            _hold(connection, api),
         )
         return _answer_only(in_steps) if api.ends_with_client else in_steps
 
@@ -91,7 +108,8 @@ class Dispatcher:
         api: Api,
         header: messages.RequestHeader,
         request_bytes: int,
-        decoding: Coroutine[Any, Any, Any],
+        decoding: Awaitable[Any],
+        stopwatch: Stopwatch | None,
         release_frame: Callable[[], None],
         release_followers: Callable[[], None],
     ) -> Answer:
@@ -99,7 +117,9 @@ class Dispatcher:
         try:
             body = await decoding
             release_frame()
-            result = self._handle(connection, api, header, request_bytes, body)
+            if stopwatch is not None:
+                stopwatch.resume()
+            result = self._handle(connection, api, header, request_bytes, body, stopwatch)
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
         finally:
@@ -107,8 +127,16 @@ class Dispatcher:
         return await result if isinstance(result, Awaitable) else result
 
     def _handle(
-        self, connection: ServerConnection, api: Api, header: messages.RequestHeader, request_bytes: int, body: Any
+        self,
+        connection: ServerConnection,
+        api: Api,
+        header: messages.RequestHeader,
+        request_bytes: int,
+        body: Any,
+        stopwatch: Stopwatch | None,
     ) -> Answer | Awaitable[Answer]:
+        """The stopwatch runs."""
+        services = self._services
         request = Request(
             api,
             header.api_version,
@@ -117,8 +145,10 @@ class Dispatcher:
             header.client_id,
             connection,
             body,
-            self._services,
+            services,
         )
+        if services.quotas.is_active:
+            request.quota = RequestQuota(services.quotas, request.client.user, request.client_id or "", stopwatch)
         try:
             result = api.handle(request)
             if isinstance(result, GeneratorType):
@@ -128,7 +158,8 @@ class Dispatcher:
             if isinstance(result, GeneratorType):
                 result = begin(result)
         if isinstance(result, CoroutineType):
-            finishing = self._finish(request, request_bytes, result, _hold(connection, api))
+            work = _measured(result, stopwatch)
+            finishing = self._finish(request, request_bytes, work, _hold(connection, api))
             return _answer_only(finishing) if api.ends_with_client else finishing
         return self._answer(request, request_bytes, result)
 
@@ -136,7 +167,7 @@ class Dispatcher:
         self,
         request: Request[Any],
         request_bytes: int,
-        pending: Coroutine[Any, Any, Any],
+        pending: Awaitable[Any],
         release: Callable[[], None] | None = None,
     ) -> Answer:
         try:
@@ -148,13 +179,18 @@ class Dispatcher:
         finally:
             if release is not None:
                 release()
+        if request.quota is not None and request.quota.stopwatch is not None:
+            request.quota.stopwatch.resume()
         return self._answer(request, request_bytes, result)
 
     def _answer(self, request: Request[Any], request_bytes: int, result: Any) -> Answer:
         """The response to a handler's result; a large response is encoded in steps."""
+        quota = request.quota
         if isinstance(result, AnswerOnly):
+            if quota is not None and quota.stopwatch is not None:
+                quota.stopwatch.pause()
             return AnswerOnly(partial(self._answer_later, request, request_bytes, result))
-        throttle_time_ms = self._throttle_time_ms(request, request_bytes)
+        throttle_time_ms = 0 if quota is None else self._throttle_time_ms(request, quota, request_bytes, result)
         if result is None:
             return Response(None, throttle_time_ms) if throttle_time_ms else NO_RESPONSE
         # SaslHandshake, SaslAuthenticate and WriteTxnMarkers have no field for it: their client is only muted.
@@ -164,26 +200,37 @@ class Dispatcher:
         try:
             steps = messages.encode_response_steps(key, version, correlation_id, result)
             if steps is not None:
-                return AnswerOnly(partial(self._encode_in_steps, request.connection, steps, throttle_time_ms))
-            return Response(messages.encode_response(key, version, correlation_id, result), throttle_time_ms)
+                if quota is not None and quota.stopwatch is not None:
+                    quota.stopwatch.pause()
+                return AnswerOnly(partial(self._encode_in_steps, request, steps, throttle_time_ms))
+            response = Response(messages.encode_response(key, version, correlation_id, result), throttle_time_ms)
         except UnencodableMessage as error:
             raise self._unanswerable(request.connection, error) from error
+        if quota is not None:
+            quota.encoded()
+        return response
 
-    def _throttle_time_ms(self, request: Request[Any], request_bytes: int) -> int:
+    def _throttle_time_ms(self, request: Request[Any], quota: RequestQuota, request_bytes: int, result: Any) -> int:
         """For how long the client is throttled. Brokers are not: the cluster would wait for them."""
-        if request.api.operation is Operation.CLUSTER_ACTION or (
-            request.api.key is ApiKey.FETCH and request.body.replica_id >= 0
-        ):
+        key = request.api.key
+        if request.api.operation is Operation.CLUSTER_ACTION or (key is ApiKey.FETCH and request.body.replica_id >= 0):
+            quota.answered_exempt()
             return 0
-        return self._services.quotas.throttle_time_ms(request.api.key, request.client, request.client_id, request_bytes)
+        produced_bytes = request_bytes if key is ApiKey.PRODUCE else 0
+        return quota.answered(produced_bytes, is_acknowledged=result is not None)
 
     async def _encode_in_steps(
-        self, connection: ServerConnection, steps: Steps[list[Buffer]], throttle_time_ms: int
+        self, request: Request[Any], steps: Steps[list[Buffer]], throttle_time_ms: int
     ) -> Response:
+        stopwatch = None if request.quota is None else request.quota.stopwatch
         try:
-            return Response(await in_slices(steps), throttle_time_ms)
+            buffers = await _measured(in_slices(steps), stopwatch)
         except UnencodableMessage as error:
-            raise self._unanswerable(connection, error) from error
+            raise self._unanswerable(request.connection, error) from error
+        if request.quota is not None and stopwatch is not None:
+            stopwatch.resume()
+            request.quota.encoded()
+        return Response(buffers, throttle_time_ms)
 
     def _unanswerable(self, connection: ServerConnection, error: UnencodableMessage) -> InvalidRequest:
         """Reports the fault of the program; returns the error that closes the connection."""
@@ -191,7 +238,8 @@ class Dispatcher:
         return InvalidRequest(f"its response cannot be encoded: {error}")
 
     async def _answer_later(self, request: Request[Any], request_bytes: int, later: AnswerOnly[Any]) -> Answer:
-        return await self._finish(request, request_bytes, later.answer())
+        stopwatch = None if request.quota is None else request.quota.stopwatch
+        return await self._finish(request, request_bytes, _measured(later.answer(), stopwatch))
 
     def _unsupported_version(self, api: Api, header: messages.RequestHeader) -> Response:
         """Refuses the version; an ApiVersions request of a future version is answered in version 0 with the served
@@ -211,6 +259,14 @@ def _hold(connection: ServerConnection, api: Api) -> Callable[[], None]:
     """Keeps later requests of the connection waiting: a pipelined one has not had its effect before its last step.
     Others wait anyway. Returns what ends this."""
     return connection.hold_followers() if api.pipelined else _nothing
+
+
+def _measured(work: Coroutine[Any, Any, T], stopwatch: Stopwatch | None) -> Awaitable[T]:
+    """The work, with each of its steps on the stopwatch, which pauses now."""
+    if stopwatch is None:
+        return work
+    stopwatch.pause()
+    return stopwatch.measured(work)
 
 
 def _nothing() -> None:

@@ -89,6 +89,11 @@ class FetchExchange:
     _session: _Session | None
     _incremental: bool
 
+    @property
+    def is_continued(self) -> bool:
+        """Whether the session existed before."""
+        return self._incremental
+
     def must_answer(self, topic: str, result: PartitionData) -> bool:
         """Whether the answer for a partition of `wanted` is sent; called once for each, in their order."""
         if self._session is None:
@@ -138,6 +143,14 @@ class FetchSessionCache:
         if epoch == INITIAL_EPOCH:
             session = yield from self._create(wanted, is_follower)
         return FetchExchange(INVALID_SESSION_ID if session is None else session.id, wanted, session, False)
+
+    def throttled(self, exchange: FetchExchange) -> int:
+        """The session id of an answer without partitions, because the client is throttled. A client that asked for a
+        new session asks again, so it gets none now (KIP-219)."""
+        if exchange.is_continued:
+            return exchange.session_id
+        self._sessions.pop(exchange.session_id, None)
+        return INVALID_SESSION_ID
 
     def _continue(
         self,

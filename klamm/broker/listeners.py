@@ -9,9 +9,7 @@ What must stay true:
 - A listener that a change does not name keeps its connections.
 """
 
-import asyncio
 import logging
-import socket
 from collections.abc import Iterator, Mapping
 
 from klamm.broker.dispatcher import Dispatcher
@@ -21,6 +19,7 @@ from klamm.config.current import CurrentConfig
 from klamm.config.listeners import Listener
 from klamm.environment import Environment
 from klamm.metrics import MetricName, Metrics
+from klamm.net.addresses import addresses_of
 from klamm.net.connection_quotas import ConnectionLimits, ConnectionQuotas, QuotaSettings
 from klamm.net.request_queue import RequestQueue
 from klamm.net.response_memory import ResponseMemory
@@ -252,30 +251,15 @@ def _quota_settings(config: BrokerConfig, overrides: Mapping[str, int]) -> Quota
 
 
 async def _by_address(overrides: Mapping[str, int]) -> dict[str, int]:
-    """Looks the hosts of max.connections.per.ip.overrides up. Raises OSError for an unknown host."""
+    """max.connections.per.ip.overrides with the addresses of hosts. Raises OSError for an unknown host."""
     by_address = {}
     for host, count in overrides.items():
-        for address in _literal(host) or await _addresses(host):
-            by_address[address] = count
-    return by_address
-
-
-def _literal(host: str) -> list[str]:
-    """The address itself, as the system writes it; nothing if it is a name."""
-    for family in (socket.AF_INET, socket.AF_INET6):
         try:
-            return [socket.inet_ntop(family, socket.inet_pton(family, host))]
-        except (OSError, ValueError):
-            continue
-    return []
-
-
-async def _addresses(host: str) -> list[str]:
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise OSError(f"max.connections.per.ip.overrides: {host}: {error.strerror or error}") from error
-    return [str(address[0]) for *_, address in found]
+            addresses = await addresses_of(host)
+        except OSError as error:
+            raise OSError(f"max.connections.per.ip.overrides: {host}: {error.strerror or error}") from error
+        by_address.update(dict.fromkeys(addresses, count))
+    return by_address
 
 
 def _request_memory_bytes(config: BrokerConfig) -> int:

@@ -7,12 +7,14 @@ writes nothing: the lifecycle is in `broker.py`.
 import asyncio
 import logging
 import os.path
+from collections.abc import Callable
 
 from klamm.broker.auto_topic_creation import AutoTopicCreation
 from klamm.broker.configs.admin import ConfigAdmin
 from klamm.broker.configs.broker import DynamicBrokerConfig
 from klamm.broker.configs.change_listener import ConfigChangeListener
 from klamm.broker.configs.handlers import ConfigHandlers
+from klamm.broker.configs.quotas import QuotaConfigs
 from klamm.broker.configs.topics import TopicConfigs
 from klamm.broker.controlled_shutdown import ControlledShutdown
 from klamm.broker.controller_channel import ControllerChannel
@@ -32,7 +34,8 @@ from klamm.broker.offsets_topic import OffsetsTopic
 from klamm.broker.plugins import ALTER_CONFIG_POLICY, CREATE_TOPIC_POLICY, Plugins
 from klamm.broker.policies import Policy
 from klamm.broker.producer_ids import ProducerIds
-from klamm.broker.quotas import Quotas
+from klamm.broker.quotas.admin import QuotaAdmin
+from klamm.broker.quotas.client_quotas import ClientQuotas
 from klamm.broker.registration import Registrar
 from klamm.broker.security import Authorizer
 from klamm.broker.services import Services
@@ -81,7 +84,6 @@ class BrokerParts:
         zookeeper: ZooKeeperSession,
         finalized_features: FinalizedFeatureCache,
         authorizer: Authorizer,
-        quotas: Quotas,
         plugins: Plugins,
         on_failure: OnFailure,
     ) -> None:
@@ -103,6 +105,8 @@ class BrokerParts:
         self.metadata_cache = MetadataCache()
         self.throttles = ReplicationThrottles(config, broker_id)
         self.topic_configs = TopicConfigs(config, self._store, self.throttles.topic_configured)
+        self.quotas = ClientQuotas(static, _loop_clock_ms(), environment.work_clock_s)
+        self.quota_configs = QuotaConfigs(self.quotas, self._set_connection_rate, self._store)
         self.topic_admin = TopicAdmin(
             environment, config, self.metadata_cache, self._store, self._create_topic_policy(plugins, environment)
         )
@@ -182,6 +186,7 @@ class BrokerParts:
             broker_id,
             config,
             self.topic_configs,
+            self.quota_configs,
             self.replica_manager,
             self.controller,
             self._store,
@@ -201,7 +206,8 @@ class BrokerParts:
             controller_channel=self.controller_channel,
             apis=APIS,
             authorizer=authorizer,
-            quotas=quotas,
+            quotas=self.quotas,
+            quota_admin=QuotaAdmin(self._store),
             metadata_cache=self.metadata_cache,
             metadata_updates=self.metadata_updates,
             topic_configs=self.topic_configs,
@@ -260,9 +266,9 @@ class BrokerParts:
         register_controller_metrics(metrics, self.controller)
         register_group_metrics(metrics, self.groups)
         self.listeners.register(metrics)
-        loop = asyncio.get_running_loop()
         self.replica_manager.log_dir_moves.register(metrics)
-        self.throttles.register(metrics, lambda: loop.time() * 1000)
+        self.throttles.register(metrics, _loop_clock_ms())
+        self.quotas.register(metrics)
         return MetricsEndpoint(
             self.listeners[self._config.inter_broker_listener_name].host,
             self._config.klamm_metrics_port,
@@ -283,6 +289,9 @@ class BrokerParts:
 
     async def _allocate_producer_ids(self) -> tuple[int, int]:
         return await self._store().allocate_producer_id_block(self._broker_id)
+
+    def _set_connection_rate(self, address: str | None, per_second: int | None) -> None:
+        self.listeners.quotas.set_rate_of_host(address, per_second)
 
     def _inter_broker_address(self, broker_id: int) -> tuple[str, int] | None:
         endpoint = self.metadata_cache.snapshot.endpoint(broker_id, self._config.inter_broker_listener_name)
@@ -338,6 +347,9 @@ def _log_manager_settings(config: BrokerConfig) -> LogManagerSettings:
 
 
 def _fetch_sessions(config: BrokerConfig, environment: Environment) -> FetchSessionCache:
+    return FetchSessionCache(config.max_incremental_fetch_session_cache_slots, environment.random, _loop_clock_ms())
+
+
+def _loop_clock_ms() -> Callable[[], float]:
     loop = asyncio.get_running_loop()
-    slots = config.max_incremental_fetch_session_cache_slots
-    return FetchSessionCache(slots, environment.random, lambda: loop.time() * 1000)
+    return lambda: loop.time() * 1000

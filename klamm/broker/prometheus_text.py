@@ -11,6 +11,9 @@ for Kafka show klamm:
 |                                                   | controllereventmanager_eventqueuetimems_count                 |
 | ControllerChannelManager, QueueSize, broker-id=1  | controllerchannelmanager_queuesize{broker_id="1"}             |
 
+Those of quotas have a rule of their own: `kafka.server:type=Produce,user=U,client-id=C` with `byte-rate` becomes
+`kafka_server_quota_byte_rate{resource="Produce",user="U",clientId="C"}`.
+
 In addition, metrics with quantiles have a `_sum`, which the exporter lacks.
 """
 
@@ -75,5 +78,7 @@ def _add_histogram(family: Family, name: str, labels: dict[str, str], histogram:
     family.add_sample(f"{name}_sum", labels, histogram.total)
 
 
-def _labels(metric: Metric, tag: str) -> dict[str, str]:
-    return {metric.tag.replace("-", "_"): tag} if metric.tag else {}
+def _labels(metric: Metric, tag: str | tuple[str, ...]) -> dict[str, str]:
+    if isinstance(metric.tag, tuple):
+        return dict(zip(metric.tag, tag, strict=True))
+    return {metric.tag.replace("-", "_"): str(tag)} if metric.tag else {}

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from klamm.broker.api import Api
+from klamm.broker.quotas.mutation_quota import UNBOUNDED_MUTATIONS, Mutations
+from klamm.broker.quotas.request_quota import RequestQuota
 from klamm.broker.security import CLUSTER_NAME, OPERATIONS, Client, Operation
 from klamm.broker.services import Services
 from klamm.net.server import ServerConnection
@@ -47,6 +49,8 @@ class Request(Generic[Body]):
     connection: ServerConnection
     body: Body
     services: Services
+    # None while no quota is set, and for requests of brokers.
+    quota: RequestQuota | None = None
 
     @property
     def listener_name(self) -> str:
@@ -67,6 +71,11 @@ class Request(Generic[Body]):
     def authorized_operations(self, resource_type: ResourceType, name: str) -> set[int]:
         """The codes of the client's authorized operations on a resource (KIP-430)."""
         return {operation for operation in OPERATIONS[resource_type] if self.allows(name, operation, resource_type)}
+
+    def changes(self, *, strict: bool, throttles: bool = True) -> Mutations:
+        """Where the handler records partitions before it has them created or deleted. If `strict`, partitions beyond
+        the client's quota are refused. The client is throttled for them, unless `throttles` is False."""
+        return UNBOUNDED_MUTATIONS if self.quota is None else self.quota.changes(strict=strict, throttles=throttles)
 
     @property
     def denied(self) -> ErrorCode:

@@ -63,6 +63,11 @@ class Client:
     principal: str
     host: str
 
+    @property
+    def user(self) -> str:
+        """The principal's name without its type."""
+        return self.principal.partition(":")[2]
+
 
 class Authorizer(Protocol):
     """Decides whether a client may do something."""

@@ -15,7 +15,8 @@ from klamm.broker.metadata_cache import MetadataCache
 from klamm.broker.metadata_updates import MetadataUpdates
 from klamm.broker.offsets_topic import OffsetsTopic
 from klamm.broker.producer_ids import ProducerIds
-from klamm.broker.quotas import Quotas
+from klamm.broker.quotas.admin import QuotaAdmin
+from klamm.broker.quotas.client_quotas import ClientQuotas
 from klamm.broker.registration import Registrar
 from klamm.broker.security import Authorizer
 from klamm.broker.topic_admin import TopicAdmin
@@ -43,7 +44,8 @@ class Services:
     controller_channel: ControllerChannel
     apis: Mapping[ApiKey, Api]
     authorizer: Authorizer
-    quotas: Quotas
+    quotas: ClientQuotas
+    quota_admin: QuotaAdmin
     metadata_cache: MetadataCache
     metadata_updates: MetadataUpdates
     topic_configs: TopicConfigs

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from klamm.broker.metadata_cache import MetadataCache
 from klamm.broker.policies import Policy
+from klamm.broker.quotas.mutation_quota import Mutations
 from klamm.broker.replica_assignment import InvalidPartitions, InvalidReplicationFactor, assign_replicas
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.config.current import CurrentConfig
@@ -97,12 +98,14 @@ class TopicAdmin:
 
     # -- creation -------------------------------------------------------------------------------------------------
 
-    async def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool = False) -> list[CreatedTopic]:
-        """Creates the topics. They have no leaders yet."""
+    async def create_topics(
+        self, topics: Sequence[NewTopic], changes: Mutations, *, validate_only: bool = False
+    ) -> list[CreatedTopic]:
+        """Creates the topics. They have no leaders yet. A topic that `changes` refuses is not created."""
         created = []
         left_partitions = MAX_NEW_PARTITIONS
         async for topic in each(topics, TOPICS_PER_SLICE):
-            created.append(await self._create(topic, validate_only, left_partitions))
+            created.append(await self._create(topic, changes, validate_only, left_partitions))
             left_partitions -= len(created[-1].assignment)
         return created
 
@@ -119,7 +122,9 @@ class TopicAdmin:
             for topic in created
         ]
 
-    async def _create(self, topic: NewTopic, validate_only: bool, left_partitions: int) -> CreatedTopic:
+    async def _create(
+        self, topic: NewTopic, changes: Mutations, validate_only: bool, left_partitions: int
+    ) -> CreatedTopic:
         try:
             assignment, config, overrides = self._validate(topic, left_partitions)
             if self._policy is not None:
@@ -128,6 +133,7 @@ class TopicAdmin:
             if self._config.current.inter_broker_protocol_version >= ApiVersion.V2_8_IV0 and not validate_only:
                 topic_id = self._environment.random_uuid()
             if not validate_only:
+                changes.record(len(assignment))
                 await self._zookeeper().create_topic(topic.name, assignment, topic_id, overrides)
         except ITEM_ERRORS as error:
             return CreatedTopic(topic.name, as_kafka_error(error))
@@ -205,18 +211,20 @@ class TopicAdmin:
     async def create_partitions(
         self,
         topics: Sequence[tuple[str, int, Sequence[Sequence[int]] | None]],
+        changes: Mutations,
         *,
         validate_only: bool,
     ) -> dict[str, NewPartitions | KafkaError]:
         """Grows topics to a count of partitions: (topic, count, replicas of each new partition or None).
 
-        The new partitions have no leaders yet.
+        The new partitions have no leaders yet. A topic that `changes` refuses stays as it is.
         """
         results: dict[str, NewPartitions | KafkaError] = {}
         left_partitions = MAX_NEW_PARTITIONS
         async for topic, count, replicas in each(topics, TOPICS_PER_SLICE):
             try:
-                results[topic] = new = await self._grow(topic, count, replicas, validate_only, left_partitions)
+                new = await self._grow(topic, count, replicas, changes, validate_only, left_partitions)
+                results[topic] = new
                 left_partitions -= len(new)
             except ITEM_ERRORS as error:
                 results[topic] = as_kafka_error(error)
@@ -236,6 +244,7 @@ class TopicAdmin:
         topic: str,
         count: int,
         replicas: Sequence[Sequence[int]] | None,
+        changes: Mutations,
         validate_only: bool,
         left_partitions: int,
     ) -> dict[int, list[int]]:
@@ -276,16 +285,18 @@ class TopicAdmin:
                     f"the topic has {len(current[0])} replicas a partition, the new ones would have {len(new[first])}",
                 )
         if not validate_only:
+            changes.record(added)
             await self._zookeeper().add_partitions(topic, new)
         return new
 
     # -- deletion -------------------------------------------------------------------------------------------------
 
-    async def delete_topics(self, topics: Sequence[str]) -> dict[str, KafkaError | None]:
-        """Marks topics for deletion; the controller deletes them later."""
+    async def delete_topics(self, topics: Sequence[str], changes: Mutations) -> dict[str, KafkaError | None]:
+        """Marks topics for deletion; the controller deletes them later. A topic that `changes` refuses stays."""
         results: dict[str, KafkaError | None] = {}
         for topic in topics:
             try:
+                changes.record(len(self._metadata_cache.snapshot.topics.get(topic, ())))
                 await self._zookeeper().mark_topic_for_deletion(topic)
                 results[topic] = None
             except ITEM_ERRORS as error:

@@ -493,12 +493,8 @@ class BrokerKeys:
     )
 
     # -- quotas ---------------------------------------------------------------------------------------------------
-    quota_producer_default: int = long(
-        LONG_MAX, "Bytes per second for each producer.", at_least(1), importance=HIGH, without_effect=NOT_YET
-    )
-    quota_consumer_default: int = long(
-        LONG_MAX, "Bytes per second for each consumer.", at_least(1), importance=HIGH, without_effect=NOT_YET
-    )
+    quota_producer_default: int = long(LONG_MAX, "Bytes per second for each producer.", at_least(1), importance=HIGH)
+    quota_consumer_default: int = long(LONG_MAX, "Bytes per second for each consumer.", at_least(1), importance=HIGH)
     quota_window_num: int = integer(11, "Samples of client quotas.", at_least(1), importance=LOW)
     quota_window_size_seconds: int = integer(1, "Length of a sample.", at_least(1), importance=LOW)
     replication_quota_window_num: int = integer(11, "Samples of replication quotas.", at_least(1), importance=LOW)
@@ -509,12 +505,8 @@ class BrokerKeys:
     alter_log_dirs_replication_quota_window_size_seconds: int = integer(
         1, "Length of a sample.", at_least(1), importance=LOW
     )
-    controller_quota_window_num: int = integer(
-        11, "Samples of controller quotas.", at_least(1), importance=LOW, without_effect=NOT_YET
-    )
-    controller_quota_window_size_seconds: int = integer(
-        1, "Length of a sample.", at_least(1), importance=LOW, without_effect=NOT_YET
-    )
+    controller_quota_window_num: int = integer(11, "Samples of controller quotas.", at_least(1), importance=LOW)
+    controller_quota_window_size_seconds: int = integer(1, "Length of a sample.", at_least(1), importance=LOW)
     client_quota_callback_class: str | None = class_name(
         None, "Java class that sets client quotas.", importance=LOW, without_effect=SECURITY
     )

@@ -9,10 +9,10 @@ from klamm.config.definition import DOUBLE_MAX, INT_MAX, LONG_MAX, ConfigDef, at
 class ClientQuotaKeys:
     """The quotas of users, of clients, and of the clients of a user."""
 
-    producer_byte_rate: int = long(LONG_MAX, "Bytes per second that may be produced.")
-    consumer_byte_rate: int = long(LONG_MAX, "Bytes per second that may be fetched.")
-    request_percentage: float = double(DOUBLE_MAX, "Percentage of a thread's time for requests.")
-    controller_mutation_rate: float = double(DOUBLE_MAX, "Partitions created and deleted per second.")
+    producer_byte_rate: int = long(LONG_MAX, "Bytes per second that may be produced.", at_least(0))
+    consumer_byte_rate: int = long(LONG_MAX, "Bytes per second that may be fetched.", at_least(0))
+    request_percentage: float = double(DOUBLE_MAX, "Percentage of a thread's time for requests.", at_least(0))
+    controller_mutation_rate: float = double(DOUBLE_MAX, "Partitions created and deleted per second.", at_least(0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ What must stay true:
 - A client that has begun a large request and does not send cannot keep the memory: while others wait, clients that have
   sent nothing for `STALLED_AFTER_MS`, or not everything within `RECEIVED_WITHIN_MS`, are disconnected. No client is
   disconnected while there is room. A client that is muted for its own unanswered requests is not silent, but has no
-  more time than the others.
+  more time than the others; one that is muted because of its quota is silent.
 - The bound is the budget, one small request for each connection, and two of the largest requests.
 """
 
@@ -49,7 +49,8 @@ class Sender(Protocol):
 
     @property
     def is_held_up(self) -> bool:
-        """Whether it is this broker that does not read from the connection, and not the client that does not send."""
+        """Whether it is this broker that does not read from the connection, and not the client that does not send. A
+        client that is muted because of its quota has itself to blame."""
 
     def memory_granted(self) -> None:
         """The memory for which the sender was kept waiting is there: its connection may be read again."""

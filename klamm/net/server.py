@@ -55,6 +55,10 @@ REQUESTS_PER_SLICE = 20
 # lowest free descriptor, so a number near the limit means that most are in use.
 MAX_KEPT_DESCRIPTORS = 1000
 
+# For this time after it was throttled, a client's next large request is read only when it can start: what is read ahead
+# stays in memory for as long as the client is muted.
+READ_AHEAD_AFTER_S = 10.0
+
 # The shortest interval between two checks for idle connections.
 MIN_IDLE_CHECK_S = 0.1
 
@@ -154,6 +158,7 @@ class ServerConnection(FrameReader):
         # Not admitted yet, or throttled: no request starts, and nothing is read.
         self._is_muted = False
         self._throttle_timer: asyncio.TimerHandle | None = None
+        self._throttled_until_s = -READ_AHEAD_AFTER_S
         self.last_active_s = 0.0
 
     def __str__(self) -> str:
@@ -221,10 +226,14 @@ class ServerConnection(FrameReader):
     def _may_receive_large(self) -> bool:
         """Whether the large request could start once it has arrived. One behind a request that waits would hold its
         memory for as long as its client likes."""
-        if self._waiting or not self._writable:
+        if self._waiting or not self._writable or self._is_muted:
+            return False
+        if not self._exchanges:
+            return True
+        if asyncio.get_running_loop().time() < self._throttled_until_s + READ_AHEAD_AFTER_S:
             return False
         is_produce = self._receiving is self._server.request_memory.produces
-        return not self._exchanges or (is_produce and all(exchange.pipelined for exchange in self._exchanges))
+        return is_produce and all(exchange.pipelined for exchange in self._exchanges)
 
     def frame_grows(self, more_bytes: int) -> None:
         if self._receiving is not None:
@@ -248,7 +257,7 @@ class ServerConnection(FrameReader):
 
     @property
     def is_held_up(self) -> bool:
-        return self._writable and not self._reading
+        return self._writable and not self._reading and self._throttle_timer is None
 
     def frame_received(self, frame: bytearray) -> None:
         if self._receiving is not None:
@@ -430,12 +439,17 @@ class ServerConnection(FrameReader):
             self.transport.close()
 
     def _throttle(self, throttle_time_ms: int) -> None:
-        """Mutes the client; its response contains the throttle time (KIP-219)."""
-        if self._throttle_timer is not None:
-            self._throttle_timer.cancel()
+        """Mutes the client; its response contains the throttle time (KIP-219). Of several requests that were pipelined
+        the longest counts."""
         loop = asyncio.get_running_loop()
+        until_s = loop.time() + throttle_time_ms / 1000
+        if self._throttle_timer is not None:
+            if until_s <= self._throttled_until_s:
+                return
+            self._throttle_timer.cancel()
         self._is_muted = True
-        self._throttle_timer = loop.call_later(throttle_time_ms / 1000, self._throttled)
+        self._throttled_until_s = until_s
+        self._throttle_timer = loop.call_at(until_s, self._throttled)
 
     def _throttled(self) -> None:
         self._is_muted = False

@@ -1,4 +1,4 @@
-"""Rates of bytes over a sliding window, and the quotas that bound copying between replicas (KIP-73). Pure.
+"""The quotas that bound copying between replicas (KIP-73). Pure.
 
 Callers pass the time, in milliseconds of any one clock that never goes back.
 
@@ -7,12 +7,13 @@ What must stay true:
   last piece may exceed the bound; the excess is paid back in full before the next piece, however large it was.
 - A bound above 0 never stops progress, even if a single batch is larger than the whole window allows.
 
-Source: kafka.server.ReplicationQuotaManager, org.apache.kafka.common.metrics.stats.SimpleRate.
+Source: kafka.server.ReplicationQuotaManager.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from typing import Final
+
+from klamm.rates import SampledRate
 
 UNLIMITED: Final = 2**63 - 1
 """The bound, in bytes per second, of a quota that is not set."""
@@ -31,51 +32,6 @@ def throttled_partitions(replicas: Iterable[str], broker_id: int) -> frozenset[i
         if int(broker) == broker_id:
             found.add(int(partition))
     return frozenset(found)
-
-
-class SampledRate:
-    """How much was recorded in the newest `samples` windows of `window_ms`. A window begins with its first record."""
-
-    __slots__ = ("_samples", "_windows", "total", "window_ms")
-
-    def __init__(self, *, samples: int, window_ms: float) -> None:
-        self.window_ms = window_ms
-        self.total = 0
-        self._samples = samples
-        # [start, total] of each window, the oldest first.
-        self._windows: deque[list[float]] = deque()
-
-    def record(self, value: int, now_ms: float) -> None:
-        windows = self._windows
-        if not windows or now_ms - windows[-1][0] >= self.window_ms:
-            windows.append([now_ms, 0])
-            if len(windows) > self._samples:  # Nothing was forgotten for long: the memory stays bounded.
-                start_ms, total = windows.popleft()
-                windows[0][0] = start_ms
-                windows[0][1] += total
-        windows[-1][1] += value
-        self.total += value
-
-    def elapsed_ms(self, now_ms: float) -> float:
-        """The time that `total` was recorded in: at least one window."""
-        return max(self.window_ms, now_ms - self._windows[0][0]) if self._windows else self.window_ms
-
-    def began_ms(self, now_ms: float) -> float:
-        """When the oldest window began."""
-        return self._windows[0][0] if self._windows else now_ms
-
-    def per_second(self, now_ms: float) -> float:
-        return self.total * 1000 / self.elapsed_ms(now_ms)
-
-    def forget_old(self, now_ms: float) -> None:
-        """Forgets the windows that began too long ago."""
-        oldest_ms = now_ms - self._samples * self.window_ms
-        while self._windows and self._windows[0][0] <= oldest_ms:
-            self.total -= int(self._windows.popleft()[1])
-
-    def clear(self) -> None:
-        self._windows.clear()
-        self.total = 0
 
 
 class ReplicationQuota:
@@ -151,7 +107,7 @@ class ReplicationQuota:
         return max(0.0, paid_ms - now_ms)
 
     def _left(self, now_ms: float) -> int:
-        return int(self._bytes_per_second * self._rate.elapsed_ms(now_ms) / 1000) - self._rate.total
+        return int(self._bytes_per_second * self._rate.elapsed_ms(now_ms) / 1000) - int(self._rate.total)
 
     def _settle(self, now_ms: float) -> None:
         """Forgets old windows, but only once the quota has paid for them."""

@@ -36,6 +36,21 @@ def broker_entity(broker_id: int | None) -> str:
     return f"brokers/{DEFAULT_ENTITY if broker_id is None else broker_id}"
 
 
+def client_entity(client_id: str | None) -> str:
+    """The entity path of a client, or of a client below a user; None stands for the default."""
+    return f"clients/{DEFAULT_ENTITY if client_id is None else sanitize(client_id)}"
+
+
+def user_entity(user: str | None) -> str:
+    """The entity path of a user; None stands for the default."""
+    return f"users/{DEFAULT_ENTITY if user is None else sanitize(user)}"
+
+
+def ip_entity(ip: str | None) -> str:
+    """The entity path of an IP address, which Kafka's brokers read as it stands; None stands for the default."""
+    return f"ips/{DEFAULT_ENTITY if ip is None else ip}"
+
+
 def sanitize(name: str) -> str:
     """The name of a user or client in a path (Kafka's Sanitizer): percent-encoded UTF-8."""
     return quote(name, safe="").replace("~", "%7E")

@@ -23,7 +23,7 @@ from uuid import UUID
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import Slices
+from klamm.slices import Slices, for_slices
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.cluster import Features, FeatureStatus, FinalizedFeatures, ProducerIdBlock
@@ -525,11 +525,13 @@ class KafkaZooKeeper:
 
     async def topic_configs(self, names: Sequence[str]) -> "dict[str, dict[str, str] | ZnodeError]":
         """The configurations of these topics; {} for a topic without a configuration."""
-        entities = {name: configs.topic_entity(name) for name in names}
-        found = await self._get_all({name: configs.config_path(entity) for name, entity in entities.items()})
-        return {
-            name: _decode_config(entity, found[name][0]) if name in found else {} for name, entity in entities.items()
-        }
+        found = await self.entity_configs([configs.topic_entity(name) for name in names])
+        return {name: found[configs.topic_entity(name)] for name in names}
+
+    async def entity_configs(self, entity_paths: Sequence[str]) -> "dict[str, dict[str, str] | ZnodeError]":
+        """The configurations of these entities; {} for an entity without a configuration."""
+        found = await self._get_all({entity: configs.config_path(entity) for entity in entity_paths})
+        return {entity: _decode_config(entity, found[entity][0]) if entity in found else {} for entity in entity_paths}
 
     async def config(self, entity_path: str) -> dict[str, str]:
         """The configuration of an entity (`topics/T`, `brokers/1` ...); {} if it has none. Raises ZnodeError when it is
@@ -543,6 +545,21 @@ class KafkaZooKeeper:
             return sorted(await retrying(self.client.children, configs.config_path(entity_type)))
         except NoNode:
             return []
+
+    async def quota_entities(self) -> list[str]:
+        """The entity paths of all users, clients of users, clients and IP addresses below /config."""
+        users, clients, ips = await asyncio.gather(*map(self.configured_entities, ("users", "clients", "ips")))
+
+        async def clients_of(some: Sequence[str]) -> list[list[str]]:
+            return await asyncio.gather(*(self.configured_entities(f"users/{user}/clients") for user in some))
+
+        of_users = [found for piece in await for_slices(users, clients_of) for found in piece]
+        return [
+            *(f"users/{user}" for user in users),
+            *(f"users/{user}/clients/{name}" for user, names in zip(users, of_users, strict=True) for name in names),
+            *(f"clients/{name}" for name in clients),
+            *(f"ips/{name}" for name in ips),
+        ]
 
     async def _config_data(self, entity_path: str) -> tuple[bytes, int | None]:
         """The content of the entity's znode and its version; the version is None if there is no znode."""

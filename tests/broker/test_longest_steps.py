@@ -26,6 +26,7 @@ from klamm.simulation.small_slices import small_slices
 from support.group_wire import find_coordinator
 from support.one_broker import Client, batch, running, until
 from support.opcodes import Steps, counted_steps
+from support.quotas import client_quotas
 
 ELEMENTS = 200
 # They take less than 20 ms. Those of a step without elements come in addition.
@@ -192,14 +193,9 @@ def refuse(request: Any) -> None:
     raise KafkaError(ErrorCode.NOT_CONTROLLER)
 
 
-class NoQuotas:
-    def throttle_time_ms(self, *_: object) -> int:
-        return 0
-
-
 def steps_of_refusal(key: ApiKey, path: tuple[str, ...]) -> Steps:
     """Answers a request whose handler refuses it, without a broker."""
-    services: Any = SimpleNamespace(apis={key: replace(APIS[key], handle=refuse)}, quotas=NoQuotas())
+    services: Any = SimpleNamespace(apis={key: replace(APIS[key], handle=refuse)}, quotas=client_quotas())
     nothing = lambda: None  # noqa: E731
     connection: Any = SimpleNamespace(
         peer_host="1.2.3.4", hold_followers=lambda: nothing, frame_release=lambda: nothing

@@ -941,8 +941,18 @@ def every_request() -> dict[ApiKey, Any]:
         ApiKey.ALTER_PARTITION_REASSIGNMENTS: {"topics": [], "timeout_ms": 1000},
         ApiKey.LIST_PARTITION_REASSIGNMENTS: {"topics": None, "timeout_ms": 1000},
         ApiKey.UPDATE_FEATURES: {"feature_updates": [], "timeout_ms": 1000},
+        ApiKey.DESCRIBE_CLIENT_QUOTAS: {"components": [], "strict": False},
+        ApiKey.ALTER_CLIENT_QUOTAS: {"entries": [quota_of_a_client()], "validate_only": False},
         ApiKey.DESCRIBE_CLUSTER: {"include_cluster_authorized_operations": True},
     }
+
+
+def quota_of_a_client() -> Any:
+    entry = messages.request_class(ApiKey.ALTER_CLIENT_QUOTAS).EntryData
+    return entry(
+        entity=[entry.EntityData(entity_type="client-id", entity_name="c")],
+        ops=[entry.OpData(key="producer_byte_rate", value=1e9, remove=False)],
+    )
 
 
 def error_codes(answer: Any) -> set[int]:
@@ -1043,6 +1053,8 @@ DENIALS = {
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.LIST_PARTITION_REASSIGNMENTS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.UPDATE_FEATURES: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ApiKey.ALTER_CLIENT_QUOTAS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.DESCRIBE_CLUSTER: None,  # answered with no allowed operation
 }
 
@@ -1084,24 +1096,6 @@ async def test_what_is_denied_does_not_disturb_what_is_allowed(tmp_path: Path) -
         results = {topic.topic: topic.partitions[0] for topic in answer.responses}
         assert results["t"].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
         assert values(results["u"].records) == [b"b"]
-
-
-# -- throttling
-
-
-class ThrottleProduces:
-    def throttle_time_ms(self, api_key: ApiKey, client: Principal, client_id: str | None, request_bytes: int) -> int:
-        return 25 if api_key is ApiKey.PRODUCE and client_id == "greedy" and request_bytes > 0 else 0
-
-
-async def test_the_throttle_time_reaches_the_client(tmp_path: Path) -> None:
-    async with running(tmp_path, quotas=ThrottleProduces()) as (_, client):
-        await client.create_topic("t")
-        body = ProduceRequest.of(None, -1, 1000, [("t", [(0, batch(b"a"))])])
-        assert (await client.request(ApiKey.PRODUCE, 9, body, client_id="modest")).throttle_time_ms == 0
-        body = ProduceRequest.of(None, -1, 1000, [("t", [(0, batch(b"a"))])])
-        assert (await client.request(ApiKey.PRODUCE, 9, body, client_id="greedy")).throttle_time_ms == 25
-        assert (await client.fetch("t", 0, 0)).error_code == ErrorCode.NONE
 
 
 @pytest.mark.parametrize("key", APIS, ids=lambda key: key.name)

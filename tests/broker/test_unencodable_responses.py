@@ -6,6 +6,7 @@ And the throttle time, which is set on every response that has a field for it, w
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 
 import klamm.broker.handlers  # noqa: F401  # registers all APIs
 from klamm.broker.dispatcher import Dispatcher
-from klamm.broker.quotas import NoQuotas
+from klamm.broker.quotas.bounds import QuotaEntity
+from klamm.broker.quotas.client_quotas import ClientQuotas
 from klamm.broker.registry import registered
 from klamm.net.server import AnswerOnly, InvalidRequest
 from klamm.protocol import messages
@@ -29,6 +31,7 @@ from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
 from klamm.protocol.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
 from support.fetch_messages import fetch_response
 from support.one_broker import running
+from support.quotas import client_quotas
 
 APIS = registered()
 REQUESTS: dict[ApiKey, Any] = {
@@ -81,12 +84,12 @@ def wrong_values(field: Field, version: int) -> Iterator[tuple[Any, str, str]]:
             yield None, "", "null"
 
 
-def dispatch(key: ApiKey, version: int, response: Any, quotas: Any = None) -> Any:
+def dispatch(key: ApiKey, version: int, response: Any, quotas: ClientQuotas | None = None) -> Any:
     """Dispatches a request of the API to a handler that gives this response."""
     request = REQUESTS.get(key) or filled(messages.request_class(key), version)
     frame = b"".join(map(bytes, messages.encode_request(key, version, 1, "client", request)))
     api = replace(APIS[key], handle=lambda request: response)
-    services: Any = SimpleNamespace(apis={key: api}, quotas=quotas or NoQuotas())
+    services: Any = SimpleNamespace(apis={key: api}, quotas=quotas or client_quotas())
     connection: Any = SimpleNamespace(peer_host="1.2.3.4")
     return Dispatcher(services).dispatch(connection, bytearray(frame[4:]))
 
@@ -190,9 +193,11 @@ async def test_a_broker_survives_a_response_that_cannot_be_encoded(tmp_path: Pat
         assert (await other.ask(ApiKey.LIST_GROUPS, states_filter=[])).error_code == 0
 
 
-class ThrottleAll:
-    def throttle_time_ms(self, api_key: ApiKey, client: Any, client_id: str | None, request_bytes: int) -> int:
-        return 25
+def throttling_all() -> ClientQuotas:
+    """Quotas by which no client has any time for its requests."""
+    quotas = client_quotas(work_clock_s=count().__next__)
+    quotas.configure(QuotaEntity("", None), {"request_percentage": 0})
+    return quotas
 
 
 # The requests of brokers, which are never throttled.
@@ -214,18 +219,18 @@ RESPONSES: dict[ApiKey, Any] = {
 def test_throttling_fits_every_api(key: ApiKey) -> None:
     for version in range(APIS[key].min_version, APIS[key].max_version + 1):
         response = RESPONSES.get(key) or filled(messages.response_class(key), version)
-        answer = dispatch(key, version, response, ThrottleAll())
+        answer = dispatch(key, version, response, throttling_all())
         if key in OF_BROKERS:
             assert answer.throttle_time_ms == 0
             assert getattr(response, "throttle_time_ms", 0) == 0
         else:
-            assert answer.throttle_time_ms == 25
-            assert response.throttle_time_ms == 25
+            assert answer.throttle_time_ms == 1000
+            assert response.throttle_time_ms == 1000
 
 
 def test_followers_are_not_throttled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REQUESTS, ApiKey.FETCH, FetchRequest(replica_id=3))
-    assert dispatch(ApiKey.FETCH, 12, FetchResponse(), ThrottleAll()).throttle_time_ms == 0
+    assert dispatch(ApiKey.FETCH, 12, FetchResponse(), throttling_all()).throttle_time_ms == 0
 
 
 @pytest.mark.parametrize("key", [ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.WRITE_TXN_MARKERS])
@@ -236,5 +241,5 @@ def test_responses_without_a_field_for_it_are_throttled_in_silence(
     monkeypatch.setitem(APIS, key, replace(APIS[ApiKey.METADATA], key=key, min_version=0, max_version=1))  # type: ignore[index]
     response = filled(messages.response_class(key), 1)
     assert not hasattr(response, "throttle_time_ms")
-    answer = dispatch(key, 1, response, ThrottleAll())
-    assert answer.throttle_time_ms == 25 and answer.buffers is not None
+    answer = dispatch(key, 1, response, throttling_all())
+    assert answer.throttle_time_ms == 1000 and answer.buffers is not None

@@ -1,47 +1,15 @@
-"""Rates over a sliding window, and the quotas of replication."""
+"""The quotas of replication."""
 
 import math
 import random
 
 import pytest
 
-from klamm.replication.quota import UNLIMITED, ReplicationQuota, SampledRate, throttled_partitions
+from klamm.replication.quota import UNLIMITED, ReplicationQuota, throttled_partitions
 
 
 def quota_of(bytes_per_second: int = 1000, samples: int = 11, window_ms: int = 1000) -> ReplicationQuota:
     return ReplicationQuota(samples=samples, window_ms=window_ms, bytes_per_second=bytes_per_second)
-
-
-def test_a_rate_counts_from_its_first_window_and_over_at_least_one() -> None:
-    rate = SampledRate(samples=3, window_ms=1000)
-    assert rate.per_second(500) == 0
-    rate.record(100, 500)
-    assert rate.per_second(500) == 100
-    assert rate.per_second(2500) == 50
-    rate.record(200, 2500)
-    assert rate.per_second(2500) == 150
-
-
-def test_a_rate_forgets_whole_windows() -> None:
-    rate = SampledRate(samples=3, window_ms=1000)
-    rate.record(1, 0)
-    rate.record(2, 999)
-    rate.record(4, 1000)
-    rate.record(8, 2000)
-    rate.forget_old(2999)
-    assert rate.total == 15
-    rate.forget_old(3000)
-    assert (rate.total, rate.per_second(3000)) == (12, 6)
-    rate.forget_old(90_000)
-    assert (rate.total, rate.per_second(90_000)) == (0, 0)
-
-
-def test_a_rate_that_forgets_nothing_keeps_few_windows() -> None:
-    rate = SampledRate(samples=3, window_ms=1000)
-    for second in range(1000):
-        rate.record(5, second * 1000)
-    assert (rate.total, len(rate._windows)) == (5000, 3)
-    assert rate.per_second(1_000_000) == 5
 
 
 def test_a_quota_allows_one_window_at_first_and_then_the_elapsed_time() -> None:

@@ -101,7 +101,7 @@ class OneBroker:
     def __init__(self, directory: Path, *, environment: Environment | None = None, **properties: Any) -> None:
         self.directory = directory
         self.environment = environment or SystemEnvironment()
-        self.hooks = {name: properties.pop(name) for name in ("authorizer", "quotas") if name in properties}
+        self.hooks = {name: properties.pop(name) for name in ("authorizer",) if name in properties}
         self.properties = {key.replace("_", "."): str(value) for key, value in properties.items()}
         self._clients: list[Client] = []
 

@@ -277,8 +277,42 @@ def test_what_klamms_brokers_do_not_have_is_a_clear_error(cluster: Cluster) -> N
     assert loggers.startswith(
         "klamm: broker 0 has no loggers that can be changed, as brokers of klamm: INVALID_REQUEST"
     )
-    quotas = run(f"alter --user alice --add-config producer_byte_rate=1 --yes {server}", code=1)
-    assert "DescribeClientQuotas (48) is not served by this broker; with --zookeeper, quotas" in quotas
+    scram = run(f"alter --user alice --add-config 'SCRAM-SHA-256=[password=pw]' --yes {server}", code=1)
+    assert "AlterUserScramCredentials (51) is not served by this broker; with --zookeeper, quotas" in scram
+
+
+def test_quotas_through_the_brokers(cluster: Cluster) -> None:
+    server = f"--bootstrap-server {cluster.bootstrap}"
+    run(f"alter --user alice --client-defaults --add-config producer_byte_rate=1000 --yes {server}")
+    run(f"alter --user carol --add-config request_percentage=12.5,controller_mutation_rate=3 --yes {server}")
+    run(f"alter --client-defaults --add-config consumer_byte_rate=2000000000 --yes {server}")
+    run(f"alter --ip ::1 --add-config connection_creation_rate=7 --yes {server}")
+    described = [
+        (
+            "--user alice --client-defaults",
+            "Quota configs for user-principal 'alice', the default client-id are producer_byte_rate=1000.0",
+        ),
+        (
+            "--user carol",
+            "Quota configs for user-principal 'carol' are controller_mutation_rate=3.0, request_percentage=12.5",
+        ),
+        ("--entity-type clients", "Quota configs for the default client-id are consumer_byte_rate=2.0E9"),
+        ("--entity-type ips", "Quota configs for ip '::1' are connection_creation_rate=7.0"),
+    ]
+    for entity, line in described:
+        assert run(f"describe {entity} {server}").splitlines() == [line]
+    run(f"alter --user carol --delete-config request_percentage --yes {server}")
+    assert "request_percentage" not in run(f"describe --user carol {server}")
+    refused = run(f"alter --client-defaults --add-config producer_byte_rate=-5 --yes {server}", code=1)
+    assert "producer_byte_rate=-5 is not allowed; allowed: at least 0" in refused
+    for entity, key in (
+        ("--user alice --client-defaults", "producer_byte_rate"),
+        ("--user carol", "controller_mutation_rate"),
+        ("--client-defaults", "consumer_byte_rate"),
+        ("--ip ::1", "connection_creation_rate"),
+    ):
+        run(f"alter {entity} --delete-config {key} --yes {server}")
+        assert run(f"describe {entity} {server}") == ""
 
 
 def test_quotas_and_credentials_in_zookeeper(cluster: Cluster) -> None:

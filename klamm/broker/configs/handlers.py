@@ -1,14 +1,14 @@
 """Puts changed configurations into effect (Kafka's `TopicConfigHandler`, `BrokerConfigHandler` and `DynamicLogConfig`).
 
 A topic's configuration reaches the topic's partitions and logs; a broker's reaches the topics that inherit from it.
-Listeners and the controller subscribe to broker configurations. Configurations of users, clients and addresses have no
-effect yet.
+Listeners and the controller subscribe to broker configurations. Those of users, clients and addresses are quotas.
 """
 
 import logging
 from collections.abc import Callable
 
 from klamm.broker.configs.broker import DynamicBrokerConfig
+from klamm.broker.configs.quotas import QuotaConfigs
 from klamm.broker.configs.topics import TopicConfigs
 from klamm.config.broker import DYNAMIC_ONLY_DEF
 from klamm.controller.controller import KafkaController
@@ -17,6 +17,7 @@ from klamm.znodes.configs import broker_entity
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import is_legal_topic_name
 
+QUOTA_TYPES = ("users", "clients", "ips")
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
 
 _log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class ConfigHandlers:
         broker_id: int,
         config: DynamicBrokerConfig,
         topic_configs: TopicConfigs,
+        quota_configs: QuotaConfigs,
         replica_manager: ReplicaManager,
         controller: KafkaController,
         zookeeper: Callable[[], KafkaZooKeeper],
@@ -37,6 +39,7 @@ class ConfigHandlers:
         self._broker_id = broker_id
         self._config = config
         self._topic_configs = topic_configs
+        self._quota_configs = quota_configs
         self._replica_manager = replica_manager
         self._controller = controller
         self._zookeeper = zookeeper
@@ -48,10 +51,13 @@ class ConfigHandlers:
         kind, _, name = entity_path.partition("/")
         if kind == "topics" and is_legal_topic_name(name):
             await self._topic_changed(name)
+        if kind in QUOTA_TYPES:
+            await self._quota_configs.changed(entity_path)
 
     async def reload(self) -> None:
         """Like `changed`, for every entity that this broker knows."""
         await self.brokers_changed()
+        await self._quota_configs.load()
         await self._topic_configs.refresh_all()
         await self._replica_manager.update_topic_configs()
 

@@ -1,6 +1,7 @@
 """The APIs that a broker serves: one module per API key, each registering itself in `klamm.broker.registry`."""
 
 from klamm.broker.handlers import (
+    alter_client_quotas,
     alter_configs,
     alter_isr,
     alter_partition_reassignments,
@@ -15,6 +16,7 @@ from klamm.broker.handlers import (
     delete_records,
     delete_topics,
     describe_acls,
+    describe_client_quotas,
     describe_cluster,
     describe_configs,
     describe_groups,
@@ -49,6 +51,7 @@ APIS = registered()
 
 __all__ = [
     "APIS",
+    "alter_client_quotas",
     "alter_configs",
     "alter_isr",
     "alter_partition_reassignments",
@@ -63,6 +66,7 @@ __all__ = [
     "delete_records",
     "delete_topics",
     "describe_acls",
+    "describe_client_quotas",
     "describe_cluster",
     "describe_configs",
     "describe_groups",

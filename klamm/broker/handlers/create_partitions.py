@@ -1,6 +1,7 @@
 """CreatePartitions (key 37), versions 0 to 3: more partitions for existing topics (KIP-195).
 
-Answered when every new partition has a leader. Only the controller's broker serves it.
+Answered when every new partition has a leader. Only the controller's broker serves it. New partitions count for the
+client's controller_mutation_rate; from version 3 on topics beyond it get THROTTLING_QUOTA_EXCEEDED (KIP-599).
 """
 
 from collections import Counter
@@ -15,6 +16,8 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 from klamm.slices import each, in_slices, mapped
+
+FIRST_STRICT_VERSION = 3
 
 Result = CreatePartitionsResponse.CreatePartitionsTopicResult
 
@@ -45,7 +48,8 @@ async def handle(request: Request[CreatePartitionsRequest]) -> AnswerOnly[Create
             assigned = topic.assignments
             replicas = None if assigned is None else [one.broker_ids for one in assigned]
             wanted.append((topic.name, topic.count, replicas))
-    added = await services.topic_admin.create_partitions(wanted, validate_only=body.validate_only)
+    changes = request.changes(strict=request.version >= FIRST_STRICT_VERSION)
+    added = await services.topic_admin.create_partitions(wanted, changes, validate_only=body.validate_only)
 
     async def answer() -> CreatePartitionsResponse:
         ready = added

@@ -1,7 +1,8 @@
 """CreateTopics (key 19), versions 2 to 7: new topics with counts or assignments, and configs (KIP-4, KIP-525).
 
 Answered when every new partition has a leader, or with REQUEST_TIMED_OUT after the client's time-out although the topic
-will exist. Only the controller's broker serves it.
+will exist. Only the controller's broker serves it. Partitions count for the client's controller_mutation_rate; from
+version 6 on topics beyond it get THROTTLING_QUOTA_EXCEEDED (KIP-599).
 """
 
 import asyncio
@@ -23,6 +24,8 @@ Topic = CreateTopicsResponse.CreatableTopicResult
 
 # The number of topics that are described in one slice: about three milliseconds.
 TOPICS_PER_SLICE = 20
+
+FIRST_STRICT_VERSION = 6
 
 
 def error_response(request: Request[CreateTopicsRequest], error: KafkaError) -> Steps[CreateTopicsResponse]:
@@ -49,7 +52,8 @@ async def handle(request: Request[CreateTopicsRequest]) -> AnswerOnly[CreateTopi
             answers[topic.name] = _failed(topic.name, KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
         else:
             wanted.append(_new_topic(topic))
-    created = await services.topic_admin.create_topics(wanted, validate_only=body.validate_only)
+    changes = request.changes(strict=request.version >= FIRST_STRICT_VERSION)
+    created = await services.topic_admin.create_topics(wanted, changes, validate_only=body.validate_only)
 
     async def answer() -> CreateTopicsResponse:
         ready = created

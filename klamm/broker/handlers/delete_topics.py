@@ -1,6 +1,7 @@
 """DeleteTopics (key 20), versions 1 to 6: by name, and from version 6 by id too (KIP-516).
 
-Answered when this broker's metadata no longer has the topic. Only the controller's broker serves it.
+Answered when this broker's metadata no longer has the topic. Only the controller's broker serves it. Partitions count
+for the client's controller_mutation_rate; from version 5 on topics beyond it get THROTTLING_QUOTA_EXCEEDED (KIP-599).
 """
 
 from uuid import UUID
@@ -18,6 +19,7 @@ from klamm.slices import each, mapped
 Result = DeleteTopicsResponse.DeletableTopicResult
 
 FIRST_VERSION_WITH_IDS = 6
+FIRST_STRICT_VERSION = 5
 # Before this version a client does not know TOPIC_DELETION_DISABLED.
 FIRST_VERSION_WITH_DELETION_DISABLED = 3
 
@@ -56,7 +58,8 @@ async def handle(request: Request[DeleteTopicsRequest]) -> AnswerOnly[DeleteTopi
             results.append(_result(name, topic_id, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)))
         else:
             doomed[name] = snapshot.topic_ids.get(name)
-    marked = await services.topic_admin.delete_topics(list(doomed))
+    changes = request.changes(strict=request.version >= FIRST_STRICT_VERSION)
+    marked = await services.topic_admin.delete_topics(list(doomed), changes)
 
     async def answer() -> DeleteTopicsResponse:
         deleted = await services.topic_admin.wait_until_deleted(marked, request.body.timeout_ms)

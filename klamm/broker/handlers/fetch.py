@@ -4,6 +4,9 @@ Versions 0 to 3, which would need batches converted down to message sets, are no
 broker's id and reads up to the end of the log; its fetch offset tells the leader which records it has. A follower must
 be authorized to act in the cluster.
 
+A fetch of a consumer beyond its quota is answered without records, and with the throttle time. The size of an answer
+is that of its records, and an estimate of the rest.
+
 From version 11 on consumers, and tools that look at replicas (replica id -2), also read from followers, below the
 follower's high watermark (KIP-392). With `replica.selector.class` the leader names a consumer the follower that it
 should read from, and reads nothing for it.
@@ -32,6 +35,9 @@ FIRST_VERSION_WITH_ZSTD = 10
 FIRST_VERSION_WITH_SESSIONS = 7
 # Clients of earlier versions do not know that a follower may answer, and that it may be behind.
 FIRST_VERSION_WITH_FOLLOWERS = 11
+# What an answer takes beside its records, for quotas: for itself, and for each partition with records.
+RESPONSE_BYTES = 20
+PARTITION_BYTES = 44
 
 
 def error_response(request: Request[FetchRequest], error: KafkaError) -> Steps[FetchResponse]:
@@ -60,18 +66,27 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
     wanted = exchange.wanted
     if refused:
         wanted = [want async for want in each(wanted) if want[0] not in refused]
+    max_bytes, min_bytes = min(body.max_bytes, services.config.current.fetch_max_bytes), body.min_bytes
+    quota = None if is_follower else request.quota
+    if quota is not None:
+        # More than the windows of the quota hold would be throttled again and again.
+        max_bytes = int(min(max_bytes, quota.max_fetch_bytes()))
+        min_bytes = min(min_bytes, max_bytes)
     # A refused partition has its answer already, so the fetch must not wait.
     results = await services.replica_manager.fetch(
         wanted,
         replica_id=body.replica_id,
         isolation_level=body.isolation_level,
         max_wait_ms=0 if refused else body.max_wait_ms,
-        min_bytes=body.min_bytes,
-        max_bytes=min(body.max_bytes, services.config.current.fetch_max_bytes),
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
         only_leader=is_follower or request.version < FIRST_VERSION_WITH_FOLLOWERS,
         consumer=_consumer(request),
     )
-    request.connection.has_read(sum(len(result.records) for result in results if result.records))
+    sizes = [len(result.records) for result in results if result.records]
+    if quota is not None and quota.throttles_fetch(RESPONSE_BYTES + sum(sizes) + PARTITION_BYTES * len(sizes)):
+        return FetchResponse(session_id=services.fetch_sessions.throttled(exchange))
+    request.connection.has_read(sum(sizes))
     allowed = iter(results)
     topics: dict[str, FetchableTopic] = {}
     slices = Slices(PARTITIONS_PER_SLICE)

@@ -128,7 +128,9 @@ async def _auto_create(request: Request[MetadataRequest], names: Sequence[str]) 
     if not names:
         return {}
     topics = [_new_topic(request, name) for name in names]
-    refused = await request.services.auto_topic_creation.create(topics)
+    # As in Kafka, the partitions count for the client's quota, but only its later requests are throttled or refused.
+    changes = request.changes(strict=False, throttles=False)
+    refused = await request.services.auto_topic_creation.create(topics, changes)
     return {name: refused[name].code if name in refused else ErrorCode.LEADER_NOT_AVAILABLE for name in names}
 
 

@@ -1,0 +1,95 @@
+"""The quotas that ZooKeeper has in /config/users, /config/clients and /config/ips, put into effect (Kafka's
+`UserConfigHandler`, `ClientIdConfigHandler` and `IpConfigHandler`).
+
+What must stay true: a quota that cannot be read (from a znode written by hand) is logged, and the last known one stays
+in force.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from klamm.broker.quotas.client_quotas import ClientQuotas
+from klamm.broker.quotas.entities import IP, Named, entity_of, quota_entity, stored_values
+from klamm.net.addresses import addresses_of
+from klamm.slices import slices
+from klamm.znodes.fields import ZnodeError
+from klamm.znodes.store import KafkaZooKeeper
+
+CONNECTION_CREATION_RATE = "connection_creation_rate"
+
+_log = logging.getLogger(__name__)
+
+
+class QuotaConfigs:
+    """`load` comes before clients are served. `zookeeper()` is the store of the current session.
+
+    `set_connection_rate` bounds the new connections per second of an address, or by default (None); a rate of None
+    takes the bound back.
+    """
+
+    def __init__(
+        self,
+        quotas: ClientQuotas,
+        set_connection_rate: Callable[[str | None, int | None], None],
+        zookeeper: Callable[[], KafkaZooKeeper],
+    ) -> None:
+        self._quotas = quotas
+        self._set_connection_rate = set_connection_rate
+        self._zookeeper = zookeeper
+        # By the paths of the entities that have quotas.
+        self._known: dict[str, dict[str, float]] = {}
+        # By the names in /config/ips that have a quota.
+        self._addresses: dict[str, list[str]] = {}
+
+    async def load(self) -> None:
+        """Reads all quotas and puts them into effect. Raises ZooKeeperError when the session ends."""
+        found = await self._zookeeper().quota_entities()
+        await self._read([*found, *sorted(self._known.keys() - set(found))])
+
+    async def changed(self, entity_path: str) -> None:
+        """Reads the quotas of an entity and puts them into effect. Raises ZooKeeperError when the session ends."""
+        await self._read([entity_path])
+
+    async def _read(self, entity_paths: Sequence[str]) -> None:
+        async for some in slices(entity_paths):
+            for path, stored in (await self._zookeeper().entity_configs(some)).items():
+                if (entity := entity_of(path)) is not None:
+                    await self._apply(path, entity, stored)
+
+    async def _apply(self, path: str, entity: Named, stored: Mapping[str, str] | ZnodeError) -> None:
+        known = self._known.get(path, {})
+        if isinstance(stored, ZnodeError):
+            _log.error("quotas cannot be read: %s. Until they are corrected, these apply: %s", stored, known)
+            return
+        values, problems = stored_values(entity, stored)
+        for problem in problems:
+            _log.error("ignored a quota of %s: %s", path, problem)
+        values.update({key: value for key, value in known.items() if key in stored and key not in values})
+        if values == known:
+            return
+        if values:
+            self._known[path] = values
+        else:
+            del self._known[path]
+        _log.info("the quotas of %s are %s", path, values)
+        if IP in entity:
+            await self._apply_to_addresses(entity[IP], values.get(CONNECTION_CREATION_RATE))
+        else:
+            self._quotas.configure(quota_entity(entity), values)
+
+    async def _apply_to_addresses(self, name: str | None, rate: float | None) -> None:
+        per_second = None if rate is None else int(rate)
+        if name is None:
+            self._set_connection_rate(None, per_second)
+            return
+        for address in self._addresses.pop(name, ()):
+            self._set_connection_rate(address, None)
+        if rate is None:
+            return
+        try:
+            self._addresses[name] = await addresses_of(name)
+        except OSError as error:
+            _log.error("ignored the quota of ips/%s, which is no address and no known host: %s", name, error)
+            return
+        for address in self._addresses[name]:
+            self._set_connection_rate(address, per_second)

@@ -1,0 +1,18 @@
+"""The addresses of hosts, in the form in which connections name their peers."""
+
+import asyncio
+import socket
+
+
+async def addresses_of(host: str) -> list[str]:
+    """The addresses of a host; an address is its own. Raises OSError for an unknown host."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            return [socket.inet_ntop(family, socket.inet_pton(family, host))]
+        except (OSError, ValueError):
+            continue
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(str(error)) from error
+    return [str(address[0]) for *_, address in found]
