@@ -3,6 +3,7 @@ notices. What each field means is tested elsewhere; here it only matters that no
 """
 
 import asyncio
+import math
 import random
 import struct
 import uuid
@@ -137,6 +138,8 @@ class Odd:
             return self.chance.choice([None, uuid.UUID(int=self.chance.getrandbits(128) | 1)])
         if kind == "bytes":
             return self.chance.randbytes(self.chance.choice([0, 1, 100]))
+        if kind == "float64":
+            return self.chance.choice([0.0, -1.0, 1.5, 1e300, math.inf, math.nan])
         assert kind == "bool", kind
         return self.chance.random() < 0.5
 

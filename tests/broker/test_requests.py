@@ -442,7 +442,7 @@ async def test_api_versions_lists_the_registrations(tmp_path: Path) -> None:
                 18: (0, 3), 19: (2, 7), 20: (1, 6), 21: (0, 2), 22: (0, 4), 23: (2, 4), 29: (1, 2),
                 30: (1, 2), 31: (1, 2), 32: (1, 4), 33: (0, 2), 34: (1, 2), 35: (1, 2),
                 37: (0, 3), 43: (0, 2), 44: (0, 1), 45: (0, 0), 46: (0, 0), 56: (0, 0), 57: (0, 0), 60: (0, 0),
-                42: (0, 2), 47: (0, 0),
+                42: (0, 2), 47: (0, 0), 48: (0, 1), 49: (0, 1),
             }  # fmt: skip
         bad = await client.ask(ApiKey.API_VERSIONS, 3, client_software_name="-", client_software_version="1")
         assert bad.error_code == ErrorCode.INVALID_REQUEST
