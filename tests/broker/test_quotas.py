@@ -402,7 +402,8 @@ async def test_connections_of_an_address_beyond_its_rate_are_closed_after_a_whil
         await in_effect(cluster, {"ip": None}, connection_creation_rate=1.0)
         assert [await is_served() for _ in range(2)] == [True, False]
         # The name of the host stands for its addresses, and goes before the default.
-        await in_effect(cluster, {"ip": "localhost"}, connection_creation_rate=1000.0)
+        assert await alter(client, {"ip": "localhost"}, connection_creation_rate=1000.0) == (0, None)
+        await until(lambda: "ips/localhost" in cluster.broker.parts.quota_configs._known)
         assert [await is_served() for _ in range(3)] == [True, True, True]
         assert await alter(client, {"ip": "localhost"}, connection_creation_rate=None) == (0, None)
         assert await alter(client, {"ip": None}, connection_creation_rate=None) == (0, None)
