@@ -41,6 +41,8 @@ Buffer = bytes | bytearray | memoryview
 
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"  # Only Linux has this file.
 _MAX_BOOT_ID_LENGTH = 64
+# A process of `run_in_background` sees after so long that its broker has died.
+_LONGEST_NAP_S = 0.25
 
 
 class File(ABC):
@@ -178,6 +180,8 @@ class Environment(ABC):
 
     file_system: FileSystem
     random: Random
+    # Whether the work of `run_in_background` may use loops that numba has compiled.
+    has_compiled_loops: bool = False
 
     @abstractmethod
     def now_ms(self) -> int:
@@ -199,6 +203,21 @@ class Environment(ABC):
         room. The work ends soon after its caller is cancelled. Raises what `work` raises, and WorkerFailed when the
         process has died.
         """
+
+    @abstractmethod
+    async def run_in_background(self, work: Callable[..., Generator[float, None, T]], *arguments: object) -> T:
+        """Runs the steps of `work(file_system, *arguments)` in a process of its own that has the lowest priority.
+
+        For work of minutes that no client waits for. `work` is a function of a module; its arguments and its result are
+        plain values. Each step does less than a second of work, and yields how many seconds it must take at least,
+        which limits the rate of the work. When the caller is cancelled, the work has ended when this call ends. Raises
+        what `work` raises, and WorkerFailed when the process has died.
+        """
+
+    @property
+    def background_memory_bytes(self) -> int:
+        """The memory of the processes of `run_in_background`."""
+        return 0
 
     @abstractmethod
     def host_name(self) -> str:
@@ -362,11 +381,16 @@ class SystemFileSystem(FileSystem):
 class SystemEnvironment(Environment):
     """The real clock, chance, disk and a small pool of threads for blocking work."""
 
+    has_compiled_loops = True
+
     def __init__(self, blocking_workers: int = 4) -> None:
         self.file_system = SystemFileSystem()
         self.random = random.Random()
         self._pool = concurrent.futures.ThreadPoolExecutor(blocking_workers, thread_name_prefix="klamm-blocking")
         self._worker = Worker(self.run_blocking, self._reap)
+        # One process for each call of `run_in_background` at a time.
+        self._background: list[Worker] = []
+        self._idle_background: list[Worker] = []
         self._on_gc_pause_ms: Callable[[float], None] | None = None
         self._gc_began_s = 0.0
 
@@ -381,6 +405,25 @@ class SystemEnvironment(Environment):
 
     async def run_in_worker(self, work: Callable[..., Generator[int, None, T]], *arguments: object) -> T:
         return await self._worker.run(work, *arguments)
+
+    async def run_in_background(self, work: Callable[..., Generator[float, None, T]], *arguments: object) -> T:
+        if not self._idle_background:
+            worker = Worker(self.run_blocking, self._reap, is_background=True)
+            self._background.append(worker)
+            self._idle_background.append(worker)
+        worker = self._idle_background.pop()
+        try:
+            return await worker.run(_on_the_disk, work, arguments)
+        except asyncio.CancelledError:
+            # Only the end of the process is sure to end the work at once.
+            worker.close()
+            raise
+        finally:
+            self._idle_background.append(worker)
+
+    @property
+    def background_memory_bytes(self) -> int:
+        return sum(_resident_bytes(worker.pid) for worker in self._background if worker.pid is not None)
 
     @property
     def worker_pid(self) -> int | None:
@@ -414,9 +457,37 @@ class SystemEnvironment(Environment):
             self._on_gc_pause_ms((time.perf_counter() - self._gc_began_s) * 1000)
 
     def close(self) -> None:
-        """Ends the worker, waits for pending blocking work and ends the threads."""
-        self._worker.close()
+        """Ends the workers, waits for pending blocking work and ends the threads."""
+        for worker in (self._worker, *self._background):
+            worker.close()
         self._pool.shutdown()
+
+
+def _on_the_disk(
+    work: Callable[..., Generator[float, None, T]], arguments: tuple[object, ...]
+) -> Generator[int, None, T]:
+    """The steps of `run_in_background` in its process."""
+    steps = work(SystemFileSystem(), *arguments)
+    while True:
+        began_s = time.monotonic()
+        try:
+            least_s = next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        yield 0
+        while (pause_s := began_s + least_s - time.monotonic()) > 0:
+            time.sleep(min(pause_s, _LONGEST_NAP_S))
+            yield 0
+
+
+def _resident_bytes(pid: int) -> int:
+    """The memory of a process; 0 if it has ended, or where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return 0
 
 
 def open_file_limit() -> int:

@@ -20,6 +20,7 @@ The process also keeps a job's imports, for example numba, out of the broker.
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import select
@@ -42,6 +43,10 @@ MAX_HELD_BYTES = 256 * 1024 * 1024
 IDLE_S = 60.0
 # Many times as long as the longest step, which is a compilation.
 MAX_SILENT_S = 30
+
+# The argument of a process with the lowest priority.
+_BACKGROUND = "background"
+_LOWEST_NICENESS = 19
 
 _LENGTH = struct.Struct(">I")
 _READ_BYTES = 1 << 20
@@ -68,7 +73,10 @@ class Worker:
         *,
         idle_s: float = IDLE_S,
         max_silent_s: int = MAX_SILENT_S,
+        is_background: bool = False,
     ) -> None:
+        """`is_background`: the process gets processor and disk only when no other process wants them."""
+        self._spawn = functools.partial(_spawn, is_background=is_background)
         self._run_blocking = run_blocking
         self._reap = reap
         self._starting: asyncio.Task[None] | None = None
@@ -117,7 +125,7 @@ class Worker:
 
     async def _start(self) -> None:
         try:
-            spawned = await self._run_blocking(_spawn)
+            spawned = await self._run_blocking(self._spawn)
             self._process = _Process(spawned, self._reap, self._leave, self._max_silent_s)
         except OSError as error:
             raise WorkerFailed(f"no worker process could be started: {error}") from error
@@ -154,13 +162,15 @@ class Worker:
 Spawned = tuple["subprocess.Popen[bytes]", socket.socket]
 
 
-def _spawn() -> Spawned:
+def _spawn(*, is_background: bool) -> Spawned:
     """Starts a process; returns it with this end of its socket."""
     ours, theirs = socket.socketpair()
     try:
         with theirs:
             # The process has its own session: Ctrl-C in a terminal reaches only the broker, which then stops cleanly.
             command = [sys.executable, "-P", "-m", "klamm.worker", str(theirs.fileno())]
+            if is_background:
+                command.append(_BACKGROUND)
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -403,7 +413,14 @@ def serve(connection: socket.socket) -> None:
                 said_s = clock_s()
 
 
+def _lower_priority() -> None:
+    # The kernel derives the priority at the disk from the niceness.
+    os.setpriority(os.PRIO_PROCESS, 0, _LOWEST_NICENESS)
+
+
 if __name__ == "__main__":
+    if _BACKGROUND in sys.argv[2:]:
+        _lower_priority()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         serve(socket.socket(fileno=int(sys.argv[1])))
     # Exit at once: no further job, and no waiting for threads.

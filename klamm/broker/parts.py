@@ -63,6 +63,7 @@ from klamm.replication.replica_manager import ReplicaManager, log_config
 from klamm.replication.throttles import ReplicationThrottles
 from klamm.replication.zk_isr import ZkIsrManager
 from klamm.slices import Turns
+from klamm.storage.log_cleaner import CleanerSettings
 from klamm.storage.log_directory import MetaProperties
 from klamm.storage.log_manager import LogManager, LogManagerSettings
 from klamm.tasks import OnFailure
@@ -122,9 +123,11 @@ class BrokerParts:
             meta_properties=MetaProperties(cluster_id, broker_id),
             default_config=log_config(self.topic_configs.of("")),
             settings=_log_manager_settings(static),
+            cleaner_settings=_cleaner_settings(static),
             on_directory_failure=self._directory_failed,
             on_failure=on_failure,
         )
+        config.subscribe(lambda _old, new: self.log_manager.cleaner.reconfigure(_cleaner_settings(new)))
         self.isr_changes = self._make_isr_changes()
         self.followers = ReplicaFetcherManager(
             static, broker_id, self._hosted_partition, self.throttles.follower, on_failure
@@ -266,6 +269,7 @@ class BrokerParts:
         register_controller_metrics(metrics, self.controller)
         register_group_metrics(metrics, self.groups)
         self.listeners.register(metrics)
+        self.log_manager.cleaner.register(metrics)
         self.replica_manager.log_dir_moves.register(metrics)
         self.throttles.register(metrics, _loop_clock_ms())
         self.quotas.register(metrics)
@@ -343,6 +347,17 @@ def _log_manager_settings(config: BrokerConfig) -> LogManagerSettings:
         log_start_offset_checkpoint_ms=config.log_flush_start_offset_checkpoint_interval_ms,
         producer_expiration_ms=config.transactional_id_expiration_ms,
         recovery_threads_per_directory=config.num_recovery_threads_per_data_dir,
+    )
+
+
+def _cleaner_settings(config: BrokerConfig) -> CleanerSettings:
+    return CleanerSettings(
+        is_enabled=config.log_cleaner_enable,
+        threads=config.log_cleaner_threads,
+        max_bytes_per_second=config.log_cleaner_io_max_bytes_per_second,
+        dedupe_buffer_bytes=config.log_cleaner_dedupe_buffer_size,
+        dedupe_buffer_load_factor=config.log_cleaner_io_buffer_load_factor,
+        backoff_ms=config.log_cleaner_backoff_ms,
     )
 
 

@@ -322,6 +322,14 @@ def _contradictions(resolved: Mapping[str, Any], values: Mapping[str, Any]) -> l
         f"{say('log.cleaner.dedupe.buffer.size')} is less than 1 MB for each of {say('log.cleaner.threads')}",
     )
     require(
+        0 < values["log.cleaner.io.buffer.load.factor"] <= 1,
+        f"{say('log.cleaner.io.buffer.load.factor')} is not above 0 and at most 1",
+    )
+    require(
+        values["log.cleaner.io.max.bytes.per.second"] > 0,
+        f"{say('log.cleaner.io.max.bytes.per.second')} is not above 0",
+    )
+    require(
         -1 <= values["offsets.commit.required.acks"] <= values["offsets.topic.replication.factor"],
         f"{say('offsets.commit.required.acks')} is not from -1 to {say('offsets.topic.replication.factor')}",
     )

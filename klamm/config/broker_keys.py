@@ -328,18 +328,13 @@ class BrokerKeys:
     )
 
     # -- log cleaner ----------------------------------------------------------------------------------------------
-    log_cleaner_enable: bool = boolean(True, "Compact the topics that ask for it.", without_effect=NOT_YET)
-    log_cleaner_threads: int = integer(
-        1, "Cleaners at work at once.", at_least(0), update_mode=CLUSTER_WIDE, without_effect=NOT_YET
-    )
+    log_cleaner_enable: bool = boolean(True, "Compact the topics that ask for it.")
+    log_cleaner_threads: int = integer(1, "Logs that are compacted at once.", at_least(0), update_mode=CLUSTER_WIDE)
     log_cleaner_io_max_bytes_per_second: float = double(
-        DOUBLE_MAX,
-        "Bytes per second that cleaners read and write at most.",
-        update_mode=CLUSTER_WIDE,
-        without_effect=NOT_YET,
+        DOUBLE_MAX, "Bytes per second that cleaners read and write at most.", update_mode=CLUSTER_WIDE
     )
     log_cleaner_dedupe_buffer_size: int = long(
-        134217728, "Memory for the keys of all cleaners.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
+        134217728, "Memory for the keys of all cleaners.", update_mode=CLUSTER_WIDE
     )
     log_cleaner_io_buffer_size: int = integer(
         524288,
@@ -348,23 +343,21 @@ class BrokerKeys:
         update_mode=CLUSTER_WIDE,
         without_effect=NOT_YET,
     )
-    log_cleaner_io_buffer_load_factor: float = double(
-        0.9, "How full the key table may be.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
-    )
+    log_cleaner_io_buffer_load_factor: float = double(0.9, "How full the key table may be.", update_mode=CLUSTER_WIDE)
     log_cleaner_backoff_ms: int = long(
-        15000, "Wait when there is nothing to clean.", at_least(0), update_mode=CLUSTER_WIDE, without_effect=NOT_YET
+        15000, "Wait when there is nothing to clean.", at_least(0), update_mode=CLUSTER_WIDE
     )
     log_cleaner_min_cleanable_ratio: float = double(
-        0.5, "Uncleaned share from which a log is cleaned.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
+        0.5, "Uncleaned share from which a log is cleaned.", update_mode=CLUSTER_WIDE
     )
     log_cleaner_delete_retention_ms: int = long(
-        86400000, "How long tombstones stay after cleaning.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
+        86400000, "How long tombstones stay after cleaning.", update_mode=CLUSTER_WIDE
     )
     log_cleaner_min_compaction_lag_ms: int = long(
-        0, "Age below which a record is not compacted.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
+        0, "Age below which a record is not compacted.", update_mode=CLUSTER_WIDE
     )
     log_cleaner_max_compaction_lag_ms: int = long(
-        LONG_MAX, "Age from which a record must be compacted.", update_mode=CLUSTER_WIDE, without_effect=NOT_YET
+        LONG_MAX, "Age from which a record must be compacted.", update_mode=CLUSTER_WIDE
     )
 
     # -- fetch and produce ----------------------------------------------------------------------------------------

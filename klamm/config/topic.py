@@ -27,7 +27,7 @@ from klamm.config.definition import (
 )
 from klamm.config.safest import SAFEST_TOPIC_VALUES, values_instead
 from klamm.config.versions import ANY_VERSION
-from klamm.config.without_effect import NOT_YET, ONE_FORMAT
+from klamm.config.without_effect import ONE_FORMAT
 
 
 def _are_throttled_replicas(value: tuple[str, ...]) -> bool:
@@ -50,9 +50,7 @@ class TopicKeys:
     compression_type: str = string(
         "producer", "Compression of stored batches; producer keeps theirs.", COMPRESSION_TYPES
     )
-    delete_retention_ms: int = long(
-        86400000, "How long tombstones stay after cleaning.", at_least(0), without_effect=NOT_YET
-    )
+    delete_retention_ms: int = long(86400000, "How long tombstones stay after cleaning.", at_least(0))
     file_delete_delay_ms: int = long(60000, "Wait between a file's removal and its deletion.", at_least(0))
     flush_messages: int = long(LONG_MAX, "Records after which the log is synced.", at_least(0))
     flush_ms: int = long(LONG_MAX, "Time after which the log is synced.", at_least(0))
@@ -63,9 +61,7 @@ class TopicKeys:
     leader_replication_throttled_replicas: tuple[str, ...] = list_of(
         (), "Replicas whose fetches are throttled on leaders.", _THROTTLED_REPLICAS
     )
-    max_compaction_lag_ms: int = long(
-        LONG_MAX, "Age from which a record must be compacted.", at_least(1), without_effect=NOT_YET
-    )
+    max_compaction_lag_ms: int = long(LONG_MAX, "Age from which a record must be compacted.", at_least(1))
     max_message_bytes: int = integer(1048588, "Largest record batch accepted.", at_least(0))
     message_downconversion_enable: bool = boolean(
         True, "Convert records for old clients.", importance=LOW, without_effect=ONE_FORMAT
@@ -81,12 +77,8 @@ class TopicKeys:
         "Whether records keep the producer's time or get the broker's.",
         one_of("CreateTime", "LogAppendTime"),
     )
-    min_cleanable_dirty_ratio: float = double(
-        0.5, "Uncleaned share from which the log is cleaned.", between(0, 1), without_effect=NOT_YET
-    )
-    min_compaction_lag_ms: int = long(
-        0, "Age below which a record is not compacted.", at_least(0), without_effect=NOT_YET
-    )
+    min_cleanable_dirty_ratio: float = double(0.5, "Uncleaned share from which the log is cleaned.", between(0, 1))
+    min_compaction_lag_ms: int = long(0, "Age below which a record is not compacted.", at_least(0))
     min_insync_replicas: int = integer(1, "In-sync replicas that acks=all needs.", at_least(1))
     preallocate: bool = boolean(False, "Reserve a segment's space at once.")
     retention_bytes: int = long(-1, "Size of a partition above which old segments are deleted; -1 for no limit.")

@@ -349,7 +349,8 @@ class LogDirMoves:
         is_changed = future.log_end_offset != offset or partition.future_log_cut is not None
         if not self._is_valid(move) or partition.log is not current or is_changed:
             return
-        if fetched.next_offset <= offset:
+        if not fetched.data:
+            # Kafka's cleaner may have left no record there. The next append to the current log ends the gap.
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{partition} has no records from {offset} to {end}")
         # Far from the end a copy need not be as durable as the log: it is synced as a whole, off the loop, before the
         # last piece, with which flush.messages may sync on the loop as with any append.

@@ -16,6 +16,9 @@ from klamm.simulation.process import SimulationFailure
 FORBIDDEN_EVENTS = frozenset({"open", "time.sleep"})
 FORBIDDEN_FAMILIES = frozenset({"os", "shutil", "socket", "subprocess", "tempfile", "fcntl", "mmap", "glob", "pathlib"})
 
+# The file of a map that has no file.
+_ANONYMOUS = -1
+
 # Loading modules and printing tracebacks reads files.
 _LOADERS = ("importlib", "linecache", "tokenize", "traceback")
 
@@ -49,6 +52,8 @@ def armed(fail: Callable[[str], None]) -> Iterator[None]:
 
 
 def _hook(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "mmap.__new__" and arguments[0] == _ANONYMOUS:
+        return  # Memory, and no file.
     if _fail is not None and (event in FORBIDDEN_EVENTS or event.partition(".")[0] in FORBIDDEN_FAMILIES):
         _judge(event, arguments, sys._getframe(1))
 

@@ -53,6 +53,9 @@ PROPERTIES = {
     "leader.imbalance.check.interval.seconds": "10",
     "file.delete.delay.ms": "1000",
     "log.segment.bytes": "4096",
+    "log.cleaner.backoff.ms": "1000",
+    "log.cleaner.dedupe.buffer.size": "2097152",
+    "offsets.topic.segment.bytes": "4096",
     "offsets.topic.num.partitions": "3",
     "group.initial.rebalance.delay.ms": "500",
 }

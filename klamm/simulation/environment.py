@@ -62,6 +62,24 @@ class SimulatedEnvironment(Environment):
                 value: T = end.value
                 return value
 
+    async def run_in_background(self, work: Callable[..., Generator[float, None, T]], *arguments: object) -> T:
+        """As `run_in_worker`. Every step sees the disk as it is then, as the process would."""
+        steps = work(self.file_system, *arguments)
+        try:
+            while True:
+                self._process.check_alive()
+                if self._delays.random() < WORKER_DEATHS:
+                    raise WorkerFailed("the simulated background process has died")
+                try:
+                    with self._loop.meter.off_the_loop():
+                        least_s = next(steps)
+                except StopIteration as end:
+                    value: T = end.value
+                    return value
+                await asyncio.sleep(max(self._delay_s(), least_s))
+        finally:
+            steps.close()
+
     def _run(self, done: "asyncio.Future[T]", function: Callable[..., T], arguments: tuple[object, ...]) -> None:
         # As with a thread pool: work whose caller was cancelled is dropped if it had not begun.
         if done.cancelled() and self._delays.random() < 0.5:

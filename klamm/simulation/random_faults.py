@@ -21,6 +21,7 @@ from klamm.broker.broker import Broker
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.administration import Administrator
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
+from klamm.simulation.compacting import TOPIC_CONFIGS, Compacting
 from klamm.simulation.group_workload import GroupWorkload
 from klamm.simulation.process import ProcessDead
 from klamm.simulation.run_shape import RunShape, draw_shape
@@ -39,6 +40,8 @@ ONLY_LEADER: PartitionKey = (TOPIC, 3)
 UNCLEAN_TOPIC = "unclean"
 # A topic of one partition, with acks=all, whose records are deleted while others are written.
 TRIMMED_TOPIC = "trimmed"
+# A topic of one partition, with acks=all, whose records have keys.
+COMPACTED_TOPIC = "compacted"
 GROUP = "workers"
 STEPS = 18
 SHARE_OF_WORK = 0.4
@@ -368,12 +371,15 @@ async def _run(world: World, shape: RunShape, steps: int) -> str:
     group.start()
     trimming = Trimming(world, cluster, (TRIMMED_TOPIC, 0))
     trimming.start(PRODUCER_PAUSE_S)
+    compacting = Compacting(world, cluster, (COMPACTED_TOPIC, 0))
+    compacting.start(PRODUCER_PAUSE_S)
     administrator = Administrator(cluster, UNCLEAN_TOPIC, shape.min_insync_replicas)
     await RandomFaults(cluster, administrator, group, logs_flush=shape.logs_flush).run(steps)
     world.trace.add("faults", "heal")
     await cluster.heal()
     await workload.stop_producing()
     await trimming.stop()
+    await compacting.stop()
     await group.until_stable()
     await group.ledger.until_commits(len(IS_IDEMPOTENT))
     await group.stop()
@@ -385,6 +391,7 @@ async def _run(world: World, shape: RunShape, steps: int) -> str:
     await come_to_rest(cluster)
     trimming.check()
     trimming.check_records()
+    compacting.check_replicas()
     await node.run(administrator.close())
     await cluster.close()
     return f"{shape.brokers} brokers, {counts}, {trimming.answered} of {trimming.end} deleted"
@@ -396,6 +403,7 @@ async def _create_topics(cluster: SimulatedCluster, shape: RunShape) -> None:
         (TOPIC, len(IS_IDEMPOTENT) + 1, {}),
         (UNCLEAN_TOPIC, 1, {"unclean.leader.election.enable": "true"}),
         (TRIMMED_TOPIC, 1, {"segment.bytes": "2048"}),
+        (COMPACTED_TOPIC, 1, dict(TOPIC_CONFIGS)),
     ):
         await create_topic(
             client, topic, partitions=partitions, replication_factor=shape.replication_factor, configs=configs

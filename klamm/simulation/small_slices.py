@@ -66,6 +66,7 @@ SMALL = (
     ("klamm.replication.replica_manager", "SLICE", 1),
     ("klamm.replication.state_changes", "ANSWERS_PER_SLICE", 1),
     ("klamm.replication.state_changes", "SLICE", 1),
+    ("klamm.storage.log_cleaner", "LOGS_PER_SLICE", 1),
     ("klamm.storage.log_manager", "LOGS_PER_SLICE", 1),
     ("klamm.storage.directory_loader", "NAMES_PER_SLICE", 1),
     ("klamm.storage.directory_checkpoints", "OFFSETS_PER_SLICE", 1),

@@ -1,4 +1,4 @@
-"""The checkpoints of one log directory: recovery points, log start offsets and high watermarks of its logs.
+"""The checkpoints of one log directory: recovery points, log start offsets, high watermarks and first dirty offsets.
 
 What must stay true:
 - At most one checkpoint of a directory is being written at a time.
@@ -18,6 +18,7 @@ from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import slices
 from klamm.storage.checkpoints import (
+    CLEANER_OFFSET_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_OFFSET_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
@@ -58,6 +59,8 @@ class DirectoryCheckpoints:
         self._has_moved_starts = False
         # The entries of log-start-offset-checkpoint: only logs that need one have one.
         self._written_starts: Mapping[PartitionKey, int] = {}
+        # The entries of cleaner-offset-checkpoint: only logs that were compacted have one.
+        self._written_first_dirty: Mapping[PartitionKey, int] = {}
         # Not None while the checkpoints are rewritten; True if they must be once more.
         self._is_outdated: bool | None = None
 
@@ -74,12 +77,18 @@ class DirectoryCheckpoints:
     async def read_high_watermarks(self) -> dict[PartitionKey, int]:
         return await self._read(HIGH_WATERMARK_CHECKPOINT)
 
+    async def read_first_dirty_offsets(self) -> dict[PartitionKey, int]:
+        offsets = await self._read(CLEANER_OFFSET_CHECKPOINT)
+        self._written_first_dirty = offsets
+        return offsets
+
     async def _read(self, name: str) -> dict[PartitionKey, int]:
         path = self._directory.file(name)
         try:
             return await self._environment.run_blocking(read_offset_checkpoint, self._file_system, path)
         except KafkaError as error:
-            # Without a checkpoint the log is recovered whole, starts at its first segment, or has no high watermark.
+            # Without a checkpoint the log is recovered whole, starts at its first segment, has no high watermark, or is
+            # compacted anew.
             _LOGGER.warning("Ignoring a checkpoint that cannot be read: %s", error.message)
             return {}
 
@@ -90,6 +99,18 @@ class DirectoryCheckpoints:
 
     async def write_high_watermarks(self) -> None:
         await self._write(HIGH_WATERMARK_CHECKPOINT, lambda log: log.high_watermark)
+
+    async def write_first_dirty_offsets(self) -> None:
+        written = await self._write(CLEANER_OFFSET_CHECKPOINT, lambda log: log.first_dirty_offset)
+        if written is not None:
+            self._written_first_dirty = written
+
+    async def settle_first_dirty_offsets(self) -> None:
+        """Writes what loading the logs has lowered, before they grow again."""
+        for key, offset in self._written_first_dirty.items():
+            if any(offset > (log.first_dirty_offset or 0) for log in self._logs_here(key)):
+                await self.write_first_dirty_offsets()
+                return
 
     async def write_log_start_offsets(self) -> None:
         self._starts_begun += 1
@@ -126,9 +147,13 @@ class DirectoryCheckpoints:
     async def truncated(self, log: Log) -> None:
         """Writes what a truncation may have moved back."""
         await self.write_recovery_points()
+        key = (log.topic, log.partition)
         # A checkpointed log start offset above the log's new end would drop the next records at the next start.
-        if self._written_starts.get((log.topic, log.partition), 0) > log.log_start_offset:
+        if self._written_starts.get(key, 0) > log.log_start_offset:
             await self.write_log_start_offsets()
+        # The next records below a checkpointed first dirty offset would count as compacted.
+        if self._written_first_dirty.get(key, 0) > (log.first_dirty_offset or 0):
+            await self.write_first_dirty_offsets()
 
     def forget_start(self, key: PartitionKey) -> None:
         """Drops the log start offset of a log that is about to be deleted. Raises OSError."""
@@ -143,10 +168,10 @@ class DirectoryCheckpoints:
         self._written_starts = starts
 
     def forget_strangers(self) -> None:
-        """Soon rewrites the checkpoints if a log has a start offset there that is not in this directory: a process that
-        was killed had deleted it, or moved it to another directory."""
+        """Soon rewrites the checkpoints if they have entries of logs that are not in this directory: a process that was
+        killed had deleted them, or moved them to another directory."""
         here = {key for logs in self._logs for key, log in logs.items() if log.log_directory is self._directory}
-        if not here.issuperset(self._written_starts):
+        if not here.issuperset(self._written_starts) or not here.issuperset(self._written_first_dirty):
             self.rewrite_soon()
 
     def rewrite_soon(self) -> None:
@@ -163,6 +188,7 @@ class DirectoryCheckpoints:
             await self.write_recovery_points()
             await self.write_high_watermarks()
             await self.write_log_start_offsets()
+            await self.write_first_dirty_offsets()
         self._is_outdated = None
 
     async def _write(self, name: str, offset_of: Callable[[Log], int | None]) -> Mapping[PartitionKey, int] | None:

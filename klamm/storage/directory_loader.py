@@ -76,6 +76,7 @@ class DirectoryLoader:
         self._recovery_points: dict[PartitionKey, int] = {}
         self._log_start_offsets: dict[PartitionKey, int] = {}
         self._high_watermarks: dict[PartitionKey, int] = {}
+        self._first_dirty_offsets: dict[PartitionKey, int] = {}
 
     async def open(self) -> bool:
         """Reads the checkpoints and finds the partitions. Returns whether the directory is online.
@@ -89,6 +90,7 @@ class DirectoryLoader:
             self._recovery_points = await self._checkpoints.read_recovery_points()
             self._log_start_offsets = await self._checkpoints.read_log_start_offsets()
             self._high_watermarks = await self._checkpoints.read_high_watermarks()
+            self._first_dirty_offsets = await self._checkpoints.read_first_dirty_offsets()
             names = await self._environment.run_blocking(_directories_in, self._file_system, directory.path)
             async for name in each(names, NAMES_PER_SLICE):
                 self._found(name)
@@ -154,6 +156,10 @@ class DirectoryLoader:
     def high_watermark(self, key: PartitionKey) -> int | None:
         """The checkpointed high watermark."""
         return self._high_watermarks.get(key)
+
+    def first_dirty_offset(self, key: PartitionKey) -> int | None:
+        """The checkpointed offset up to which the log was compacted."""
+        return self._first_dirty_offsets.get(key)
 
     async def describe(self, key: PartitionKey) -> str:
         """What tells an operator which of two logs is up to date."""

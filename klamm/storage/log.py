@@ -18,7 +18,7 @@ Source: kafka.log.Log.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol, TypeGuard
 from uuid import UUID
@@ -113,6 +113,8 @@ class Log:
         self.config = config
         self.recovery_point = loaded.recovery_point
         self.last_flush_ms = environment.now_ms()
+        # The offset up to which the log was compacted; None if it never was.
+        self.first_dirty_offset: int | None = None
         self._environment = environment
         self._file_system = environment.file_system
         self._host = host
@@ -198,6 +200,11 @@ class Log:
         return self._segments.base_offsets
 
     @property
+    def segments(self) -> Iterable[LogSegment]:
+        """All segments, from the oldest on; the last is the active one. Read only."""
+        return self._segments
+
+    @property
     def producer_state(self) -> ProducerState:
         """The state of this partition's idempotent and transactional producers. Read only."""
         return self._producer_state
@@ -213,8 +220,8 @@ class Log:
 
     def take_place_of(self, other: "Log") -> None:
         """Takes over what `other`, a log with the same records, knows beyond its records: the topic id, leader epochs
-        in which there is no record yet, the log start offset and the high watermark. Until the next sync, the name of
-        the directory of `other` counts as unsynced.
+        in which there is no record yet, the log start offset, the high watermark and the first dirty offset. Until the
+        next sync, the name of the directory of `other` counts as unsynced.
 
         Raises KafkaError(KAFKA_STORAGE_ERROR); then nothing has changed that matters.
         """
@@ -225,6 +232,7 @@ class Log:
                 self.leader_epochs.assign(epoch, start_offset)
         self.update_high_watermark(other.high_watermark)
         self.update_log_start_offset(other.log_start_offset)
+        self.first_dirty_offset = other.first_dirty_offset
         self._unsynced.mark(other.log_directory.path)
 
     def is_on_active_segment(self, offset: int) -> bool:
@@ -423,7 +431,7 @@ class Log:
             max_timestamp,
             now_ms,
             segment_bytes=self.config.segment_bytes,
-            segment_ms=self.config.segment_ms,
+            segment_ms=self.config.max_segment_ms,
             segment_index_bytes=self.config.segment_index_bytes,
         ):
             return self._roll(first.base_offset, now_ms)
@@ -762,6 +770,8 @@ class Log:
         self.checkpointed_start_offset = min(self.checkpointed_start_offset, start)
         self._log_end_offset = end
         self.recovery_point = min(self.recovery_point, end)
+        if self.first_dirty_offset is not None:
+            self.first_dirty_offset = min(self.first_dirty_offset, self._segments.active.base_offset)
         self.is_truncation_unsynced = True
         self._snapshots.delete_after(end)
         self._producer_state = producer_state

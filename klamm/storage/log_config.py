@@ -37,12 +37,21 @@ class LogConfig:
     message_timestamp_type: str = "CreateTime"
     message_timestamp_difference_max_ms: int = _MAX_LONG
     cleanup_policy: tuple[str, ...] = ("delete",)
+    delete_retention_ms: int = 24 * 3600 * 1000
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = _MAX_LONG
     compression_type: str = "producer"
     preallocate: bool = False
 
     @cached_property
     def is_compacted(self) -> bool:
         return "compact" in self.cleanup_policy
+
+    @cached_property
+    def max_segment_ms(self) -> int:
+        """The age at which a segment is closed. Only closed segments are compacted, so max.compaction.lag.ms counts."""
+        return min(self.segment_ms, self.max_compaction_lag_ms) if self.is_compacted else self.segment_ms
 
     @cached_property
     def codec(self) -> CompressionType | None:

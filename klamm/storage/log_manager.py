@@ -28,6 +28,7 @@ from klamm.storage.directory_loader import DirectoryLoader, check_unique
 from klamm.storage.disk_errors import PASSING, SHORTAGE_BACK_OFF_MS, SHORTAGES
 from klamm.storage.future_logs import PreferredDirectories, settle
 from klamm.storage.log import Log
+from klamm.storage.log_cleaner import CleanerSettings, LogCleaner, settle_first_dirty_offset
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import (
     LogDirectory,
@@ -76,6 +77,7 @@ class LogManager:
         meta_properties: MetaProperties,
         default_config: LogConfig,
         settings: LogManagerSettings | None = None,
+        cleaner_settings: CleanerSettings | None = None,
         on_directory_failure: Callable[[str, OSError], None],
         on_failure: OnFailure,
     ) -> None:
@@ -98,6 +100,16 @@ class LogManager:
             directory.path: DirectoryCheckpoints(environment, directory, (self._logs, self._future_logs), self._spawn)
             for directory in self._directories
         }
+        self.cleaner = LogCleaner(
+            environment,
+            list(self._checkpoints),
+            self._logs,
+            self._future_logs,
+            cleaner_settings or CleanerSettings(),
+            lambda log: self._checkpoints[log.log_directory.path].write_first_dirty_offsets(),
+            self._retain,
+            on_failure,
+        )
         # Partitions whose log is in an offline directory, or may be because the directory failed during its creation.
         self._lost: dict[PartitionKey, None] = {}
         self._log_counts = {directory.path: 0 for directory in self._directories}
@@ -208,6 +220,8 @@ class LogManager:
             # An offline directory may have a promoted log under the name of a future log; the garbage would say so.
             for path in loader.garbage:
                 self._remove_tree_later(self._default_config.file_delete_delay_ms, path)
+        for checkpoints in self._checkpoints.values():
+            await checkpoints.settle_first_dirty_offsets()
         self._is_loaded = True
 
     def _release_directories(self) -> None:
@@ -224,6 +238,8 @@ class LogManager:
             return
         log = Log(self._environment, loader.directory, *key, config, loaded, self)
         self._add(log, is_future=is_future)
+        log.first_dirty_offset = loader.first_dirty_offset(key)
+        settle_first_dirty_offset(log)
         high_watermark = loader.high_watermark(key)
         log.update_high_watermark(log.log_start_offset if high_watermark is None else high_watermark)
 
@@ -343,6 +359,8 @@ class LogManager:
             self._file_system.rename(log.directory, target)
         except OSError as error:
             raise directory.storage_error(error, f"deleting {log.name}") from error
+        if not self.is_future(log):
+            self.cleaner.removed(log)
         self._remove(log)
         log.abandon()
         self._checkpoints[directory.path].rewrite_soon()
@@ -374,6 +392,7 @@ class LogManager:
         except KafkaError:
             self._remove_half_created(directory, directory.file(name))
             raise
+        self.cleaner.abort(log)
         self._add(future, is_future=True)
         self.preferred_directories.forget((log.topic, log.partition))
         return future
@@ -419,6 +438,7 @@ class LogManager:
         while self._logs.get((log.topic, log.partition)) is log:
             try:
                 self._file_system.rename(log.directory, target)  # P3
+                self.cleaner.abort(log)
                 log.directory_renamed(target)
                 break
             except OSError as error:
@@ -462,6 +482,7 @@ class LogManager:
             _LOGGER.warning("Preallocating %s: %s", log.name, error)
 
     def log_truncated(self, log: Log) -> None:
+        self.cleaner.abort(log)
         self._spawn(self._settle_truncation(log))
 
     async def _settle_truncation(self, log: Log) -> None:
@@ -528,6 +549,7 @@ class LogManager:
         self._spawn(self._flush_recovered())
         for checkpoints in self._checkpoints.values():
             checkpoints.forget_strangers()
+        self.cleaner.start()
 
     async def _flush_recovered(self) -> None:
         """Syncs the writes of a killed process. Otherwise the first append to each log would wait for this."""
@@ -545,6 +567,7 @@ class LogManager:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+        await self.cleaner.stop()
         # Not cancelled: their work off the loop would continue and collide with the shutdown.
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for directory in self._directories:
@@ -588,11 +611,15 @@ class LogManager:
 
     async def _apply_retention(self) -> None:
         async for log in self._each_online():
-            try:
-                log.delete_old_segments(self._environment.now_ms())
-                log.release_unused()
-            except KafkaError as error:
-                _LOGGER.warning("Retention of %s: %s", log.name, error)
+            if not self.cleaner.is_cleaning(log):
+                self._retain(log)
+
+    def _retain(self, log: Log) -> None:
+        try:
+            log.delete_old_segments(self._environment.now_ms())
+            log.release_unused()
+        except KafkaError as error:
+            _LOGGER.warning("Retention of %s: %s", log.name, error)
 
     async def _flush_dirty(self) -> None:
         async for log in self._each_online():
@@ -636,6 +663,7 @@ class LogManager:
     def _close_failed(self, path: str, error: OSError) -> None:
         for log in self.logs_in(path):
             if not self.is_future(log):
+                self.cleaner.removed(log)
                 self._lost[log.topic, log.partition] = None
             self._remove(log)
             log.abandon()

@@ -74,7 +74,8 @@ class LogReader:
         bounds = _Bounds(self.generation, self._log_end_offset(), active, active.size_bytes)
         start = self._known_position(offset) or await self._locate(offset)
         if start is None or start[0].base_offset > active.base_offset:
-            return FetchedRecords(b"", offset)
+            # Compaction may have left no record up to the log's end.
+            return FetchedRecords(b"", max(offset, min(max_offset, bounds.log_end_offset)))
         segment, position = start
         file = segment.pin()
         try:

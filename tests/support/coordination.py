@@ -57,6 +57,9 @@ class Machine(Environment):
     async def run_in_worker(self, work: Callable[..., Any], *arguments: object) -> Any:
         raise AssertionError("a coordinator walks through no records")
 
+    async def run_in_background(self, work: Callable[..., Any], *arguments: object) -> Any:
+        raise AssertionError("a coordinator compacts nothing")
+
 
 class Log:
     """Partition 0 of __consumer_offsets in memory. An append takes `delay_s` and ends with `error`.

@@ -62,6 +62,14 @@ class DiskEnvironment(Environment):
         self.worked.append(work)
         return in_one_go(work(*arguments))
 
+    async def run_in_background(self, work, *arguments):
+        self.worked.append(work)
+        self.is_blocking = True
+        try:
+            return in_one_go(work(self.file_system, *arguments))
+        finally:
+            self.is_blocking = False
+
     def _open(self, path, *, create=False):
         file = SimulatedFileSystem.open(self.file_system, path, create=create)
         read = file.read
