@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.clusters import KLAMM, KlammBroker, KlammZooKeeper  # noqa: E402
+from support.clusters import KLAMM, KlammBroker, KlammZooKeeper, forget_dead_broker  # noqa: E402
 from support.oracles import RealKafka, RealZooKeeper, java_command, kafka_jars  # noqa: E402
 from support.processes import ManagedProcess, free_port  # noqa: E402
 
@@ -24,6 +24,7 @@ __all__ = [
     "RealZooKeeper",
     "Side",
     "four_letters",
+    "forget_dead_broker",
     "java_command",
     "kafka_jars",
     "listener",

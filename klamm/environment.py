@@ -39,6 +39,9 @@ T = TypeVar("T")
 Random = random.Random
 Buffer = bytes | bytearray | memoryview
 
+# How many of its descriptors a process keeps for files that are open for a moment only, if it may open many files.
+MAX_KEPT_DESCRIPTORS = 1000
+
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"  # Only Linux has this file.
 _MAX_BOOT_ID_LENGTH = 64
 # A process of `run_in_background` sees after so long that its broker has died.
@@ -138,6 +141,11 @@ class FileSystem(ABC):
     def sync_directory(self, path: str) -> None:
         """Makes creations, renames and removals in this directory survive a machine crash."""
 
+    def is_short_of_descriptors(self) -> bool:
+        """Whether the last file that was opened has one of the descriptors that are to be kept free
+        (`is_kept_descriptor`). Files that can be opened again should then be closed."""
+        return False
+
     @abstractmethod
     def lock(self, path: str) -> File:
         """Creates the file and locks it until closed. BlockingIOError when another process has the lock."""
@@ -193,6 +201,9 @@ class Environment(ABC):
 
         The function must not touch state that the loop's code may change meanwhile.
         """
+
+    def set_blocking_workers(self, count: int) -> None:  # noqa: B027  # optional
+        """From now on `run_blocking` does at least `count` pieces of work at once, and the usual few with 0."""
 
     @abstractmethod
     async def run_in_worker(self, work: Callable[..., Generator[int, None, T]], *arguments: object) -> T:
@@ -317,8 +328,16 @@ class SystemFile(File):
 class SystemFileSystem(FileSystem):
     """The operating system's files."""
 
+    def __init__(self) -> None:
+        self._last_descriptor = 0
+
     def open(self, path: str, *, create: bool = False) -> File:
-        return SystemFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644))
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+        self._last_descriptor = descriptor
+        return SystemFile(path, descriptor)
+
+    def is_short_of_descriptors(self) -> bool:
+        return is_kept_descriptor(self._last_descriptor)
 
     def open_to_read(self, path: str) -> File:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -386,6 +405,7 @@ class SystemEnvironment(Environment):
     def __init__(self, blocking_workers: int = 4) -> None:
         self.file_system = SystemFileSystem()
         self.random = random.Random()
+        self._usual_workers = self._blocking_workers = blocking_workers
         self._pool = concurrent.futures.ThreadPoolExecutor(blocking_workers, thread_name_prefix="klamm-blocking")
         self._worker = Worker(self.run_blocking, self._reap)
         # One process for each call of `run_in_background` at a time.
@@ -402,6 +422,14 @@ class SystemEnvironment(Environment):
 
     async def run_blocking(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+    def set_blocking_workers(self, count: int) -> None:
+        count = max(count, self._usual_workers)
+        if count != self._blocking_workers:
+            self._blocking_workers = count
+            # Work that has been given to the former threads is still done.
+            self._pool.shutdown(wait=False)
+            self._pool = concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix="klamm-blocking")
 
     async def run_in_worker(self, work: Callable[..., Generator[int, None, T]], *arguments: object) -> T:
         return await self._worker.run(work, *arguments)
@@ -493,6 +521,15 @@ def _resident_bytes(pid: int) -> int:
 def open_file_limit() -> int:
     """How many files, connections among them, this process may have open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def is_kept_descriptor(descriptor: int) -> bool:
+    """Whether this is one of the last descriptors of the process, a quarter of them and at most MAX_KEPT_DESCRIPTORS.
+
+    Connections and files that stay open do not take them: requests that open a file for a moment could not be served.
+    """
+    limit = open_file_limit()
+    return descriptor >= limit - min(limit // 4, MAX_KEPT_DESCRIPTORS)
 
 
 def raise_open_file_limit() -> int:

@@ -152,6 +152,8 @@ class Broker:
         if parts.metrics_endpoint is not None:
             self._closing.append(parts.metrics_endpoint.stop)
             await parts.metrics_endpoint.bind()
+            # Served before the logs are loaded, so that a long recovery can be watched.
+            await parts.metrics_endpoint.start()
             parts.registrar.metrics_port = parts.metrics_endpoint.port
 
     async def _open_logs(self, parts: BrokerParts) -> None:
@@ -170,8 +172,6 @@ class Broker:
         self._closing.append(parts.replica_manager.stop)
         # A stop ends the connections before it stops the parts that serve them.
         self._closing.append(parts.listeners.stop)
-        if parts.metrics_endpoint is not None:
-            await parts.metrics_endpoint.start()
         await parts.register()
 
     async def _serve(self, parts: BrokerParts) -> None:

@@ -10,7 +10,7 @@ What must stay true:
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from klamm.broker.dispatcher import Dispatcher
 from klamm.broker.metadata_cache import Endpoint
@@ -44,12 +44,14 @@ class Listeners(Mapping[str, SocketServer]):
         environment: Environment,
         dispatcher: Dispatcher,
         response_memory: ResponseMemory,
+        make_room: Callable[[], bool],
         on_failure: OnFailure,
     ) -> None:
         self._config = config
         self._environment = environment
         self._dispatcher = dispatcher
         self._response_memory = response_memory
+        self._make_room = make_room
         self._on_failure = on_failure
         # max.connections.per.ip.overrides by address.
         self._overrides: dict[str, int] = {}
@@ -79,6 +81,7 @@ class Listeners(Mapping[str, SocketServer]):
             request_queue=self._request_queue,
             response_memory=self._response_memory,
             on_failure=self._on_failure,
+            make_room=self._make_room,
         )
 
     def __getitem__(self, name: str) -> SocketServer:

@@ -128,6 +128,7 @@ class BrokerParts:
             on_failure=on_failure,
         )
         config.subscribe(lambda _old, new: self.log_manager.cleaner.reconfigure(_cleaner_settings(new)))
+        config.subscribe(self._config_changed)
         self.isr_changes = self._make_isr_changes()
         self.followers = ReplicaFetcherManager(
             static, broker_id, self._hosted_partition, self.throttles.follower, on_failure
@@ -234,9 +235,19 @@ class BrokerParts:
             long_answers=Turns(),
         )
         self.dispatcher = Dispatcher(self.services)
-        self.listeners = Listeners(config, environment, self.dispatcher, self.response_memory, on_failure)
+        self.listeners = Listeners(
+            config,
+            environment,
+            self.dispatcher,
+            self.response_memory,
+            self.log_manager.open_files.make_room,
+            on_failure,
+        )
         self.listener_changes = ListenerChanges(config, self.listeners, self.registrar, self._store, on_failure)
         self.metrics_endpoint = self._make_metrics_endpoint(environment)
+
+    def _config_changed(self, _old: BrokerConfig, new: BrokerConfig) -> None:
+        self.log_manager.settings = _log_manager_settings(new)
 
     def _store(self) -> KafkaZooKeeper:
         """The store of the current session."""
@@ -273,6 +284,7 @@ class BrokerParts:
         self.replica_manager.log_dir_moves.register(metrics)
         self.throttles.register(metrics, _loop_clock_ms())
         self.quotas.register(metrics)
+        self.log_manager.register(metrics)
         return MetricsEndpoint(
             self.listeners[self._config.inter_broker_listener_name].host,
             self._config.klamm_metrics_port,

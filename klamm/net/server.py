@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from klamm.environment import open_file_limit
+from klamm.environment import is_kept_descriptor, open_file_limit
 from klamm.net.connection_quotas import Acceptor, ConnectionQuotas
 from klamm.net.framing import FrameReader, ReceiveBuffer, SizeLimit
 from klamm.net.request_memory import SMALL_BYTES, Part, RequestMemory
@@ -50,10 +50,6 @@ MAX_ABANDONED_REQUESTS_PER_HOST = 1000
 
 # After this many requests of one client, others have the loop.
 REQUESTS_PER_SLICE = 20
-
-# File descriptors that are reserved for logs: without a free one, logs cannot roll or sync. The system assigns the
-# lowest free descriptor, so a number near the limit means that most are in use.
-MAX_KEPT_DESCRIPTORS = 1000
 
 # For this time after it was throttled, a client's next large request is read only when it can start: what is read ahead
 # stays in memory for as long as the client is muted.
@@ -494,7 +490,8 @@ class ServerConnection(FrameReader):
 class SocketServer:
     """One listener: it accepts connections and runs their requests through `dispatch`.
 
-    `is_pipelined(frame)` tells whether a request may start while earlier ones of its kind are unanswered.
+    `is_pipelined(frame)` tells whether a request may start while earlier ones of its kind are unanswered. `make_room`
+    closes a file that can be opened again, for a connection, and returns whether there was one.
     """
 
     def __init__(
@@ -511,6 +508,7 @@ class SocketServer:
         request_queue: RequestQueue,
         response_memory: ResponseMemory,
         on_failure: OnFailure,
+        make_room: Callable[[], bool] = lambda: False,
     ) -> None:
         self.listener_name = listener_name
         self.host = host
@@ -523,6 +521,7 @@ class SocketServer:
         self.response_memory = response_memory
         self.on_failure = on_failure
         self.stopping = False
+        self._make_room = make_room
         self._size_limit = size_limit
         self._receive_buffer = ReceiveBuffer()
         self._server: Any = None  # asyncio.Server, uvloop's or the simulator's
@@ -590,8 +589,9 @@ class SocketServer:
     def opened(self, connection: ServerConnection) -> None:
         """Registers a new connection, or refuses it if a limit is reached."""
         self._connections[connection] = None
-        if connection.descriptor >= (limit := open_file_limit()) - min(limit // 4, MAX_KEPT_DESCRIPTORS):
-            connection.close(f"the last of the {limit} files that the process may open are kept for logs")
+        # The system assigns the lowest free descriptor, so a number near the limit means that most are in use.
+        if is_kept_descriptor(connection.descriptor) and not self._make_room():
+            connection.close(f"the last of the {open_file_limit()} files that the process may open are kept for logs")
         elif self._has_abandoned_too_much(connection.peer_host):
             connection.close("too many requests of disconnected clients of this host are still running")
         else:

@@ -12,6 +12,7 @@ Source: kafka.server.HostedPartition.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from klamm.config.topic import TopicConfig
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -145,6 +146,14 @@ class HostedPartitions:
         self._on_change(key)
 
 
+# One for each topic configuration, which all of its partitions share.
+_log_configs: WeakKeyDictionary[TopicConfig, LogConfig] = WeakKeyDictionary()
+
+
 def log_config(config: TopicConfig) -> LogConfig:
     """The part of a topic's configuration that its logs need."""
-    return LogConfig(**{name: getattr(config, name) for name in LogConfig.__dataclass_fields__})
+    made = _log_configs.get(config)
+    if made is None:
+        made = LogConfig(**{name: getattr(config, name) for name in LogConfig.__dataclass_fields__})
+        _log_configs[config] = made
+    return made

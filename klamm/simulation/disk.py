@@ -28,6 +28,8 @@ from klamm.simulation.trace import Trace, checksum
 
 PAGE_BYTES: Final = 4096
 COLD_CHANCE: Final = 0.2
+# A process with more open files is short of descriptors, so that the logs of all runs close files and open them again.
+FEW_FILES: Final = 3
 
 
 class _Inode:
@@ -223,6 +225,7 @@ class SimulatedFile(File):
         self._process = process
         self._inode = inode
         self._closed = False
+        process.open_files += 1
 
     def size(self) -> int:
         self._check("size")
@@ -282,6 +285,8 @@ class SimulatedFile(File):
     def close(self) -> None:
         if self._inode.locked_by is self._process:
             self._inode.locked_by = None
+        if not self._closed:
+            self._process.open_files -= 1
         self._closed = True
 
     def _check(self, operation: str) -> None:
@@ -409,6 +414,9 @@ class SimulatedFileSystem(FileSystem):
         directory = self._disk.find_directory(path)
         self._disk.trace.add(self._disk.name, "sync-directory", path)
         self._disk.sync_names(directory)
+
+    def is_short_of_descriptors(self) -> bool:
+        return self._process.open_files > FEW_FILES
 
     def lock(self, path: str) -> SimulatedFile:
         file = self.open(path, create=True)

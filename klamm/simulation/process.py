@@ -34,6 +34,7 @@ class Process:
         self.host = host
         self.alive = True
         self.stalled = False
+        self.open_files = 0
         self._tasks: dict[int, weakref.ref[asyncio.Task[Any]]] = {}
         self._numbers = itertools.count()
         self._kept: list[object] = []

@@ -12,10 +12,9 @@ Source: kafka.log.LogManager (loadLogs).
 """
 
 import asyncio
-import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from klamm.environment import Environment, FileSystem
@@ -42,15 +41,25 @@ _T = TypeVar("_T")
 
 _LOGGER = logging.getLogger(__name__)
 NAMES_PER_SLICE = 1_000
+PROGRESS_INTERVAL_S = 2.0
 # How many partitions an error names that have two directories.
 DUPLICATES_TOLD = 5
 # An operation that fails on a shortage is tried this often.
 _SHORTAGE_ATTEMPTS = 10
 
 
+class WantedLog(NamedTuple):
+    """A log that is to be loaded."""
+
+    topic: str
+    partition: int
+    config: LogConfig
+    is_future: bool
+
+
 class DirectoryLoader:
-    """Call `open`, then `settle` of `future_logs.py`, then `consume_clean_shutdown_file`, then `load` for each of
-    `partitions` and of `future_logs`.
+    """Call `open`, then `settle` of `future_logs.py`, then `consume_clean_shutdown_file`, then `load` for all of
+    `partitions` and `future_logs`, in any number of parts, also side by side.
 
     `future_logs` has the name of each future log's directory, `deleted` the unique ids in the names of deleted logs.
     """
@@ -72,7 +81,11 @@ class DirectoryLoader:
         self._file_system = environment.file_system
         self._checkpoints = checkpoints
         self._meta_properties = meta_properties
-        self._is_clean = False
+        # Whether the last shutdown was clean; known once its mark is consumed.
+        self.is_clean = False
+        # How many logs are still to be loaded.
+        self.remaining_logs = 0
+        self._is_cancelled = False
         self._recovery_points: dict[PartitionKey, int] = {}
         self._log_start_offsets: dict[PartitionKey, int] = {}
         self._high_watermarks: dict[PartitionKey, int] = {}
@@ -99,32 +112,76 @@ class DirectoryLoader:
         return directory.is_online
 
     def consume_clean_shutdown_file(self) -> bool:
-        """Returns whether the directory is still online."""
+        """Returns whether the directory is still online. From here on `remaining_logs` counts the logs to be loaded."""
         try:
-            self._is_clean = self.directory.consume_clean_shutdown_file()
+            self.is_clean = self.directory.consume_clean_shutdown_file()
         except OSError as error:
             self._opening_failed(error)
+        self.remaining_logs = len(self.partitions) + len(self.future_logs)
         return self.directory.is_online
 
-    async def load(self, topic: str, partition: int, config: LogConfig, *, is_future: bool = False) -> LoadedLog | None:
-        """Returns None after a disk error, which takes the directory offline. Raises KafkaError after a shortage."""
-        key = (topic, partition)
-        path = self.directory.file(self.future_logs[key] if is_future else partition_directory_name(*key))
-        open_log = functools.partial(
-            load_log,
-            self._file_system,
-            path,
-            config,
-            log_start_offset=self._log_start_offsets.get(key, 0),
-            recovery_point=self._recovery_points.get(key, 0),
-            is_clean=self._is_clean,
-            now_ms=self._environment.now_ms(),
-        )
+    async def load(self, wanted: Sequence[WantedLog], opened: Callable[[WantedLog, LoadedLog], None]) -> None:
+        """Loads these logs one after the other, and calls `opened` for each. Ends early when the directory is offline.
+
+        Raises KafkaError after a shortage, or for a log that cannot be loaded.
+        """
+        attempts = 0
+        while wanted and self.directory.is_online:
+            loaded, error = await self._to_its_end(self._environment.run_blocking(self._load_each, wanted))
+            for log, found in zip(wanted, loaded, strict=False):
+                self.remaining_logs -= 1
+                opened(log, found)
+            wanted = wanted[len(loaded) :]
+            if error is None:
+                continue
+            path = self._path_of(wanted[0])
+            if error.errno not in SHORTAGES:
+                self.directory.fail(error, f"loading {path}")
+                continue
+            attempts = 1 if loaded else attempts + 1
+            if attempts == _SHORTAGE_ATTEMPTS:
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"loading {path} failed: {error}") from error
+            attempts_left = _SHORTAGE_ATTEMPTS - attempts
+            _LOGGER.warning("Loading %s failed, %d attempts are left: %s", path, attempts_left, error)
+            await asyncio.sleep(SHORTAGE_BACK_OFF_MS / 1000)
+
+    def _load_each(self, wanted: Sequence[WantedLog]) -> tuple[list[LoadedLog], OSError | None]:
+        """The logs up to the first that an error has stopped. Runs off the loop."""
+        loaded: list[LoadedLog] = []
+        for log in wanted:
+            if self._is_cancelled:
+                break
+            key = log.topic, log.partition
+            try:
+                loaded.append(
+                    load_log(
+                        self._file_system,
+                        self._path_of(log),
+                        log.config,
+                        log_start_offset=self._log_start_offsets.get(key, 0),
+                        recovery_point=self._recovery_points.get(key, 0),
+                        is_clean=self.is_clean,
+                        now_ms=self._environment.now_ms(),
+                    )
+                )
+            except OSError as error:
+                return loaded, error
+        return loaded, None
+
+    def _path_of(self, log: WantedLog) -> str:
+        key = log.topic, log.partition
+        return self.directory.file(self.future_logs[key] if log.is_future else partition_directory_name(*key))
+
+    async def _to_its_end(self, work: Awaitable[_T]) -> _T:
+        """Waits for the work even if cancelled. A recovery continues off the loop and may truncate its log, so the
+        directory must stay locked until it ends. No further log is then begun."""
+        working = asyncio.ensure_future(work)
         try:
-            return await self._open_log(open_log, path)
-        except OSError as error:
-            self.directory.fail(error, f"loading {topic}-{partition}")
-            return None
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            self._is_cancelled = True
+            await asyncio.gather(working, return_exceptions=True)
+            raise
 
     async def promote_future_log(self, key: PartitionKey) -> None:
         """Makes the future log the current one: its directory gets the partition's name."""
@@ -193,29 +250,36 @@ class DirectoryLoader:
         else:
             self.future_logs[key] = name
 
-    async def _open_log(self, open_log: Callable[[], LoadedLog], path: str) -> LoadedLog:
-        """Tries again after a shortage. Raises KafkaError(KAFKA_STORAGE_ERROR) after the last attempt."""
-        for attempts_left in range(_SHORTAGE_ATTEMPTS - 1, -1, -1):
-            try:
-                return await _to_its_end(self._environment.run_blocking(open_log))
-            except OSError as error:
-                if error.errno not in SHORTAGES:
-                    raise
-                _LOGGER.warning("Loading %s failed, %d attempts are left: %s", path, attempts_left, error)
-                shortage = error
-            await asyncio.sleep(SHORTAGE_BACK_OFF_MS / 1000)
-        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"loading {path} failed: {shortage}")
 
+class LoadingProgress:
+    """Tells in the log how far one directory is: as the loading begins, every few seconds, and at its end."""
 
-async def _to_its_end(work: Awaitable[_T]) -> _T:
-    """Waits for the work even if cancelled. A recovery continues off the loop and may truncate its log, so the
-    directory must stay locked until it ends."""
-    working = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        await asyncio.gather(working, return_exceptions=True)
-        raise
+    def __init__(self, loader: DirectoryLoader, clock_s: Callable[[], float]) -> None:
+        self.loader = loader
+        self._clock_s = clock_s
+        self._total = loader.remaining_logs
+        self._begun_s = self._told_s = clock_s()
+
+    def begin(self) -> None:
+        """Loading begins."""
+        path = self.loader.directory.path
+        if self.loader.is_clean:
+            _LOGGER.info("Skipping recovery for all logs in %s since clean shutdown file was found", path)
+        elif self._total:
+            _LOGGER.info("Attempting recovery for all logs in %s since no clean shutdown file was found", path)
+
+    def tell(self) -> None:
+        """Some more logs are loaded."""
+        if self._clock_s() - self._told_s >= PROGRESS_INTERVAL_S:
+            self._told_s = self._clock_s()
+            done = self._total - self.loader.remaining_logs
+            _LOGGER.info("Loaded %d of %d logs in %s", done, self._total, self.loader.directory.path)
+
+    def end(self) -> None:
+        """All logs are loaded, or the directory is offline."""
+        if self.loader.directory.is_online:
+            took_ms = (self._clock_s() - self._begun_s) * 1000
+            _LOGGER.info("Loaded %d logs in %s in %.0fms", self._total, self.loader.directory.path, took_ms)
 
 
 async def check_unique(loaders: Sequence[DirectoryLoader]) -> None:

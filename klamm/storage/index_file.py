@@ -1,12 +1,14 @@
-"""The file of an index. It is opened at its first use, and only appended to or cut.
+"""The file of an index, which is only appended to or cut. No descriptor stays open: a broker has many thousand indexes.
 
-What must stay true: the file always holds a prefix of the entries. When the disk is full, or the file cannot be opened
-for a while (`disk_errors.PASSING`), entries wait in memory and go out with the next write: an index that lacks its last
-entries only makes a lookup slower.
+What must stay true: the file always holds a prefix of the entries, the others wait in memory. Each flush, which comes
+before the recovery point moves, writes them: below the recovery point an index is whole, and above it a recovery makes
+it anew. An index that lacks its last entries only makes a lookup slower.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from klamm.environment import File, FileSystem
-from klamm.storage.disk_errors import PASSING
 from klamm.storage.unsynced_files import UnsyncedFiles
 
 
@@ -15,7 +17,7 @@ class CorruptIndexError(ValueError):
 
 
 class IndexFile:
-    """All methods raise OSError, except those that say that they tolerate a full disk."""
+    """Methods that touch the disk raise OSError. Then the entries in memory are still there."""
 
     __slots__ = ("_file", "_file_system", "_pending", "_size_bytes", "_unsynced", "path")
 
@@ -43,54 +45,57 @@ class IndexFile:
         finally:
             file.close()
 
-    def open(self) -> None:
-        """Opens the file, so that the next operation need not open it."""
-        self._open()
+    def keep_open(self) -> None:
+        """Opens the file until `close`, so that changes before that cannot lack a descriptor."""
+        if self._file is None:
+            self._file = self._file_system.open(self.path, create=True)
 
     def append(self, data: bytes) -> None:
-        """Writes at the end. When the disk is full, the data wait for the next append or `write_pending`."""
+        """Adds data that `write_pending` will write."""
         self._pending += data
-        try:
-            self.write_pending()
-        except OSError as error:
-            if error.errno not in PASSING:
-                raise
 
     def write_pending(self) -> None:
-        """Writes the data that a full disk has kept in memory."""
+        """Writes the data that are only in memory."""
         if self._pending:
-            file = self._open()
-            try:
-                file.write(self._size_bytes, self._pending)
-            except OSError:
-                file.truncate(self._size_bytes)
-                raise
-            self._size_bytes += len(self._pending)
-            self._pending = bytearray()
-            self._unsynced.mark(self.path)
-
-    def replace(self, data: bytes) -> None:
-        """Makes `data` the whole content. Tolerates a full disk."""
-        self.truncate(0)
-        self.append(data)
+            with self._opened() as file:
+                size_bytes = self._known_size(file)
+                try:
+                    file.write(size_bytes, self._pending)
+                except OSError:
+                    file.truncate(size_bytes)
+                    raise
+                self._size_bytes = size_bytes + len(self._pending)
+                self._pending = bytearray()
+                self._unsynced.mark(self.path)
 
     def truncate(self, size_bytes: int) -> None:
-        """Cuts entries off the end, including entries that wait in memory."""
-        file = self._open()
-        self._pending = self._pending[: max(0, size_bytes - self._size_bytes)]
-        if size_bytes < self._size_bytes:
-            file.truncate(size_bytes)
-            self._size_bytes = size_bytes
-            self._unsynced.mark(self.path)
+        """Cuts entries off the end, including entries that are only in memory."""
+        with self._opened() as file:
+            old_size_bytes = self._known_size(file)
+            self._pending = self._pending[: max(0, size_bytes - old_size_bytes)]
+            if size_bytes < old_size_bytes:
+                file.truncate(size_bytes)
+                self._size_bytes = size_bytes
+                self._unsynced.mark(self.path)
 
     def close(self) -> None:
-        """Closes the handle; the next use opens it again."""
+        """Ends `keep_open`."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _open(self) -> File:
-        if self._file is None:
-            self._file = self._file_system.open(self.path, create=True)
-            self._size_bytes = self._file.size()
-        return self._file
+    @contextmanager
+    def _opened(self) -> Iterator[File]:
+        if self._file is not None:
+            yield self._file
+            return
+        file = self._file_system.open(self.path, create=True)
+        try:
+            yield file
+        finally:
+            file.close()
+
+    def _known_size(self, file: File) -> int:
+        if self._size_bytes < 0:
+            self._size_bytes = file.size()
+        return self._size_bytes

@@ -19,6 +19,8 @@ EpochEntry = tuple[int, int]
 class LeaderEpochCache:
     """(epoch, start offset) entries. `persist` writes them to disk; the methods that change them raise its errors."""
 
+    __slots__ = ("_entries", "_persist")
+
     def __init__(self, entries: Sequence[EpochEntry], persist: Callable[[Sequence[EpochEntry]], None]) -> None:
         self._entries = list(entries)
         self._persist = persist

@@ -47,6 +47,7 @@ from klamm.storage.log_directory import PARTITION_METADATA_FILE, LogDirectory, f
 from klamm.storage.log_loader import LoadedLog, write_unsynced
 from klamm.storage.log_reader import FetchedRecords, LogReader
 from klamm.storage.log_validator import demands_on, fulfil, inspect_batch, validate_batch
+from klamm.storage.open_files import OpenFiles
 from klamm.storage.producer_state import AppendOrigin, BatchMetadata, ProducerState
 from klamm.storage.retention import RULES, RetainedLog
 from klamm.storage.segment import CLEANED_SUFFIX, LogSegment
@@ -104,6 +105,7 @@ class Log:
         config: LogConfig,
         loaded: LoadedLog,
         host: LogHost,
+        open_files: OpenFiles | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -118,8 +120,11 @@ class Log:
         self._environment = environment
         self._file_system = environment.file_system
         self._host = host
+        self._open_files = open_files
         self._unsynced = loaded.unsynced
         self._segments = loaded.segments
+        for segment in self._segments:
+            segment.open_log_files = open_files
         self._snapshots = loaded.snapshots
         self._producer_state = loaded.producer_state
         self._log_start_offset = loaded.log_start_offset
@@ -136,7 +141,7 @@ class Log:
         self.is_truncation_unsynced = not loaded.is_clean
         # Tells cleanings whether the records that they have read are still those of the log.
         self._truncations = 0
-        self._reader = LogReader(environment, loaded.segments, lambda: self._log_end_offset)
+        self._reader = LogReader(environment, loaded.segments, self)
         self.leader_epochs = LeaderEpochCache(loaded.leader_epochs, self._write_leader_epochs)
 
     def __repr__(self) -> str:
@@ -496,7 +501,7 @@ class Log:
 
     def _new_segment(self, base_offset: int, now_ms: int, *, suffix: str = "") -> LogSegment:
         jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
-        return LogSegment(
+        segment = LogSegment(
             self._file_system,
             self.directory,
             base_offset,
@@ -506,6 +511,8 @@ class Log:
             created_ms=now_ms,
             suffix=suffix,
         )
+        segment.open_log_files = self._open_files
+        return segment
 
     def _remove_segments(self, segments: Sequence[LogSegment]) -> None:
         paths = []
@@ -603,7 +610,7 @@ class Log:
             aborted_transactions=tuple(
                 each
                 for segment in self._segments
-                for each in segment.transaction_index.entries
+                for each in segment.aborted_transactions
                 if each.first_offset < end_offset
             ),
             segment_bytes=self.config.segment_bytes,
@@ -824,7 +831,7 @@ class Log:
         """(producer id, first offset) of the aborted transactions with records in [fetch_offset, upper_offset)."""
         found = []
         for segment in self._segments.starting_with(fetch_offset):
-            for entry in segment.transaction_index.entries:
+            for entry in segment.aborted_transactions:
                 if entry.last_offset >= fetch_offset and entry.first_offset < upper_offset:
                     found.append((entry.producer_id, entry.first_offset))
                 if entry.last_stable_offset >= upper_offset:

@@ -123,9 +123,10 @@ class _Loader:
         self._recovered_from: int | None = None
 
     def load(self, log_start_offset: int, recovery_point: int, is_clean: bool) -> LoadedLog:
-        if any(name.endswith(_TEMPORARY_SUFFIXES) for name in self._list()):
-            self._remove_temporary_files()
         self._names = self._list()
+        if any(name.endswith(_TEMPORARY_SUFFIXES) for name in self._names):
+            self._remove_temporary_files()
+            self._names = self._list()
         self._open_segments()
         self._snapshots = self._find_snapshots()
         known_epochs = self._read_leader_epochs()
@@ -148,7 +149,7 @@ class _Loader:
         self._snapshots.take_if_room(state)
         self._snapshots.keep_only(self._segments.base_offsets)
         for segment in self._segments:
-            segment.close_handles()
+            segment.release()
         return LoadedLog(
             directory=self._directory,
             unsynced=self._unsynced,
@@ -238,7 +239,7 @@ class _Loader:
         )
 
     def _open_segments(self) -> None:
-        names = set(self._names)
+        names = self._name_set = set(self._names)
         for name in list(self._names):
             match = segment_file(name)
             if match is None or match["kind"] == SNAPSHOT_SUFFIX:
@@ -313,7 +314,7 @@ class _Loader:
         """The first segment that contradicts a clean shutdown, if any. Rebuilds missing indexes."""
         for segment in self._segments:
             try:
-                segment.transaction_index.load()
+                self._load_transaction_index(segment)
             except CorruptIndexError as error:
                 _LOGGER.warning("Recovering from %s on: %s", segment.path, error)
                 return segment
@@ -328,6 +329,11 @@ class _Loader:
                     _LOGGER.warning("Recovering from %s on: %s", segment.path, error.message)
                     return segment
         return None
+
+    def _load_transaction_index(self, segment: LogSegment) -> None:
+        """Most segments have none. Raises CorruptIndexError."""
+        if file_name(segment.base_offset, TRANSACTION_INDEX_SUFFIX) in self._name_set:
+            segment.transaction_index.load()
 
     def _load_producer_state(self, end: int) -> ProducerState:
         """Used after a clean shutdown. Without any snapshot there were no producers, and nothing is read."""
@@ -346,7 +352,7 @@ class _Loader:
         trusted = [segment for segment in self._segments if segment.base_offset < start]
         for segment in trusted:
             try:
-                segment.transaction_index.load()
+                self._load_transaction_index(segment)
             except CorruptIndexError as error:
                 _LOGGER.warning("Recovering from %s on: %s", segment.path, error)
                 return self._recover(segment.base_offset, is_clean)
@@ -394,7 +400,9 @@ class _Loader:
             if completed is not None:
                 segment.transaction_index.note(completed)
 
-        return segment.recover(each)
+        damage = segment.recover(each)
+        segment.release()
+        return damage
 
     def _replay(self, segments: Sequence[LogSegment], state: ProducerState) -> None:
         """Brings the producer state to the end of `segments`."""

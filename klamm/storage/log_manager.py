@@ -16,15 +16,17 @@ import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
 
 from klamm.environment import Environment, FileSystem
+from klamm.metrics import MetricName, Metrics
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import Slices
 from klamm.storage.directory_checkpoints import DirectoryCheckpoints
-from klamm.storage.directory_loader import DirectoryLoader, check_unique
+from klamm.storage.directory_loader import DirectoryLoader, LoadingProgress, WantedLog, check_unique
 from klamm.storage.disk_errors import PASSING, SHORTAGE_BACK_OFF_MS, SHORTAGES
 from klamm.storage.future_logs import PreferredDirectories, settle
 from klamm.storage.log import Log
@@ -39,7 +41,8 @@ from klamm.storage.log_directory import (
     partition_directory_name,
     unique_id,
 )
-from klamm.storage.log_loader import load_log
+from klamm.storage.log_loader import LoadedLog, load_log
+from klamm.storage.open_files import OpenFiles
 from klamm.tasks import OnFailure, start_task
 
 _T = TypeVar("_T")
@@ -49,6 +52,8 @@ _NEVER_MS = 2**63 - 1
 _INITIAL_DELAY_MS = 30_000
 _DEFAULT_FLUSH_CHECK_MS = 1_000
 LOGS_PER_SLICE = 50
+# So many logs are loaded in one go off the loop: to pass one to a thread and back takes a fifth of the time to load it.
+LOGS_PER_LOADING = 16
 # Several logs are closed at once, because concurrent syncs share the file system's journal.
 _CLOSED_AT_ONCE = 8
 
@@ -87,12 +92,14 @@ class LogManager:
         self._file_system = environment.file_system
         self._meta_properties = meta_properties
         self._default_config = default_config
-        self._settings = settings or LogManagerSettings()
+        # May be replaced while the broker runs.
+        self.settings = settings or LogManagerSettings()
         self._on_directory_failure = on_directory_failure
         self._on_failure = on_failure
         self._directories = [
             LogDirectory(environment.file_system, path, self._directory_failed) for path in dict.fromkeys(directories)
         ]
+        self.open_files = OpenFiles(environment.file_system.is_short_of_descriptors)
         self._logs: dict[PartitionKey, Log] = {}
         self._future_logs: dict[PartitionKey, Log] = {}
         self.preferred_directories = PreferredDirectories()
@@ -115,6 +122,7 @@ class LogManager:
         self._log_counts = {directory.path: 0 for directory in self._directories}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._timers: dict[asyncio.TimerHandle, None] = {}
+        self._loading: list[LoadingProgress] = []
         self._is_loaded = False
         self._is_stopping = False
 
@@ -168,10 +176,8 @@ class LogManager:
 
     # -- loading --------------------------------------------------------------------------------------------------
 
-    async def load(
-        self, topic_configs: Mapping[str, LogConfig], progress: Callable[[int, int], None] | None = None
-    ) -> None:
-        """Opens all logs, and calls `progress(done, total)` for each. A directory whose disk fails goes offline.
+    async def load(self, topic_configs: Mapping[str, LogConfig]) -> None:
+        """Opens all logs. A directory whose disk fails goes offline.
 
         Raises KafkaError when a directory is locked, belongs to another broker or cluster, or holds a malformed file;
         when two directories hold the same partition; and when no directory is left.
@@ -186,29 +192,7 @@ class LogManager:
         except KafkaError:
             self._release_directories()
             raise
-        total = sum(len(loader.partitions) + len(loader.future_logs) for loader in to_load)
-        done = 0
-
-        async def load_some(loader: DirectoryLoader, found: Iterator[tuple[PartitionKey, bool]]) -> None:
-            nonlocal done
-            for key, is_future in found:
-                if not loader.directory.is_online:
-                    return
-                config = topic_configs.get(key[0], self._default_config)
-                await self._load(loader, key, config, is_future=is_future)
-                done += 1
-                if progress is not None:
-                    progress(done, total)
-
-        loaders = []
-        for loader in to_load:
-            found = iter([(key, False) for key in loader.partitions] + [(key, True) for key in loader.future_logs])
-            loaders += [load_some(loader, found) for _ in range(self._settings.recovery_threads_per_directory)]
-        results = await asyncio.gather(*loaders, return_exceptions=True)
-        for failure in results:
-            if failure is not None:
-                self._release_directories()
-                raise failure
+        await self._load_all(to_load, topic_configs)
         if not self.live_directories:
             self._release_directories()
             raise KafkaError(
@@ -224,6 +208,62 @@ class LogManager:
             await checkpoints.settle_first_dirty_offsets()
         self._is_loaded = True
 
+    async def _load_all(self, loaders: Sequence[DirectoryLoader], topic_configs: Mapping[str, LogConfig]) -> None:
+        threads = self.settings.recovery_threads_per_directory
+        self._environment.set_blocking_workers(threads * len(loaders))
+        self._loading = [LoadingProgress(loader, asyncio.get_running_loop().time) for loader in loaders]
+        parts = []
+        for progress in self._loading:
+            progress.begin()
+            wanted = iter(self._wanted(progress.loader, topic_configs))
+            parts += [self._load_some(progress, wanted) for _ in range(threads)]
+        results = await asyncio.gather(*parts, return_exceptions=True)
+        self._environment.set_blocking_workers(0)
+        for failure in results:
+            if failure is not None:
+                self._release_directories()
+                raise failure
+        for progress in self._loading:
+            progress.end()
+
+    def _wanted(self, loader: DirectoryLoader, topic_configs: Mapping[str, LogConfig]) -> Iterator[WantedLog]:
+        for found, is_future in ((loader.partitions, False), (loader.future_logs, True)):
+            for topic, partition in found:
+                yield WantedLog(topic, partition, topic_configs.get(topic, self._default_config), is_future)
+
+    async def _load_some(self, progress: LoadingProgress, wanted: Iterator[WantedLog]) -> None:
+        loader = progress.loader
+        while loader.directory.is_online and (part := list(islice(wanted, LOGS_PER_LOADING))):
+            await loader.load(part, functools.partial(self._opened, loader))
+            progress.tell()
+
+    def _opened(self, loader: DirectoryLoader, wanted: WantedLog, loaded: LoadedLog) -> None:
+        key = wanted.topic, wanted.partition
+        log = Log(self._environment, loader.directory, *key, wanted.config, loaded, self, self.open_files)
+        self._add(log, is_future=wanted.is_future)
+        log.first_dirty_offset = loader.first_dirty_offset(key)
+        settle_first_dirty_offset(log)
+        high_watermark = loader.high_watermark(key)
+        log.update_high_watermark(log.log_start_offset if high_watermark is None else high_watermark)
+
+    def register(self, metrics: Metrics) -> None:
+        """Adds the gauges of the logs: those that are still to be recovered (KIP-831), and open files."""
+        metrics.gauges(
+            MetricName("kafka.log", "LogManager", "remainingLogsToRecover"),
+            "Logs that are still to be recovered after an unclean shutdown.",
+            "dir",
+            self._remaining_logs_to_recover,
+        )
+        metrics.gauge(
+            MetricName("klamm", "LogManager", "OpenLogFiles"),
+            "Log files that are kept open.",
+            lambda: len(self.open_files),
+        )
+
+    def _remaining_logs_to_recover(self) -> dict[str, int]:
+        loaders = [progress.loader for progress in self._loading]
+        return {loader.directory.path: 0 if loader.is_clean else loader.remaining_logs for loader in loaders}
+
     def _release_directories(self) -> None:
         for directory in self._directories:
             directory.release()
@@ -231,17 +271,6 @@ class LogManager:
     def _loader(self, directory: LogDirectory) -> DirectoryLoader:
         checkpoints = self._checkpoints[directory.path]
         return DirectoryLoader(self._environment, directory, checkpoints, self._meta_properties)
-
-    async def _load(self, loader: DirectoryLoader, key: PartitionKey, config: LogConfig, *, is_future: bool) -> None:
-        loaded = await loader.load(*key, config, is_future=is_future)
-        if loaded is None:
-            return
-        log = Log(self._environment, loader.directory, *key, config, loaded, self)
-        self._add(log, is_future=is_future)
-        log.first_dirty_offset = loader.first_dirty_offset(key)
-        settle_first_dirty_offset(log)
-        high_watermark = loader.high_watermark(key)
-        log.update_high_watermark(log.log_start_offset if high_watermark is None else high_watermark)
 
     # -- creating and deleting ------------------------------------------------------------------------------------
 
@@ -326,7 +355,7 @@ class LogManager:
             now_ms=self._environment.now_ms(),
         )
         loaded.unsynced.mark(directory.path)
-        log = Log(self._environment, directory, topic, partition, config, loaded, self)
+        log = Log(self._environment, directory, topic, partition, config, loaded, self, self.open_files)
         self.segment_begun(log)
         return log
 
@@ -536,7 +565,7 @@ class LogManager:
 
     def start(self) -> None:
         """Begins the periodic work."""
-        settings = self._settings
+        settings = self.settings
         flush_check_ms = _DEFAULT_FLUSH_CHECK_MS if settings.flush_check_ms >= _NEVER_MS else settings.flush_check_ms
         for interval_ms, action in (
             (settings.retention_check_ms, self._apply_retention),
@@ -583,7 +612,8 @@ class LogManager:
                     for log in logs:
                         await log.close()
 
-                closing = [close_some() for _ in range(_CLOSED_AT_ONCE)]
+                at_once = max(_CLOSED_AT_ONCE, self.settings.recovery_threads_per_directory)
+                closing = [close_some() for _ in range(at_once)]
                 for failure in await asyncio.gather(*closing, return_exceptions=True):
                     if failure is not None:
                         raise failure
@@ -634,7 +664,7 @@ class LogManager:
 
     async def _expire_producers(self) -> None:
         async for log in self._each_online():
-            log.remove_expired_producers(self._environment.now_ms(), self._settings.producer_expiration_ms)
+            log.remove_expired_producers(self._environment.now_ms(), self.settings.producer_expiration_ms)
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 

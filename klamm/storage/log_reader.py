@@ -11,8 +11,7 @@ Reads first try bytes that are in memory; only a cold page needs work off the lo
 """
 
 import logging
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from klamm.environment import Environment, File
 from klamm.protocol.errors import KafkaError
@@ -45,21 +44,31 @@ class _Bounds(NamedTuple):
     active_size_bytes: int
 
 
+class ReadLog(Protocol):
+    """The log that is read."""
+
+    @property
+    def log_end_offset(self) -> int: ...
+
+
 class LogReader:
     """All methods raise OSError, and KafkaError(CORRUPT_MESSAGE) where the log is damaged."""
 
-    def __init__(self, environment: Environment, segments: LogSegments, log_end_offset: Callable[[], int]) -> None:
+    __slots__ = ("_environment", "_log", "_lookup", "_remembered", "_segments", "generation")
+
+    def __init__(self, environment: Environment, segments: LogSegments, log: ReadLog) -> None:
         self._environment = environment
         self._segments = segments
-        self._log_end_offset = log_end_offset
+        self._log = log
         self._remembered: dict[int, tuple[LogSegment, int]] = {}
-        self._lookup = TimestampLookup(environment)
+        self._lookup: TimestampLookup | None = None
         self.generation = 0
 
     def invalidate(self) -> None:
         """The log has been truncated: remembered positions and pending reads are void."""
         self._remembered.clear()
-        self._lookup.forget()
+        if self._lookup is not None:
+            self._lookup.forget()
         self.generation += 1
 
     def forget_segments(self) -> None:
@@ -71,7 +80,7 @@ class LogReader:
     async def read(self, offset: int, max_bytes: int, max_offset: int, *, minimum_one_batch: bool) -> FetchedRecords:
         """Reads at most `max_bytes`, or one batch, from one segment, all below `max_offset`."""
         active = self._segments.active
-        bounds = _Bounds(self.generation, self._log_end_offset(), active, active.size_bytes)
+        bounds = _Bounds(self.generation, self._log.log_end_offset, active, active.size_bytes)
         start = self._known_position(offset) or await self._locate(offset)
         if start is None or start[0].base_offset > active.base_offset:
             # Compaction may have left no record up to the log's end.
@@ -217,10 +226,12 @@ class LogReader:
 
     async def find_timestamp(self, timestamp_ms: int, start_offset: int) -> Found | None:
         """(timestamp, offset, leader epoch) of the first record at or after `start_offset` and `timestamp_ms`."""
-        key = self.generation, timestamp_ms, start_offset, self._log_end_offset()
-        return await self._lookup.share(key, lambda: self._find_timestamp(timestamp_ms, start_offset))
+        if self._lookup is None:
+            self._lookup = TimestampLookup(self._environment)
+        lookup, key = self._lookup, (self.generation, timestamp_ms, start_offset, self._log.log_end_offset)
+        return await lookup.share(key, lambda: self._find_timestamp(lookup, timestamp_ms, start_offset))
 
-    async def _find_timestamp(self, timestamp_ms: int, start_offset: int) -> Found | None:
+    async def _find_timestamp(self, lookup: TimestampLookup, timestamp_ms: int, start_offset: int) -> Found | None:
         for segment in self._segments.starting_with(start_offset):
             if segment.is_gone or segment.largest_timestamp() < timestamp_ms:
                 continue
@@ -229,7 +240,7 @@ class LogReader:
                 segment.load_indexes()
                 floor = max(segment.time_index.lookup(timestamp_ms), start_offset)
                 start = segment.offset_index.lookup(floor)
-                found = await self._lookup.find_in(file, start, end, timestamp_ms, start_offset)
+                found = await lookup.find_in(file, start, end, timestamp_ms, start_offset)
             finally:
                 segment.unpin()
             if found is not None:
@@ -246,7 +257,7 @@ class LogReader:
         if offset < active.base_offset:
             return _PLENTY_BYTES
         start = self._estimated_position(active, offset)
-        if max_offset >= self._log_end_offset():
+        if max_offset >= self._log.log_end_offset:
             end = active.size_bytes
         else:
             end = self._estimated_position(active, max_offset)

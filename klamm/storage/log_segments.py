@@ -9,6 +9,8 @@ from klamm.storage.segment import LogSegment
 class LogSegments:
     """An open log always has at least one segment. The last segment is the active one."""
 
+    __slots__ = ("_base_offsets", "_segments")
+
     def __init__(self) -> None:
         self._segments: list[LogSegment] = []
         self._base_offsets: list[int] = []

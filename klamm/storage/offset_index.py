@@ -2,7 +2,7 @@
 
 What must stay true:
 - Offsets and positions ascend strictly. An entry's position is that of a batch's first byte.
-- The entries are read from disk at their first use; `release` drops them from memory.
+- The entries are read from disk at their first use, as two arrays. A segment that nobody reads has no index in memory.
 
 File: entries of 8 bytes, offset minus base offset (i32) and position (i32), big-endian. Kafka's own may be
 preallocated with zeros while in use; such a file is rebuilt.
@@ -13,7 +13,8 @@ import struct
 import sys
 from array import array
 from bisect import bisect_right
-from itertools import pairwise
+from itertools import islice, pairwise
+from operator import lt
 
 from klamm.environment import FileSystem
 from klamm.storage.index_file import CorruptIndexError, IndexFile
@@ -113,13 +114,6 @@ class OffsetIndex:
         del self._positions[count:]
         self.file.truncate(count * ENTRY_SIZE_BYTES)
 
-    def release(self) -> None:
-        """Drops the entries and the file handle until the next use, unless entries wait for space on the disk."""
-        self.file.write_pending()
-        self.file.close()
-        self.adopt((array("i"), array("i")))
-        self.is_loaded = False
-
 
 def pack_entries(entries: list[tuple[int, int]], base_offset: int) -> bytes:
     """The content of a file with these (offset, position) entries."""
@@ -141,4 +135,4 @@ def entries_in_use(content: bytes, path: str, base_offset: int) -> list[tuple[in
 
 
 def _ascends(values: "array[int]") -> bool:
-    return all(a < b for a, b in pairwise(values))
+    return all(map(lt, values, islice(values, 1, None)))

@@ -19,6 +19,8 @@ _LOGGER = logging.getLogger(__name__)
 class ProducerSnapshots:
     """The snapshots in a partition's directory. Methods that touch the disk raise OSError."""
 
+    __slots__ = ("_directory", "_file_system", "_offsets", "_unsynced")
+
     def __init__(self, file_system: FileSystem, directory: str, unsynced: UnsyncedFiles, offsets: list[int]) -> None:
         self._file_system = file_system
         self._directory = directory

@@ -107,6 +107,8 @@ class ProducerEntry:
 class ProducerState:
     """The state after every batch below `end_offset`."""
 
+    __slots__ = ("_entries", "_first_unstable_offset", "_has_expired", "_ongoing", "_unreplicated", "end_offset")
+
     def __init__(self, end_offset: int = 0) -> None:
         self.end_offset = end_offset
         self._entries: dict[int, ProducerEntry] = {}

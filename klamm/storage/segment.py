@@ -5,24 +5,26 @@ What must stay true:
   2^31 of it. `size_bytes` is the end of the last whole batch; a failed write may leave bytes behind it.
 - The offset index gets an entry before an append if more than index.interval.bytes were appended since the last entry.
 - A preallocated log file is longer than `size_bytes`, with zeros behind it, until `trim`. Only the active segment's is.
-- A file is opened at its first use. A handle that a read off the loop may be using (`pin`) is closed only after its
-  `unpin`.
+- The log file is opened at its first use and stays open while there are few open files (`open_files.py`). A handle that
+  a read off the loop may be using (`pin`) is closed only after its `unpin`.
+- A segment that nobody uses is small: its indexes are in memory only from their first use on, until `release`.
 
 Source: kafka.log.LogSegment.
 """
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from klamm.environment import Buffer, File, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, NO_TIMESTAMP, BatchHeader, parse_header
 from klamm.storage import batch_scan
 from klamm.storage.disk_errors import PASSING
-from klamm.storage.index_file import CorruptIndexError
+from klamm.storage.index_file import CorruptIndexError, IndexFile
 from klamm.storage.offset_index import OffsetIndex
+from klamm.storage.open_files import OpenFiles
 from klamm.storage.time_index import TimeEntry, TimeIndex
-from klamm.storage.transaction_index import TransactionIndex
+from klamm.storage.transaction_index import AbortedTransaction, TransactionIndex
 from klamm.storage.unsynced_files import UnsyncedFiles
 
 LOG_SUFFIX = ".log"
@@ -44,6 +46,34 @@ def file_name(offset: int, suffix: str) -> str:
 class LogSegment:
     """All methods that touch the disk raise OSError."""
 
+    # A broker may have a hundred thousand segments, so each keeps few objects of its own.
+    __slots__ = (
+        "_bytes_since_index_entry",
+        "_close_when_unpinned",
+        "_directory",
+        "_file",
+        "_file_system",
+        "_first_timestamp",
+        "_index_interval_bytes",
+        "_max_timestamp",
+        "_offset_index",
+        "_offset_of_max_timestamp",
+        "_path",
+        "_pins",
+        "_suffix",
+        "_time_index",
+        "_transaction_index",
+        "_unsynced",
+        "base_offset",
+        "created_ms",
+        "is_gone",
+        "is_preallocated",
+        "open_log_files",
+        "roll_jitter_ms",
+        "size_bytes",
+        "was_used",
+    )
+
     def __init__(
         self,
         file_system: FileSystem,
@@ -62,6 +92,8 @@ class LogSegment:
         self.created_ms = created_ms
         self._file_system = file_system
         self._directory = directory
+        self._suffix = suffix
+        self._path: str | None = None
         self._unsynced = unsynced
         self._index_interval_bytes = index_interval_bytes
         self._bytes_since_index_entry = 0
@@ -71,29 +103,75 @@ class LogSegment:
         self._file: File | None = None
         self._pins = 0
         self._close_when_unpinned = False
+        # Where this segment counts its open file. None while its log is loaded: the loader closes what it opens.
+        self.open_log_files: OpenFiles | None = None
         self.was_used = False
         self.is_gone = False
         self.is_preallocated = False
+        self._offset_index: OffsetIndex | None = None
+        self._time_index: TimeIndex | None = None
+        self._transaction_index: TransactionIndex | None = None
 
-        def path(kind: str) -> str:
-            return f"{directory}/{file_name(base_offset, kind)}{suffix}"
+    @property
+    def path(self) -> str:
+        """The path of the log file."""
+        if self._path is None:
+            self._path = self._path_of(LOG_SUFFIX)
+        return self._path
 
-        self.path = path(LOG_SUFFIX)
-        self.offset_index = OffsetIndex(file_system, path(INDEX_SUFFIX), base_offset, unsynced)
-        self.time_index = TimeIndex(file_system, path(TIME_INDEX_SUFFIX), base_offset, unsynced)
-        self.transaction_index = TransactionIndex(file_system, path(TRANSACTION_INDEX_SUFFIX), base_offset, unsynced)
+    @property
+    def offset_index(self) -> OffsetIndex:
+        if self._offset_index is None:
+            path = self._path_of(INDEX_SUFFIX)
+            self._offset_index = OffsetIndex(self._file_system, path, self.base_offset, self._unsynced)
+        return self._offset_index
+
+    @property
+    def time_index(self) -> TimeIndex:
+        if self._time_index is None:
+            path = self._path_of(TIME_INDEX_SUFFIX)
+            self._time_index = TimeIndex(self._file_system, path, self.base_offset, self._unsynced)
+        return self._time_index
+
+    @property
+    def transaction_index(self) -> TransactionIndex:
+        if self._transaction_index is None:
+            path = self._path_of(TRANSACTION_INDEX_SUFFIX)
+            self._transaction_index = TransactionIndex(self._file_system, path, self.base_offset, self._unsynced)
+        return self._transaction_index
+
+    @property
+    def aborted_transactions(self) -> Sequence[AbortedTransaction]:
+        """The entries of the transaction index."""
+        return () if self._transaction_index is None else self._transaction_index.entries
+
+    def _path_of(self, kind: str) -> str:
+        return f"{self._directory}/{file_name(self.base_offset, kind)}{self._suffix}"
+
+    def _index_files(self) -> Iterator[IndexFile]:
+        """The files of the indexes that are in memory."""
+        for index in (self._offset_index, self._time_index, self._transaction_index):
+            if index is not None:
+                yield index.file
 
     def swapped_in(self) -> None:
         """The files of this new segment have lost their suffix."""
-        self.directory_renamed(self._directory)
+        self._suffix = ""
+        self._paths_changed()
 
     def directory_renamed(self, directory: str) -> None:
         """The directory of the files has another name. Open files stay open."""
         self._directory = directory
-        self.path = f"{directory}/{file_name(self.base_offset, LOG_SUFFIX)}"
-        self.offset_index.file.path = f"{directory}/{file_name(self.base_offset, INDEX_SUFFIX)}"
-        self.time_index.file.path = f"{directory}/{file_name(self.base_offset, TIME_INDEX_SUFFIX)}"
-        self.transaction_index.file.path = f"{directory}/{file_name(self.base_offset, TRANSACTION_INDEX_SUFFIX)}"
+        self._paths_changed()
+
+    def _paths_changed(self) -> None:
+        self._path = None
+        if self._offset_index is not None:
+            self._offset_index.file.path = self._path_of(INDEX_SUFFIX)
+        if self._time_index is not None:
+            self._time_index.file.path = self._path_of(TIME_INDEX_SUFFIX)
+        if self._transaction_index is not None:
+            self._transaction_index.file.path = self._path_of(TRANSACTION_INDEX_SUFFIX)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -127,16 +205,22 @@ class LogSegment:
             if self.is_gone:
                 raise FileNotFoundError(errno.ENOENT, "segment is closed", self.path)
             self._file = self._file_system.open(self.path)
+            if self.open_log_files is not None:
+                self.open_log_files.opened(self)
         return self._file
 
     def open_files(self) -> None:
-        """Opens all files that `cut` changes."""
+        """Opens all files that `cut` changes, until the cut."""
         self.load_indexes()
-        self.file()
-        self.offset_index.file.open()
-        self.time_index.file.open()
-        if self.transaction_index.file.exists():
-            self.transaction_index.file.open()
+        try:
+            self.file()
+            self.offset_index.file.keep_open()
+            self.time_index.file.keep_open()
+            if self.transaction_index.file.exists():
+                self.transaction_index.file.keep_open()
+        except OSError:
+            self._close_index_files()
+            raise
 
     def pin(self) -> File:
         """The log file, to be kept open until `unpin`."""
@@ -159,38 +243,46 @@ class LogSegment:
 
     def _write_largest_timestamp(self) -> None:
         """Adds the largest timestamp to the time index, which otherwise lacks the appends since its last entry."""
-        if self._max_timestamp is not None and self.time_index.is_loaded:
-            self.time_index.maybe_append(self._max_timestamp, self._offset_of_max_timestamp)
+        if self._max_timestamp is not None and self._time_index is not None and self._time_index.is_loaded:
+            self._time_index.maybe_append(self._max_timestamp, self._offset_of_max_timestamp)
 
     def write_pending(self) -> None:
-        """Writes the index entries that a full disk has kept in memory."""
-        self.offset_index.file.write_pending()
-        self.time_index.file.write_pending()
-        self.transaction_index.file.write_pending()
+        """Writes the index entries that are only in memory."""
+        for file in self._index_files():
+            file.write_pending()
 
     def close_handles(self) -> None:
         """Closes all files and writes nothing."""
-        self.offset_index.file.close()
-        self.time_index.file.close()
-        self.transaction_index.file.close()
+        self._close_index_files()
         if self._pins:
             self._close_when_unpinned = True
         else:
             self._close_file()
 
+    def _close_index_files(self) -> None:
+        for file in self._index_files():
+            file.close()
+
     def release(self) -> None:
         """Frees memory and handles until the next use."""
-        self.transaction_index.file.close()
         try:
             self._write_largest_timestamp()
-            self.offset_index.release()
-            self.time_index.release()
+            self.write_pending()
+            self._offset_index = self._time_index = self._path = None
+            if not self.aborted_transactions:
+                self._transaction_index = None
         except OSError as error:
             # Entries for which the disk has no space stay in memory.
             if error.errno not in PASSING:
                 raise
-        if not self._pins:
-            self._close_file()
+        self.close_if_idle()
+
+    def close_if_idle(self) -> bool:
+        """Closes the log file until its next use. Returns False, and leaves it open, while a read is using it."""
+        if self._pins:
+            return False
+        self._close_file()
+        return True
 
     def mark_deleted(self) -> list[str]:
         """Renames the files to .deleted, closes them and returns the new paths. Pending reads continue."""
@@ -206,14 +298,16 @@ class LogSegment:
         self.close_handles()
         return renamed
 
-    def _paths(self) -> tuple[str, str, str, str]:
-        return self.path, self.offset_index.file.path, self.time_index.file.path, self.transaction_index.file.path
+    def _paths(self) -> list[str]:
+        return [self._path_of(kind) for kind in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)]
 
     def _close_file(self) -> None:
         self._close_when_unpinned = False
         if self._file is not None:
             self._file.close()
             self._file = None
+            if self.open_log_files is not None:
+                self.open_log_files.closed(self)
 
     # -- appending ------------------------------------------------------------------------------------------------
 
@@ -355,6 +449,7 @@ class LogSegment:
         self.time_index.truncate_to(offset)
         self.transaction_index.truncate_to(offset)
         self.file().truncate(position)
+        self._close_index_files()
         self._unsynced.mark(self.path)
         self.size_bytes = position
         self._bytes_since_index_entry = 0

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from klamm.environment import FileSystem
+from klamm.storage.disk_errors import PASSING
 from klamm.storage.index_file import CorruptIndexError, IndexFile
 from klamm.storage.producer_state import CompletedTransaction
 from klamm.storage.unsynced_files import UnsyncedFiles
@@ -71,8 +72,14 @@ class TransactionIndex:
             )
 
     def append(self, entry: AbortedTransaction) -> None:
+        """Writes the entry at once: no recovery may lack it. On a full disk it goes out with the next flush."""
         self._entries.append(entry)
         self.file.append(pack_entries([entry]))
+        try:
+            self.file.write_pending()
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
 
     def reset(self) -> None:
         """Empties the index before it is rebuilt."""

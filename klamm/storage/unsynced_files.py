@@ -11,6 +11,8 @@ from klamm.environment import FileSystem
 class UnsyncedFiles:
     """Paths of files and directories with unsynced changes, each with the number of its latest change."""
 
+    __slots__ = ("_version", "_versions")
+
     def __init__(self) -> None:
         self._versions: dict[str, int] = {}
         self._version = 0
@@ -49,6 +51,9 @@ class UnsyncedFiles:
         for path, version in pending.items():
             if self._versions.get(path) == version:
                 del self._versions[path]
+        if not self._versions:
+            # An emptied dict keeps its memory. Most logs of a broker have nothing to sync.
+            self._versions = {}
 
 
 def sync(file_system: FileSystem, pending: dict[str, int]) -> list[str]:

@@ -26,6 +26,7 @@ def test_the_offset_index_is_kafkas():
     index.load()
     index.append(BASE + 5, 4200)
     index.append(BASE + 2**31 - 1, 2**31 - 2)
+    index.file.write_pending()
     assert environment.file_system.read_file("/index").hex() == "00000005000010687fffffff7ffffffe"
     assert index.last_entry_on_disk() == (BASE + 2**31 - 1, 2**31 - 2)
 
@@ -38,6 +39,7 @@ def test_offset_lookups(pairs, wanted):
     index.load()
     for offset, position in entries:
         index.append(BASE + offset, position)
+    index.file.write_pending()
     for again in (index, new(OffsetIndex, environment)):
         again.load()
         assert again.lookup(BASE + wanted) == max((p for o, p in entries if o <= wanted), default=0)
@@ -57,6 +59,7 @@ def test_the_time_index_is_kafkas():
     index.load()
     index.maybe_append(0x0102030405060708, BASE + 9)
     index.maybe_append(0x0102030405060708, BASE + 10)
+    index.file.write_pending()
     assert environment.file_system.read_file("/index").hex() == "010203040506070800000009"
     assert index.last_entry_on_disk() == index.last_entry() == (0x0102030405060708, BASE + 9)
 
@@ -78,6 +81,7 @@ def test_a_record_of_1970_is_no_preallocation():
     index = new(TimeIndex)
     index.load()
     index.maybe_append(0, BASE)
+    index.file.write_pending()
     assert index.last_entry_on_disk() == (0, BASE)
 
 
@@ -116,22 +120,49 @@ def test_a_full_disk_holds_entries_back(seed):
     index = new(OffsetIndex, environment)
     index.load()
     index.append(BASE + 1, 10)
+    index.file.write_pending()
     environment.disk.capacity_bytes = environment.disk.used_bytes() + 5
     for entry in (2, 3):
         index.append(BASE + entry, 10 * entry)
+        with pytest.raises(OSError, match="No space"):
+            index.file.write_pending()
         # No part of an entry stays behind.
         assert environment.file_system.size(index.file.path) == 8
     assert index.lookup(BASE + 3) == 30
-    with pytest.raises(OSError, match="No space"):
-        index.file.write_pending()
-    with pytest.raises(OSError, match="No space"):
-        index.release()
     index.truncate_to(BASE + 3, 30)
     environment.disk.capacity_bytes = None
     index.append(BASE + 4, 40)
+    index.file.write_pending()
     again = new(OffsetIndex, environment)
     again.load()
     assert [again.lookup(BASE + i) for i in range(1, 5)] == [10, 20, 20, 40]
+
+
+def test_an_index_keeps_no_file_open():
+    environment = DiskEnvironment()
+    index = new(TimeIndex, environment)
+    index.load()
+    index.maybe_append(10, BASE)
+    index.file.write_pending()
+    index.truncate_to(BASE)
+    assert environment.open_files == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 2**40), st.integers(0, 3)), max_size=30))
+def test_the_columns_of_a_time_index_are_what_was_written(steps):
+    environment = DiskEnvironment()
+    index = new(TimeIndex, environment)
+    index.load()
+    timestamp, offset, written = 0, 0, []
+    for later, further in steps:
+        timestamp, offset = timestamp + later, offset + further
+        index.maybe_append(timestamp, BASE + offset)
+        written.append((timestamp, BASE + offset))
+    index.file.write_pending()
+    again = new(TimeIndex, environment)
+    again.load()
+    assert [again.lookup(timestamp) for timestamp, _ in written] == [offset for _, offset in written]
+    assert again.last_entry() == again.last_entry_on_disk() == (written[-1] if written else (-1, BASE))
 
 
 def test_overlapping_syncs_take_no_credit_for_each_other():

@@ -11,6 +11,7 @@ from klamm.protocol.records import ControlRecordType, Record, build_batch
 from klamm.simulation import disk
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_config import LogConfig
+from klamm.storage.log_reader import LogReader
 from support.logs import NOW_MS, DiskEnvironment, append, batch, marker, open_log, read_all, records_in
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=150)
@@ -86,8 +87,8 @@ async def test_out_of_range(log):
 
 async def test_reads_that_go_on_need_no_search(log, monkeypatch):
     searches = []
-    find = log._reader._find
-    monkeypatch.setattr(log._reader, "_find", lambda *arguments: searches.append(arguments) or find(*arguments))
+    find = LogReader._find
+    monkeypatch.setattr(LogReader, "_find", lambda *arguments: searches.append(arguments) or find(*arguments))
     position = (await read(log, 3, 300)).next_offset
     assert len(searches) == 1
     while position < 200:

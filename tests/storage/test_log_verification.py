@@ -21,7 +21,7 @@ INDEXES = (".index", ".timeindex", ".txnindex")
 
 
 def filled(count: int = 60) -> DiskEnvironment:
-    """A closed log of several segments, with aborted transactions, an idempotent producer and leader epochs."""
+    """A log of several segments, with aborted transactions, an idempotent producer and leader epochs."""
     environment = DiskEnvironment()
     log = open_log(environment, SMALL)
     for i in range(count):
@@ -35,6 +35,8 @@ def filled(count: int = 60) -> DiskEnvironment:
         else:
             append(log, b"%d" % i, b"x" * (i % 40), **placed)
     log.update_high_watermark(log.log_end_offset)
+    for segment in log._segments:
+        segment.write_pending()
     return environment
 
 

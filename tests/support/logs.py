@@ -35,12 +35,17 @@ class DiskEnvironment(Environment):
         self.clock_ms = NOW_MS
         self.disk = disk or Disk("disk", random.Random(seed), Trace(lambda: 0), lambda: self.clock_ms)
         self.random = random.Random(seed)
-        self.file_system = SimulatedFileSystem(self.disk, Process("process", "host"))
+        self._process = Process("process", "host")
+        self.file_system = SimulatedFileSystem(self.disk, self._process)
         self.before_blocking = None  # a test's chance to do something during a read or a flush
         self.worked = []  # what has run in the worker
         self.is_blocking = False
         self.bytes_read_on_the_loop = 0
         self.file_system.open = self._open
+
+    @property
+    def open_files(self) -> int:
+        return self._process.open_files
 
     def now_ms(self) -> int:
         return self.clock_ms

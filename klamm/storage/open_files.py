@@ -1,0 +1,67 @@
+"""The log files that a broker keeps open.
+
+A log file is opened at its first use and stays open, so that an append or a read need not open it. When the process is
+short of descriptors, a file that was not used lately is closed until its next use.
+
+What must stay true:
+- A file that a read off the loop is using is not closed.
+- Closing a file loses nothing: no writes wait in it, and a sync opens the files itself.
+- Connections come first: for a new connection, log files are closed down to the last `MIN_OPEN_FILES`.
+- A use costs nothing here: the holder notes it in `was_used`. Opening a file looks at a few others at most.
+
+All methods run on the loop's thread.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+# So many log files may stay open whatever the number of connections.
+MIN_OPEN_FILES = 64
+# So many files are looked at before the next one is closed although it was used.
+_LOOKS = 16
+
+
+class OpenFile(Protocol):
+    """What holds an open file."""
+
+    was_used: bool
+
+    def close_if_idle(self) -> bool:
+        """Closes the file and calls `OpenFiles.closed`. Returns False, and leaves it open, while it is in use."""
+
+
+class OpenFiles:
+    """The holders of open files, the next to be looked at first. `is_short` says whether to close a file for each that
+    is opened."""
+
+    def __init__(self, is_short: Callable[[], bool]) -> None:
+        self._is_short = is_short
+        self._open: OrderedDict[OpenFile, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def opened(self, holder: OpenFile) -> None:
+        """`holder` has just opened its file."""
+        if self._is_short():
+            self._close_one()
+        self._open[holder] = None
+
+    def closed(self, holder: OpenFile) -> None:
+        """`holder` has closed its file."""
+        self._open.pop(holder, None)
+
+    def make_room(self) -> bool:
+        """Closes a file for a connection. Returns whether one could be spared."""
+        return len(self._open) > MIN_OPEN_FILES and self._close_one()
+
+    def _close_one(self) -> bool:
+        """Closes the first file that was not used since it was last looked at."""
+        for looks_left in range(min(_LOOKS, len(self._open)), 0, -1):
+            holder = next(iter(self._open))
+            if (not holder.was_used or looks_left == 1) and holder.close_if_idle():
+                return True
+            holder.was_used = False
+            self._open.move_to_end(holder)
+        return False
