@@ -37,12 +37,17 @@ from klamm.config.versions import ANY_VERSION, SUPPORTED_VERSION, ApiVersion
 from klamm.config.without_effect import (
     COUNTERS,
     JAVA_REPORTERS,
+    JAVA_SECURITY,
     NO_LONGER_READ,
     NO_PURGE,
     NOT_YET,
     ONE_FORMAT,
     ONE_LOOP,
+    PASSWORDS,
+    SASL,
     SECURITY,
+    TLS,
+    TOKENS,
     TRANSACTIONS,
 )
 
@@ -76,34 +81,28 @@ class BrokerKeys:
     zookeeper_sync_time_ms: int = integer(
         2000, "How far a follower of ZooKeeper may be behind.", importance=LOW, without_effect=NO_LONGER_READ
     )
-    zookeeper_ssl_client_enable: bool = boolean(False, "Speak TLS to ZooKeeper.", without_effect=SECURITY)
-    zookeeper_clientCnxnSocket: str | None = string(None, "Java class of the client's socket.", without_effect=SECURITY)
-    zookeeper_ssl_keystore_location: str | None = string(
-        None, "File of the client's key store.", without_effect=SECURITY
+    zookeeper_ssl_client_enable: bool = boolean(False, "Speak TLS to ZooKeeper.", without_effect=TLS)
+    zookeeper_clientCnxnSocket: str | None = string(
+        None, "Java class of the client's socket.", without_effect=JAVA_SECURITY
     )
-    zookeeper_ssl_keystore_password: str | None = password(None, "Password of the key store.", without_effect=SECURITY)
-    zookeeper_ssl_keystore_type: str | None = string(None, "Format of the key store.", without_effect=SECURITY)
-    zookeeper_ssl_truststore_location: str | None = string(None, "File of the trust store.", without_effect=SECURITY)
-    zookeeper_ssl_truststore_password: str | None = password(
-        None, "Password of the trust store.", without_effect=SECURITY
-    )
-    zookeeper_ssl_truststore_type: str | None = string(None, "Format of the trust store.", without_effect=SECURITY)
-    zookeeper_ssl_protocol: str = string(
-        "TLSv1.2", "TLS version to negotiate.", importance=LOW, without_effect=SECURITY
-    )
+    zookeeper_ssl_keystore_location: str | None = string(None, "File of the client's key store.", without_effect=TLS)
+    zookeeper_ssl_keystore_password: str | None = password(None, "Password of the key store.", without_effect=TLS)
+    zookeeper_ssl_keystore_type: str | None = string(None, "Format of the key store.", without_effect=TLS)
+    zookeeper_ssl_truststore_location: str | None = string(None, "File of the trust store.", without_effect=TLS)
+    zookeeper_ssl_truststore_password: str | None = password(None, "Password of the trust store.", without_effect=TLS)
+    zookeeper_ssl_truststore_type: str | None = string(None, "Format of the trust store.", without_effect=TLS)
+    zookeeper_ssl_protocol: str = string("TLSv1.2", "TLS version to negotiate.", importance=LOW, without_effect=TLS)
     zookeeper_ssl_enabled_protocols: tuple[str, ...] | None = list_of(
-        None, "TLS versions allowed.", importance=LOW, without_effect=SECURITY
+        None, "TLS versions allowed.", importance=LOW, without_effect=TLS
     )
     zookeeper_ssl_cipher_suites: tuple[str, ...] | None = list_of(
-        None, "Cipher suites allowed.", importance=LOW, without_effect=SECURITY
+        None, "Cipher suites allowed.", importance=LOW, without_effect=TLS
     )
     zookeeper_ssl_endpoint_identification_algorithm: str = string(
-        "HTTPS", "How the server's host name is checked; empty turns it off.", importance=LOW, without_effect=SECURITY
+        "HTTPS", "How the server's host name is checked; empty turns it off.", importance=LOW, without_effect=TLS
     )
-    zookeeper_ssl_crl_enable: bool = boolean(False, "Check revocation lists.", importance=LOW, without_effect=SECURITY)
-    zookeeper_ssl_ocsp_enable: bool = boolean(
-        False, "Check revocation by OCSP.", importance=LOW, without_effect=SECURITY
-    )
+    zookeeper_ssl_crl_enable: bool = boolean(False, "Check revocation lists.", importance=LOW, without_effect=TLS)
+    zookeeper_ssl_ocsp_enable: bool = boolean(False, "Check revocation by OCSP.", importance=LOW, without_effect=TLS)
 
     # -- identity -------------------------------------------------------------------------------------------------
     broker_id: int = integer(-1, "The broker's id; -1 generates one.", importance=HIGH)
@@ -159,9 +158,9 @@ class BrokerKeys:
     )
     connections_max_idle_ms: int = long(600000, "Time after which an idle connection is closed; negative for never.")
     connection_failed_authentication_delay_ms: int = integer(
-        100, "Wait before a failed login is answered.", at_least(0), importance=LOW, without_effect=SECURITY
+        100, "Wait before a failed login is answered.", at_least(0), importance=LOW, without_effect=SASL
     )
-    connections_max_reauth_ms: int = long(0, "Longest lifetime of a login; 0 for no limit.", without_effect=SECURITY)
+    connections_max_reauth_ms: int = long(0, "Longest lifetime of a login; 0 for no limit.", without_effect=SASL)
     max_connections: int = integer(INT_MAX, "Connections allowed in all.", at_least(0), update_mode=CLUSTER_WIDE)
     max_connections_per_ip: int = integer(
         INT_MAX, "Connections allowed from one address.", at_least(0), update_mode=CLUSTER_WIDE
@@ -532,148 +531,148 @@ class BrokerKeys:
         "", "Java class that decides what users may do.", importance=LOW, without_effect=SECURITY
     )
     principal_builder_class: str | None = class_name(
-        None, "Java class that names users.", update_mode=PER_BROKER, without_effect=SECURITY
+        None, "Java class that names users.", update_mode=PER_BROKER, without_effect=JAVA_SECURITY
     )
     security_providers: str | None = string(
-        None, "Java classes of security providers.", importance=LOW, without_effect=SECURITY
+        None, "Java classes of security providers.", importance=LOW, without_effect=JAVA_SECURITY
     )
-    ssl_protocol: str = string("TLSv1.3", "TLS version to negotiate.", update_mode=PER_BROKER, without_effect=SECURITY)
+    ssl_protocol: str = string("TLSv1.3", "TLS version to negotiate.", update_mode=PER_BROKER, without_effect=TLS)
     ssl_enabled_protocols: tuple[str, ...] = list_of(
-        ("TLSv1.2", "TLSv1.3"), "TLS versions allowed.", update_mode=PER_BROKER, without_effect=SECURITY
+        ("TLSv1.2", "TLSv1.3"), "TLS versions allowed.", update_mode=PER_BROKER, without_effect=TLS
     )
-    ssl_provider: str | None = string(None, "Java's TLS provider.", update_mode=PER_BROKER, without_effect=SECURITY)
+    ssl_provider: str | None = string(
+        None, "Java's TLS provider.", update_mode=PER_BROKER, without_effect=JAVA_SECURITY
+    )
     ssl_cipher_suites: tuple[str, ...] = list_of(
-        (), "Cipher suites allowed; all when empty.", update_mode=PER_BROKER, without_effect=SECURITY
+        (), "Cipher suites allowed; all when empty.", update_mode=PER_BROKER, without_effect=TLS
     )
-    ssl_keystore_type: str = string("JKS", "Format of the key store.", update_mode=PER_BROKER, without_effect=SECURITY)
+    ssl_keystore_type: str = string("JKS", "Format of the key store.", update_mode=PER_BROKER, without_effect=TLS)
     ssl_keystore_location: str | None = string(
-        None, "File of the key store.", update_mode=PER_BROKER, without_effect=SECURITY
+        None, "File of the key store.", update_mode=PER_BROKER, without_effect=TLS
     )
     ssl_keystore_password: str | None = password(
-        None, "Password of the key store.", update_mode=PER_BROKER, without_effect=SECURITY
+        None, "Password of the key store.", update_mode=PER_BROKER, without_effect=TLS
     )
-    ssl_keystore_key: str | None = password(
-        None, "Private key in PEM.", update_mode=PER_BROKER, without_effect=SECURITY
-    )
+    ssl_keystore_key: str | None = password(None, "Private key in PEM.", update_mode=PER_BROKER, without_effect=TLS)
     ssl_keystore_certificate_chain: str | None = password(
-        None, "Certificates in PEM.", update_mode=PER_BROKER, without_effect=SECURITY
+        None, "Certificates in PEM.", update_mode=PER_BROKER, without_effect=TLS
     )
     ssl_key_password: str | None = password(
-        None, "Password of the private key.", update_mode=PER_BROKER, without_effect=SECURITY
+        None, "Password of the private key.", update_mode=PER_BROKER, without_effect=TLS
     )
-    ssl_truststore_type: str = string(
-        "JKS", "Format of the trust store.", update_mode=PER_BROKER, without_effect=SECURITY
-    )
+    ssl_truststore_type: str = string("JKS", "Format of the trust store.", update_mode=PER_BROKER, without_effect=TLS)
     ssl_truststore_location: str | None = string(
-        None, "File of the trust store.", update_mode=PER_BROKER, without_effect=SECURITY
+        None, "File of the trust store.", update_mode=PER_BROKER, without_effect=TLS
     )
     ssl_truststore_password: str | None = password(
-        None, "Password of the trust store.", update_mode=PER_BROKER, without_effect=SECURITY
+        None, "Password of the trust store.", update_mode=PER_BROKER, without_effect=TLS
     )
     ssl_truststore_certificates: str | None = password(
-        None, "Trusted certificates in PEM.", update_mode=PER_BROKER, without_effect=SECURITY
+        None, "Trusted certificates in PEM.", update_mode=PER_BROKER, without_effect=TLS
     )
     ssl_keymanager_algorithm: str = string(
-        "SunX509", "Java's key manager.", update_mode=PER_BROKER, without_effect=SECURITY
+        "SunX509", "Java's key manager.", update_mode=PER_BROKER, without_effect=JAVA_SECURITY
     )
     ssl_trustmanager_algorithm: str = string(
-        "PKIX", "Java's trust manager.", update_mode=PER_BROKER, without_effect=SECURITY
+        "PKIX", "Java's trust manager.", update_mode=PER_BROKER, without_effect=JAVA_SECURITY
     )
     ssl_endpoint_identification_algorithm: str = string(
         "https",
         "How host names are checked; empty turns it off.",
         importance=LOW,
         update_mode=PER_BROKER,
-        without_effect=SECURITY,
+        without_effect=TLS,
     )
     ssl_secure_random_implementation: str | None = string(
-        None, "Java's random generator.", importance=LOW, update_mode=PER_BROKER, without_effect=SECURITY
+        None, "Java's random generator.", importance=LOW, update_mode=PER_BROKER, without_effect=JAVA_SECURITY
     )
     ssl_client_auth: str = string(
         "none",
         "Whether clients need a certificate.",
         one_of("required", "requested", "none"),
         update_mode=PER_BROKER,
-        without_effect=SECURITY,
+        without_effect=TLS,
     )
     ssl_principal_mapping_rules: str = string(
-        "DEFAULT", "How certificates become user names.", importance=LOW, without_effect=SECURITY
+        "DEFAULT", "How certificates become user names.", importance=LOW, without_effect=TLS
     )
     ssl_engine_factory_class: str | None = class_name(
-        None, "Java class that makes TLS engines.", importance=LOW, update_mode=PER_BROKER, without_effect=SECURITY
+        None, "Java class that makes TLS engines.", importance=LOW, update_mode=PER_BROKER, without_effect=JAVA_SECURITY
     )
     sasl_mechanism_inter_broker_protocol: str = string(
-        "GSSAPI", "Mechanism between brokers.", update_mode=PER_BROKER, without_effect=SECURITY
+        "GSSAPI", "Mechanism between brokers.", update_mode=PER_BROKER, without_effect=SASL
     )
     sasl_enabled_mechanisms: tuple[str, ...] = list_of(
-        ("GSSAPI",), "Mechanisms that clients may use.", update_mode=PER_BROKER, without_effect=SECURITY
+        ("GSSAPI",), "Mechanisms that clients may use.", update_mode=PER_BROKER, without_effect=SASL
     )
-    sasl_jaas_config: str | None = password(None, "Login settings.", update_mode=PER_BROKER, without_effect=SECURITY)
+    sasl_jaas_config: str | None = password(None, "Login settings.", update_mode=PER_BROKER, without_effect=SASL)
     sasl_server_callback_handler_class: str | None = class_name(
-        None, "Java class that checks logins.", without_effect=SECURITY
+        None, "Java class that checks logins.", without_effect=JAVA_SECURITY
     )
     sasl_client_callback_handler_class: str | None = class_name(
-        None, "Java class that logs in.", without_effect=SECURITY
+        None, "Java class that logs in.", without_effect=JAVA_SECURITY
     )
-    sasl_login_class: str | None = class_name(None, "Java class of a login.", without_effect=SECURITY)
+    sasl_login_class: str | None = class_name(None, "Java class of a login.", without_effect=JAVA_SECURITY)
     sasl_login_callback_handler_class: str | None = class_name(
-        None, "Java class that fetches credentials.", without_effect=SECURITY
+        None, "Java class that fetches credentials.", without_effect=JAVA_SECURITY
     )
-    sasl_server_max_receive_size: int = integer(524288, "Largest message before login.", without_effect=SECURITY)
+    sasl_server_max_receive_size: int = integer(524288, "Largest message before login.", without_effect=SASL)
     sasl_kerberos_service_name: str | None = string(
-        None, "Kerberos name of the brokers.", update_mode=PER_BROKER, without_effect=SECURITY
+        None, "Kerberos name of the brokers.", update_mode=PER_BROKER, without_effect=SASL
     )
     sasl_kerberos_kinit_cmd: str = string(
-        "/usr/bin/kinit", "Path of kinit.", update_mode=PER_BROKER, without_effect=SECURITY
+        "/usr/bin/kinit", "Path of kinit.", update_mode=PER_BROKER, without_effect=SASL
     )
     sasl_kerberos_ticket_renew_window_factor: float = double(
-        0.8, "Share of a ticket's life before its renewal.", update_mode=PER_BROKER, without_effect=SECURITY
+        0.8, "Share of a ticket's life before its renewal.", update_mode=PER_BROKER, without_effect=SASL
     )
     sasl_kerberos_ticket_renew_jitter: float = double(
-        0.05, "Random part of it.", update_mode=PER_BROKER, without_effect=SECURITY
+        0.05, "Random part of it.", update_mode=PER_BROKER, without_effect=SASL
     )
     sasl_kerberos_min_time_before_relogin: int = long(
-        60000, "Shortest time between two logins.", update_mode=PER_BROKER, without_effect=SECURITY
+        60000, "Shortest time between two logins.", update_mode=PER_BROKER, without_effect=SASL
     )
     sasl_kerberos_principal_to_local_rules: tuple[str, ...] = list_of(
-        ("DEFAULT",), "How principals become user names.", update_mode=PER_BROKER, without_effect=SECURITY
+        ("DEFAULT",), "How principals become user names.", update_mode=PER_BROKER, without_effect=SASL
     )
     sasl_login_refresh_window_factor: float = double(
-        0.8, "Share of a credential's life before its renewal.", update_mode=PER_BROKER, without_effect=SECURITY
+        0.8, "Share of a credential's life before its renewal.", update_mode=PER_BROKER, without_effect=SASL
     )
     sasl_login_refresh_window_jitter: float = double(
-        0.05, "Random part of it.", update_mode=PER_BROKER, without_effect=SECURITY
+        0.05, "Random part of it.", update_mode=PER_BROKER, without_effect=SASL
     )
     sasl_login_refresh_min_period_seconds: int = short(
-        60, "Shortest time between two renewals.", update_mode=PER_BROKER, without_effect=SECURITY
+        60, "Shortest time between two renewals.", update_mode=PER_BROKER, without_effect=SASL
     )
     sasl_login_refresh_buffer_seconds: int = short(
-        300, "Time left before a credential ends.", update_mode=PER_BROKER, without_effect=SECURITY
+        300, "Time left before a credential ends.", update_mode=PER_BROKER, without_effect=SASL
     )
-    delegation_token_master_key: str | None = password(None, "Old name of the secret key.", without_effect=SECURITY)
-    delegation_token_secret_key: str | None = password(None, "Key that signs tokens.", without_effect=SECURITY)
+    delegation_token_master_key: str | None = password(None, "Old name of the secret key.", without_effect=TOKENS)
+    delegation_token_secret_key: str | None = password(None, "Key that signs tokens.", without_effect=TOKENS)
     delegation_token_max_lifetime_ms: int = long(
-        604800000, "Longest life of a token.", at_least(1), without_effect=SECURITY
+        604800000, "Longest life of a token.", at_least(1), without_effect=TOKENS
     )
     delegation_token_expiry_time_ms: int = long(
-        86400000, "Life of a token between renewals.", at_least(1), without_effect=SECURITY
+        86400000, "Life of a token between renewals.", at_least(1), without_effect=TOKENS
     )
     delegation_token_expiry_check_interval_ms: int = long(
-        3600000, "How often expired tokens are removed.", at_least(1), importance=LOW, without_effect=SECURITY
+        3600000, "How often expired tokens are removed.", at_least(1), importance=LOW, without_effect=TOKENS
     )
-    password_encoder_secret: str | None = password(None, "Key that encrypts stored passwords.", without_effect=SECURITY)
-    password_encoder_old_secret: str | None = password(None, "The key before it was changed.", without_effect=SECURITY)
+    password_encoder_secret: str | None = password(
+        None, "Key that encrypts stored passwords.", without_effect=PASSWORDS
+    )
+    password_encoder_old_secret: str | None = password(None, "The key before it was changed.", without_effect=PASSWORDS)
     password_encoder_keyfactory_algorithm: str | None = string(
-        None, "How the key is derived.", importance=LOW, without_effect=SECURITY
+        None, "How the key is derived.", importance=LOW, without_effect=JAVA_SECURITY
     )
     password_encoder_cipher_algorithm: str = string(
-        "AES/CBC/PKCS5Padding", "Cipher of stored passwords.", importance=LOW, without_effect=SECURITY
+        "AES/CBC/PKCS5Padding", "Cipher of stored passwords.", importance=LOW, without_effect=PASSWORDS
     )
     password_encoder_key_length: int = integer(
-        128, "Bits of the key.", at_least(8), importance=LOW, without_effect=SECURITY
+        128, "Bits of the key.", at_least(8), importance=LOW, without_effect=PASSWORDS
     )
     password_encoder_iterations: int = integer(
-        4096, "Rounds of the derivation.", at_least(1024), importance=LOW, without_effect=SECURITY
+        4096, "Rounds of the derivation.", at_least(1024), importance=LOW, without_effect=PASSWORDS
     )
 
 

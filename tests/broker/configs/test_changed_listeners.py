@@ -14,6 +14,7 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.znodes.brokers import BrokerRegistration, broker_path
 from klamm.zookeeper.client import State
+from klamm.zookeeper.errors import ConnectionLoss, NoNode
 from support.one_broker import Client, OneBroker, batch, fetch_frame, running, until, values
 
 OLD = "PLAINTEXT://127.0.0.1:0"
@@ -195,3 +196,78 @@ async def test_listeners_that_another_program_has_stored_open_only_as_far_as_the
         await until_told(await cluster.connect("A"), cluster.broker.endpoints["A"])
         assert await registered(cluster) == cluster.broker.endpoints
         await until_told(client, cluster.broker.endpoints["PLAINTEXT"])
+
+
+async def test_no_acknowledged_record_is_lost_while_listeners_come_move_and_go(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
+        await client.create_topic("t")
+        acknowledged: list[bytes] = []
+
+        async def produce_on(name: str) -> None:
+            """Until the listener has gone; what is sent again may be there twice."""
+            number = 0
+            while name in cluster.broker.endpoints:
+                value = b"%s %d" % (name.encode(), number)
+                try:
+                    producer = await cluster.connect(name)
+                    while (await producer.produce("t", 0, batch(value))).error_code == ErrorCode.NONE:
+                        acknowledged.append(value)
+                        number += 1
+                        value = b"%s %d" % (name.encode(), number)
+                except (OSError, asyncio.IncompleteReadError):
+                    await asyncio.sleep(0.001)
+
+        assert await change(client, OLD, "A://127.0.0.1:0", "B://127.0.0.1:0") == ErrorCode.NONE
+        await until(lambda: names(cluster) == ["A", "B", "PLAINTEXT"])
+        producing = [asyncio.ensure_future(produce_on(name)) for name in ("A", "B")]
+        for a in (f"A://127.0.0.1:{free_port()}", f"A://127.0.0.1:{free_port()}"):
+            before = cluster.broker.endpoints["A"]
+            assert await change(client, OLD, a, "B://127.0.0.1:0") == ErrorCode.NONE
+            count = len(acknowledged)
+            await until(lambda before=before, count=count: (  # type: ignore[misc]
+                cluster.broker.endpoints["A"] != before and len(acknowledged) > count + 20
+            ))  # fmt: skip
+        assert await change(client, OLD) == ErrorCode.NONE
+        await asyncio.gather(*producing)
+        kept, offset = [], 0
+        while found := values((await client.fetch("t", 0, offset)).records):
+            kept += found
+            offset += len(found)
+        assert set(acknowledged) <= set(kept)
+        assert len(acknowledged) > 40
+
+
+async def test_a_registration_that_zookeeper_does_not_take_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("klamm.broker.listener_changes.RETRY_BACK_OFF_MS", 1)
+    async with running(tmp_path) as (cluster, client):
+        update, refused = cluster.broker.parts.registrar.update, [ConnectionLoss("/"), NoNode("/brokers/ids/0")]
+
+        async def refusing(*arguments: Any) -> None:
+            if refused:
+                raise refused.pop()
+            await update(*arguments)
+
+        monkeypatch.setattr(cluster.broker.parts.registrar, "update", refusing)
+        assert await change(client, OLD, "A://127.0.0.1:0") == ErrorCode.NONE
+        await until(lambda: names(cluster) == ["A", "PLAINTEXT"])
+        await until_told(await cluster.connect("A"), cluster.broker.endpoints["A"])
+        assert refused == []
+
+
+async def test_an_address_of_another_broker_is_not_registered_and_no_listener_closes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path) as (cluster, client):
+        assert await change(client, OLD, "A://127.0.0.1:0") == ErrorCode.NONE
+        await until(lambda: names(cluster) == ["A", "PLAINTEXT"])
+        await until_told(await cluster.connect("A"), cluster.broker.endpoints["A"])
+        before = await registered(cluster)
+        other = b'{"version":1,"host":"127.0.0.1","port":7,"jmx_port":-1,"timestamp":"1"}'
+        await cluster.broker.zookeeper.store.client.create(broker_path(5), other)
+        port = cluster.broker.endpoints["PLAINTEXT"][1]
+        advertised = f"PLAINTEXT://127.0.0.1:{port},B://127.0.0.1:7"
+        assert await change(client, OLD, "B://127.0.0.1:0", advertised_listeners=advertised) == ErrorCode.NONE
+        await until(lambda: "belongs to broker 5 already" in caplog.text)
+        assert (names(cluster), await registered(cluster)) == (["A", "B", "PLAINTEXT"], before)
