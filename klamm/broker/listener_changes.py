@@ -75,7 +75,7 @@ class ListenerChanges:
                     await self._registrar.update(self._zookeeper(), endpoints)
                     self._registered = endpoints
             except BrokerStartError as error:
-                _log.error("the changed listeners are not registered, and no listener is closed: %s", error)
+                _log.error("the changed listeners are not registered, none is closed; change them again: %s", error)
                 continue
             except ZooKeeperError as error:
                 _log.warning("the changed listeners are not registered yet: %s", error)

@@ -384,6 +384,8 @@ class ServerConnection(FrameReader):
                 # Not `start_task`: a callback for each request costs as much as the rest of its task.
                 exchange.task = asyncio.get_running_loop().create_task(self._answer(exchange, answer))
                 exchange.is_answer_only = isinstance(answer, AnswerOnly)
+        if self._waiting or self._queued:
+            self._count_queued()
 
     def _may_start(self, frame: bytearray) -> bool:
         if not self._writable or self._is_muted or self.transport.is_closing():
@@ -457,17 +459,15 @@ class ServerConnection(FrameReader):
         if self._awaits_turn_for_bytes and self._may_receive_large():
             first_bytes, self._awaits_turn_for_bytes = self._awaits_turn_for_bytes, 0
             self._take_memory(first_bytes)
-        if len(self._waiting) != self._queued:
-            self._count_queued()
         limits = self._server.limits
         wanted = (
             self._writable
             and not self._is_muted
-            and len(self._waiting) + len(self._exchanges) < (1 if self._request_queue.is_full else limits.max_in_flight)
+            and len(self._waiting) + len(self._exchanges) < limits.max_in_flight
             and self._held_bytes < limits.max_in_flight_bytes
             and not self._awaits_turn_for_bytes
             and not self._awaits_memory
-            and not (self._held_bytes and self._small_requests.is_full)
+            and not (self._held_bytes and (self._small_requests.is_full or self._request_queue.is_full))
         )
         if wanted != self._reading and not self.transport.is_closing():
             self._reading = wanted
