@@ -131,7 +131,7 @@ class BrokerParts:
         config.subscribe(self._config_changed)
         self.isr_changes = self._make_isr_changes()
         self.followers = ReplicaFetcherManager(
-            static, broker_id, self._hosted_partition, self.throttles.follower, on_failure
+            config, broker_id, self._hosted_partition, self.throttles.follower, on_failure
         )
         self.replica_manager = ReplicaManager(
             static,

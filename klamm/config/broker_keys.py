@@ -384,7 +384,7 @@ class BrokerKeys:
     replica_fetch_response_max_bytes: int = integer(10485760, "Largest size of a follower's fetch.", at_least(0))
     replica_fetch_backoff_ms: int = integer(1000, "Wait after a failed fetch.", at_least(0))
     num_replica_fetchers: int = integer(
-        1, "Fetchers for each leader broker.", importance=HIGH, update_mode=CLUSTER_WIDE, without_effect=ONE_LOOP
+        1, "Fetchers for each leader broker.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE
     )
     replica_high_watermark_checkpoint_interval_ms: int = long(
         5000, "How often high watermarks are written.", importance=HIGH

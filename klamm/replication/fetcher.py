@@ -1,4 +1,5 @@
-"""Copies partitions from one leader broker with one task and one connection, one fetch after the other.
+"""Copies partitions from one leader broker with one task and one connection, one fetch after the other. A leader may
+have several such fetchers, for different partitions.
 
     add -> (truncating) -> fetching -> ... -> removed
                ^  |            |
@@ -138,6 +139,11 @@ class ReplicaFetcher:
     def leader_epochs(self) -> dict[PartitionKey, int]:
         """The partitions copied here and the epoch of each."""
         return {topic_partition: fetch.leader_epoch for topic_partition, fetch in self._fetches.items()}
+
+    def leader_epoch(self, topic_partition: PartitionKey) -> int | None:
+        """The epoch in which the partition is copied here; None if it is not."""
+        fetch = self._fetches.get(topic_partition)
+        return None if fetch is None else fetch.leader_epoch
 
     def add(self, topic_partition: PartitionKey, partition: FollowerPartition, leader_epoch: int) -> None:
         """Starts to copy the partition. Does nothing if it is already copied in this epoch."""

@@ -350,7 +350,8 @@ async def _run(world: World, shape: RunShape, steps: int) -> str:
         lagging=shape.lagging,
         replication_factor=shape.replication_factor,
         min_insync_replicas=shape.min_insync_replicas,
-        properties={"log.flush.interval.messages": "1"} if shape.logs_flush else {},
+        properties={"num.replica.fetchers": str(shape.replica_fetchers)}
+        | ({"log.flush.interval.messages": "1"} if shape.logs_flush else {}),
         has_racks=shape.has_racks,
     )
     await cluster.start()

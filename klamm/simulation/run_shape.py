@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 BROKERS = (3, 4, 5)
 REPLICATION_FACTORS = (3, 3, 2)
 MIN_INSYNC_REPLICAS = (2, 2, 1)
+REPLICA_FETCHERS = (1, 1, 3)
 LAGGING_SHARES = (0.0, 0.3)
 PROTOCOLS = (("2.8",), ("2.8",), ("2.8",), ("2.4",), ("2.4", "2.8"), ("2.7",))
 
@@ -31,6 +32,8 @@ class RunShape:
     small_slices: bool
     # Brokers and consumers are in racks, and consumers read from the followers in theirs.
     has_racks: bool
+    # num.replica.fetchers.
+    replica_fetchers: int
 
     def __str__(self) -> str:
         return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
@@ -49,7 +52,7 @@ def draw_shape(
     # Drawn last, since the number of brokers decides how many values are drawn.
     brokers = brokers or drawn_brokers
     lagging = [broker_id for broker_id in range(brokers) if chance.random() < lagging_share]
-    has_racks = chance.random() < 0.5
+    has_racks, replica_fetchers = chance.random() < 0.5, chance.choice(REPLICA_FETCHERS)
     return RunShape(
         brokers,
         replication_factor=min(brokers, replication_factor),
@@ -59,4 +62,5 @@ def draw_shape(
         lagging=lagging,
         small_slices=small_slices,
         has_racks=has_racks,
+        replica_fetchers=replica_fetchers,
     )

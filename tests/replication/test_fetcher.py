@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.config.topic import TopicConfig
 from klamm.protocol.apis.fetch import EpochEndOffset, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -107,8 +108,9 @@ class Follower:
         self.partitions = {}
         self.failures = []
         self.quota = ReplicationQuota(samples=11, window_ms=50)
+        self.current_config = CurrentConfig(self.config)
         self.manager = ReplicaFetcherManager(
-            self.config, FOLLOWER, self.partitions.get, self.quota, self.failures.append
+            self.current_config, FOLLOWER, self.partitions.get, self.quota, self.failures.append
         )
 
     def host(self, topic_partition, *epochs):
@@ -1023,6 +1025,37 @@ async def test_a_partition_moves_from_leader_to_leader():
             other.stop()
 
 
+async def test_the_partitions_of_a_leader_are_spread_over_its_fetchers():
+    async with following(num_replica_fetchers=2) as (follower, leader):
+        follower.follow(T0, T1, U0)
+        asked = [await leader.next(ApiKey.FETCH) for _ in range(2)]
+        wanted = [set(each.wanted) for each in asked]
+        assert sorted(map(len, wanted)) == [1, 2]
+        assert wanted[0] | wanted[1] == {T0, T1, U0}
+        assert wanted[0].isdisjoint(wanted[1])
+        assert asked[0].connection is not asked[1].connection
+        assert follower.manager.leaders == [LEADER]
+        # One fetcher waits for its answer, the other one continues.
+        mine = next(each for each in asked if T0 in each.wanted)
+        mine.answer_fetch([result(key, records(0, b"a") if key == T0 else b"") for key in mine.wanted])
+        assert (await leader.next(ApiKey.FETCH)).wanted[T0] == (1, 1, 1)
+
+
+async def test_partitions_move_when_the_number_of_fetchers_changes(monkeypatch):
+    monkeypatch.setattr("klamm.replication.fetcher_manager.IDLE_FETCHER_MS", 5)
+    async with following(num_replica_fetchers=2) as (follower, leader):
+        follower.follow(T0, T1)
+        asked = [await leader.next(ApiKey.FETCH) for _ in range(2)]
+        assert sorted(key for each in asked for key in each.wanted) == [T0, T1]
+        follower.current_config.replace(follower.config.with_dynamic(default={"num.replica.fetchers": "1"}))
+        seen = set()
+        while seen != {T0, T1}:
+            seen |= set((await leader.next(ApiKey.FETCH)).wanted)
+        while len(follower.manager._fetchers) > 1:
+            await leader.lost.get()
+        assert follower.manager.followed_partitions == {T0: (LEADER, 1), T1: (LEADER, 1)}
+
+
 async def test_a_fetcher_without_partitions_ends_its_connection(monkeypatch):
     monkeypatch.setattr("klamm.replication.fetcher_manager.IDLE_FETCHER_MS", 5)
     async with following() as (follower, leader):
@@ -1118,7 +1151,7 @@ async def test_a_fault_of_the_program_is_heard_of():
     partition = follower.host(T0)
     failed = asyncio.Event()
     follower.manager = ReplicaFetcherManager(
-        follower.config, FOLLOWER, follower.partitions.get, follower.quota, lambda error: failed.set()
+        follower.current_config, FOLLOWER, follower.partitions.get, follower.quota, lambda error: failed.set()
     )
 
     def broken(data):

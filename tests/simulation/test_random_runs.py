@@ -28,6 +28,7 @@ SHAPES = [draw_shape(random.Random(seed)) for seed in range(300)]
         ("logs_flush", {False, True}),
         ("small_slices", {False, True}),
         ("has_racks", {False, True}),
+        ("replica_fetchers", {1, 3}),
     ],
 )
 def test_seeds_draw_runs_of_all_shapes(name: str, values: set[object]) -> None:
