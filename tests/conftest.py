@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from support import oracles
 
-pytest_plugins = ["support.runner"]
+pytest_plugins = ["support.heap", "support.runner", "support.scheduling"]
 
 # A background job of a shell ignores Ctrl-C, and so would every command that a test starts to interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

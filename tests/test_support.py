@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support import scheduling
 from support.paths import ROOT, TESTS
 
 SUPPORT = TESTS / "support"
@@ -59,3 +60,22 @@ def imports(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             modules.append(node.module)
     return modules
+
+
+def test_the_places_of_the_schedule_exist() -> None:
+    for place in (*scheduling.WHOLE, *scheduling.FIRST):
+        assert (ROOT / place).exists(), f"{place} has moved, and its tests no longer begin first or stay together"
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "unit", "is_first"),
+    [
+        ("tests/spark/read/test_source.py::test_a", "tests/spark", True),
+        ("tests/interop/test_oracles.py::test_a[x::y]", "tests/interop", True),
+        ("tests/clients/test_kill.py::test_a", "tests/clients/test_kill.py", True),
+        ("tests/config/test_topic_config.py::test_a", "tests/config/test_topic_config.py", False),
+    ],
+)
+def test_tests_that_share_a_jvm_are_one_unit(nodeid: str, unit: str, is_first: bool) -> None:
+    assert scheduling.unit_of(nodeid) == unit
+    assert (scheduling.turn_of(nodeid) < scheduling.turn_of("tests/net/test_http.py::test_a")) is is_first

@@ -13,8 +13,10 @@ from support.durability.kills import Pass, run
 
 @pytest.mark.parametrize(
     "each",
-    [Pass(rounds=1, wait_for_isr=True), Pass(rounds=3, wait_for_isr=False)],
-    ids=["in sync between kills", "in sync or not"],
+    [
+        pytest.param(Pass(rounds=1, wait_for_isr=True), id="in sync between kills", marks=pytest.mark.long),
+        pytest.param(Pass(rounds=3, wait_for_isr=False), id="in sync or not"),
+    ],
 )
 def test_nothing_acknowledged_is_lost(each: Pass, tmp_path: Path) -> None:
     with KlammBrokers.running(tmp_path) as brokers:

@@ -243,7 +243,7 @@ def answer_once(answer: "asyncio.Future[Any]", result: Any) -> None:
         answer.set_result(result)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     history=st.lists(steps, min_size=10, max_size=30),
     timeouts_s=st.sampled_from([(10, 60), (30, 5)]),

@@ -164,7 +164,13 @@ def committed(bootstrap: str) -> dict[tuple[str, int], int]:
         consumer.close()
 
 
-@pytest.mark.parametrize("with_controller", [False, True], ids=["coordinator", "coordinator and controller"])
+@pytest.mark.parametrize(
+    "with_controller",
+    [
+        pytest.param(False, id="coordinator", marks=pytest.mark.long),
+        pytest.param(True, id="coordinator and controller"),
+    ],
+)
 async def test_the_coordinator_is_killed(with_controller: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     async with stage(seed=int(with_controller), monkeypatch=monkeypatch) as prepared:
         for moment in MOMENTS:

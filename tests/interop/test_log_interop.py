@@ -232,7 +232,7 @@ def meta_of(kafka: RealKafka) -> MetaProperties:
     return meta
 
 
-@pytest.mark.parametrize("ending", ["stop", "kill"])
+@pytest.mark.parametrize("ending", [pytest.param("stop", marks=pytest.mark.long), "kill"])
 def test_kafka_and_klamm_open_each_others_directories(own_kafka: RealKafka, real_zookeeper, ending: str) -> None:
     create_topic(own_kafka, "t")
     produce(own_kafka, "t", 60)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from support.durability.brokers import ProcessBrokers
 from support.durability.kills import TOPIC, Run
 
@@ -9,6 +11,7 @@ PROPERTIES = {"inter.broker.protocol.version": "2.4", "replica.lag.time.max.ms":
 PARTITIONS = 4
 
 
+@pytest.mark.long
 def test_both_programs_under_an_older_protocol(kafka_jars: Path, tmp_path: Path) -> None:
     with ProcessBrokers.running(tmp_path, ["kafka", "klamm", "klamm"], PROPERTIES) as brokers:
         run = Run(brokers, partitions=PARTITIONS, down_s=0.5)
