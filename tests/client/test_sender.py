@@ -81,7 +81,7 @@ async def produce_under_faults(world: World, *, rounds: int = 60, steps: int = 8
         consumer = Consumer(cluster.client, (TOPIC, partition))
         consumer.stop_at = len(values)
         await node.run(consumer.run())
-        assert [value for _, value in consumer.records] == values
+        assert [value for _, value, _ in consumer.records] == values
     await node.run(administrator.close())
     await cluster.close()
 
