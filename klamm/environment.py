@@ -19,6 +19,7 @@ import fcntl
 import gc
 import os
 import random
+import re
 import resource
 import shutil
 import socket
@@ -27,7 +28,7 @@ import subprocess
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
 from klamm.worker import Worker, WorkerFailed
@@ -41,6 +42,9 @@ Buffer = bytes | bytearray | memoryview
 
 # How many of its descriptors a process keeps for files that are open for a moment only, if it may open many files.
 MAX_KEPT_DESCRIPTORS = 1000
+
+# The types, in statfs(2), of ext4, XFS and Btrfs.
+_SYNCED_FILE_SYSTEMS = (0xEF53, 0x58465342, 0x9123683E)
 
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"  # Only Linux has this file.
 _MAX_BOOT_ID_LENGTH = 64
@@ -140,6 +144,12 @@ class FileSystem(ABC):
     @abstractmethod
     def sync_directory(self, path: str) -> None:
         """Makes creations, renames and removals in this directory survive a machine crash."""
+
+    def sync_file_system(self, directories: Sequence[str]) -> bool:
+        """Makes everything below these directories survive a machine crash, files and names, with one sync of their
+        file system. May wait for the disk. Returns False, and promises nothing, if they are on several file systems, or
+        on one that may not report or not reach a failed disk; then each file is to be synced."""
+        return False
 
     def is_short_of_descriptors(self) -> bool:
         """Whether the last file that was opened has one of the descriptors that are to be kept free
@@ -336,6 +346,11 @@ class SystemFileSystem(FileSystem):
         self._last_descriptor = descriptor
         return SystemFile(path, descriptor)
 
+    def sync_file_system(self, directories: Sequence[str]) -> bool:
+        if not directories or len({os.stat(directory).st_dev for directory in directories}) > 1:
+            return False
+        return _sync_file_system(directories[0])
+
     def is_short_of_descriptors(self) -> bool:
         return is_kept_descriptor(self._last_descriptor)
 
@@ -516,6 +531,30 @@ def _resident_bytes(pid: int) -> int:
             return int(file.read().split()[1]) * resource.getpagesize()
     except (OSError, IndexError):
         return 0
+
+
+def _sync_file_system(directory: str) -> bool:
+    """syncfs(2). It reports failed writes since Linux 5.8. Other file systems, for example FUSE's, may answer before
+    the data are on a disk."""
+    system = os.uname()
+    release = re.match(r"(\d+)\.(\d+)", system.release)
+    if system.sysname != "Linux" or release is None or (int(release[1]), int(release[2])) < (5, 8):
+        return False
+    import ctypes  # Takes time that a start without many logs need not spend.
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    # struct statfs begins with the type of the file system, and is shorter than this.
+    status = (ctypes.c_long * 64)()
+    if libc.statfs(os.fsencode(directory), ctypes.byref(status)) != 0 or status[0] not in _SYNCED_FILE_SYSTEMS:
+        return False
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if libc.syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), directory)
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def open_file_limit() -> int:

@@ -17,7 +17,7 @@ import errno
 import fnmatch
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -198,6 +198,21 @@ class Disk:
             _name(directory.entries, name, node)
             directory.modified_ms = self.now_ms()
         self._journal.append(changes)
+
+    def sync_all(self) -> None:
+        """Makes all files and names durable. Raises OSError for an injected fault of any file's sync."""
+        for path, inode in self._files(self._root, "/"):
+            if inode.pending:
+                try:
+                    self.touched("sync", path)
+                except OSError:
+                    inode.pending.clear()
+                    raise
+                inode.sync()
+        for change in self._journal:
+            _settle_names(change)
+        self._journal.clear()
+        self.trace.add(self.name, "sync-all")
 
     def sync_names(self, directory: _Directory) -> None:
         """Makes the changes of this directory durable, with all changes that they depend on."""
@@ -414,6 +429,12 @@ class SimulatedFileSystem(FileSystem):
         directory = self._disk.find_directory(path)
         self._disk.trace.add(self._disk.name, "sync-directory", path)
         self._disk.sync_names(directory)
+
+    def sync_file_system(self, directories: Sequence[str]) -> bool:
+        for directory in directories:
+            self._check("sync_directory", directory)
+        self._disk.sync_all()
+        return True
 
     def is_short_of_descriptors(self) -> bool:
         return self._process.open_files > FEW_FILES

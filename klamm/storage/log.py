@@ -18,7 +18,7 @@ Source: kafka.log.Log.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol, TypeGuard
 from uuid import UUID
@@ -872,6 +872,25 @@ class Log:
         """Syncs, so that the next append need not wait for the disk. If this fails, that append raises the error."""
         with suppress(KafkaError):
             await self.flush()
+
+    def begin_shared_sync(self) -> Callable[[], None]:
+        """Writes what is only in memory. The returned function is to be called after everything that is in the file
+        system by now has been synced; a later `flush` or `close` then has only later writes to sync.
+        """
+        self._check_usable()
+        try:
+            self._snapshots.take_if_room(self._producer_state)
+            for segment in self._segments.starting_with(self.recovery_point):
+                segment.write_all()
+        except OSError as error:
+            raise self._storage_error(error, "flushing") from error
+        pending = self._unsynced.pending()
+
+        def synced() -> None:
+            if not self._is_abandoned:
+                self._unsynced.settle(pending, [])
+
+        return synced
 
     async def _sync(self) -> None:
         end, generation = self._log_end_offset, self._reader.generation

@@ -15,6 +15,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from klamm.environment import Environment, FileSystem
 from klamm.metrics import MetricName, Metrics
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import Slices
+from klamm.slices import Slices, each
 from klamm.storage.directory_checkpoints import DirectoryCheckpoints
 from klamm.storage.directory_loader import DirectoryLoader, LoadingProgress, WantedLog, check_unique
 from klamm.storage.disk_errors import PASSING, SHORTAGE_BACK_OFF_MS, SHORTAGES
@@ -52,6 +53,8 @@ _NEVER_MS = 2**63 - 1
 _INITIAL_DELAY_MS = 30_000
 _DEFAULT_FLUSH_CHECK_MS = 1_000
 LOGS_PER_SLICE = 50
+# So many logs are worth a sync of the whole file system, which writes what other programs have written, too.
+LOGS_PER_SHARED_SYNC = 8
 # So many logs are loaded in one go off the loop: to pass one to a thread and back takes a fifth of the time to load it.
 LOGS_PER_LOADING = 16
 # Several logs are closed at once, because concurrent syncs share the file system's journal.
@@ -582,9 +585,36 @@ class LogManager:
 
     async def _flush_recovered(self) -> None:
         """Syncs the writes of a killed process. Otherwise the first append to each log would wait for this."""
+        for directory in self._directories:
+            await self._sync_together(
+                directory, [log for log in self.logs_in(directory.path) if log.is_truncation_unsynced]
+            )
         async for log in self._each_online():
             if log.is_truncation_unsynced:
                 await self._flush(log)
+
+    async def _sync_together(self, directory: LogDirectory, logs: Sequence[Log]) -> None:
+        """Syncs many logs of a directory with one sync of the file system, if it can do that. Otherwise, and after a
+        shortage, the next flush of each log syncs it: its files one by one, each with a wait for the device."""
+        if len(logs) < LOGS_PER_SHARED_SYNC or not directory.is_online:
+            return
+        begun = []
+        async for log in each(logs, LOGS_PER_SLICE):
+            with suppress(KafkaError):  # The log is closed by now, or its flush raises the error.
+                begun.append((log.directory, log.begin_shared_sync()))
+        try:
+            directories = [directory.path, *(path for path, _ in begun)]
+            if not await self._environment.run_blocking(self._file_system.sync_file_system, directories):
+                return
+        except FileNotFoundError:
+            return  # A log was deleted or has moved.
+        except OSError as error:
+            if error.errno not in SHORTAGES:
+                # As of a file: a sync that has failed is never tried again.
+                directory.fail(error, f"syncing {directory.path}")
+            return
+        async for _, synced in each(begun, LOGS_PER_SLICE):
+            synced()
 
     async def _repeat(self, interval_ms: int, action: Callable[[], Awaitable[None]]) -> None:
         await action()
@@ -606,6 +636,7 @@ class LogManager:
         try:
             # Before all logs are loaded the directory may be another broker's, and its checkpoints know more logs.
             if directory.is_online and self._is_loaded:
+                await self._sync_together(directory, self.logs_in(directory.path))
                 logs = iter(self.logs_in(directory.path))
 
                 async def close_some() -> None:
@@ -621,6 +652,8 @@ class LogManager:
                 await checkpoints.write_recovery_points()
                 await checkpoints.write_log_start_offsets()
                 await checkpoints.write_high_watermarks()
+                # The logs of a directory that has failed meanwhile are not among those that were closed.
+                directory.check_online()
                 await self._environment.run_blocking(directory.write_clean_shutdown_file)
         except (KafkaError, OSError) as error:
             _LOGGER.error("Shutting down %s without the clean mark: %s", directory.path, error)

@@ -236,8 +236,7 @@ class LogSegment:
     def close(self) -> None:
         """Writes the last time index entry and closes all files, for good."""
         self.trim()
-        self._write_largest_timestamp()
-        self.write_pending()
+        self.write_all()
         self.is_gone = True
         self.close_handles()
 
@@ -245,6 +244,11 @@ class LogSegment:
         """Adds the largest timestamp to the time index, which otherwise lacks the appends since its last entry."""
         if self._max_timestamp is not None and self._time_index is not None and self._time_index.is_loaded:
             self._time_index.maybe_append(self._max_timestamp, self._offset_of_max_timestamp)
+
+    def write_all(self) -> None:
+        """As `write_pending`, with the last entry that the time index gets."""
+        self._write_largest_timestamp()
+        self.write_pending()
 
     def write_pending(self) -> None:
         """Writes the index entries that are only in memory."""
@@ -266,8 +270,7 @@ class LogSegment:
     def release(self) -> None:
         """Frees memory and handles until the next use."""
         try:
-            self._write_largest_timestamp()
-            self.write_pending()
+            self.write_all()
             self._offset_index = self._time_index = self._path = None
             if not self.aborted_transactions:
                 self._transaction_index = None
