@@ -37,6 +37,10 @@ class Peer:
             return True
 
 
+# In front of a frame: of the only API whose large requests are read ahead.
+PRODUCE_KEY = bytes(2)
+
+
 class Harness:
     """A server whose dispatcher answers frames that begin with `now:` at once and those with `wait:` when released.
 
@@ -50,6 +54,7 @@ class Harness:
         self.failures: list[BaseException] = []
         self.releases: dict[bytes, asyncio.Future[None]] = {}
         self.throttle_time_ms = 0
+        self.throttles: dict[bytes, int] = {}
         self.answer_bytes = 0
         self.new_start = asyncio.Event()
         self.server = SocketServer(
@@ -57,7 +62,7 @@ class Harness:
             "127.0.0.1",
             0,
             dispatch=self.dispatch,
-            is_pipelined=lambda data: data.startswith(b"prod:"),
+            is_pipelined=lambda data: data.removeprefix(PRODUCE_KEY).startswith(b"prod:"),
             size_limit=lambda key: max_frame_bytes,
             limits=limits or ServerLimits(),
             quotas=ConnectionQuotas(),
@@ -67,7 +72,7 @@ class Harness:
         )
 
     def dispatch(self, connection: ServerConnection, data: bytearray) -> Answer | Awaitable[Answer]:
-        body = bytes(data)
+        body = bytes(data).removeprefix(PRODUCE_KEY)
         self.started.append(body)
         self.new_start.set()
         if body.startswith(b"bad"):
@@ -85,7 +90,7 @@ class Harness:
     async def _later(self, body: bytes) -> Response:
         self.new_start.set()
         await self.release(body)
-        return Response([frame(body)])
+        return Response([frame(body)], self.throttles.get(body, 0))
 
     async def _change(self, body: bytes) -> AnswerOnly[Response]:
         await self.release(body)
@@ -256,6 +261,65 @@ async def test_a_throttled_client_goes_on_afterwards() -> None:
         harness.throttle_time_ms = 1
         peer.send(b"now:1", b"now:2", b"now:3")
         assert [await peer.receive() for _ in range(3)] == [b"now:1", b"now:2", b"now:3"]
+
+
+async def test_the_longest_throttle_time_of_pipelined_requests_counts() -> None:
+    async with running() as harness:
+        peer = await harness.connect()
+        harness.throttles = {b"prod:1": 60_000, b"prod:2": 1}
+        peer.send(b"prod:1", b"prod:2")
+        await harness.until(lambda: len(harness.started) == 2)
+        harness.release(b"prod:2").set_result(None)
+        harness.release(b"prod:1").set_result(None)
+        assert [await peer.receive() for _ in range(2)] == [b"prod:1", b"prod:2"]
+        peer.send(b"now:3")
+        other = await harness.connect()
+        for _ in range(10):
+            other.send(b"now:other")
+            assert await other.receive() == b"now:other"
+            await asyncio.sleep(0.001)
+        assert b"now:3" not in harness.started
+
+
+async def test_a_throttled_client_has_no_large_request_in_memory() -> None:
+    async with running(max_frame_bytes=300_000) as harness:
+        peer, large = await harness.connect(), b"wait:" + bytes(200_000)
+        memory = harness.server.request_memory
+        harness.throttle_time_ms = 50
+        # The head of the second comes with the first.
+        peer.writer.write(frame(b"now:1") + frame(large)[:1000])
+        assert await peer.receive() == b"now:1"
+        assert memory.held_bytes == 0
+        peer.writer.write(frame(large)[1000:])
+        await harness.until(lambda: large in harness.started)
+        assert memory.held_bytes == len(large)
+        harness.release(large).set_result(None)
+        assert await peer.receive() == large
+
+
+async def test_a_client_that_was_throttled_sends_no_large_request_ahead() -> None:
+    async with running(max_frame_bytes=300_000) as harness:
+        first, second = b"prod:1" + bytes(200_000), b"prod:2" + bytes(200_000)
+        for throttle_time_ms, is_read in ((0, True), (1, False)):
+            harness.started.clear()
+            harness.releases.clear()
+            peer = await harness.connect()
+            harness.throttle_time_ms = throttle_time_ms
+            peer.send(b"now:0")
+            assert await peer.receive() == b"now:0"
+            peer.send(PRODUCE_KEY + first, PRODUCE_KEY + second)
+            await harness.until(lambda: first in harness.started)
+            if is_read:
+                await harness.until(lambda: second in harness.started)
+            else:
+                other = await harness.connect()
+                for _ in range(10):
+                    other.send(b"now:other")
+                    assert await other.receive() == b"now:other"
+                assert harness.server.request_memory.held_bytes <= len(PRODUCE_KEY + first) + len(b"now:other")
+            for body in (first, second):
+                harness.release(body).set_result(None)
+                assert await peer.receive() == body
 
 
 async def test_idle_connections_are_closed() -> None:
