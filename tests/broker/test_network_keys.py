@@ -143,6 +143,11 @@ async def test_each_key_acts(
         await effect(cluster, client)
 
 
+async def test_generated_ids_are_greater_than_the_reserved_ones(tmp_path: Path) -> None:
+    async with running(tmp_path, broker_id="-1", reserved_broker_max_id="7") as (cluster, _):
+        assert cluster.broker.broker_id == 8
+
+
 async def test_requests_to_zookeeper_go_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_flight: list[int] = []
     send = zookeeper_connection.Connection.send
