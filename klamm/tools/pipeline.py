@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time as clock
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -262,6 +263,8 @@ def session(name: str, master: str | None, remote: str | None) -> "Iterator[Spar
     from klamm.spark.pipelines.replay import ReplayError
     from klamm.spark.settings import DataLoss
 
+    # No pipeline hands pandas' data to its user, who can do nothing about PySpark's opinion of pandas' version.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     try:
         if remote is not None:
             spark = SparkSession.builder.remote(remote).appName(name).getOrCreate()

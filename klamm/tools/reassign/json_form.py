@@ -10,7 +10,7 @@ Source: kafka.admin.ReassignPartitionsCommand.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, Final, NoReturn
@@ -25,19 +25,8 @@ MAX_INT32: Final = 2**31 - 1
 
 def format_reassignment(placements: Mapping[TopicPartition, Placement]) -> str:
     """The partitions in order, character for character as Kafka's tool writes them."""
-    return dumps(
-        {
-            "version": VERSION,
-            "partitions": [
-                {
-                    "topic": each.topic,
-                    "partition": each.partition,
-                    "replicas": placements[each].replicas,
-                    "log_dirs": placements[each].log_dirs,
-                }
-                for each in sorted(placements)
-            ],
-        }
+    return format_partitions(
+        {key: {"replicas": each.replicas, "log_dirs": each.log_dirs} for key, each in placements.items()}
     )
 
 
@@ -48,31 +37,45 @@ def fingerprint(placements: Mapping[TopicPartition, Placement]) -> str:
 
 def parse_reassignment(text: str | bytes, source: str) -> dict[TopicPartition, Placement]:
     """The placements of a file, in its order. Raises ToolError that names `source` and the entry."""
-    placements: dict[TopicPartition, Placement] = {}
-    for where, entry in entries_of(text, "partitions", source):
-        check_fields(entry, {"topic", "partition", "replicas"}, {"log_dirs"}, where)
-        topic_partition = TopicPartition(topic_of(entry, where), number(entry["partition"], f"{where}: partition"))
-        named = f"{where} ({topic_partition})"
-        if topic_partition in placements:
-            fail(f"{named}: the partition is named twice")
-        placements[topic_partition] = _placement(entry, named)
-    return placements
-
-
-def format_topics(topics: list[str]) -> str:
-    return dumps({"version": VERSION, "topics": [{"topic": topic} for topic in topics]})
+    return {
+        key: _placement(entry, where) for key, where, entry in partitions_of(text, {"replicas"}, {"log_dirs"}, source)
+    }
 
 
 def parse_topics(text: str | bytes, source: str) -> list[str]:
     """The topics of a file, in its order. Raises ToolError that names `source` and the entry."""
     topics: dict[str, None] = {}
-    for where, entry in entries_of(text, "topics", source):
-        check_fields(entry, {"topic"}, set(), where)
-        topic = topic_of(entry, where)
+    for where, entry in _entries(text, "topics", source):
+        _check_fields(entry, {"topic"}, set(), where)
+        topic = _topic(entry, where)
         if topic in topics:
             fail(f"{where}: topic {topic!r} is named twice")
         topics[topic] = None
     return list(topics)
+
+
+# -- files of entries -------------------------------------------------------------------------------------------------
+
+
+def format_partitions(partitions: Mapping[TopicPartition, Mapping[str, Any]]) -> str:
+    """A file with these fields for each partition, in order."""
+    entries = [{"topic": each.topic, "partition": each.partition, **partitions[each]} for each in sorted(partitions)]
+    return json.dumps({"version": VERSION, "partitions": entries}, separators=(",", ":"))
+
+
+def partitions_of(
+    text: str | bytes, required: set[str], optional: set[str], source: str
+) -> Iterator[tuple[TopicPartition, str, dict[str, Any]]]:
+    """The partitions of a file, each with the words that name it in an error, and its fields."""
+    known: set[TopicPartition] = set()
+    for place, entry in _entries(text, "partitions", source):
+        _check_fields(entry, {"topic", "partition"} | required, optional, place)
+        key = TopicPartition(_topic(entry, place), _number(entry["partition"], f"{place}: partition"))
+        where = f"{place} ({key})"
+        if key in known:
+            fail(f"{where}: the partition is named twice")
+        known.add(key)
+        yield key, where, entry
 
 
 def parse_object(text: str | bytes, source: str) -> dict[str, Any]:
@@ -95,10 +98,10 @@ def parse_object(text: str | bytes, source: str) -> dict[str, Any]:
     return value
 
 
-def entries_of(text: str | bytes, kind: str, source: str) -> list[tuple[str, dict[str, Any]]]:
+def _entries(text: str | bytes, kind: str, source: str) -> list[tuple[str, dict[str, Any]]]:
     """The objects of the list `kind`, each with the words that name it in an error."""
     whole = parse_object(text, source)
-    check_fields(whole, {kind}, {"version"}, source)
+    _check_fields(whole, {kind}, {"version"}, source)
     version = whole.get("version", VERSION)
     if type(version) is not int or version != VERSION:
         fail(f"{source}: version {shown(version)} is not supported, only {VERSION}")
@@ -112,21 +115,21 @@ def entries_of(text: str | bytes, kind: str, source: str) -> list[tuple[str, dic
     return named
 
 
-def check_fields(entry: dict[str, Any], required: set[str], optional: set[str], where: str) -> None:
+def _check_fields(entry: dict[str, Any], required: set[str], optional: set[str], where: str) -> None:
     if missing := sorted(required - entry.keys()):
         fail(f"{where}: the field {missing[0]!r} is missing")
     if unknown := sorted(entry.keys() - required - optional):
         fail(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(sorted(required | optional))}")
 
 
-def topic_of(entry: dict[str, Any], where: str) -> str:
+def _topic(entry: dict[str, Any], where: str) -> str:
     topic = entry["topic"]
     if not isinstance(topic, str) or not topic:
         fail(f"{where}: topic must be a name, not {shown(topic)}")
     return topic
 
 
-def number(value: Any, where: str) -> int:
+def _number(value: Any, where: str) -> int:
     # A bool is an int in Python.
     if type(value) is not int or not 0 <= value <= MAX_INT32:
         fail(f"{where} must be a number from 0 to {MAX_INT32}, not {shown(value)}")
@@ -137,7 +140,7 @@ def _placement(entry: dict[str, Any], where: str) -> Placement:
     replicas = entry["replicas"]
     if not isinstance(replicas, list) or not replicas:
         fail(f"{where}: replicas must be a list with at least one broker, not {shown(replicas)}")
-    brokers = tuple(number(broker, f"{where}: a broker in replicas") for broker in replicas)
+    brokers = tuple(_number(broker, f"{where}: a broker in replicas") for broker in replicas)
     if len(set(brokers)) < len(brokers):
         repeated = next(broker for broker in brokers if brokers.count(broker) > 1)
         fail(f"{where}: replicas has broker {repeated} twice")
@@ -161,10 +164,6 @@ def _is_absolute(path: str) -> bool:
 def shown(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def dumps(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
 
 
 def fail(message: str) -> NoReturn:

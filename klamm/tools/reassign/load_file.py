@@ -17,39 +17,27 @@ from typing import Any
 
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.reassign.goals import PartitionLoad
-from klamm.tools.reassign.json_form import VERSION, check_fields, dumps, entries_of, fail, number, shown, topic_of
+from klamm.tools.reassign.json_form import fail, format_partitions, partitions_of, shown
 
 
 def format_load(load: Mapping[TopicPartition, PartitionLoad]) -> str:
-    return dumps(
+    return format_partitions(
         {
-            "version": VERSION,
-            "partitions": [
-                {
-                    "topic": each.topic,
-                    "partition": each.partition,
-                    "bytes_in_per_s": load[each].bytes_in_per_s,
-                    "bytes_out_per_s": load[each].bytes_out_per_s,
-                }
-                for each in sorted(load)
-            ],
+            key: {"bytes_in_per_s": each.bytes_in_per_s, "bytes_out_per_s": each.bytes_out_per_s}
+            for key, each in load.items()
         }
     )
 
 
 def parse_load(text: str | bytes, source: str) -> dict[TopicPartition, PartitionLoad]:
     """The load of each partition. Raises ToolError that names `source` and the entry."""
-    load: dict[TopicPartition, PartitionLoad] = {}
-    for where, entry in entries_of(text, "partitions", source):
-        check_fields(entry, {"topic", "partition", "bytes_in_per_s"}, {"bytes_out_per_s"}, where)
-        name = TopicPartition(topic_of(entry, where), number(entry["partition"], f"{where}: partition"))
-        if name in load:
-            fail(f"{where} ({name}): the partition is named twice")
-        load[name] = PartitionLoad(
-            _rate(entry["bytes_in_per_s"], f"{where} ({name}): bytes_in_per_s"),
-            _rate(entry.get("bytes_out_per_s", 0), f"{where} ({name}): bytes_out_per_s"),
+    return {
+        key: PartitionLoad(
+            _rate(entry["bytes_in_per_s"], f"{where}: bytes_in_per_s"),
+            _rate(entry.get("bytes_out_per_s", 0), f"{where}: bytes_out_per_s"),
         )
-    return load
+        for key, where, entry in partitions_of(text, {"bytes_in_per_s"}, {"bytes_out_per_s"}, source)
+    }
 
 
 def _rate(value: Any, where: str) -> float:
