@@ -99,15 +99,26 @@ def process_figures(name: str, pid: int) -> dict[str, float]:
     """Memory and descriptors of a process; nothing when it is gone."""
     process = Path(f"/proc/{pid}")
     try:
-        pages = int((process / "statm").read_text().split()[1])
+        children = (process / "task" / str(pid) / "children").read_text().split()
+        pages = _resident_pages(pid)
         targets = [_target(descriptor) for descriptor in (process / "fd").iterdir()]
     except OSError:
         return {}
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
     return {
-        f"{name} RSS MB": pages * os.sysconf("SC_PAGE_SIZE") / MB,
+        f"{name} RSS MB": pages * page_bytes / MB,
+        f"{name} worker MB": sum(map(_resident_pages, map(int, children))) * page_bytes / MB,
         f"{name} descriptors": len(targets),
         f"{name} deleted files open": sum(target.endswith("(deleted)") for target in targets),
     }
+
+
+def _resident_pages(pid: int) -> int:
+    """0 when the process is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError:
+        return 0
 
 
 def _target(descriptor: Path) -> str:
