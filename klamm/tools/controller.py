@@ -34,7 +34,6 @@ ZooKeeper = Annotated[
 ]
 
 HTTP_TIMEOUT_S = 10.0
-# A stream may stay without events for any length of time.
 ELECTION_TIMEOUT_S = 30.0
 LOOK_EVERY_S = 0.2
 
