@@ -9,7 +9,9 @@ from support.durability.brokers import Brokers, KlammBrokers
 from support.durability.kills import TOPIC, Report, Run
 
 PARTITIONS = 4
-OLD = {"inter.broker.protocol.version": "2.4", "replica.lag.time.max.ms": 1500, "zookeeper.session.timeout.ms": 10_000}
+OLD = {"inter.broker.protocol.version": "2.4", "replica.lag.time.max.ms": 1500}
+# Leaders notice a paused broker long before its session ends.
+LONG_SESSION = {"zookeeper.session.timeout.ms": 6_000}
 
 
 def assert_nothing_lost(report: Report) -> None:
@@ -23,7 +25,7 @@ def leader_epochs(brokers: Brokers) -> list[int]:
 
 
 def test_isrs_shrink_and_grow_and_brokers_die(tmp_path: Path) -> None:
-    with KlammBrokers.running(tmp_path, OLD) as brokers:
+    with KlammBrokers.running(tmp_path, {**OLD, **LONG_SESSION}) as brokers:
         run = Run(brokers, partitions=PARTITIONS, down_s=1.0)
         paused = (brokers.wait_for_controller() + 1) % 3
         led_by_others = [number for number in range(PARTITIONS) if brokers.leader(TOPIC, number) != paused]

@@ -188,6 +188,7 @@ def kill_at(gates: Gates, place: Place, stops: dict[str, Any], log: Path) -> Non
         each.wait_gone()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark_environment")
 def test_workers_and_executors_killed_in_every_pipeline(
     java: None, cluster: Cluster, topic: MakeTopic, tmp_path: Path
