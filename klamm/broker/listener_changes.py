@@ -67,22 +67,24 @@ class ListenerChanges:
         while True:
             await self._has_news.wait()
             self._has_news.clear()
-            await self._listeners.resolve_overrides()
-            await self._listeners.open_new()
-            endpoints = self._listeners.advertised_endpoints()
             try:
-                if endpoints != self._registered:
-                    await self._registrar.update(self._zookeeper(), endpoints)
-                    self._registered = endpoints
+                await self._change_listeners()
             except BrokerStartError as error:
                 _log.error("the changed listeners are not registered, none is closed; change them again: %s", error)
-                continue
             except ZooKeeperError as error:
                 _log.warning("the changed listeners are not registered yet: %s", error)
                 await asyncio.sleep(RETRY_BACK_OFF_MS / 1000)
                 self._has_news.set()
-                continue
-            await self._listeners.close_removed()
+            # Last, because the system may take long to look up a host.
+            await self._listeners.resolve_overrides()
+
+    async def _change_listeners(self) -> None:
+        await self._listeners.open_new()
+        endpoints = self._listeners.advertised_endpoints()
+        if endpoints != self._registered:
+            await self._registrar.update(self._zookeeper(), endpoints)
+            self._registered = endpoints
+        await self._listeners.close_removed()
 
 
 def _what_listeners_depend_on(config: BrokerConfig) -> tuple[object, ...]:

@@ -13,6 +13,6 @@ async def addresses_of(host: str) -> list[str]:
             continue
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except UnicodeError as error:
+    except ValueError as error:  # A label that is too long, or a zero byte.
         raise OSError(str(error)) from error
     return [str(address[0]) for *_, address in found]

@@ -540,7 +540,10 @@ class SocketServer:
         """
         loop = asyncio.get_running_loop()
         host = self.host or None
-        self._server = await loop.create_server(self._make_connection, host, self.port, start_serving=False)
+        try:
+            self._server = await loop.create_server(self._make_connection, host, self.port, start_serving=False)
+        except ValueError as error:  # A host name with a label that is too long.
+            raise OSError(f"{host}: {error}") from error
         if self.port == 0:
             self.port = self._server.sockets[0].getsockname()[1]
         self._set_buffer_sizes()

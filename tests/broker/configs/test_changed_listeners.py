@@ -271,3 +271,17 @@ async def test_an_address_of_another_broker_is_not_registered_and_no_listener_cl
         assert await change(client, OLD, "B://127.0.0.1:0", advertised_listeners=advertised) == ErrorCode.NONE
         await until(lambda: "belongs to broker 5 already" in caplog.text)
         assert (names(cluster), await registered(cluster)) == (["A", "B", "PLAINTEXT"], before)
+
+
+@pytest.mark.loop("asyncio", "uvloop")
+async def test_hosts_that_are_none_stop_no_broker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    label = "a" * 70  # One longer than a name's part may be.
+    async with running(tmp_path) as (cluster, client):
+        for number, host in enumerate((label, "...", "%", "256.256.256.256")):
+            overrides = f"{host}:1,.{label}:1"
+            assert await change(
+                client, OLD, f"A://{host}:1", f"B://127.0.0.1:{0}", max_connections_per_ip_overrides=overrides
+            ) in (ErrorCode.NONE, ErrorCode.INVALID_REQUEST)
+            await until(lambda number=number: caplog.text.count("A://") > number)  # type: ignore[misc]
+        await until_told(await cluster.connect("B"), cluster.broker.endpoints["B"])
+        assert "max.connections.per.ip.overrides: " in caplog.text
