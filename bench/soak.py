@@ -80,6 +80,7 @@ def bounds(cycles_kept: int) -> list[Bound]:
     deleted_bytes = 600 * 280 * (RETENTION_MS + ROLL_MS + 15_000) / 1000 / (1 << 20) * BROKERS
     return [
         Bound("RSS MB", factor=1.15, slack=16, why="allocators keep some of what a peak took"),
+        Bound("worker MB", most=250, why="the cleaner's buffer of 128 MB, and what a compiled cleaner imports"),
         Bound("descriptors", slack=30, why="connections and segments come and go"),
         Bound("deleted files open", slack=10, why="a file that is read while it is deleted"),
         Bound("tasks", slack=20),

@@ -51,11 +51,13 @@ class KeyedProducer(Producer):
     """Its records have keys; some are tombstones. `values` of what was sent and acknowledged are
     b"NUMBER KEY VALUE", where the value is empty for a tombstone."""
 
+    records_between_new_keys = RECORDS_BETWEEN_NEW_KEYS
+
     def _next_batch(self) -> tuple[tuple[bytes, ...], bytes]:
         values, records = [], []
         for _ in range(self._random.randint(1, 4)):
             number = next(self._numbers)
-            key = b"key-%d" % (number // RECORDS_BETWEEN_NEW_KEYS + self._random.randrange(KEYS))
+            key = b"key-%d" % (number // self.records_between_new_keys + self._random.randrange(KEYS))
             value = (
                 b"" if self._random.random() < TOMBSTONES else b"%d %s" % (number, b"." * self._random.randint(0, 50))
             )

@@ -8,6 +8,7 @@ ZooKeeper live through all of it.
 import asyncio
 import gc
 import logging
+import sys
 from collections import deque
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType, PartitionKey, TopicPartition
 from klamm.simulation.cluster import SimulatedBroker, SimulatedCluster
+from klamm.simulation.compacting import TOPIC_CONFIGS, Compacting
 from klamm.simulation.disk import Disk
 from klamm.simulation.ensemble import EnsembleServer
 from klamm.simulation.group_workload import GroupWorkload
@@ -29,7 +31,7 @@ HOUR_S = 3600.0
 WARM_UP_HOURS = 3
 """Producer ids, sessions and remembered positions reach their bounds within a few hours."""
 SURVIVOR = 0
-KEPT, DELETED = "kept", "deleted"
+KEPT, DELETED, COMPACTED = "kept", "deleted", "compacted"
 KEYS: dict[PartitionKey, bool] = {(KEPT, 0): True, (KEPT, 1): False}
 PAUSE_S = 60.0
 WORK_S = 60.0
@@ -44,6 +46,10 @@ PROPERTIES = {
     "log.retention.check.interval.ms": "300000",
     "offsets.retention.minutes": "60",
     "log.roll.ms": "1800000",
+    "log.segment.delete.delay.ms": "1000",
+    "offsets.topic.segment.bytes": "4096",
+    "log.cleaner.min.cleanable.ratio": "0.1",
+    "log.cleaner.backoff.ms": "60000",
     "replica.high.watermark.checkpoint.interval.ms": "60000",
 }
 DELETED_CONFIGS = {
@@ -52,6 +58,8 @@ DELETED_CONFIGS = {
     # The workload's records have timestamps that do not follow the clock.
     "message.timestamp.type": "LogAppendTime",
 }
+# Longer than an outage, so that no follower misses a tombstone while it is down.
+COMPACTED_CONFIGS = {**TOPIC_CONFIGS, "delete.retention.ms": "600000"}
 # What follows the records that are kept and the elections.
 FOLLOW_THE_LOG = (
     "LeaderEpochCache._entries",
@@ -67,8 +75,14 @@ FOLLOW_THE_LOG = (
     "TransactionIndex()",
 )
 
-# Containers that fill up: each histogram keeps its newest 1,028 values, each log the ends of its newest 64 reads.
-RINGS = {"Histogram._newest": 100 * 1028, "LogReader._remembered": 20 * 64, "LogReader._remembered[]": 20 * 64 * 2}
+# Containers that fill up: each histogram keeps its newest 1,028 values, each log the ends of its newest 64 reads, and
+# each index of an active segment the entries since the last flush.
+RINGS = {
+    "Histogram._newest": 100 * 1028,
+    "LogReader._remembered": 20 * 64,
+    "LogReader._remembered[]": 20 * 64 * 2,
+    "IndexFile._pending": 20_000,
+}
 
 
 def virtual_soak(hours: float, seed: int) -> tuple[list[Look], list[Growth], list[str]]:
@@ -117,13 +131,19 @@ class Life:
         node, client = world.node("client"), cluster.client()
         await node.run(create_topic(client, KEPT, partitions=2, replication_factor=3))
         await node.run(create_topic(client, DELETED, partitions=1, replication_factor=3, configs=dict(DELETED_CONFIGS)))
+        await node.run(
+            create_topic(client, COMPACTED, partitions=1, replication_factor=3, configs=dict(COMPACTED_CONFIGS))
+        )
         workload = Workload(world, cluster.client, KEYS)
         # Consumers that poll twice a second would be most of the run; the logs are compared at the end.
         workload.consumers.clear()
         workload.start(pause_s=PAUSE_S)
         # Its records are not compared, because they are deleted.
         deleted = Producer(cluster.client, (DELETED, 0), world.random, asyncio.Event(), idempotent=True)
-        deleting = node.run(deleted.run(pause_s=PAUSE_S))
+        compacting = Compacting(world, cluster, (COMPACTED, 0))
+        # Always the same keys, so that the log's size is bounded.
+        compacting.producer.records_between_new_keys = sys.maxsize
+        others = [node.run(producer.run(pause_s=PAUSE_S)) for producer in (deleted, compacting.producer)]
         number = 0
         while world.loop.time() < hours * HOUR_S:
             began_s = world.loop.time()
@@ -133,10 +153,12 @@ class Life:
             await self._look()
             await asyncio.sleep(max(0.0, began_s + HOUR_S - world.loop.time()))
         deleted.stop.set()
-        await deleting
+        compacting.producer.stop.set()
+        await asyncio.gather(*others)
         await workload.stop_producing()
         whole = await converge(cluster)
         counts = await judge(cluster, workload, whole, trimmed=[DELETED])
+        compacting.check_replicas()
         await node.run(client.close())
         await cluster.close()
         return f"{number} hours, {counts}"
