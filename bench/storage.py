@@ -198,8 +198,9 @@ class Directories:
         target = self._directory / "copy"
         shutil.rmtree(target, ignore_errors=True)
         subprocess.run(["cp", "-a", self._directory / kind, target], check=True)
+        # Otherwise the broker would wait for the writes of the copy.
+        os.sync()
         if is_cold:
-            os.sync()
             DROP_CACHES.write_text("3\n")
         return target
 

@@ -147,6 +147,7 @@ class _Loader:
             self._write_leader_epochs(self._epochs.entries)
         self._snapshots.delete_after(end)
         self._snapshots.take_if_room(state)
+        self._snapshots.delete_distrusted()
         self._snapshots.keep_only(self._segments.base_offsets)
         for segment in self._segments:
             segment.release()
@@ -356,7 +357,7 @@ class _Loader:
             except CorruptIndexError as error:
                 _LOGGER.warning("Recovering from %s on: %s", segment.path, error)
                 return self._recover(segment.base_offset, is_clean)
-        self._snapshots.delete_after(start)
+        self._snapshots.distrust_after(start)
         state = self._snapshots.load_latest(start)
         if state is None:
             state = ProducerState(start if is_clean else self._segments.first.base_offset)

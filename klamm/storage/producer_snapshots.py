@@ -19,13 +19,15 @@ _LOGGER = logging.getLogger(__name__)
 class ProducerSnapshots:
     """The snapshots in a partition's directory. Methods that touch the disk raise OSError."""
 
-    __slots__ = ("_directory", "_file_system", "_offsets", "_unsynced")
+    __slots__ = ("_directory", "_distrusted", "_file_system", "_offsets", "_unsynced")
 
     def __init__(self, file_system: FileSystem, directory: str, unsynced: UnsyncedFiles, offsets: list[int]) -> None:
         self._file_system = file_system
         self._directory = directory
         self._unsynced = unsynced
         self._offsets = sorted(offsets)
+        # The offsets of files that are not read, and are deleted soon unless they are written anew.
+        self._distrusted: tuple[int, ...] = ()
 
     @property
     def offsets(self) -> list[int]:
@@ -39,16 +41,24 @@ class ProducerSnapshots:
         """Writes a snapshot of `state` unless the latest snapshot is as new."""
         if state.end_offset <= (self._offsets[-1] if self._offsets else 0):
             return
-        path = self._path(state.end_offset)
-        file = self._file_system.open(path, create=True)
-        try:
-            file.truncate(0)
-            file.write(0, state.to_snapshot())
-        finally:
-            file.close()
-        self._unsynced.mark(path)
-        self._unsynced.mark(self._directory)
+        path, content = self._path(state.end_offset), state.to_snapshot()
+        if not self._has_already(state.end_offset, path, content):
+            file = self._file_system.open(path, create=True)
+            try:
+                file.truncate(0)
+                file.write(0, content)
+            finally:
+                file.close()
+            self._unsynced.mark(path)
+            self._unsynced.mark(self._directory)
         self._offsets.append(state.end_offset)
+
+    def _has_already(self, offset: int, path: str, content: bytes) -> bool:
+        """Whether a distrusted file turns out to have just this content."""
+        if offset not in self._distrusted:
+            return False
+        self._distrusted = tuple(other for other in self._distrusted if other != offset)
+        return self._file_system.read_file(path) == content
 
     def take_if_room(self, state: ProducerState) -> None:
         """As `take`, but tolerates a full disk: a snapshot of an open log only saves work."""
@@ -96,6 +106,19 @@ class ProducerSnapshots:
         """Removes the snapshots above `offset`."""
         for stray in [stray for stray in self._offsets if stray > offset]:
             self.delete(stray)
+
+    def distrust_after(self, offset: int) -> None:
+        """Takes the snapshots above `offset` for wrong. `delete_distrusted` deletes those that have not proved right:
+        most have, after the kill of a process, and deleting thousands of files takes long."""
+        self._distrusted += tuple(other for other in self._offsets if other > offset)
+        self._offsets = [other for other in self._offsets if other <= offset]
+
+    def delete_distrusted(self) -> None:
+        """Removes what is left of the distrusted snapshots."""
+        self._offsets = sorted({*self._offsets, *self._distrusted})
+        for offset in self._distrusted:
+            self.delete(offset)
+        self._distrusted = ()
 
     def keep_only(self, segment_offsets: list[int]) -> None:
         """Removes all snapshots except the latest and those at the segments' base offsets."""

@@ -493,3 +493,29 @@ async def test_damage_in_the_synced_part_is_an_error_when_it_must_be_read(enviro
     environment.file_system.remove(f"{PARTITION}/{0:020d}.index")
     with pytest.raises(KafkaError, match="t-0 is damaged"):
         open_log(environment, SMALL, recovery_point=100)
+
+
+async def test_a_recovery_leaves_a_snapshot_that_is_right_as_it_is(environment, monkeypatch):
+    """Before, it deleted each snapshot above the recovery point: thousands of deletions in a start."""
+    log = open_log(environment, SMALL)
+    fill(log)
+    await log.close()
+    (last,) = [name for name in environment.file_system.list_directory(log.directory) if name == f"{100:020d}.snapshot"]
+    changed_paths = []
+    file_system = type(environment.file_system)
+    remove = file_system.remove
+    monkeypatch.setattr(file_system, "remove", lambda self, path: changed_paths.append(path) or remove(self, path))
+    again = open_log(environment, SMALL, recovery_point=0)
+    assert f"{again.directory}/{last}" not in changed_paths
+    assert again._snapshots.offsets[-1] == 100
+
+
+async def test_a_recovery_replaces_a_snapshot_that_is_wrong(environment):
+    log = open_log(environment, SMALL)
+    fill(log)
+    await log.close()
+    path = f"{log.directory}/{100:020d}.snapshot"
+    right = environment.file_system.read_file(path)
+    environment.file_system.replace_file(path, ProducerState(100).to_snapshot())
+    open_log(environment, SMALL, recovery_point=0)
+    assert environment.file_system.read_file(path) == right
