@@ -18,6 +18,8 @@ from typing import Protocol
 
 # So many log files may stay open whatever the number of connections.
 MIN_OPEN_FILES = 64
+# After so many openings one more file may be open than before: connections may have gone since.
+_OPENINGS_PER_GROWTH = 64
 # So many files are looked at before the next one is closed although it was used.
 _LOOKS = 16
 
@@ -32,12 +34,16 @@ class OpenFile(Protocol):
 
 
 class OpenFiles:
-    """The holders of open files, the next to be looked at first. `is_short` says whether to close a file for each that
-    is opened."""
+    """The holders of open files, the next to be looked at first. `is_short` says whether the file that was opened last
+    has one of the descriptors that should be free."""
 
     def __init__(self, is_short: Callable[[], bool]) -> None:
         self._is_short = is_short
         self._open: OrderedDict[OpenFile, None] = OrderedDict()
+        # So many may be open; None before descriptors were short for the first time. A closed file gives its descriptor
+        # to the next one, so `is_short` alone would not show that there are still too many.
+        self._most: int | None = None
+        self._openings = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -45,7 +51,14 @@ class OpenFiles:
     def opened(self, holder: OpenFile) -> None:
         """`holder` has just opened its file."""
         if self._is_short():
-            self._close_one()
+            self._most = len(self._open)
+            self._openings = 0
+        if self._most is not None:
+            self._openings += 1
+            if self._openings % _OPENINGS_PER_GROWTH == 0:
+                self._most += 1
+            if len(self._open) >= self._most:
+                self._close_one()
         self._open[holder] = None
 
     def closed(self, holder: OpenFile) -> None:
@@ -54,7 +67,10 @@ class OpenFiles:
 
     def make_room(self) -> bool:
         """Closes a file for a connection. Returns whether one could be spared."""
-        return len(self._open) > MIN_OPEN_FILES and self._close_one()
+        if len(self._open) <= MIN_OPEN_FILES or not self._close_one():
+            return False
+        self._most = len(self._open)
+        return True
 
     def _close_one(self) -> bool:
         """Closes the first file that was not used since it was last looked at."""
