@@ -24,6 +24,7 @@ What must stay true:
 
 import asyncio
 import logging
+import math
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -532,6 +533,8 @@ class SocketServer:
         self._abandoned: dict[str, dict[asyncio.Task[None], int]] = {}
         self._is_over = False
         self._idle_timer: asyncio.TimerHandle | None = None
+        # With so many connections, descriptors were short.
+        self._crowded_from: float = math.inf
 
     async def bind(self) -> None:
         """Takes the port without accepting yet; port 0 becomes the one that the system chose.
@@ -592,13 +595,25 @@ class SocketServer:
     def opened(self, connection: ServerConnection) -> None:
         """Registers a new connection, or refuses it if a limit is reached."""
         self._connections[connection] = None
-        # The system assigns the lowest free descriptor, so a number near the limit means that most are in use.
-        if is_kept_descriptor(connection.descriptor) and not self._make_room():
+        if not self._has_descriptor_for(connection):
             connection.close(f"the last of the {open_file_limit()} files that the process may open are kept for logs")
         elif self._has_abandoned_too_much(connection.peer_host):
             connection.close("too many requests of disconnected clients of this host are still running")
         else:
             self._acceptor.opened(connection)
+
+    def _has_descriptor_for(self, connection: ServerConnection) -> bool:
+        """Whether the connection leaves enough descriptors free, perhaps because a log file was closed for it.
+
+        The system assigns the lowest free descriptor, so a number near the limit means that most are in use. The next
+        connection gets the number of the closed file: so many connections need room, whatever their numbers are.
+        """
+        is_kept = is_kept_descriptor(connection.descriptor)
+        if is_kept:
+            self._crowded_from = min(self._crowded_from, len(self._connections))
+        if len(self._connections) < self._crowded_from:
+            return True
+        return self._make_room() or not is_kept
 
     def _has_abandoned_too_much(self, host: str) -> bool:
         tasks = self._abandoned.get(host, {})
