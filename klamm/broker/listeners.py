@@ -204,7 +204,8 @@ class Listeners(Mapping[str, SocketServer]):
         return endpoints
 
     def register(self, metrics: Metrics) -> None:
-        """Adds the gauges of the requests in memory (queued.max.request.bytes), of all listeners together."""
+        """Adds the gauges of the requests in memory (queued.max.request.bytes), of all listeners together, and of the
+        rates of new connections."""
         metrics.gauge(
             MetricName("kafka.network", "SocketServer", "MemoryPoolUsed"),
             "Bytes of requests in memory.",
@@ -217,6 +218,21 @@ class Listeners(Mapping[str, SocketServer]):
                 max(0, server.request_memory.budget_bytes - server.request_memory.held_bytes)
                 for server in self._servers.values()
             ),
+        )
+        group, type_ = "kafka.server", "socket-server-metrics"
+        metrics.gauge(
+            MetricName(group, type_, "broker-connection-accept-rate"),
+            "New connections per second.",
+            self.quotas.rate_of_broker,
+        )
+        metrics.tagged_gauges(
+            MetricName(group, type_, "connection-accept-rate"),
+            "New connections per second of each listener, and of each address with a quota.",
+            ("listener", "ip"),
+            lambda: {
+                **{(listener, ""): rate for listener, rate in self.quotas.rates_of_listeners().items()},
+                **{("", ip): rate for ip, rate in self.quotas.rates_of_hosts().items()},
+            },
         )
 
     def _config_changed(self, _old: BrokerConfig, new: BrokerConfig) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from klamm.broker.auto_topic_creation import AutoTopicCreation
 from klamm.broker.metadata_cache import Endpoint, MetadataCache
+from klamm.broker.quotas.mutation_quota import UNBOUNDED_MUTATIONS, Mutations
 from klamm.broker.topic_admin import NewTopic
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.group_metadata_manager import UNKNOWN_PARTITION, partition_for
@@ -67,15 +68,17 @@ class OffsetsTopic:
             },
         )
 
-    async def find_coordinator(self, group_id: str, listener_name: str) -> tuple[int, Endpoint]:
+    async def find_coordinator(
+        self, group_id: str, listener_name: str, changes: Mutations = UNBOUNDED_MUTATIONS
+    ) -> tuple[int, Endpoint]:
         """The broker that coordinates the group, and where it listens under this listener name.
 
-        The first request creates the topic. Raises KafkaError COORDINATOR_NOT_AVAILABLE while there is no
-        coordinator: clients retry.
+        The first request creates the topic, whose partitions `changes` records. Raises KafkaError
+        COORDINATOR_NOT_AVAILABLE while there is no coordinator: clients retry.
         """
         snapshot = await self._metadata_cache.first_snapshot()
         if GROUP_METADATA_TOPIC_NAME not in snapshot.topics:
-            await self._create()
+            await self._create(changes)
             raise _not_available(f"{GROUP_METADATA_TOPIC_NAME} is being created")
         partition = self.partition_for(group_id)
         state = snapshot.partition(GROUP_METADATA_TOPIC_NAME, partition)
@@ -86,9 +89,10 @@ class OffsetsTopic:
             raise _not_available(f"broker {state.leader} cannot be reached through listener {listener_name}")
         return state.leader, endpoint
 
-    async def _create(self) -> None:
+    async def _create(self, changes: Mutations) -> None:
         """Does not wait for leaders. Raises KafkaError COORDINATOR_NOT_AVAILABLE with the reason when it cannot be."""
-        error = (await self._auto_topic_creation.create([self.new_topic()])).get(GROUP_METADATA_TOPIC_NAME)
+        refused = await self._auto_topic_creation.create([self.new_topic()], changes)
+        error = refused.get(GROUP_METADATA_TOPIC_NAME)
         if error is not None:
             _log.warning("%s cannot be created, so no group has a coordinator: %s", GROUP_METADATA_TOPIC_NAME, error)
             raise _not_available(f"{GROUP_METADATA_TOPIC_NAME} cannot be created: {error.message or error}")

@@ -123,6 +123,7 @@ class _Pending:
     version: int
     response: "asyncio.Future[Any]"
     timer: asyncio.TimerHandle
+    timeout_ms: int
 
 
 class Connection(FrameReader):
@@ -143,6 +144,9 @@ class Connection(FrameReader):
         self._turn = asyncio.Lock()
         self._room: asyncio.Future[None] | None = None
         self._writable = True
+        # While the broker throttles this client.
+        self._throttled: asyncio.TimerHandle | None = None
+        self._throttled_until_s = 0.0
         self._end: ClientError | None = None
         self._cut_off: asyncio.TimerHandle | None = None
         self._lost = asyncio.get_running_loop().create_future()
@@ -185,7 +189,9 @@ class Connection(FrameReader):
         body_steps = encode_request_body_steps(api_key, version, request)
         body = None if body_steps is None else await in_slices(body_steps)
         async with self._turn:
-            while self._end is None and (len(self._pending) >= self._options.max_in_flight or not self._writable):
+            while self._end is None and (
+                len(self._pending) >= self._options.max_in_flight or not self._writable or self._throttled is not None
+            ):
                 self._room = asyncio.get_running_loop().create_future()
                 await self._room
             if self._authenticate_at_s is not None and self._end is None:
@@ -200,11 +206,13 @@ class Connection(FrameReader):
 
     async def _decode_in_slices(self, steps: Steps[Any]) -> Any:
         try:
-            return await in_slices(steps)
+            message = await in_slices(steps)
         except InvalidFrame as error:
             invalid = InvalidResponse(f"{self}: {error}")
             self._abort(invalid)
             raise _again(invalid) from None
+        self._heed_throttle(message)
+        return message
 
     def limit_receive_buffer(self) -> None:
         """Gives the socket the buffer of the options."""
@@ -278,6 +286,8 @@ class Connection(FrameReader):
             return
         self._pending.popleft()
         pending.timer.cancel()
+        if not isinstance(response, Generator):
+            self._heed_throttle(response)
         if not pending.response.done():
             pending.response.set_result(response)
         self._make_room()
@@ -350,12 +360,36 @@ class Connection(FrameReader):
         if timeout_ms is None:
             timeout_ms = self._options.request_timeout_ms
         timer = loop.call_later(timeout_ms / 1000, self._timed_out, api_key, timeout_ms)
-        pending = _Pending(correlation_id, api_key, version, loop.create_future(), timer)
+        pending = _Pending(correlation_id, api_key, version, loop.create_future(), timer, timeout_ms)
         self._pending.append(pending)
         return pending.response
 
     def _timed_out(self, api_key: ApiKey, timeout_ms: int) -> None:
         self._abort(RequestTimedOut(f"{self}: no response to {api_key.message_name} within {timeout_ms} ms"))
+
+    def _heed_throttle(self, response: Any) -> None:
+        """A broker that throttles this client does not read from it for this time (KIP-219), so nothing is sent, and
+        what is sent already has that time more. A longer throttle than a request may take is not waited for."""
+        throttle_time_ms = getattr(response, "throttle_time_ms", 0)
+        if throttle_time_ms <= 0 or self._end is not None:
+            return
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + min(throttle_time_ms, self._options.request_timeout_ms) / 1000
+        if self._throttled is not None:
+            if until_s <= self._throttled_until_s:
+                return
+            self._throttled.cancel()
+        self._throttled_until_s = until_s
+        self._throttled = loop.call_at(until_s, self._throttle_is_over)
+        for pending in self._pending:
+            pending.timer.cancel()
+            pending.timer = loop.call_at(
+                until_s + pending.timeout_ms / 1000, self._timed_out, pending.api_key, pending.timeout_ms
+            )
+
+    def _throttle_is_over(self) -> None:
+        self._throttled = None
+        self._make_room()
 
     def _make_room(self) -> None:
         if self._room is not None and not self._room.done():
@@ -371,6 +405,8 @@ class Connection(FrameReader):
             if not pending.response.done():
                 pending.response.set_exception(_again(error))
         self._pending.clear()
+        if self._throttled is not None:
+            self._throttled.cancel()
         self._make_room()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.abort()

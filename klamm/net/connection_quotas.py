@@ -111,6 +111,23 @@ class ConnectionQuotas:
         acceptor = self._acceptors[listener_name] = Acceptor(self, listener_name, self._new_rate())
         return acceptor
 
+    # -- metrics ----------------------------------------------------------------------------------------------------
+
+    def rate_of_broker(self) -> float:
+        """New connections per second of the listeners that its bound is for."""
+        return _per_second(self._rate, _now_ms())
+
+    def rates_of_listeners(self) -> dict[str, float]:
+        """New connections per second."""
+        now_ms = _now_ms()
+        return {name: _per_second(acceptor.rate, now_ms) for name, acceptor in self._acceptors.items()}
+
+    def rates_of_hosts(self) -> dict[str, float]:
+        """New connections per second of each address that has a bound and has used it lately."""
+        now_ms = _now_ms()
+        rates = {host: _per_second(rate, now_ms) for host, rate in self._host_rates.items()}
+        return {host: rate for host, rate in rates.items() if rate}
+
     # -- for acceptors ----------------------------------------------------------------------------------------------
 
     def forget(self, acceptor: "Acceptor") -> None:
@@ -128,6 +145,7 @@ class ConnectionQuotas:
         if not self._is_protected(acceptor):
             bounds.append((self._rate, self._settings.broker.max_connection_creation_rate))
         for rate, _ in bounds:
+            rate.forget_old(now_ms)
             rate.record(1, now_ms)
         return min(max(_excess_ms(rate, bound, now_ms) for rate, bound in bounds), self._window_ms)
 
@@ -146,6 +164,7 @@ class ConnectionQuotas:
             return 0.0
         now_ms = _now_ms()
         rate = self._rate_of_host(host, now_ms)
+        rate.forget_old(now_ms)
         rate.record(1, now_ms)
         delay_ms = min(_excess_ms(rate, bound, now_ms), self._window_ms)
         if delay_ms > 0:
@@ -309,6 +328,11 @@ def _excess_ms(rate: SampledRate, bound_per_second: int, now_ms: float) -> float
     if excess <= 0:
         return 0.0
     return excess / bound_per_second * span_ms if bound_per_second else float("inf")
+
+
+def _per_second(rate: SampledRate, now_ms: float) -> float:
+    rate.forget_old(now_ms)
+    return rate.total * 1000 / rate.full_span_ms(now_ms)
 
 
 def _now_ms() -> float:

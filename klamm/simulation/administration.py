@@ -1,5 +1,5 @@
 """The work of operators during a run: they move partitions between brokers and replicas between log directories, elect
-leaders, add partitions, change configurations, and create, use and delete topics.
+leaders, add partitions, change configurations and quotas, and create, use and delete topics.
 
 Each piece of work sends its request once or for a few seconds and accepts any allowed answer, like an operator's script
 that will run again another day. `PASSING` and the code beside each request list the allowed error codes; any other ends
@@ -19,6 +19,7 @@ from klamm.client.configs import ConfigResource, incremental_alter_configs
 from klamm.client.elections import elect_leaders
 from klamm.client.log_dirs import TopicPartitionReplica, alter_replica_log_dirs
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
+from klamm.client.quotas import CLIENT_ID, USER, QuotaEntity, alter_client_quotas
 from klamm.client.reassignments import alter_partition_reassignments
 from klamm.client.topics import NewPartitions, create_partitions
 from klamm.net.client import ClientError
@@ -78,6 +79,21 @@ BROKER_CONFIGS = {
     "replica.alter.log.dirs.io.max.bytes.per.second": ("20000", "1000000"),
 }
 
+# Quotas of all clients: low enough to be felt, and high enough for all records to be produced and read in time. The
+# simulated clients have no user's name and one id.
+CLIENT_QUOTAS = {
+    "producer_byte_rate": (20_000.0, 1_000_000.0),
+    "consumer_byte_rate": (20_000.0, 1_000_000.0),
+    "request_percentage": (1.0, 100.0),
+    "controller_mutation_rate": (1.0, 10.0),
+}
+QUOTA_ENTITIES: tuple[QuotaEntity, ...] = (
+    ((CLIENT_ID, None),),
+    ((CLIENT_ID, "klamm"),),
+    ((USER, "ANONYMOUS"),),
+    ((USER, None), (CLIENT_ID, None)),
+)
+
 
 class Administrator:
     """Starts one piece of work at each `begin`; any number may run at once. Runs in the client's process.
@@ -110,6 +126,7 @@ class Administrator:
             ("add-partitions", self._grow),
             ("configure-topic", self._configure_topic),
             ("configure-brokers", self._configure_brokers),
+            ("set-quotas", self._set_quotas),
             ("use-topic", self._use_topic),
             ("use-topic", self._use_topic),
             ("use-topic", self._use_topic),
@@ -266,6 +283,17 @@ class Administrator:
         value = self._random.choice(configs[key]) if op_type is OpType.SET else None
         change = AlterConfigOp(key, value, op_type)
         await self._check(incremental_alter_configs(self._client, {resource: [change]}))
+
+    async def _set_quotas(self) -> None:
+        """Sets or removes a quota of all clients."""
+        key, entity = self._random.choice(list(CLIENT_QUOTAS)), self._random.choice(QUOTA_ENTITIES)
+        value = None if self._random.random() < 0.3 else self._random.choice(CLIENT_QUOTAS[key])
+
+        async def alter() -> Mapping[Any, KafkaError | None]:
+            await alter_client_quotas(self._client, entity, {key: value})
+            return {}
+
+        await self._check(alter())
 
     # -- topics that come and go --------------------------------------------------------------------------------------
 

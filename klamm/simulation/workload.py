@@ -110,6 +110,8 @@ class PartitionClient:
             result = topic.partition_responses[0] if api_key is ApiKey.PRODUCE else topic.partitions[0]
             if result.error_code in RETRIABLE_ERRORS:
                 return None
+            if broker_id is not None and result.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                return None  # A follower may be behind; consumers then ask the leader again.
             allowed = (ErrorCode.NONE, *expected)
             assert result.error_code in allowed, f"{self.topic}-{self.partition}, broker {leader}: {result}"
             self._failures = 0

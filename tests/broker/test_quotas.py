@@ -358,6 +358,19 @@ async def test_validation_takes_no_tokens_and_refused_topics_are_not_made(tmp_pa
         assert old.throttle_time_ms > 1000
 
 
+async def test_topics_that_are_created_automatically_count_and_are_not_refused(tmp_path: Path) -> None:
+    async with running(tmp_path, **SHORT, num_partitions=20, offsets_topic_replication_factor=1) as (cluster, client):
+        await in_effect(cluster, {"user": "ANONYMOUS"}, controller_mutation_rate=10.0)
+        topic = messages.request_class(ApiKey.METADATA).MetadataRequestTopic(name="t")
+        made = await client.ask(ApiKey.METADATA, topics=[topic], allow_auto_topic_creation=True)
+        assert (made.topics[0].error_code, made.throttle_time_ms) == (ErrorCode.LEADER_NOT_AVAILABLE, 0)
+        # The bucket of ten is overdrawn by ten, and the coordinator's topic takes another fifty.
+        await client.ask(ApiKey.FIND_COORDINATOR, key="g", key_type=0)
+        answer = await client.ask(ApiKey.CREATE_TOPICS, topics=topics_of("u", 1), timeout_ms=10_000)
+        assert answer.topics[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+        assert 4000 < answer.throttle_time_ms <= 6000
+
+
 async def test_quotas_are_in_effect_after_a_restart_and_without_their_znode_no_longer(tmp_path: Path) -> None:
     async with running(tmp_path, **SHORT) as (cluster, client):
         await client.create_topic("t")

@@ -18,6 +18,7 @@ from klamm.net.client import (
     connect,
 )
 from klamm.protocol import messages
+from klamm.protocol.apis.heartbeat import HeartbeatResponse
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import PARTITIONS_PER_STEP
@@ -300,3 +301,37 @@ async def test_authentication_comes_before_use():
         with pytest.raises(AuthenticationFailed, match="no"):
             await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
         assert len(broker.connections) == 3
+
+
+async def test_a_throttled_client_sends_nothing_until_its_time_is_over():
+    async with ScriptedBroker() as broker:
+        connection = await connect(*broker.address, ConnectionOptions(request_timeout_ms=5_000))
+        loop = asyncio.get_running_loop()
+        first = asyncio.ensure_future(connection.send(ApiKey.HEARTBEAT, heartbeat("a")))
+        (await broker.requests.get()).answer(HeartbeatResponse(throttle_time_ms=100, error_code=0))
+        await first
+        began_s = loop.time()
+        second = asyncio.ensure_future(connection.send(ApiKey.HEARTBEAT, heartbeat("b")))
+        asked = await broker.requests.get()
+        assert loop.time() - began_s > 0.09
+        asked.answer(HeartbeatResponse(throttle_time_ms=60_000, error_code=0))
+        await second
+        third = asyncio.ensure_future(connection.send(ApiKey.HEARTBEAT, heartbeat("c")))
+        await asyncio.sleep(0)
+        connection.close()
+        with pytest.raises(NotSent):
+            await third
+
+
+async def test_requests_sent_before_a_throttle_have_its_time_more():
+    async with ScriptedBroker() as broker:
+        connection = await connect(*broker.address, ConnectionOptions(request_timeout_ms=150))
+        both = [asyncio.ensure_future(connection.send(ApiKey.HEARTBEAT, heartbeat(name))) for name in "ab"]
+        first, second = [await broker.requests.get() for _ in both]
+        first.answer(HeartbeatResponse(throttle_time_ms=10_000, error_code=0))
+        # No longer than a request may take: 150 ms, and then the second's own.
+        await asyncio.sleep(0.2)
+        assert not both[1].done()
+        second.answer(HeartbeatResponse(throttle_time_ms=0, error_code=0))
+        assert (await both[1]).error_code == 0
+        connection.close()

@@ -45,7 +45,9 @@ async def handle(request: Request[FindCoordinatorRequest]) -> FindCoordinatorRes
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"key type {body.key_type}: allowed are 0 (group), 1 (transaction)")
     if not request.allows(body.key):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
-    node_id, endpoint = await request.services.offsets_topic.find_coordinator(body.key, request.listener_name)
+    node_id, endpoint = await request.services.offsets_topic.find_coordinator(
+        body.key, request.listener_name, request.changes(strict=False, throttles=False)
+    )
     return FindCoordinatorResponse(
         error_code=ErrorCode.NONE,
         error_message=None,

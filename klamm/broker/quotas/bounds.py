@@ -51,7 +51,7 @@ class QuotaBounds:
 
     def __init__(self, default: float | None = None) -> None:
         self._default = default
-        self._bounds: dict[QuotaEntity, float] = {}
+        self._bounds: dict[tuple[str | None, str | None], float] = {}
 
     @property
     def is_set(self) -> bool:
@@ -68,18 +68,18 @@ class QuotaBounds:
     def of(self, user: str, client_id: str) -> Bound:
         """The quota of a client."""
         bounds = self._bounds
-        by_both, by_user, by_client = QuotaTags(user, client_id), QuotaTags(user, ""), QuotaTags("", client_id)
-        for entity, tags in (
-            (QuotaEntity(user, client_id), by_both),
-            (QuotaEntity(user, DEFAULT), by_both),
-            (QuotaEntity(user, None), by_user),
-            (QuotaEntity(DEFAULT, client_id), by_both),
-            (QuotaEntity(DEFAULT, DEFAULT), by_both),
-            (QuotaEntity(DEFAULT, None), by_user),
-            (QuotaEntity(None, client_id), by_client),
-            (QuotaEntity(None, DEFAULT), by_client),
+        # Plain tuples, which are equal to entities: most of the time here would go into making those.
+        for entity, of_user, of_client in (
+            ((user, client_id), user, client_id),
+            ((user, DEFAULT), user, client_id),
+            ((user, None), user, ""),
+            ((DEFAULT, client_id), user, client_id),
+            ((DEFAULT, DEFAULT), user, client_id),
+            ((DEFAULT, None), user, ""),
+            ((None, client_id), "", client_id),
+            ((None, DEFAULT), "", client_id),
         ):
             value = bounds.get(entity)
             if value is not None:
-                return Bound(tags, value)
-        return Bound(by_client, self._default)
+                return Bound(QuotaTags(of_user, of_client), value)
+        return Bound(QuotaTags("", client_id), self._default)
