@@ -14,7 +14,8 @@ What must stay true:
 - Where brokers have a listener of their own, its connections are admitted whatever the number of all connections is:
   the cluster continues when clients have used up `max.connections`. Each connection beyond that number closes one of
   another listener: an idle one first, and of these the one that was silent the longest.
-- At most `MAX_WAITING` connections wait at a listener; more are closed.
+- At most `MAX_WAITING` connections wait at a listener, and at most `MAX_DELAYED` wait to be closed; more are closed at
+  once, so that one client does not take the files of all.
 - A connection counts from its admission to its end.
 """
 
@@ -30,6 +31,7 @@ UNLIMITED = 2**31 - 1
 
 # As many as the system lets wait for Kafka's brokers, whose listeners have Java's default backlog.
 MAX_WAITING = 50
+MAX_DELAYED = 500
 # From so many on, addresses whose rate has come to rest are forgotten.
 MANY_ADDRESSES = 1_000
 
@@ -307,7 +309,9 @@ class Acceptor:
     def _admit(self, connection: Quotaed) -> None:
         host, quotas = connection.peer_host, self._quotas
         delay_ms = quotas.host_delay_ms(self, host)
-        if delay_ms > 0:
+        if delay_ms > 0 and len(self._delayed) >= MAX_DELAYED:
+            connection.close(f"over connection_creation_rate of {host}")
+        elif delay_ms > 0:
             connection.hold()
             self._delayed[connection] = asyncio.get_running_loop().call_later(
                 delay_ms / 1000, connection.close, f"over connection_creation_rate of {host}"

@@ -136,6 +136,17 @@ async def test_an_address_that_opens_too_many_is_closed_after_a_delay_and_holds_
     assert states(opened(acceptor, *["slow"] * 9)) == ["admitted"] * 9
 
 
+async def test_only_so_many_wait_to_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("klamm.net.connection_quotas.MAX_DELAYED", 1)
+    quotas = ConnectionQuotas(samples=2, window_ms=1000)
+    quotas.set_rate_of_host(None, 1)
+    assert states(opened(quotas.acceptor("A"), "h", "h", "h")) == [
+        "admitted",
+        "waits",
+        "over connection_creation_rate of h",
+    ]
+
+
 async def test_addresses_that_have_come_to_rest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("klamm.net.connection_quotas.MANY_ADDRESSES", 3)
     quotas = ConnectionQuotas(samples=2, window_ms=1000)
