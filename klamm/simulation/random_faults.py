@@ -350,7 +350,10 @@ async def _run(world: World, shape: RunShape, steps: int) -> str:
         lagging=shape.lagging,
         replication_factor=shape.replication_factor,
         min_insync_replicas=shape.min_insync_replicas,
-        properties={"num.replica.fetchers": str(shape.replica_fetchers)}
+        properties={
+            "num.replica.fetchers": str(shape.replica_fetchers),
+            "log.preallocate": str(shape.preallocates).lower(),
+        }
         | ({"log.flush.interval.messages": "1"} if shape.logs_flush else {}),
         has_racks=shape.has_racks,
     )

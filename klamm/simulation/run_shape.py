@@ -34,6 +34,8 @@ class RunShape:
     has_racks: bool
     # num.replica.fetchers.
     replica_fetchers: int
+    # log.preallocate.
+    preallocates: bool
 
     def __str__(self) -> str:
         return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
@@ -53,6 +55,7 @@ def draw_shape(
     brokers = brokers or drawn_brokers
     lagging = [broker_id for broker_id in range(brokers) if chance.random() < lagging_share]
     has_racks, replica_fetchers = chance.random() < 0.5, chance.choice(REPLICA_FETCHERS)
+    preallocates = chance.random() < 0.3
     return RunShape(
         brokers,
         replication_factor=min(brokers, replication_factor),
@@ -63,4 +66,5 @@ def draw_shape(
         small_slices=small_slices,
         has_racks=has_racks,
         replica_fetchers=replica_fetchers,
+        preallocates=preallocates,
     )

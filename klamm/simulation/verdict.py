@@ -277,8 +277,17 @@ def replica_bytes(broker: SimulatedBroker, key: PartitionKey) -> bytes:
         path = f"{directory}/{key[0]}-{key[1]}"
         if files.exists(path):
             names = [name for name in files.list_directory(path) if name.endswith(".log")]
-            content += b"".join(files.read_file(f"{path}/{name}") for name in names)
+            content += b"".join(_without_preallocated(files.read_file(f"{path}/{name}")) for name in names)
     return content
+
+
+def _without_preallocated(segment: bytes) -> bytes:
+    """A segment without the zeros that `preallocate` has put behind its batches."""
+    end = 0
+    with suppress(KafkaError):
+        for position, header in iterate_batches(segment, allow_partial_end=True):
+            end = position + header.size_bytes
+    return segment if any(segment[end:]) else segment[:end]
 
 
 def _records(log: bytes) -> list[Record]:

@@ -17,6 +17,7 @@ What must stay true:
 Source: kafka.log.Log.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -132,8 +133,9 @@ class Log:
         self.checkpointed_start_offset = loaded.log_start_offset
         self._log_end_offset = loaded.log_end_offset
         self._high_watermark = loaded.log_start_offset
-        # The segment that is being preallocated.
+        # The segment that is being preallocated, and what is set when that has ended.
         self._preallocating: LogSegment | None = None
+        self._preallocated: asyncio.Event | None = None
         self._is_closed = False
         self._is_abandoned = False
         # Whether a truncation, perhaps by a process that was killed since, may not be durable. If a machine crash undid
@@ -480,8 +482,11 @@ class Log:
         try:
             file = segment.pin()
         except OSError as error:
-            raise self._storage_error(error, "preallocating") from error
+            # The log may have been given up before it was complete.
+            _LOGGER.warning("%s is not preallocated: %s", segment.path, error)
+            return
         self._preallocating = segment
+        self._preallocated = asyncio.Event()
         segment.is_preallocated = True
         has_failed = False
         try:
@@ -498,6 +503,8 @@ class Log:
             raise self._storage_error(error, "trimming") from error
         finally:
             segment.unpin()
+            self._preallocated.set()
+            self._preallocated = None
 
     def _new_segment(self, base_offset: int, now_ms: int, *, suffix: str = "") -> LogSegment:
         jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
@@ -860,6 +867,8 @@ class Log:
 
     async def flush(self) -> None:
         """Syncs everything appended so far, and moves the recovery point to its end."""
+        if self._preallocated is not None:
+            await self._preallocated.wait()  # Until then the recovery point stays before that segment.
         self._check_usable()
         try:
             for segment in self._segments.starting_with(self.recovery_point):

@@ -29,6 +29,7 @@ SHAPES = [draw_shape(random.Random(seed)) for seed in range(300)]
         ("small_slices", {False, True}),
         ("has_racks", {False, True}),
         ("replica_fetchers", {1, 3}),
+        ("preallocates", {False, True}),
     ],
 )
 def test_seeds_draw_runs_of_all_shapes(name: str, values: set[object]) -> None:

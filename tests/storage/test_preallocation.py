@@ -1,5 +1,6 @@
 """`preallocate`: a new segment's file has the size of a whole segment, and is trimmed when the next one begins."""
 
+import asyncio
 import errno
 import os
 from pathlib import Path
@@ -96,6 +97,21 @@ async def test_the_recovery_point_stays_before_a_segment_that_is_being_prealloca
     assert recovery_points == [1]
     await log.flush()
     assert log.recovery_point == 3
+
+
+async def test_a_flush_waits_for_the_end_of_a_preallocation() -> None:
+    environment = DiskEnvironment()
+    log = open_log(environment, CONFIG)
+    flushes = []
+
+    def begin_to_flush() -> None:
+        append(log, b"a")
+        flushes.append(asyncio.ensure_future(log.flush()))
+
+    environment.before_blocking = begin_to_flush
+    await log.preallocate()
+    await flushes[0]
+    assert log.recovery_point == 1
 
 
 async def test_a_disk_without_room_for_a_whole_segment_takes_records_all_the_same(caplog) -> None:
