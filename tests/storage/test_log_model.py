@@ -93,7 +93,7 @@ class LogMachine(RuleBasedStateMachine):
     def preallocate(self, meanwhile):
         actions = {
             "nothing": lambda: None,
-            "append": lambda: [self.append_as_leader([b"m" * 60] * 6, False) for _ in range(3)],
+            "append": lambda: [self.append_as_leader([b"m" * 60] * 4, False) for _ in range(4)],
             "flush": lambda: self.log._flush_now(0),
             "truncate": lambda: self.truncate(5),
         }
