@@ -16,12 +16,16 @@ from weakref import WeakKeyDictionary
 
 from klamm.config.topic import TopicConfig
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, PartitionKey
 from klamm.replication.partition import Partition
 from klamm.slices import slices
 from klamm.storage.log import Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_manager import LogManager
+
+# Records in a closed segment are compacted; those in the active one are all read when a partition's groups are loaded.
+# With the 100 MB of offsets.topic.segment.bytes these are a million and more.
+OFFSETS_ROLL_BYTES = 1024 * 1024
 
 
 class WantedLog(NamedTuple):
@@ -87,8 +91,8 @@ class HostedPartitions:
         if found is not None:
             return found
         config = self._topic_config_of(topic)
-        log = self._log_manager.get_or_create(topic, partition, topic_id, log_config(config), is_new=is_new)
-        log.config = log_config(config)  # An existing log may have an older one.
+        log = self._log_manager.get_or_create(topic, partition, topic_id, log_config(config, topic), is_new=is_new)
+        log.config = log_config(config, topic)  # An existing log may have an older one.
         self._offline.pop((topic, partition), None)
         made = self._partitions[topic, partition] = self._make(topic, partition, log, config)
         return made
@@ -102,7 +106,7 @@ class HostedPartitions:
                 partition, config = self._partitions.get(key), self._topic_config_of(key[0])
                 if partition is not None and partition.topic_config is not config:
                     partition.topic_config = config
-                    partition.log.config = log_config(config)
+                    partition.log.config = log_config(config, key[0])
                     if partition.future_log is not None:  # Retention deletes its records, too.
                         partition.future_log.config = partition.log.config
 
@@ -150,10 +154,12 @@ class HostedPartitions:
 _log_configs: WeakKeyDictionary[TopicConfig, LogConfig] = WeakKeyDictionary()
 
 
-def log_config(config: TopicConfig) -> LogConfig:
-    """The part of a topic's configuration that its logs need."""
+def log_config(config: TopicConfig, topic: str = "") -> LogConfig:
+    """The part of a topic's configuration that its logs need. Topics do not share a configuration."""
     made = _log_configs.get(config)
-    if made is None:
-        made = LogConfig(**{name: getattr(config, name) for name in LogConfig.__dataclass_fields__})
-        _log_configs[config] = made
+    if made is None or (made.roll_bytes == OFFSETS_ROLL_BYTES) != (topic == GROUP_METADATA_TOPIC_NAME):
+        values = {name: getattr(config, name) for name in LogConfig.__dataclass_fields__ if name != "roll_bytes"}
+        if topic == GROUP_METADATA_TOPIC_NAME:
+            values["roll_bytes"] = OFFSETS_ROLL_BYTES
+        made = _log_configs[config] = LogConfig(**values)
     return made

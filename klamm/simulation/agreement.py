@@ -184,7 +184,7 @@ def _configs(
             continue
         stored[f"{partition}"] = partition.topic_config.overrides, state.config(topic_entity(key[0]))
         current = services.topic_configs.of(key[0])
-        if _values(partition.topic_config) != _values(current) or partition.log.config != log_config(current):
+        if _values(partition.topic_config) != _values(current) or partition.log.config != log_config(current, key[0]):
             yield f"has not put the configuration of {partition} into effect"
     for what, (applied, true) in stored.items():
         if dict(applied) != true:

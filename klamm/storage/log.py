@@ -365,7 +365,7 @@ class Log:
         view = memoryview(records)
         appended: list[Batch] = []
         flushed_to = self.recovery_point
-        for group in group_by_segment(batches, self._segments.active, self.config.segment_bytes):
+        for group in group_by_segment(batches, self._segments.active, self.config.max_segment_bytes):
             start, last = group[0].position, group[-1]
             self._append(view[start : last.position + last.header.size_bytes], group, now_ms)
             appended += group
@@ -437,7 +437,7 @@ class Log:
             last.last_offset,
             max_timestamp,
             now_ms,
-            segment_bytes=self.config.segment_bytes,
+            segment_bytes=self.config.max_segment_bytes,
             segment_ms=self.config.max_segment_ms,
             segment_index_bytes=self.config.segment_index_bytes,
         ):

@@ -42,11 +42,18 @@ class LogConfig:
     min_compaction_lag_ms: int = 0
     max_compaction_lag_ms: int = _MAX_LONG
     compression_type: str = "producer"
+    # The size at which a segment is closed, where that is less than segment.bytes, the largest size of a batch.
+    roll_bytes: int = 2**31 - 1
     preallocate: bool = False
 
     @cached_property
     def is_compacted(self) -> bool:
         return "compact" in self.cleanup_policy
+
+    @cached_property
+    def max_segment_bytes(self) -> int:
+        """The size at which a segment is closed."""
+        return min(self.segment_bytes, self.roll_bytes)
 
     @cached_property
     def max_segment_ms(self) -> int:

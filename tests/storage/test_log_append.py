@@ -453,3 +453,23 @@ async def test_what_was_appended_without_room_for_its_index_is_durable_all_the_s
 
 def test_records_in_helper_sees_every_record():
     assert records_in(batch(b"a", b"b", base_offset=4)) == [(4, b"a"), (5, b"b")]
+
+
+def test_a_segment_is_closed_at_roll_bytes_but_a_batch_may_be_as_large_as_segment_bytes():
+    environment = DiskEnvironment()
+    log = open_log(environment, LogConfig(segment_bytes=10_000, roll_bytes=500))
+    append(log, b"x" * 300)
+    append(log, b"x" * 300)
+    assert log.segment_base_offsets == [0, 1]
+    append(log, b"x" * 5_000)
+    append(log, b"y")
+    assert log.segment_base_offsets == [0, 1, 2, 3]
+
+
+def test_max_compaction_lag_ms_closes_a_segment_of_a_compacted_log_only():
+    for policy, offsets in ((("compact",), [0, 1]), (("delete",), [0])):
+        log = open_log(DiskEnvironment(), LogConfig(max_compaction_lag_ms=10, cleanup_policy=policy))
+        for timestamp_ms in (NOW_MS, NOW_MS + 11):
+            record = Record(b"key", b"value", timestamp_ms)
+            log.append_as_leader(build_batch([record]), 0, now_ms=NOW_MS)
+        assert log.segment_base_offsets == offsets

@@ -389,6 +389,17 @@ async def test_a_log_with_both_policies_is_compacted_and_loses_old_segments_but_
     await manager.stop()
 
 
+async def test_retention_deletes_old_segments_of_a_compacted_log_without_the_cleaner_too(machine) -> None:
+    both = replace(COMPACT, cleanup_policy=("compact", "delete"), retention_ms=3_600_000)
+    manager = await machine.started(config=both, is_enabled=False)
+    log = make(manager, config=both)
+    await fill(log)
+    machine.environment.clock_ms += 3_600_001
+    await asyncio.sleep(60)
+    assert log.log_start_offset == log.log_end_offset == 12
+    await manager.stop()
+
+
 def test_steps_take_as_long_as_the_rate_demands(monkeypatch) -> None:
     result = CleaningResult((), 7, CleaningStatistics())
 
