@@ -457,13 +457,20 @@ def clean_at_rate(
 ) -> Generator[float, None, CleaningResult]:
     """The cleaning; each step yields the seconds that it must take at least."""
     steps = clean(job, file_system, fastest_kernel() if is_compiled else PlainKernel)
+    reported_bytes = 0
     while True:
         try:
             progress = next(steps)
         except StopIteration as end:
             result: CleaningResult = end.value
-            return result
+            break
+        reported_bytes += progress.size_bytes
         yield progress.size_bytes / bytes_per_second
+    statistics = result.statistics
+    # A small log has a single step.
+    size_bytes = statistics.map_bytes_read + statistics.bytes_read + statistics.bytes_written
+    yield max(0, size_bytes - reported_bytes) / bytes_per_second
+    return result
 
 
 def _view(log: Log) -> CompactedLog:

@@ -401,7 +401,8 @@ async def test_retention_deletes_old_segments_of_a_compacted_log_without_the_cle
 
 
 def test_steps_take_as_long_as_the_rate_demands(monkeypatch) -> None:
-    result = CleaningResult((), 7, CleaningStatistics())
+    statistics = CleaningStatistics(map_bytes_read=1_000, bytes_read=500, bytes_written=200)
+    result = CleaningResult((), 7, statistics)
 
     def three_steps(job, file_system, kernel_type):
         yield CleaningProgress(1_000, True)
@@ -410,7 +411,7 @@ def test_steps_take_as_long_as_the_rate_demands(monkeypatch) -> None:
 
     monkeypatch.setattr(log_cleaner, "clean", three_steps)
     steps = clean_at_rate(None, None, 2_000, False)
-    assert [next(steps), next(steps)] == [0.5, 0.25]
+    assert [next(steps), next(steps), next(steps)] == [0.5, 0.25, 0.1]
     with pytest.raises(StopIteration) as end:
         next(steps)
     assert end.value.value is result
