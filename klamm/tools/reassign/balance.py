@@ -9,6 +9,7 @@ exchange a large replica for a small one.
 
 Partitions of one topic are often alike in size and busy at the same time. So that a topic does not end on few brokers,
 replicas of all sizes are taken while the rest can still settle both, and of several the one whose topic spreads most.
+Load alone goes with the replicas that have most of it for each byte.
 """
 
 from bisect import bisect_left, insort
@@ -186,6 +187,9 @@ class Balancer:
         """The best replica for this move. None blocks the pair, or all of the rack if racks are the reason."""
         needs = self._needs[dimension.kind]
         limit = min(needs[source], -needs[destination])
+        if dimension.kind is Balance.LOAD and self._is_at_levels:
+            # A busy small replica is worth more than the exact level: the destination is filled up to its tolerance.
+            limit = min(needs[source], max(limit, dimension.high[destination] - dimension.loads[destination]))
         if not self._is_at_levels:
             limit = min(limit, dimension.missing(source, destination))
         only_racks = True
@@ -200,6 +204,8 @@ class Balancer:
                     continue
                 weight = dimension.weights[partition]
                 if dimension.kind is Balance.REPLICAS:
+                    return partition
+                if dimension.kind is Balance.LOAD and weight <= limit:
                     return partition
                 if weight <= limit:
                     choices.append(partition)

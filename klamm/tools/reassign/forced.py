@@ -172,8 +172,10 @@ class ForcedMoves:
             for source, destination in moved.items():
                 self._move(partition, destination, source)
             moved = self._relocate(partition, sources, spread=True)
+        # A replica that has left may have made room in the rack of a new broker.
+        self._replace(partition)
         for source in leaving:
-            if source not in moved:
+            if source in layout.replicas[partition]:
                 is_replaced = source not in sources
                 why = self._why_not_replaced if is_replaced else self._why_stuck
                 self._refuse(partition, layout.brokers[source], why(partition, source))

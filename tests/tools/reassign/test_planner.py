@@ -1,5 +1,6 @@
 """Plans for small clusters, written out: what moves for each goal, what cannot move and why."""
 
+import random
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 from klamm.tools.reassign.goals import Balance, Goal, PartitionLoad, Racks
+from klamm.tools.reassign.minimum import minimum_bytes
 from klamm.tools.reassign.model import Broker, Cluster, Partition, Plan
 from klamm.tools.reassign.planner import plan
 
@@ -228,6 +230,32 @@ def test_load_is_balanced_by_the_replicas_that_carry_most_of_it_for_each_byte() 
     load = {TopicPartition("t", number): PartitionLoad(rate, 0.0) for number, rate in rates.items()}
     made = plan(found, Goal(balance=frozenset({LOAD}), load=load))
     assert moved(made) == {1: (2,)}
+
+
+def test_a_balance_of_load_copies_little_more_than_it_must() -> None:
+    """Sizes and rates are log-normal, as in clusters that are used."""
+    chance = random.Random(4)
+    brokers = range(50)
+    weights = [2 if broker % 5 == 0 else 1 for broker in brokers]
+    partitions, load = {}, {}
+    for number in range(6000):
+        replicas: list[int] = []
+        while len(replicas) < 3:
+            replicas = list(dict.fromkeys([*replicas, *chance.choices(brokers, weights)]))
+        key = TopicPartition(f"t{number % 100}", number // 100)
+        partitions[key] = Partition(tuple(replicas), int(chance.lognormvariate(20, 1.2)), replicas[0])
+        load[key] = PartitionLoad(chance.lognormvariate(10, 1.5), 0.0)
+    used = Cluster({broker: Broker() for broker in brokers}, partitions)
+    goal = Goal(balance=frozenset({Balance.LOAD}), load=load)
+    assert plan(used, goal).bytes_between_brokers / minimum_bytes(used, goal) < 1.1
+
+
+def test_a_new_broker_takes_its_place_when_another_replica_has_left_its_rack() -> None:
+    racks = {0: "c", 1: "b", 2: "a", 3: "c"}
+    partitions = {TopicPartition("t", 0): Partition((2, 3), 1), TopicPartition("t", 1): Partition((0,), 100)}
+    used = Cluster({number: Broker(rack) for number, rack in racks.items()}, partitions)
+    made = plan(used, Goal(remove_brokers=(3,), replace={2: 0}))
+    assert moved(made) == {0: (0, 1)} and not made.unmovable
 
 
 def test_what_leaders_send_is_balanced_by_the_order_of_replicas() -> None:
