@@ -468,6 +468,8 @@ class Log:
         self._segments.add(segment)
         self._host.log_rolled(self)
         self._host.segment_begun(self)
+        # Truncations and a clean stop leave snapshots that are no segment's.
+        self._snapshots.keep_only(self._segments.base_offsets)
         return segment
 
     async def preallocate(self) -> None:

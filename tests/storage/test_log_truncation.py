@@ -341,6 +341,17 @@ def idempotent(environment, count, config=None):
     return log
 
 
+def test_the_snapshots_of_truncations_go_when_a_segment_is_rolled():
+    """A follower that is truncated again and again, and never restarted, would keep one of each time."""
+    log = idempotent(DiskEnvironment(), 100, LogConfig())
+    for end in (90, 80, 70):
+        log.truncate_to(end)
+        for i in range(end, end + 30):
+            append(log, b"%d" % i, producer_id=7, producer_epoch=0, base_sequence=i)
+        log.roll()
+    assert log._snapshots.offsets == [100]
+
+
 async def state_of(log):
     """What a truncation has to get right."""
     active = log._segments.active
