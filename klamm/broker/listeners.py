@@ -270,7 +270,7 @@ def _quota_settings(config: BrokerConfig, overrides: Mapping[str, int]) -> Quota
 
 
 async def _by_address(overrides: Mapping[str, int]) -> dict[str, int]:
-    """max.connections.per.ip.overrides with the addresses of hosts. Raises OSError for an unknown host."""
+    """The counts of max.connections.per.ip.overrides by address. Raises OSError for an unknown host."""
     by_address = {}
     for host, count in overrides.items():
         try:
