@@ -219,6 +219,8 @@ class LogCleaner:
             self._process_died(cleaner, key, error)
         except (KafkaError, OSError) as error:
             self._failed(cleaning, error)
+        except ValueError as error:  # The offset map has no room for a key.
+            self._mark_uncleanable(key, str(error))
         finally:
             del self._cleanings[key]
         self._cleaned(log)
@@ -237,7 +239,8 @@ class LogCleaner:
         try:
             result = await cleaning.work
         except asyncio.CancelledError:
-            if not cleaning.is_aborted:
+            task = asyncio.current_task()
+            if not cleaning.is_aborted or (task is not None and task.cancelling()):
                 raise  # The cleaner itself ends.
             await self._discard(job)
             return False

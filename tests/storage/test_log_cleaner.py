@@ -341,6 +341,25 @@ async def test_a_process_that_dies_is_followed_by_another_until_the_log_is_to_bl
     await manager.stop()
 
 
+async def test_a_cleaner_whose_cleaning_was_just_aborted_stops_with_the_broker(machine) -> None:
+    manager = await machine.started()
+    log = make(manager)
+    await fill(log)
+    held = Held(machine)
+    await asyncio.wait_for(held.begun.wait(), 60)
+    log.truncate_to(5)
+    await asyncio.wait_for(manager.stop(), 60)
+
+
+async def test_memory_without_room_for_a_key_is_no_fault_of_the_program(machine) -> None:
+    manager = await machine.started(dedupe_buffer_load_factor=1e-9)
+    await fill(make(manager))
+    await a_round()
+    ((_, _, reason),) = manager.cleaner.uncleanable
+    assert "has no room for a single key; log.cleaner.dedupe.buffer.size must be larger" in reason
+    await manager.stop()
+
+
 async def test_a_change_of_the_settings_starts_the_cleaners_anew(machine) -> None:
     manager = await machine.started(threads=0)
     log = make(manager)
