@@ -51,6 +51,7 @@ bench: venv system  ## klamm and Apache Kafka 2.8.2 side by side, as ratios
 	$(PYTHON) bench/run.py --brokers 3
 	$(PYTHON) bench/controller.py
 	$(PYTHON) bench/storage.py
+	$(PYTHON) bench/cleaner.py
 	$(PYTHON) bench/groups.py
 	$(PYTHON) bench/steps.py
 	$(PYTHON) bench/verify.py --size-mb 1000

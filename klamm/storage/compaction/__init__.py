@@ -6,7 +6,7 @@
 | `cleaner` | the cleaning itself: reads the dirty part into an offset map, then writes every segment anew |
 | `grouping` | which segments become one |
 | `offset_map` | the last offset of each key, in bounded memory |
-| `cleaned_transactions` | which batches are aborted, and which markers no record needs any more |
+| `cleaned_transactions` | which batches are aborted, and which markers may leave the log |
 | `kept_records` | which records of one batch stay, and the batch that holds only those |
 | `cleaned_segment` | the `.cleaned` files of one new segment, with their indexes |
 | `batch_reader` | reads a segment in windows of whole batches |

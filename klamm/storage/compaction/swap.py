@@ -9,7 +9,7 @@ What must stay true: a death between any two renames leaves one of these, and th
 - A file ends with `.cleaned`, and a log file of the same or a later base offset with `.swap`: step 1 is not over, the
   old segments are whole. The new files are removed.
 - A log file ends with `.swap`: steps 2 and 3 are done (again), whatever is left of the old segments.
-- Only indexes end with `.swap`: step 3 has renamed the log file, and goes on.
+- Only indexes end with `.swap`: step 3 has renamed the log file, and continues.
 So no file ends with `.cleaned` whose base offset is below that of a swap that begins.
 
 Kafka takes the same way, so that each program finishes what the other one has begun.

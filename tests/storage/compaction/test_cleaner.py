@@ -16,6 +16,7 @@ from support.cleaning import (
     DELETE_RETENTION_MS,
     batches_of,
     clean_log,
+    keyed_batch,
     put,
     records_of,
     start_cleaning,
@@ -228,6 +229,15 @@ async def test_open_transactions_and_uncommitted_records_are_not_cleaned(log):
     result = await clean_log(log)
     assert result.new_first_dirty_offset == 2
     assert await values_of(log) == [(1, b"a", b"2"), (2, b"a", b"3"), (3, b"a", b"4")]
+
+
+async def test_records_above_the_high_watermark_are_not_cleaned(log):
+    put(log, (b"a", b"1"), (b"a", b"2"))
+    log.roll()
+    log.append_as_leader(keyed_batch((b"a", b"3")), 0, now_ms=NOW_MS)
+    log.roll()
+    await clean_log(log)
+    assert await values_of(log) == [(1, b"a", b"2"), (2, b"a", b"3")]
 
 
 async def test_records_that_a_machine_crash_may_lose_are_not_cleaned(log):
