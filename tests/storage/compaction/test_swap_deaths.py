@@ -131,32 +131,38 @@ async def test_a_machine_that_dies_at_any_disk_operation_of_a_cleaning_loses_not
         await check(restarted(environment), before)
 
 
-async def test_a_start_that_dies_while_it_finishes_a_swap_loses_nothing():
-    """Each death of a cleaning, then a death at each operation of the start that follows."""
-    operations = await operations_of_a_cleaning()
-    swap_begins = operations - 60
-    for after in range(swap_begins, operations, 5):
-        for start_after in range(after % 7, 200, 7):
-            environment = DiskEnvironment()
-            before = await die_in_a_cleaning(environment, after, lose_unsynced=False)
-            second = restarted(environment)
-            left = start_after
+async def operations_until_a_swap_of_all_files() -> int:
+    """After so many operations of a cleaning a log, its indexes and its transaction index all end with `.swap`."""
+    for after in range(await operations_of_a_cleaning()):
+        environment = DiskEnvironment()
+        await die_in_a_cleaning(environment, after, lose_unsynced=False)
+        names = environment.file_system.list_directory(PARTITION)
+        if f"{3:020d}.txnindex.swap" in names and f"{3:020d}.log.deleted" in names:
+            return after
+    raise AssertionError("no cleaning has that state")
 
-            def fail_later(name, path):
-                nonlocal left
-                left -= 1
-                if left < 0:
-                    raise OSError(errno.EIO, "killed here", path)
 
-            touched, environment.disk.touched = environment.disk.touched, fail_later
-            try:
-                open_log(second, CONFIG, recovery_point=SYNCED)
-                is_over = True
-            except OSError:
-                is_over = False
-            finally:
-                environment.disk.touched = touched
-            environment.disk.crash(lose_unsynced=False)
-            await check(restarted(environment), before)
-            if is_over:
-                break
+async def test_a_start_that_dies_at_any_disk_operation_while_it_finishes_a_swap_loses_nothing():
+    after = await operations_until_a_swap_of_all_files()
+    start_after, is_over = 0, False
+    while not is_over:
+        environment = DiskEnvironment()
+        before = await die_in_a_cleaning(environment, after, lose_unsynced=False)
+        left = start_after
+
+        def fail_later(name, path):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise OSError(errno.EIO, "killed here", path)
+
+        touched, environment.disk.touched = environment.disk.touched, fail_later
+        try:
+            open_log(restarted(environment), CONFIG, recovery_point=SYNCED)
+            is_over = True
+        except OSError:
+            start_after += 1
+        finally:
+            environment.disk.touched = touched
+        await check(restarted(environment), before)
+    assert start_after > 50
