@@ -27,7 +27,7 @@ def test_each_listener_has_the_budget_that_is_configured(properties: dict[str, s
         | {"inter.broker.listener.name": "B", "zookeeper.connect": "z", "log.dirs": "/d", **properties}
     )
     parts: Any = None
-    listeners = Listeners(CurrentConfig(config), parts, Dispatcher(SimpleNamespace(apis={})), parts, parts)  # type: ignore[arg-type]
+    listeners = Listeners(CurrentConfig(config), parts, Dispatcher(SimpleNamespace(apis={})), parts, parts, parts)  # type: ignore[arg-type]
     one, other = (server.request_memory for server in listeners.values())
     assert one is not other
     for memory in (one, other):
