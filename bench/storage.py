@@ -101,7 +101,7 @@ class Program(ABC):
             with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
                 break
             time.sleep(0.01)
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         for topic in topics:
             while not _has_leaders(admin, topic):
                 if time.perf_counter() - start > TIMEOUT_SECONDS:
@@ -180,7 +180,7 @@ class Directories:
         self.zookeeper.start()
         program, data = Klamm(self._directory / "maker", self.zookeeper), self._directory / "made"
         program.start(data, ())
-        admin = AdminClient({"bootstrap.servers": program.bootstrap, "socket.timeout.ms": 300_000})
+        admin = AdminClient({"bootstrap.servers": program.bootstrap, "socket.timeout.ms": 300_000, "log_level": 0})
         for first in range(0, len(self.topics), TOPICS_PER_REQUEST):
             new = [NewTopic(name, PARTITIONS_PER_TOPIC, 1) for name in self.topics[first : first + TOPICS_PER_REQUEST]]
             for future in admin.create_topics(new, request_timeout=TIMEOUT_SECONDS).values():
@@ -212,7 +212,7 @@ class Directories:
             if error is not None:
                 errors.append(error)
 
-        producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 5})
+        producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 5, "log_level": 0})
         start = time.perf_counter()
         for topic in self.topics:
             for partition in range(PARTITIONS_PER_TOPIC):
