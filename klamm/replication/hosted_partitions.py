@@ -25,7 +25,7 @@ from klamm.storage.log_manager import LogManager
 
 # Records in a closed segment are compacted; those in the active one are all read when a partition's groups are loaded.
 # With the 100 MB of offsets.topic.segment.bytes these are a million and more.
-OFFSETS_ROLL_BYTES = 1024 * 1024
+OFFSETS_ROLL_BYTES = 256 * 1024
 
 
 class WantedLog(NamedTuple):

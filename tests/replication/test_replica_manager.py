@@ -6,6 +6,8 @@ from uuid import UUID
 
 import pytest
 
+from klamm.config.broker import BrokerConfig
+from klamm.config.topic import TopicConfig
 from klamm.protocol.apis.fetch import EpochEndOffset
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
@@ -919,3 +921,11 @@ async def test_high_watermarks_are_checkpointed_from_the_first_leader_and_isr_on
     await broker.manager.stop()
     assert broker.files.read_file(checkpoint) == b"0\n1\nt 0 3\n"
     assert broker.fetchers.told[-1] == ("shutdown", [])
+
+
+def test_segments_of_the_offsets_topic_are_closed_early_whichever_topic_has_asked_first():
+    config = TopicConfig.from_overrides(BrokerConfig.from_properties({"zookeeper.connect": "zk"}), {})
+    for _ in range(2):
+        assert log_config(config, "table").max_segment_bytes == 1 << 30
+        assert log_config(config, "__consumer_offsets").max_segment_bytes == 256 * 1024
+        assert log_config(config, "__consumer_offsets").segment_bytes == 1 << 30
