@@ -48,6 +48,8 @@ _SYNCED_FILE_SYSTEMS = (0xEF53, 0x58465342, 0x9123683E)
 
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"  # Only Linux has this file.
 _MAX_BOOT_ID_LENGTH = 64
+# While other processes want the processors, one with the lowest priority may need minutes for seconds of compilation.
+_MAX_SILENT_IN_BACKGROUND_S = 600
 # A process of `run_in_background` sees after so long that its broker has died.
 _LONGEST_NAP_S = 0.25
 
@@ -451,7 +453,7 @@ class SystemEnvironment(Environment):
 
     async def run_in_background(self, work: Callable[..., Generator[float, None, T]], *arguments: object) -> T:
         if not self._idle_background:
-            worker = Worker(self.run_blocking, self._reap, is_background=True)
+            worker = Worker(self.run_blocking, self._reap, is_background=True, max_silent_s=_MAX_SILENT_IN_BACKGROUND_S)
             self._background.append(worker)
             self._idle_background.append(worker)
         worker = self._idle_background.pop()
