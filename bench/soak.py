@@ -329,7 +329,9 @@ def soak(arguments: argparse.Namespace, directory: Path, console: Console) -> Re
         for topic, writer in zip(topics, writers, strict=True):
             check_log(topic, writer.acknowledged, read_all(brokers.bootstrap, topic, problems), problems)
     kept = int(CHANGES_KEPT_S // arguments.cycle) + 1
-    found = growths(looks.looks, bounds(kept), arguments.cycle)
+    # Until then nothing is old enough to be deleted.
+    warm_up_s = max(arguments.cycle, (RETENTION_MS + ROLL_MS) / 1000)
+    found = growths(looks.looks, bounds(kept), warm_up_s)
     lines = [
         f"{looks.looks[-1].at_s / 60:.1f} minutes, {schedule.cycles} cycles: {schedule.restarts} clean restarts, "
         f"{schedule.kills} kills, {schedule.controllers_killed} of them the controller",

@@ -99,7 +99,8 @@ def process_figures(name: str, pid: int) -> dict[str, float]:
     """Memory and descriptors of a process; nothing when it is gone."""
     process = Path(f"/proc/{pid}")
     try:
-        children = (process / "task" / str(pid) / "children").read_text().split()
+        # A child belongs to the thread that has forked it.
+        children = [child for each in process.glob("task/*/children") for child in each.read_text().split()]
         pages = _resident_pages(pid)
         targets = [_target(descriptor) for descriptor in (process / "fd").iterdir()]
     except OSError:
