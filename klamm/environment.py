@@ -536,8 +536,8 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _sync_file_system(directory: str) -> bool:
-    """syncfs(2). It reports failed writes since Linux 5.8. Other file systems, for example FUSE's, may answer before
-    the data are on a disk."""
+    """Calls syncfs(2), which reports failed writes since Linux 5.8. Other file systems, for example FUSE's, may answer
+    before the data are on a disk."""
     system = os.uname()
     release = re.match(r"(\d+)\.(\d+)", system.release)
     if system.sysname != "Linux" or release is None or (int(release[1]), int(release[2])) < (5, 8):

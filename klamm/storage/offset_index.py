@@ -2,7 +2,8 @@
 
 What must stay true:
 - Offsets and positions ascend strictly. An entry's position is that of a batch's first byte.
-- The entries are read from disk at their first use, as two arrays. A segment that nobody reads has no index in memory.
+- The entries are read from disk at their first use, as two arrays. The index of a segment without
+  readers is not in memory.
 
 File: entries of 8 bytes, offset minus base offset (i32) and position (i32), big-endian. Kafka's own may be
 preallocated with zeros while in use; such a file is rebuilt.

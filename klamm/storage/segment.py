@@ -7,7 +7,7 @@ What must stay true:
 - A preallocated log file is longer than `size_bytes`, with zeros behind it, until `trim`. Only the active segment's is.
 - The log file is opened at its first use and stays open while there are few open files (`open_files.py`). A handle that
   a read off the loop may be using (`pin`) is closed only after its `unpin`.
-- A segment that nobody uses is small: its indexes are in memory only from their first use on, until `release`.
+- An unused segment is small: its indexes are in memory only from their first use on, until `release`.
 
 Source: kafka.log.LogSegment.
 """

@@ -43,7 +43,7 @@ from klamm.storage.segment import (
 )
 from klamm.storage.transaction_index import TransactionIndex
 from klamm.storage.unsynced_files import UnsyncedFiles
-from klamm.tools.files import READ_ONLY
+from klamm.tools.broker_files import READ_ONLY
 from klamm.tools.log.decoders import Decode
 
 CHECKPOINT_SUFFIX: Final = "-checkpoint"

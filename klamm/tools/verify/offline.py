@@ -36,7 +36,7 @@ from klamm.storage.log_directory import (
     parse_directory_name,
     parse_partition_metadata,
 )
-from klamm.tools.files import READ_ONLY
+from klamm.tools.broker_files import READ_ONLY
 
 CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
 # How often a log is listed anew because a segment is gone.
