@@ -25,6 +25,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -213,6 +214,11 @@ class Environment(ABC):
 
         The function must not touch state that the loop's code may change meanwhile.
         """
+
+    async def run_foreign(self, function: Callable[..., T], *arguments: object) -> T:
+        """As `run_blocking`, for an operator's own code. It may never end, so it gets a thread of its own for which the
+        program's end does not wait."""
+        return await self.run_blocking(function, *arguments)
 
     def set_blocking_workers(self, count: int) -> None:  # noqa: B027  # optional
         """From now on `run_blocking` does at least `count` pieces of work at once, and the usual few with 0."""
@@ -439,6 +445,19 @@ class SystemEnvironment(Environment):
 
     async def run_blocking(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+    async def run_foreign(self, function: Callable[..., T], *arguments: object) -> T:
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+        done.set_running_or_notify_cancel()  # Its caller may be cancelled; the thread then ends for nobody.
+
+        def run() -> None:
+            try:
+                done.set_result(function(*arguments))
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=run, name="klamm-foreign", daemon=True).start()
+        return await asyncio.wrap_future(done)
 
     def set_blocking_workers(self, count: int) -> None:
         count = max(count, self._usual_workers)

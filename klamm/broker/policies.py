@@ -5,6 +5,7 @@ A policy is foreign code. What must stay true, whatever it does:
 - One question is open at a time for each policy, so that a policy which never answers holds one thread, no more. Until
   it answers, further questions are refused.
 - A question that is not answered with yes changes nothing: the request is refused.
+- The broker's stop waits for no answer.
 """
 
 import asyncio
@@ -46,26 +47,26 @@ class Policy(Generic[R]):
         async with self._turn:
             if self._late is not None and not self._late.done():
                 raise self._silence()
-            refused: list[BaseException] = []
-            self._late = start_task(self._ask(request, refused), self._on_failure)
+            objections: list[str | BaseException] = []
+            self._late = start_task(self._ask(request, objections), self._on_failure)
             try:
                 async with asyncio.timeout(ANSWER_WITHIN_MS / 1000):
                     await asyncio.shield(self._late)
             except TimeoutError:
                 raise self._silence() from None
-        for error in refused:
-            if isinstance(error, PolicyViolation):
-                raise KafkaError(ErrorCode.POLICY_VIOLATION, str(error))
+        for objection in objections:
+            if isinstance(objection, str):
+                raise KafkaError(ErrorCode.POLICY_VIOLATION, objection)
             # Without the request: its values may be secret.
-            _log.error("the policy of %s has failed", self._key, exc_info=error)
+            _log.error("the policy of %s has failed", self._key, exc_info=objection)
             raise KafkaError(
                 ErrorCode.UNKNOWN_SERVER_ERROR, f"the policy of {self._key} has failed; see the broker's log"
             )
 
-    async def _ask(self, request: R, refused: list[BaseException]) -> None:
-        error = await self._environment.run_blocking(_objection, self._validate, request)
-        if error is not None:
-            refused.append(error)
+    async def _ask(self, request: R, objections: list[str | BaseException]) -> None:
+        objection = await self._environment.run_foreign(_objection, self._validate, request)
+        if objection is not None:
+            objections.append(objection)
 
     def _silence(self) -> KafkaError:
         return KafkaError(
@@ -74,9 +75,13 @@ class Policy(Generic[R]):
         )
 
 
-def _objection(validate: Callable[[R], None], request: R) -> BaseException | None:
+def _objection(validate: Callable[[R], None], request: R) -> str | BaseException | None:
+    """The message with which the policy refuses the request, or the error with which it has failed."""
     try:
-        validate(request)
+        try:
+            validate(request)
+        except PolicyViolation as violation:
+            return str(violation).encode(errors="replace").decode()
     except BaseException as error:  # also SystemExit: a policy does not end the broker
         return error
     return None

@@ -323,9 +323,11 @@ class TopicAdmin:
 
 
 def _policy_request(topic: NewTopic, assignment: dict[int, list[int]], overrides: dict[str, str]) -> NewTopicRequest:
+    # Copies, because a policy may change them.
     if topic.assignments:
-        return NewTopicRequest(topic.name, None, None, assignment, overrides)
-    return NewTopicRequest(topic.name, len(assignment), len(assignment[0]), None, overrides)
+        assigned = {partition: list(replicas) for partition, replicas in assignment.items()}
+        return NewTopicRequest(topic.name, None, None, assigned, dict(overrides))
+    return NewTopicRequest(topic.name, len(assignment), len(assignment[0]), None, dict(overrides))
 
 
 def _check_count(added: int, left_partitions: int) -> None:

@@ -33,7 +33,7 @@ def load_plugin(
         plugin_class = built_in[name] if name in built_in else _find(name, base)
         plugin = plugin_class()
         plugin.configure(properties)
-    except Exception as error:
+    except BaseException as error:  # also SystemExit: the broker says why it does not start
         what = error if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
         raise PluginError(f"{key}={name}: {what}") from error
     return plugin

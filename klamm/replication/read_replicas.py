@@ -34,23 +34,24 @@ class ReadReplicas:
             for replica in partition.remote_replicas.values()
             if replica.broker_id in partition.isr and replica.log_start_offset <= fetch_offset <= replica.log_end_offset
         ]
-        views = []
+        candidates = []
         for broker_id, log_end_offset, lag_ms in ((partition.leader_id, partition.log.log_end_offset, 0), *followers):
             address = self._address(broker_id, client.listener_name)
             if address is not None:
-                views.append(ReplicaView(broker_id, *address, log_end_offset, lag_ms))
+                candidates.append(ReplicaView(broker_id, *address, log_end_offset, lag_ms))
+        views = tuple(candidates)  # A selector cannot change them.
         if len(views) < 2 or views[0].broker_id != partition.leader_id:
             return INVALID_PREFERRED_REPLICA_ID
         try:
             selected = self._selector.select(client, PartitionView(partition.topic, partition.partition, views))
             if selected is not None and selected not in views:
                 raise ValueError(f"it selected {selected}, which is none of the replicas {views}")
-        except Exception as error:
+        except BaseException as error:  # also SystemExit: a selector does not end the broker
             self._report(error)
             return INVALID_PREFERRED_REPLICA_ID
-        return INVALID_PREFERRED_REPLICA_ID if selected is None or selected is views[0] else selected.broker_id
+        return INVALID_PREFERRED_REPLICA_ID if selected is None or selected == views[0] else selected.broker_id
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: BaseException) -> None:
         """Each kind of failure once: consumers fetch many times a second."""
         name = type(error).__name__
         if name not in self._failures:

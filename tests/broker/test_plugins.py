@@ -13,7 +13,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.environment import SystemEnvironment
 from klamm.plugins.policies import AlterConfigRequest, NewTopicRequest
 from klamm.protocol import messages
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.errors import MAX_MESSAGE_LENGTH, ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from support import plugins
 from support.one_broker import Client, OneBroker, running
@@ -151,6 +151,42 @@ async def test_a_policy_with_a_fault_refuses_and_does_not_hurt_the_broker(
         assert "ZeroDivisionError: the policy has a fault" in caplog.text
 
 
+async def test_a_refusal_with_an_endless_or_faulty_message_reaches_the_client(tmp_path: Path) -> None:
+    async with with_policies(tmp_path) as (_, client):
+        code, message = await create(client, "verbose")
+        assert (code, message[:6], len(message)) == (ErrorCode.POLICY_VIOLATION, "no?no?", MAX_MESSAGE_LENGTH + 3)
+        failed = f"the policy of {CREATE} has failed; see the broker's log"
+        assert await create(client, "unspeakable") == (ErrorCode.UNKNOWN_SERVER_ERROR, failed)
+        assert await create(client, "good") == (ErrorCode.NONE, None)
+
+
+async def test_a_policy_that_changes_what_it_is_asked_changes_no_topic(tmp_path: Path) -> None:
+    async with with_policies(tmp_path) as (_, client):
+        topic = messages.request_class(ApiKey.CREATE_TOPICS).CreatableTopic
+        config = topic.CreatableTopicConfig(name="retention.ms", value="86400000")
+        assignment = topic.CreatableReplicaAssignment(partition_index=0, broker_ids=[0])
+        fields = {"num_partitions": -1, "replication_factor": -1, "assignments": [assignment], "configs": [config]}
+        assert await create(client, "changed", **fields) == (ErrorCode.NONE, None)
+        metadata = await client.ask(ApiKey.METADATA, topics=None)
+        assert [part.replica_nodes for each in metadata.topics for part in each.partitions] == [[0]]
+        resource = messages.request_class(ApiKey.DESCRIBE_CONFIGS).DescribeConfigsResource
+        wanted = resource(resource_type=TOPIC, resource_name="changed", configuration_keys=["retention.ms"])
+        described = await client.ask(ApiKey.DESCRIBE_CONFIGS, resources=[wanted])
+        assert [config.value for each in described.results for config in each.configs] == ["86400000"]
+
+
+async def test_a_broker_stops_while_a_policy_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "ANSWER_WITHIN_MS", 100)
+    environment = SystemEnvironment()
+    policy = policies.Policy(CREATE, lambda request: plugins.may_answer.wait(30), environment, print)
+    with pytest.raises(KafkaError, match="has not answered"):
+        await policy.check(None)
+    stopped = asyncio.get_running_loop().run_in_executor(None, environment.close)
+    done, _ = await asyncio.wait([stopped], timeout=2)
+    plugins.may_answer.set()
+    assert done
+
+
 async def test_a_policy_that_does_not_answer_holds_up_only_what_asks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +251,7 @@ async def test_the_examples_of_the_documentation_load_and_decide(
             "not a subclass of klamm.plugins.policies.AlterConfigPolicy",
         ),
         (CREATE, "support.plugins:HasNoSettings", "ValueError: partition.limit is missing"),
+        (CREATE, "support.plugins:Exits", "SystemExit: 0"),
         (
             "replica.selector.class",
             "org.apache.kafka.Other",

@@ -1,9 +1,11 @@
 """The follower that a leader names to a consumer (KIP-392)."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -170,7 +172,18 @@ class _Invents(ReplicaSelector):
         return replica(9, "b")
 
 
-@pytest.mark.parametrize("selector", [_Raises(), _Invents()])
+class _Exits(ReplicaSelector):
+    def select(self, client: ClientMetadata, partition: PartitionView) -> ReplicaView | None:
+        raise SystemExit(3)
+
+
+class _EmptiesTheList(ReplicaSelector):
+    def select(self, client: ClientMetadata, partition: PartitionView) -> ReplicaView | None:
+        cast(list[ReplicaView], partition.replicas).clear()
+        return None
+
+
+@pytest.mark.parametrize("selector", [_Raises(), _Invents(), _Exits(), _EmptiesTheList()])
 async def test_a_selector_with_a_fault_leaves_consumers_at_the_leader(tmp_path: Path, selector, caplog) -> None:
     async with leading(tmp_path) as broker:
         await broker.report(2, 4)
@@ -181,6 +194,18 @@ async def test_a_selector_with_a_fault_leaves_consumers_at_the_leader(tmp_path: 
         assert [record.getMessage() for record in caplog.records if "has failed" in record.getMessage()] == [
             f"{type(selector).__name__} has failed; consumers read from leaders"
         ]
+
+
+async def test_a_selector_that_selects_a_copy_of_the_leader_leaves_the_consumer_there(tmp_path: Path) -> None:
+    class Copies(ReplicaSelector):
+        def select(self, client: ClientMetadata, partition: PartitionView) -> ReplicaView | None:
+            return dataclasses.replace(partition.leader)
+
+    async with leading(tmp_path) as broker:
+        await broker.report(2, 4)
+        await broker.report(3, 4)
+        broker.manager._read_replicas._selector = Copies()
+        assert values_in((await broker.fetch(3)).records) == [b"d"]
 
 
 async def test_a_selector_is_told_of_the_client_and_the_replicas(tmp_path: Path) -> None:

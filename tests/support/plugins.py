@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from typing import cast
 
 from klamm.plugins.policies import (
     AlterConfigPolicy,
@@ -15,6 +16,11 @@ from klamm.plugins.replica_selection import ClientMetadata, PartitionView, Repli
 # What the policies below were asked, and what they wait for when a topic is called "slow".
 asked: list[NewTopicRequest | AlterConfigRequest] = []
 may_answer = threading.Event()
+
+
+class Unspeakable(PolicyViolation):
+    def __str__(self) -> str:
+        raise ZeroDivisionError("the message has a fault")
 
 
 class AtMostThreePartitions(CreateTopicPolicy):
@@ -33,6 +39,14 @@ class AtMostThreePartitions(CreateTopicPolicy):
             raise ZeroDivisionError("the policy has a fault")
         if request.topic == "exits":
             raise SystemExit(3)
+        if request.topic == "verbose":
+            raise PolicyViolation("no\ud800" * 100_000)
+        if request.topic == "unspeakable":
+            raise Unspeakable
+        if request.topic == "changed":
+            cast(dict[str, str], request.configs)["retention.ms"] = "never"
+            for replicas in (request.assignments or {}).values():
+                cast(list[int], replicas).append(99)
         partitions = request.partitions or len(request.assignments or ())
         if partitions > self.limit:
             raise PolicyViolation(f"{request.topic} has {partitions} partitions; allowed are {self.limit}")
@@ -50,6 +64,14 @@ class KeepsADay(AlterConfigPolicy):
 class HasNoSettings(CreateTopicPolicy):
     def configure(self, properties: Mapping[str, str]) -> None:
         raise ValueError("partition.limit is missing")
+
+    def validate(self, request: NewTopicRequest) -> None:
+        """Never called."""
+
+
+class Exits(CreateTopicPolicy):
+    def configure(self, properties: Mapping[str, str]) -> None:
+        raise SystemExit(0)
 
     def validate(self, request: NewTopicRequest) -> None:
         """Never called."""
