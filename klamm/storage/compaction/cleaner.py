@@ -16,7 +16,9 @@ Batches of aborted transactions leave the log.
 
 What must stay true:
 - The work reads the log's files and writes only `.cleaned` files, so that it can be given up at any moment.
-- Nothing is decided by damaged bytes: each batch's checksum is verified when it is read. A damaged log is not cleaned.
+- Nothing is decided by damaged bytes: each batch's checksum is verified when it is read. The checksum does not cover
+  the base offset, so each batch must also lie behind the one before it and within its segment. A damaged log is not
+  cleaned.
 - A control batch stays or leaves as a whole. (Kafka 2.8.2 drops a marker if its key is also the key of a later record.)
 
 The age of a segment is its file's last modified time, as in Kafka 2.8.2. The delete horizon within a batch's header
@@ -31,6 +33,7 @@ from functools import cache
 
 from klamm.environment import FileSystem
 from klamm.protocol.compression import decompress
+from klamm.protocol.errors import corrupt_message
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader
 from klamm.protocol.records import decode_end_transaction_marker
 from klamm.storage.compaction.batch_reader import BatchReader, ReadBatch
@@ -90,6 +93,8 @@ class _Cleaning:
         self._statistics = CleaningStatistics()
         self._size = MapSize(job.map_bytes, job.map_load_factor, job.first_uncleanable_offset - job.first_dirty_offset)
         self._kernel = kernel_type(job, self._size, self._statistics)
+        following = [segment.base_offset for segment in job.segments[1:]]
+        self._ends = dict(zip(job.segments, [*following, job.first_uncleanable_offset], strict=True))
         self._last_records = {last.producer_id: last for last in job.last_records}
         self._unreported_bytes = 0
 
@@ -118,8 +123,8 @@ class _Cleaning:
         transactions = CleanedTransactions(
             each for each in job.aborted_transactions if each.last_offset >= job.first_dirty_offset
         )
-        ends = [segment.base_offset for segment in job.segments[1:]] + [job.first_uncleanable_offset]
-        for segment, end_offset in zip(job.segments, ends, strict=True):
+        for segment in job.segments:
+            end_offset = self._ends[segment]
             if end_offset > job.first_dirty_offset:
                 if not (yield from self._fill_from(segment, transactions)):
                     return
@@ -131,12 +136,13 @@ class _Cleaning:
     ) -> Generator[CleaningProgress, None, bool]:
         """Returns False if the map has no room for all keys of the segment."""
         has_room = True
+        self._kernel.next_offset, self._kernel.end_offset = segment.base_offset, self._ends[segment]
         with self._open(segment) as reader:
             while has_room and (window := reader.window()):
                 at = 0
                 while has_room:
                     at, has_room = self._kernel.fill_run(window, at)
-                    batch = reader.batch(window, at) if has_room else None
+                    batch = self._next_batch(reader, window, at) if has_room else None
                     if batch is None:
                         break
                     at += batch.header.size_bytes
@@ -171,9 +177,7 @@ class _Cleaning:
             )
             for segment in segments
         ]
-        following = [segment.base_offset for segment in job.segments[len(segments) :]]
-        end_offset = following[0] if following else job.first_uncleanable_offset
-        return group_segments(indexed, end_offset, job.segment_bytes, job.segment_index_bytes)
+        return group_segments(indexed, self._ends[segments[-1]], job.segment_bytes, job.segment_index_bytes)
 
     def _index_size(self, segment: SourceSegment, kind: str) -> int:
         path = self._path(segment, kind)
@@ -207,6 +211,7 @@ class _Cleaning:
         retains_deletes: bool,
     ) -> Iterator[CleaningProgress]:
         statistics = self._statistics
+        self._kernel.next_offset, self._kernel.end_offset = segment.base_offset, self._ends[segment]
         with self._open(segment) as reader:
             while window := reader.window():
                 at, old_size_bytes = 0, cleaned.size_bytes
@@ -214,7 +219,7 @@ class _Cleaning:
                     run_at, at = at, self._kernel.keep_run(window, at, cleaned, retains_deletes=retains_deletes)
                     if at > run_at:
                         continue
-                    batch = reader.batch(window, at)
+                    batch = self._next_batch(reader, window, at)
                     if batch is None:
                         break
                     at += batch.header.size_bytes
@@ -276,6 +281,19 @@ class _Cleaning:
 
     def _open(self, segment: SourceSegment) -> BatchReader:
         return BatchReader(self._file_system, self._path(segment, LOG_SUFFIX), segment.size_bytes)
+
+    def _next_batch(self, reader: BatchReader, window: memoryview, at: int) -> ReadBatch | None:
+        """As `BatchReader.batch`. Raises KafkaError where the offsets are out of order."""
+        batch = reader.batch(window, at)
+        if batch is not None:
+            header, kernel = batch.header, self._kernel
+            if not kernel.next_offset <= header.base_offset <= header.last_offset < kernel.end_offset:
+                raise corrupt_message(
+                    f"a batch with the offsets {header.base_offset} to {header.last_offset} stands where offsets"
+                    f" {kernel.next_offset} to {kernel.end_offset - 1} belong"
+                )
+            kernel.next_offset = header.next_offset
+        return batch
 
 
 def _body(batch: ReadBatch) -> bytes:

@@ -46,6 +46,22 @@ class CompiledKernel:
         self._state[loops.LATEST] = offset
 
     @property
+    def next_offset(self) -> int:
+        return int(self._state[loops.NEXT])
+
+    @next_offset.setter
+    def next_offset(self, offset: int) -> None:
+        self._state[loops.NEXT] = offset
+
+    @property
+    def end_offset(self) -> int:
+        return int(self._state[loops.END])
+
+    @end_offset.setter
+    def end_offset(self, offset: int) -> None:
+        self._state[loops.END] = offset
+
+    @property
     def key_count(self) -> int:
         return int(self._state[loops.COUNT])
 

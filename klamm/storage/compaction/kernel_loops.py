@@ -24,7 +24,8 @@ from klamm.memcpy import copy_bytes
 FIRST_DIRTY, LATEST, CAPACITY, COUNT, RETAINS_DELETES = range(5)
 POSITION, RECORDS, KEPT_RECORDS, INVALID_RECORDS, OUT = range(5, 10)
 INTERVAL, SINCE_ENTRY, SIZE, LARGEST, LARGEST_OFFSET, ENTRIES = range(10, 16)
-FIELDS = 16
+NEXT, END = range(16, 18)
+FIELDS = 18
 
 # The results of the loops.
 FINE, FULL, BAD = range(3)
@@ -305,10 +306,14 @@ def keep_body(
 
 
 @inlined
-def _plain_batch_size(data: Any, position: int, crc_table: Any) -> int:
-    """The size of the batch if it is whole, sound and plain: uncompressed records outside of transactions; else 0."""
+def _plain_batch_size(data: Any, position: int, state: Any, crc_table: Any) -> int:
+    """The size of the batch if it is whole, sound, between NEXT and END, and plain: uncompressed records outside of
+    transactions; else 0."""
     available = len(data) - position
     if available < HEADER_SIZE_BYTES or data[position + 16] != 2 or data[position + 22] & _NOT_PLAIN:
+        return 0
+    base_offset = _big_endian(data, position, 8)
+    if base_offset < state[NEXT] or base_offset >= state[END] - _big_endian(data, position + 23, 4):
         return 0
     size = _big_endian(data, position + 8, 4) + 12
     if size < HEADER_SIZE_BYTES or size > available or _big_endian(data, position + 57, 4) < 1:
@@ -322,7 +327,7 @@ def fill_run(data: Any, state: Any, table: Any, secret: Any, crc_table: Any) -> 
     """Puts the records of plain batches from POSITION on into the map, and moves POSITION behind them."""
     while True:
         position = state[POSITION]
-        size = _plain_batch_size(data, position, crc_table)
+        size = _plain_batch_size(data, position, state, crc_table)
         if size == 0:
             return FINE
         base_offset, count = _big_endian(data, position, 8), _big_endian(data, position + 57, 4)
@@ -338,6 +343,7 @@ def fill_run(data: Any, state: Any, table: Any, secret: Any, crc_table: Any) -> 
                 return FULL
             state[LATEST] = last_offset
         state[POSITION] = position + size
+        state[NEXT] = last_offset + 1
 
 
 @inlined
@@ -356,7 +362,7 @@ def keep_run(
     position, largest timestamp, its offset)."""
     while state[ENTRIES] < len(entries):
         position = state[POSITION]
-        size = _plain_batch_size(data, position, crc_table)
+        size = _plain_batch_size(data, position, state, crc_table)
         if size == 0:
             return FINE
         base_offset, count = _big_endian(data, position, 8), _big_endian(data, position + 57, 4)
@@ -380,6 +386,7 @@ def keep_run(
         if status != FINE:
             return FINE
         state[POSITION] = position + size
+        state[NEXT] = last_offset + 1
         state[RECORDS] += count
         state[INVALID_RECORDS] += invalid
         if kept == 0:

@@ -16,12 +16,15 @@ from klamm.storage.compaction.offset_map import MapSize, OffsetMap
 
 
 class Kernel(Protocol):
-    """`latest_offset` is the offset up to which the map knows the last offset of every key.
+    """`latest_offset` is the offset up to which the map knows the last offset of every key. The next batch
+    lies between `next_offset`, which runs move, and `end_offset`.
 
     All methods raise KafkaError(CORRUPT_MESSAGE) where bytes are not the records that a header announces, except the
     runs: they stop before such a batch."""
 
     latest_offset: int
+    next_offset: int
+    end_offset: int
 
     @property
     def key_count(self) -> int:
@@ -48,6 +51,7 @@ class PlainKernel:
 
     def __init__(self, job: CleaningJob, size: MapSize, statistics: CleaningStatistics) -> None:
         self.latest_offset = job.first_dirty_offset - 1
+        self.next_offset = self.end_offset = 0
         self._first_dirty_offset = job.first_dirty_offset
         self._capacity = size.capacity
         self._map = OffsetMap(size, job.digest_key)

@@ -8,7 +8,10 @@ from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import in_one_go
 from klamm.protocol.records import ControlRecordType, Record, build_batch
+from klamm.storage.compaction.cleaner import clean
+from klamm.storage.compaction.compiled_kernel import CompiledKernel
 from klamm.storage.compaction.offset_map import MapSize
+from klamm.storage.compaction.plain_kernel import PlainKernel
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_verification import verify_log
 from support.cleaning import (
@@ -329,6 +332,39 @@ async def test_a_damaged_batch_ends_the_cleaning_and_changes_nothing(environment
         in_one_go(steps)
     assert raised.value.code is ErrorCode.CORRUPT_MESSAGE
     assert not [name for name in environment.file_system.list_directory(PARTITION) if "cleaned" in name]
+
+
+@pytest.mark.parametrize("kernel_type", [PlainKernel, CompiledKernel])
+@pytest.mark.parametrize("codec", [CompressionType.NONE, CompressionType.GZIP])
+@pytest.mark.parametrize("first_dirty_offset", [0, 3], ids=["dirty", "clean"])
+@pytest.mark.parametrize(
+    ("number", "base_offset", "finding"),
+    [
+        (1, 0, "a batch with the offsets 0 to 0 stands where offsets 1 to 2 belong"),
+        (1, 2, "a batch with the offsets 2 to 2 stands where offsets 3 to 2 belong"),
+        (2, 3, "a batch with the offsets 3 to 3 stands where offsets 2 to 2 belong"),
+        (2, 2**62, f"a batch with the offsets {2**62} to {2**62} stands where offsets 2 to 2 belong"),
+        (0, -1, "a batch with the offsets -1 to -1 stands where offsets 0 to 2 belong"),
+    ],
+)
+async def test_a_batch_with_the_offset_of_another_one_ends_the_cleaning(
+    environment, log, number, base_offset, finding, first_dirty_offset, codec, kernel_type
+):
+    """The checksum does not cover the base offset."""
+    starts = []
+    for value in (b"1", b"2", b"3"):
+        starts.append(log.size_bytes)
+        put(log, (b"a", value), codec=codec)
+    log.roll()
+    put(log, (b"a", b"4"))
+    log.roll()
+    environment.file_system.open(f"{PARTITION}/{0:020d}.log").write(
+        starts[number], base_offset.to_bytes(8, "big", signed=True)
+    )
+    job, _ = await start_cleaning(log, first_dirty_offset)
+    with pytest.raises(KafkaError) as raised:
+        in_one_go(clean(job, environment.file_system, kernel_type))
+    assert (raised.value.code, raised.value.message) == (ErrorCode.CORRUPT_MESSAGE, finding)
 
 
 async def test_the_time_of_the_last_segment_of_a_group_stays(environment, log):
