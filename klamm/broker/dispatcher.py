@@ -36,6 +36,9 @@ NO_RESPONSE = Response(None)
 # A frame of this size or more is decoded in steps, where its API knows how. An element of an array can be one byte.
 LARGE_FRAME_BYTES = 16 * 1024
 
+# The requests of followers that consumers make, too. They share the connection: one that is muted fetches nothing.
+_OF_FOLLOWERS = (ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH)
+
 _log = logging.getLogger(__name__)
 
 
@@ -213,7 +216,7 @@ class Dispatcher:
     def _throttle_time_ms(self, request: Request[Any], quota: RequestQuota, request_bytes: int, result: Any) -> int:
         """For how long the client is throttled. Brokers are not: the cluster would wait for them."""
         key = request.api.key
-        if request.api.operation is Operation.CLUSTER_ACTION or (key is ApiKey.FETCH and request.body.replica_id >= 0):
+        if request.api.operation is Operation.CLUSTER_ACTION or (key in _OF_FOLLOWERS and request.body.replica_id >= 0):
             quota.answered_exempt()
             return 0
         produced_bytes = request_bytes if key is ApiKey.PRODUCE else 0

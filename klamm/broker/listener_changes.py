@@ -49,8 +49,13 @@ class ListenerChanges:
         self._task: asyncio.Task[None] | None = None
         config.subscribe(self._config_changed)
 
+    @property
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """What a session registers. A change that was refused is not part of it, because it would stop the broker."""
+        return self._listeners.advertised_endpoints() if self._task is None else self._registered
+
     def start(self) -> None:
-        self._registered = self._listeners.advertised_endpoints()
+        self._registered = self.endpoints
         self._task = start_task(self._run(), self._on_failure)
 
     async def stop(self) -> None:

@@ -166,6 +166,7 @@ class Listeners(Mapping[str, SocketServer]):
             await server.start()
         except OSError as error:
             _log.error("listener %s cannot be opened: %s; change listeners to try again", listener, error)
+            await server.stop(timeout_ms=0)
             self._stopping.remove(server)
             return
         self._stopping.remove(server)

@@ -300,7 +300,7 @@ class BrokerParts:
     async def register(self) -> None:
         """Registers this broker in the current session. The listeners must be bound and the log directories locked."""
         await self.registrar.register(
-            self._store(), self.listeners.advertised_endpoints(), self.log_manager.live_directories[0]
+            self._store(), self.listener_changes.endpoints, self.log_manager.live_directories[0]
         )
 
     async def _allocate_producer_ids(self) -> tuple[int, int]:

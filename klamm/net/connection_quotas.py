@@ -81,7 +81,8 @@ class ConnectionQuotas:
         self._samples = samples
         self._window_ms = window_ms
         self._rate = self._new_rate()
-        self._acceptors: dict[str, Acceptor] = {}
+        # A listener that moves has two for a while.
+        self._acceptors: dict[Acceptor, None] = {}
         self._count = 0
         self._counts_by_host: dict[str, int] = {}
         # New connections per second allowed for an address, and for each one that is not named.
@@ -110,7 +111,8 @@ class ConnectionQuotas:
 
     def acceptor(self, listener_name: str) -> "Acceptor":
         """For a listener that opens. It must be closed with the listener."""
-        acceptor = self._acceptors[listener_name] = Acceptor(self, listener_name, self._new_rate())
+        acceptor = Acceptor(self, listener_name, self._new_rate())
+        self._acceptors[acceptor] = None
         return acceptor
 
     # -- metrics ----------------------------------------------------------------------------------------------------
@@ -122,7 +124,7 @@ class ConnectionQuotas:
     def rates_of_listeners(self) -> dict[str, float]:
         """New connections per second."""
         now_ms = _now_ms()
-        return {name: _per_second(acceptor.rate, now_ms) for name, acceptor in self._acceptors.items()}
+        return {acceptor.listener_name: _per_second(acceptor.rate, now_ms) for acceptor in self._acceptors}
 
     def rates_of_hosts(self) -> dict[str, float]:
         """New connections per second of each address that has a bound and has used it lately."""
@@ -133,8 +135,8 @@ class ConnectionQuotas:
     # -- for acceptors ----------------------------------------------------------------------------------------------
 
     def forget(self, acceptor: "Acceptor") -> None:
-        if self._acceptors.get(acceptor.listener_name) is acceptor:
-            del self._acceptors[acceptor.listener_name]
+        if acceptor in self._acceptors:
+            del self._acceptors[acceptor]
             self._wake()
 
     def limits_of(self, acceptor: "Acceptor") -> ConnectionLimits:
@@ -214,7 +216,8 @@ class ConnectionQuotas:
         self._host_rates = {host: rate for host, rate in self._host_rates.items() if rate.total}
 
     def _is_protected(self, acceptor: "Acceptor") -> bool:
-        return acceptor.listener_name == self._settings.brokers_listener and len(self._acceptors) > 1
+        name = acceptor.listener_name
+        return name == self._settings.brokers_listener and any(other.listener_name != name for other in self._acceptors)
 
     def _close_excess(self) -> None:
         """Closes connections of clients while there are too many in all: the idle ones first, the most silent first."""
@@ -223,7 +226,7 @@ class ConnectionQuotas:
             return
         of_clients = [
             connection
-            for acceptor in self._acceptors.values()
+            for acceptor in self._acceptors
             if not self._is_protected(acceptor)
             for connection in acceptor.connections
         ]
@@ -232,7 +235,7 @@ class ConnectionQuotas:
             connection.close(f"over max.connections={self._settings.broker.max_connections}")
 
     def _wake(self) -> None:
-        for acceptor in list(self._acceptors.values()):
+        for acceptor in list(self._acceptors):
             acceptor.look_again()
 
 

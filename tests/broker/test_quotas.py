@@ -10,7 +10,7 @@ import pytest
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.messages import ApiKey
+from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
 from klamm.protocol.vocabulary import FINAL_EPOCH
 from support.fetch_messages import fetch_request, to_fetch
 from support.one_broker import Client, OneBroker, batch, running, until, values
@@ -254,7 +254,34 @@ async def test_followers_are_not_throttled(tmp_path: Path) -> None:
         await in_effect(cluster, {"client-id": None}, consumer_byte_rate=1.0, request_percentage=0.0001)
         answer = await fetch(await cluster.connect(), "broker-1-fetcher-0", replica_id=1)
         assert answer.throttle_time_ms == 0
-        assert cluster.broker.parts.quotas._exempt_percent() > 0
+        # After a change of leader, at the same connection.
+        for key in (ApiKey.OFFSET_FOR_LEADER_EPOCH, ApiKey.LIST_OFFSETS):
+            body = messages.request_class(key)(replica_id=1, topics=[])
+            answer = await (await cluster.connect()).request(key, ADVERTISED_MAX[key], body, "broker-1-fetcher-0")
+            assert answer.throttle_time_ms == 0, key
+        quotas = cluster.broker.parts.quotas
+        assert quotas._exempt_percent() > 0
+        # Not even the encoding counts for anybody.
+        assert "broker-1-fetcher-0" not in [tags.client_id for tags, _ in quotas.request.rates(quotas.clock_ms())]
+
+
+async def test_an_address_has_the_lowest_quota_of_its_names(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, client):
+        bounds, known = cluster.broker.parts.listeners.quotas._host_bounds, cluster.broker.parts.quota_configs._known
+
+        async def change(name: str, rate: float | None) -> None:
+            assert await alter(client, {"ip": name}, connection_creation_rate=rate) == (0, None)
+
+        await change("127.0.0.1", 5.0)
+        await change("localhost", 7.0)
+        await change("localhost", 6.0)
+        await until(lambda: known.get("ips/localhost") == {"connection_creation_rate": 6})
+        assert bounds["127.0.0.1"] == 5
+        await change("localhost", None)
+        await until(lambda: "ips/localhost" not in known)
+        assert bounds == {"127.0.0.1": 5}
+        await change("127.0.0.1", None)
+        await until(lambda: not bounds)
 
 
 async def test_a_request_quota_bounds_the_time_of_the_loop(tmp_path: Path) -> None:

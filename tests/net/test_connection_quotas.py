@@ -54,6 +54,19 @@ async def test_those_beyond_the_brokers_number_wait_at_all_listeners_until_anoth
     assert states(opened(b, *"hhh")) == ["admitted"] * 3
 
 
+async def test_a_listener_that_moves_still_admits_those_that_wait_at_its_former_address() -> None:
+    quotas = ConnectionQuotas(QuotaSettings(broker=ConnectionLimits(max_connections=1)))
+    former = quotas.acceptor("A")
+    first, second = opened(former, "h", "h")
+    moved = quotas.acceptor("A")
+    former.closed(first)
+    assert states([first, second]) == ["admitted", "admitted"]
+    (third,) = opened(moved, "h")
+    former.close()
+    former.closed(second)
+    assert third.state == "admitted"
+
+
 async def test_a_listener_has_its_own_number() -> None:
     limits = {"A": ConnectionLimits(max_connections=1)}
     quotas = ConnectionQuotas(QuotaSettings(listeners=limits))

@@ -1,8 +1,9 @@
 """The quotas that ZooKeeper has in /config/users, /config/clients and /config/ips, put into effect (Kafka's
 `UserConfigHandler`, `ClientIdConfigHandler` and `IpConfigHandler`).
 
-What must stay true: a quota that cannot be read (from a znode written by hand) is logged, and the last known one stays
-in force.
+What must stay true:
+- A quota that cannot be read (from a znode written by hand) is logged, and the last known one stays in force.
+- Of the quotas of several names for one address the lowest holds, in whatever order they were set.
 """
 
 import logging
@@ -38,8 +39,9 @@ class QuotaConfigs:
         self._zookeeper = zookeeper
         # By the paths of the entities that have quotas.
         self._known: dict[str, dict[str, float]] = {}
-        # By the names in /config/ips that have a quota.
+        # The addresses of each name in /config/ips that has a quota, and the quotas of each address by these names.
         self._addresses: dict[str, list[str]] = {}
+        self._rates: dict[str, dict[str, int]] = {}
 
     async def load(self) -> None:
         """Reads all quotas and puts them into effect. Raises ZooKeeperError when the session ends."""
@@ -82,14 +84,22 @@ class QuotaConfigs:
         if name is None:
             self._set_connection_rate(None, per_second)
             return
-        for address in self._addresses.pop(name, ()):
-            self._set_connection_rate(address, None)
-        if rate is None:
-            return
+        former = self._addresses.pop(name, [])
+        addresses = [] if per_second is None else await self._addresses_of(name, former)
+        for address in former:
+            del self._rates[address][name]
+        if per_second is not None:
+            self._addresses[name] = addresses
+            for address in addresses:
+                self._rates.setdefault(address, {})[name] = per_second
+        for address in dict.fromkeys([*former, *addresses]):
+            self._set_connection_rate(address, min(self._rates[address].values(), default=None))
+            if not self._rates[address]:
+                del self._rates[address]
+
+    async def _addresses_of(self, name: str, former: list[str]) -> list[str]:
         try:
-            self._addresses[name] = await addresses_of(name)
+            return list(dict.fromkeys(await addresses_of(name)))
         except OSError as error:
-            _log.error("ignored the quota of ips/%s, which is no address and no known host: %s", name, error)
-            return
-        for address in self._addresses[name]:
-            self._set_connection_rate(address, per_second)
+            _log.error("ips/%s is no address and no known host: %s. Its quota is that of %s", name, error, former)
+            return former

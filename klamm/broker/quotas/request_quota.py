@@ -76,7 +76,16 @@ class Stopwatch:
 class RequestQuota:
     """The quotas of one request of a client, made while a quota is set."""
 
-    __slots__ = ("_changes", "_client_id", "_is_decided", "_quotas", "_user", "stopwatch", "throttle_time_ms")
+    __slots__ = (
+        "_changes",
+        "_client_id",
+        "_is_decided",
+        "_is_exempt",
+        "_quotas",
+        "_user",
+        "stopwatch",
+        "throttle_time_ms",
+    )
 
     def __init__(self, quotas: ClientQuotas, user: str, client_id: str, stopwatch: Stopwatch | None) -> None:
         self._quotas = quotas
@@ -85,7 +94,7 @@ class RequestQuota:
         self.stopwatch = stopwatch
         self._changes = UNBOUNDED_MUTATIONS
         self.throttle_time_ms = 0
-        self._is_decided = False
+        self._is_decided = self._is_exempt = False
 
     # -- for handlers -------------------------------------------------------------------------------------------------
 
@@ -141,14 +150,18 @@ class RequestQuota:
 
     def answered_exempt(self) -> None:
         """Records the time of a request that no quota bounds."""
-        self._is_decided = True
-        if self.stopwatch is not None:
-            self._quotas.record_exempt(self._percent(), self._quotas.clock_ms())
+        self._is_decided = self._is_exempt = True
+        self.encoded()
 
     def encoded(self) -> None:
         """Records the time of the encoding, which counts for the client's next request."""
-        if self.stopwatch is not None:
-            self._quotas.request.record(self._user, self._client_id, self._percent(), self._quotas.clock_ms())
+        if self.stopwatch is None:
+            return
+        quotas, now_ms = self._quotas, self._quotas.clock_ms()
+        if self._is_exempt:
+            quotas.record_exempt(self._percent(), now_ms)
+        else:
+            quotas.request.record(self._user, self._client_id, self._percent(), now_ms)
 
     def _decide(self, *throttles: tuple[ClientQuota[Any], int]) -> None:
         self._is_decided = True

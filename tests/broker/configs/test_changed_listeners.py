@@ -9,6 +9,7 @@ import pytest
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.dynamic import change_problems
+from klamm.net.server import SocketServer
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
@@ -137,6 +138,20 @@ async def test_a_port_in_use_leaves_the_other_listeners_and_is_tried_again(
             assert f"listener A://127.0.0.1:{port} cannot be opened" in caplog.text
         assert await change(client, OLD, f"A://127.0.0.1:{port}") == ErrorCode.NONE
         await until(lambda: names(cluster) == ["A", "PLAINTEXT"])
+
+
+async def test_nothing_stays_of_a_listener_that_is_bound_and_cannot_accept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def in_use(server: SocketServer) -> None:
+        """Another program was bound too, and accepts now."""
+        raise OSError("Address already in use")
+
+    async with running(tmp_path) as (cluster, client):
+        monkeypatch.setattr(SocketServer, "start", in_use)
+        assert await change(client, OLD, "A://127.0.0.1:0") == ErrorCode.NONE
+        await until(lambda: "cannot be opened: Address already in use" in caplog.text)
+        assert list(cluster.broker.parts.listeners.quotas.rates_of_listeners()) == ["PLAINTEXT"]
 
 
 async def test_a_new_session_registers_the_changed_listeners(tmp_path: Path) -> None:
@@ -271,6 +286,11 @@ async def test_an_address_of_another_broker_is_not_registered_and_no_listener_cl
         assert await change(client, OLD, "B://127.0.0.1:0", advertised_listeners=advertised) == ErrorCode.NONE
         await until(lambda: "belongs to broker 5 already" in caplog.text)
         assert (names(cluster), await registered(cluster)) == (["A", "B", "PLAINTEXT"], before)
+        # The broker would stop if it could not register in its next session.
+        epoch = cluster.broker_epoch
+        cluster.broker.zookeeper.store.client._finish(State.EXPIRED, "expired by the test")
+        await until(lambda: cluster.broker_epoch != epoch or cluster.broker.failure.done())
+        assert await registered(cluster) == before
 
 
 @pytest.mark.loop("asyncio", "uvloop")
