@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from klamm.simulation.cluster import SimulatedCluster
+from klamm.client.log_dirs import TopicPartitionReplica, alter_replica_log_dirs
+from klamm.client.reassignments import alter_partition_reassignments
+from klamm.protocol.vocabulary import TopicPartition
+from klamm.simulation.cluster import LOG_DIRS, SimulatedCluster
 from klamm.simulation.compacting import TOPIC_CONFIGS, Compacting, newest
 from klamm.simulation.determinism import assert_same_trace
 from klamm.simulation.verdict import converge, replica_bytes
@@ -21,13 +24,18 @@ KEY = (TOPIC, 0)
 
 
 @asynccontextmanager
-async def compacted_cluster(world: World, **configs: str) -> AsyncIterator[tuple[SimulatedCluster, Compacting]]:
+async def compacted_cluster(
+    world: World, replication_factor: int = 3, properties: dict[str, str] | None = None, **configs: str
+) -> AsyncIterator[tuple[SimulatedCluster, Compacting]]:
     """Three brokers, and a compacted topic that is produced and read; at the end every replica is judged."""
-    cluster = SimulatedCluster(world)
+    cluster = SimulatedCluster(world, properties=properties)
     await cluster.start()
     client = cluster.client()
     configs = {**TOPIC_CONFIGS, **{name.replace("_", "."): value for name, value in configs.items()}}
-    await world.node("client").run(create_topic(client, TOPIC, partitions=1, replication_factor=3, configs=configs))
+    factor = replication_factor
+    await world.node("client").run(
+        create_topic(client, TOPIC, partitions=1, replication_factor=factor, configs=configs)
+    )
     compacting = Compacting(world, cluster, KEY)
     compacting.start(pause_s=0.05)
     yield cluster, compacting
@@ -73,7 +81,54 @@ async def tombstones_leave(world: World) -> None:
                     left.remove(broker_id)
 
 
-@pytest.mark.parametrize("scenario", [kills_and_restarts, tombstones_leave])
+async def moves(world: World) -> None:
+    """The replicas move to other brokers and to other log directories, while all of them are compacted."""
+    # A cleaning takes longer than a move needs to begin.
+    slow = {"log.cleaner.io.max.bytes.per.second": "20000"}
+    async with compacted_cluster(world, replication_factor=2, properties=slow) as (cluster, compacting):
+        client = cluster.client()
+
+        async def move(replicas: list[int]) -> None:
+            wanted = {TopicPartition(*KEY): replicas}
+            assert await alter_partition_reassignments(client, wanted) == {TopicPartition(*KEY): None}
+
+        for replicas in ([0, 1], [1, 2], [2, 0], [0, 1]):
+            await world.node("client").run(move(replicas))
+            await cluster.until(lambda wanted=replicas: is_on(cluster, wanted))
+            # The new follower began at the start of a log that its leader had compacted.
+            before = len(compacting.producer.acknowledged)
+            for broker_id in replicas:
+                there = directory_of(cluster, broker_id)
+                (other,) = set(LOG_DIRS) - {there}
+                moved = {TopicPartitionReplica(*KEY, broker_id): other}
+                result = await world.node("client").run(alter_replica_log_dirs(client, moved))
+                assert set(result.values()) == {None}
+                while directory_of(cluster, broker_id) != other:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            assert len(compacting.producer.acknowledged) > before
+            await asyncio.sleep(3)
+            written = sum(len(each.values) for each in compacting.producer.acknowledged)
+            for broker_id in replicas:
+                assert record_count(cluster, broker_id) < written / 2, broker_id
+        await world.node("client").run(client.close())
+
+
+def is_on(cluster: SimulatedCluster, replicas: list[int]) -> bool:
+    """Whether the partition has these replicas, all in sync, and no others."""
+    state = cluster.state
+    return state.replicas(TOPIC)[0] == tuple(replicas) and set(cluster.isr(*KEY)) == set(replicas)
+
+
+def directory_of(cluster: SimulatedCluster, broker_id: int) -> str:
+    """The log directory of a replica."""
+    broker = cluster.brokers[broker_id].broker
+    assert broker is not None
+    log = broker.parts.log_manager.get(*KEY)
+    assert log is not None
+    return str(log.log_directory.path)
+
+
+@pytest.mark.parametrize("scenario", [kills_and_restarts, tombstones_leave, moves])
 def test_nothing_is_lost_and_nothing_returns(scenario: Callable[[World], Any]) -> None:
     world = World(7)
     world.run(scenario(world))
