@@ -160,6 +160,7 @@ class DirectoryLoader:
                         log.config,
                         log_start_offset=self._log_start_offsets.get(key, 0),
                         recovery_point=self._recovery_points.get(key, 0),
+                        first_dirty_offset=self._first_dirty_offsets.get(key, 0),
                         is_clean=self.is_clean,
                         now_ms=self._environment.now_ms(),
                     )

@@ -6,6 +6,7 @@ What must stay true:
 - A log is cleaned by one cleaner at a time. What was cleaned counts only if the log was not truncated, deleted or moved
   meanwhile: each of these aborts the cleaning.
 - The first dirty offset of a log moves, and is checkpointed, only after the log consists of cleaned segments below it.
+- No segment is replaced above the checkpointed recovery point: there a recovery may take a gap for a loss.
 - A log that is being copied to another log directory is not cleaned, so the copy is as clean as its original.
 - A log that cannot be cleaned is marked, shown, and left alone until the broker starts again. It stops no other log.
 - While a log is cleaned, retention deletes none of its segments; that follows when the cleaning ends.
@@ -91,9 +92,9 @@ class UncleanablePartition(NamedTuple):
 
 
 class LogCleaner:
-    """`logs` and `future_logs` are those of the log manager as they are now. `checkpoint` writes first dirty offsets
-    for a log's directory. `cleaned` is called when a log is no longer being cleaned. Call `start` when the logs are
-    loaded, and `stop` before they are closed."""
+    """`logs` and `future_logs` are those of the log manager as they are now. `checkpoint` writes the first dirty
+    offsets of a log's directory, `checkpoint_recovery_points` its recovery points. `cleaned` is called when a log is no
+    longer being cleaned. Call `start` when the logs are loaded, and `stop` before they are closed."""
 
     def __init__(
         self,
@@ -103,6 +104,7 @@ class LogCleaner:
         future_logs: Mapping[PartitionKey, Log],
         settings: CleanerSettings,
         checkpoint: Callable[[Log], Awaitable[None]],
+        checkpoint_recovery_points: Callable[[Log], Awaitable[None]],
         cleaned: Callable[[Log], None],
         on_failure: OnFailure,
     ) -> None:
@@ -112,6 +114,7 @@ class LogCleaner:
         self._future_logs = future_logs
         self._settings = settings
         self._checkpoint = checkpoint
+        self._checkpoint_recovery_points = checkpoint_recovery_points
         self._cleaned = cleaned
         self._on_failure = on_failure
         self._is_started = False
@@ -248,6 +251,8 @@ class LogCleaner:
             cleaning.work = None
         cleaner.is_dead = False
         self._process_deaths.pop((log.topic, log.partition), None)
+        # What is cleaned lies below the recovery point. Checkpointed, it tells a recovery that the gaps are no damage.
+        await self._checkpoint_recovery_points(log)
         if not await self._swap(cleaning, job, result):
             await self._discard(job)
             return False

@@ -4,6 +4,7 @@ What must stay true:
 - After a clean shutdown nothing is verified; only missing files are rebuilt.
 - After a crash every segment from the recovery point on is verified; the log is cut at the first bad byte and
   everything after it is dropped. Records below the recovery point were synced before the recovery point moved.
+- A gap between two segments ends the log only where nothing says that compaction has left it.
 - Indexes, producer state and leader epochs of the verified part are rebuilt from the batches.
 - A crash at any moment of loading leaves a directory that loads to the same log.
 
@@ -14,6 +15,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from uuid import UUID
 
@@ -81,13 +83,16 @@ def load_log(
     recovery_point: int,
     is_clean: bool,
     now_ms: int,
+    first_dirty_offset: int = 0,
 ) -> LoadedLog:
     """Opens the log in `directory`, which must exist. An empty directory gives an empty log at `log_start_offset`.
+
+    `first_dirty_offset` is the checkpointed offset up to which the log was compacted.
 
     Raises OSError; KafkaError(KAFKA_STORAGE_ERROR) when partition.metadata is malformed after a clean shutdown, or when
     a part of the log below the recovery point is damaged: a cut there would lose acknowledged records.
     """
-    loader = _Loader(file_system, directory, config, now_ms)
+    loader = _Loader(file_system, directory, config, now_ms, first_dirty_offset)
     try:
         return loader.load(log_start_offset, recovery_point, is_clean)
     except KafkaError as error:
@@ -113,11 +118,14 @@ def write_unsynced(file_system: FileSystem, path: str, content: bytes, unsynced:
 
 
 class _Loader:
-    def __init__(self, file_system: FileSystem, directory: str, config: LogConfig, now_ms: int) -> None:
+    def __init__(
+        self, file_system: FileSystem, directory: str, config: LogConfig, now_ms: int, first_dirty_offset: int
+    ) -> None:
         self._file_system = file_system
         self._directory = directory
         self._config = config
         self._now_ms = now_ms
+        self._first_dirty_offset = first_dirty_offset
         self._unsynced = UnsyncedFiles()
         self._segments = LogSegments()
         self._recovered_from: int | None = None
@@ -367,10 +375,10 @@ class _Loader:
         end = self._end_of(trusted[-1]) if trusted else start
         for number, segment in enumerate(suspect):
             # A segment that begins below the end: a machine crash undid its deletion by a truncation, but not the newer
-            # records. One that begins above the end: the crash lost the end of the segment before it. Gaps in a
-            # compacted log are normal, also in a synced part from a time when the topic was compacted.
-            is_hole = segment.base_offset > end and number > 0 and not self._config.is_compacted
-            if segment.base_offset < end or is_hole:
+            # records. One that begins above the end: compaction has dropped records, or the crash lost the end of the
+            # segment before it.
+            is_hole = segment.base_offset > end and number > 0
+            if segment.base_offset < end or (is_hole and not self._is_compacted_at(segment.base_offset)):
                 _LOGGER.warning("Dropping %s: the log before it ends at offset %d", segment.path, end)
                 self._drop(suspect[number:])
                 break
@@ -383,6 +391,28 @@ class _Loader:
                 self._drop(suspect[number + 1 :])
                 break
         return end, state
+
+    def _is_compacted_at(self, base_offset: int) -> bool:
+        """Whether compaction may have dropped the records before this segment, now or when the topic was compacted.
+
+        Below the first dirty offset are cleaned segments, which were synced. A follower of a compacted log has
+        none, and a cleaner may have died before its checkpoint: then offsets are missing elsewhere in the log, too.
+        """
+        return self._config.is_compacted or base_offset <= self._first_dirty_offset or self._lacks_offsets
+
+    @cached_property
+    def _lacks_offsets(self) -> bool:
+        """Whether a segment has a batch with fewer records than offsets, or a gap between two batches."""
+        for segment in self._segments:
+            next_offset = segment.base_offset
+            try:
+                for _, header in batch_scan.headers(segment.file().read, 0, segment.size_bytes):
+                    if header.base_offset > next_offset or header.record_count <= header.last_offset_delta:
+                        return True
+                    next_offset = header.next_offset
+            except KafkaError:
+                continue  # Of a damaged segment the part before the damage counts.
+        return False
 
     def _end_of(self, segment: LogSegment) -> int:
         """The end offset of a segment that need not be verified."""

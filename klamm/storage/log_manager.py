@@ -117,6 +117,7 @@ class LogManager:
             self._future_logs,
             cleaner_settings or CleanerSettings(),
             lambda log: self._checkpoints[log.log_directory.path].write_first_dirty_offsets(),
+            lambda log: self._checkpoints[log.log_directory.path].write_recovery_points(),
             self._retain,
             on_failure,
         )

@@ -382,6 +382,7 @@ def predict(
     recovery_point: int,
     is_clean: bool,
     now_ms: int,
+    first_dirty_offset: int = 0,
 ) -> Prediction:
     """What `load_log` with these arguments would do. Raises OSError."""
     overlay = OverlayFileSystem(file_system)
@@ -396,6 +397,7 @@ def predict(
             recovery_point=recovery_point,
             is_clean=is_clean,
             now_ms=now_ms,
+            first_dirty_offset=first_dirty_offset,
         )
     except KafkaError as error:
         refusal = error.message

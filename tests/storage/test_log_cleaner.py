@@ -435,3 +435,48 @@ def test_steps_take_as_long_as_the_rate_demands(monkeypatch) -> None:
         next(steps)
     assert end.value.value is result
     assert next(clean_at_rate(None, None, float("inf"), False)) == 0
+
+
+# Four records fill a segment; of each, the last one leaves, and two segments do not fit into one.
+EACH_SEGMENT_ENDS_WITH_X = "abcxdefxghixjklx"
+DELETE = replace(COMPACT, cleanup_policy=("delete",))
+
+
+async def killed_with_gaps_between_segments(machine, manager) -> list[str]:
+    log = make(manager)
+    await fill(log, EACH_SEGMENT_ENDS_WITH_X, times=1)
+    log.roll()
+    await a_round()
+    found = await pairs(log)
+    assert log.segment_base_offsets[:3] == [0, 4, 8]
+    assert [pair.split(":")[0] for pair in found[:4]] == ["0", "1", "2", "4"]
+    await manager.cleaner.stop()
+    machine.kill()
+    return found
+
+
+async def pairs_without_compaction(machine) -> list[str]:
+    manager = await machine.started(config=DELETE)
+    found = await pairs(make(manager, config=DELETE))
+    await manager.stop()
+    return found
+
+
+async def test_after_a_kill_no_gap_of_a_log_that_is_no_longer_compacted_ends_it(machine) -> None:
+    expected = await killed_with_gaps_between_segments(machine, await machine.started())
+    assert await pairs_without_compaction(machine) == expected
+
+
+async def test_a_kill_between_the_swap_and_the_checkpoint_loses_no_record_of_such_a_log(machine) -> None:
+    manager = await machine.started()
+    manager.cleaner._checkpoint = lambda log: asyncio.Event().wait()
+    expected = await killed_with_gaps_between_segments(machine, manager)
+    assert machine.checkpoint() == []
+    assert await pairs_without_compaction(machine) == expected
+
+
+async def test_without_recovery_points_the_first_dirty_offset_tells_that_a_log_was_compacted(machine) -> None:
+    expected = await killed_with_gaps_between_segments(machine, await machine.started())
+    machine.environment.file_system.replace_file(f"{A}/recovery-point-offset-checkpoint", b"torn")
+    assert machine.checkpoint() == ["t 0 12"]
+    assert await pairs_without_compaction(machine) == expected

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record_batch import parse_header, write_header
 from klamm.protocol.records import ControlRecordType
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_config import LogConfig
@@ -232,14 +233,51 @@ def test_damage_below_the_recovery_point_is_not_looked_for(environment):
     assert open_log(environment, SMALL, is_clean=True).log_end_offset == 100
 
 
+async def last_batch_of(log, end):
+    return (await log.read(end - 1, 1, max_offset=end, minimum_one_batch=True)).data
+
+
+def cut_last_batch(environment, base_offset, last_batch):
+    file = log_file(environment, base_offset)
+    file.truncate(file.size() - len(last_batch))
+
+
 async def test_a_hole_between_segments_ends_the_log(environment):
     log = open_log(environment, SMALL)
     fill(log)
     first = log.segment_base_offsets[1]
-    size = log_file(environment, 0).size()
-    last_batch = len((await log.read(first - 1, 1, max_offset=first, minimum_one_batch=True)).data)
-    log_file(environment, 0).truncate(size - last_batch)
+    cut_last_batch(environment, 0, await last_batch_of(log, first))
     assert open_log(environment, SMALL).log_end_offset == first - 1
+
+
+async def test_a_gap_between_segments_is_none_below_the_first_dirty_offset(environment):
+    log = open_log(environment, SMALL)
+    fill(log)
+    first, second = log.segment_base_offsets[1:3]
+    cut_last_batch(environment, 0, await last_batch_of(log, first))
+    assert open_log(environment, SMALL, first_dirty_offset=second).log_end_offset == 100
+
+
+@pytest.mark.parametrize("offsets", [(0, 1, 2, 7, 8, 20, 30), (0, 1, 2, 20, 30, 33, 34)], ids=["before", "after"])
+async def test_a_gap_between_segments_stays_in_a_log_that_shows_elsewhere_that_it_was_compacted(environment, offsets):
+    log = open_log(environment, LogConfig(segment_bytes=300))
+    for offset in offsets:
+        log.append_as_follower(batch(b"x" * 20, base_offset=offset))
+    assert len(log.segment_base_offsets) > 2
+    again = open_log(environment, LogConfig(segment_bytes=300))
+    assert [offset for offset, _ in await read_all(again)] == list(offsets)
+
+
+async def test_a_gap_between_segments_stays_in_a_log_that_has_lost_records_within_a_batch(environment):
+    log = open_log(environment, LogConfig(segment_bytes=240))
+    # A record of four stayed, the first one.
+    one_of_four = bytearray(batch(b"x" * 20))
+    write_header(one_of_four, 0, parse_header(one_of_four)._replace(last_offset_delta=3))
+    log.append_as_follower(one_of_four)
+    for offset in (4, 9):
+        log.append_as_follower(batch(b"x" * 60, base_offset=offset))
+    assert log.segment_base_offsets == [0, 9]
+    assert open_log(environment, log.config).log_end_offset == 10
 
 
 async def test_a_compacted_log_may_have_holes(environment):

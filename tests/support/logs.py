@@ -123,6 +123,7 @@ def open_log(
     is_clean: bool = False,
     recovery_point: int = 0,
     log_start_offset: int = 0,
+    first_dirty_offset: int = 0,
 ) -> Log:
     """The log of t-0, loaded from the environment's disk; made there if need be. High watermark: the log's end."""
     config = config or LogConfig()
@@ -139,6 +140,7 @@ def open_log(
         config,
         log_start_offset=log_start_offset,
         recovery_point=recovery_point,
+        first_dirty_offset=first_dirty_offset,
         is_clean=is_clean,
         now_ms=environment.now_ms(),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from klamm.protocol.record_batch import iterate_batches
 from klamm.tools import main
 from support.log_directories import make_log_directory
 
@@ -140,3 +141,15 @@ def test_wrong_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert f"{tmp_path}/absent is not a directory" in err
     assert "'(' is not a valid regular expression" in err
     assert "names a directory twice" in err
+
+
+def test_below_the_first_dirty_offset_a_gap_between_segments_is_no_damage(directory: Path, capsys) -> None:
+    (directory / ".kafka_cleanshutdown").unlink()
+    (directory / "recovery-point-offset-checkpoint").unlink()
+    first, second = sorted((directory / "t-0").glob("*.log"))[:2]
+    *_, last = iterate_batches(first.read_bytes())
+    first.write_bytes(first.read_bytes()[: last[0]])
+    assert verify(directory) == 1
+    assert f"a start drops {second.name}" in capsys.readouterr().out
+    (directory / "cleaner-offset-checkpoint").write_text(f"0\n1\nt 0 {int(second.stem)}\n")
+    assert verify(directory) == 0

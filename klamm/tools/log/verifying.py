@@ -20,6 +20,7 @@ from klamm.processes.errors import EXIT_FAILED, EXIT_OK, ToolError, describe_os_
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey
 from klamm.storage.checkpoints import (
+    CLEANER_OFFSET_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_OFFSET_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
@@ -40,7 +41,12 @@ from klamm.tools.patterns import expression
 from klamm.tools.progress import progress
 
 COMPACTED: Final = (*INTERNAL_TOPICS, "__share_group_state")  # the last one is of Kafka 4
-CHECKPOINTS: Final = (RECOVERY_POINT_CHECKPOINT, LOG_START_OFFSET_CHECKPOINT, HIGH_WATERMARK_CHECKPOINT)
+CHECKPOINTS: Final = (
+    RECOVERY_POINT_CHECKPOINT,
+    LOG_START_OFFSET_CHECKPOINT,
+    HIGH_WATERMARK_CHECKPOINT,
+    CLEANER_OFFSET_CHECKPOINT,
+)
 
 
 @dataclass(slots=True)
@@ -97,6 +103,7 @@ def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *,
                     compacted_config if is_compacted else config,
                     log_start_offset=directory.checkpoints[LOG_START_OFFSET_CHECKPOINT].get(key, 0),
                     recovery_point=directory.checkpoints[RECOVERY_POINT_CHECKPOINT].get(key, 0),
+                    first_dirty_offset=directory.checkpoints[CLEANER_OFFSET_CHECKPOINT].get(key, 0),
                     is_clean=directory.is_clean,
                     now_ms=environment.now_ms(),
                 )
