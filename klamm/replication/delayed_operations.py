@@ -29,9 +29,8 @@ Wanted = tuple[str, FetchPartition]
 # The hosted partition, or KafkaError.
 FindPartition = Callable[[str, int], Partition]
 
-# The follower that a consumer of a partition led here should read from, from an offset on, or
-# INVALID_PREFERRED_REPLICA_ID.
-PreferredReplica = Callable[[Partition, int], int]
+# The follower from which a consumer of a partition led here should read what it wants, or INVALID_PREFERRED_REPLICA_ID.
+PreferredReplica = Callable[[Partition, FetchPartition], int]
 
 
 @dataclass(slots=True)
@@ -282,7 +281,7 @@ class DelayedFetch(DelayedOperation):
             if diverging_epoch is None:
                 self._require_in_range(want, partition)
                 if self._preferred_replica is not None and partition.is_leader:
-                    preferred_replica = self._preferred_replica(partition, want.fetch_offset)
+                    preferred_replica = self._preferred_replica(partition, want)
             if diverging_epoch is not None or preferred_replica != INVALID_PREFERRED_REPLICA_ID:
                 self._must_answer = True
             else:

@@ -3,6 +3,8 @@
 What must stay true:
 - Only a live follower in the ISR that has the consumer's offset is named. One that has fallen behind would be named
   again and again, while its consumer lags with it.
+- A consumer that sends no leader epoch reads from the leader. A follower of a newer leader would serve it, and an old
+  leader, to which it then came back, would answer OFFSET_OUT_OF_RANGE: it would lose its position.
 - A selector that raises, or selects what it was not offered, leaves the consumer at the leader.
 """
 
@@ -10,7 +12,8 @@ import logging
 from collections.abc import Callable
 
 from klamm.plugins.replica_selection import ClientMetadata, PartitionView, ReplicaSelector, ReplicaView
-from klamm.protocol.vocabulary import INVALID_PREFERRED_REPLICA_ID
+from klamm.protocol.apis.fetch import FetchPartition
+from klamm.protocol.vocabulary import INVALID_PREFERRED_REPLICA_ID, NO_EPOCH
 from klamm.replication.partition import Partition
 
 # Host, port and rack of a live broker on a listener; None if it is not alive or has no such listener.
@@ -27,12 +30,15 @@ class ReadReplicas:
         self._address = address
         self._failures: dict[str, None] = {}
 
-    def choose(self, client: ClientMetadata, partition: Partition, fetch_offset: int) -> int:
+    def choose(self, client: ClientMetadata, partition: Partition, want: FetchPartition) -> int:
         """The follower for a consumer of a partition that this broker leads, or INVALID_PREFERRED_REPLICA_ID."""
+        if want.current_leader_epoch == NO_EPOCH:
+            return INVALID_PREFERRED_REPLICA_ID
+        offset = want.fetch_offset
         followers = [
             (replica.broker_id, replica.log_end_offset, partition.clock_ms() - replica.last_caught_up_ms)
             for replica in partition.remote_replicas.values()
-            if replica.broker_id in partition.isr and replica.log_start_offset <= fetch_offset <= replica.log_end_offset
+            if replica.broker_id in partition.isr and replica.log_start_offset <= offset <= replica.log_end_offset
         ]
         candidates = []
         for broker_id, log_end_offset, lag_ms in ((partition.leader_id, partition.log.log_end_offset, 0), *followers):

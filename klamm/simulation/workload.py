@@ -77,7 +77,7 @@ class PartitionClient:
         self._new_client = new_client
         self._client = new_client()
         self._failures = 0
-        self._leader_epoch = self._leader_id = -1
+        self.leader_epoch = self._leader_id = -1
 
     async def attempt(self, api_key: ApiKey, request: Any, broker_id: int | None = None) -> tuple[Any, int] | None:
         """The partition's part of the response, and the broker that answered: the leader, or `broker_id`. None means
@@ -136,8 +136,8 @@ class PartitionClient:
             await self._client.refresh_metadata([self.topic])
         topic = self._client.metadata.topics.get(self.topic)
         state = None if topic is None else topic.partitions.get(self.partition)
-        if state is not None and state.leader_epoch >= self._leader_epoch:
-            self._leader_epoch, self._leader_id = state.leader_epoch, state.leader
+        if state is not None and state.leader_epoch >= self.leader_epoch:
+            self.leader_epoch, self._leader_id = state.leader_epoch, state.leader
         return self._leader_id
 
 
@@ -237,7 +237,8 @@ class Consumer:
     epoch tells a record from its copy: a producer sends a lost one again, and it gets the same offset.
 
     With a `rack` it reads from the follower that the leader has named, until that one fails or FETCHES_OF_A_FOLLOWER
-    are over. `fetched_from_followers` counts the answers of followers with records.
+    are over, and sends the leader epoch that it knows, without which it would be named none.
+    `fetched_from_followers` counts the answers of followers with records.
     """
 
     def __init__(self, new_client: Callable[[], ClusterClient], key: PartitionKey, rack: str = "") -> None:
@@ -252,7 +253,8 @@ class Consumer:
         """Reads until `records` has `stop_at` records."""
         follower, left = None, 0
         while self.stop_at is None or len(self.records) < self.stop_at:
-            wanted = {TopicPartition(*self.key): FetchFrom(len(self.records), NO_EPOCH, FETCH_MAX_BYTES)}
+            leader_epoch = self._partition_client.leader_epoch if self.rack else NO_EPOCH
+            wanted = {TopicPartition(*self.key): FetchFrom(len(self.records), leader_epoch, FETCH_MAX_BYTES)}
             request = fetch_request(wanted, max_bytes=FETCH_MAX_BYTES, max_wait_ms=500, rack_id=self.rack)
             left -= 1
             if left <= 0:

@@ -17,6 +17,7 @@ from klamm.plugins.replica_selection import (
     ReplicaView,
 )
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.replication.read_replicas import ReadReplicas
 from support.replicas import ME, Broker, batch, settle, state, values_in, want
 
@@ -82,10 +83,12 @@ class LeadingBroker(Broker):
             [(topic, wanted)], replica_id=follower, isolation_level=0, max_wait_ms=0, min_bytes=1, max_bytes=10**6
         )
 
-    async def fetch(self, offset: int, rack: str = "b", max_wait_ms: int = 0):
-        """A consumer's fetch."""
+    async def fetch(self, offset: int, rack: str = "b", max_wait_ms: int = 0, epoch: int | None = None):
+        """A consumer's fetch, by default with the current leader epoch."""
+        if epoch is None:
+            epoch = self.manager.partition("t", 0).leader_epoch
         [result] = await self.manager.fetch(
-            [want(offset)],
+            [want(offset, epoch=epoch)],
             isolation_level=0,
             max_wait_ms=max_wait_ms,
             min_bytes=1,
@@ -125,6 +128,14 @@ async def test_only_a_follower_that_has_the_offset_is_named(tmp_path: Path) -> N
         assert [await broker.named(offset) for offset in (0, 1, 2, 3, 4)] == [3, 3, 2, 2, 2]
         # What the leader itself does not have is an error, whoever might have it.
         assert (await broker.fetch(5)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+async def test_a_consumer_without_a_leader_epoch_stays_at_the_leader(tmp_path: Path) -> None:
+    async with leading(tmp_path) as broker:
+        await broker.report(2, 4)
+        await broker.report(3, 4)
+        result = await broker.fetch(3, epoch=NO_EPOCH)
+        assert (result.preferred_read_replica, values_in(result.records)) == (NOBODY, [b"d"])
 
 
 async def test_a_follower_that_has_left_the_isr_or_died_is_not_named(tmp_path: Path) -> None:

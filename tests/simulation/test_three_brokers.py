@@ -379,8 +379,24 @@ async def a_follower_runs_ahead(world: World) -> None:
         await workload.produced(20)
 
 
+async def back_to_an_old_leader(world: World) -> None:
+    """A leader that only clients reach does not know that another broker leads. A consumer comes back to it from a
+    follower of the new leader, ahead of its log."""
+    async with working_cluster(world, has_racks=True) as (cluster, workload):
+        leader, _, follower = cluster.state.replicas(TOPIC)[0]
+        consumer = workload.consumers[0]
+        consumer.rack = cluster.racks[follower]
+        while consumer.fetched_from_followers == 0:
+            await workload.produced(5)
+        cluster.isolate(leader, from_zookeeper=True, from_brokers=True)
+        await elsewhere(cluster, 0, leader)
+        await workload.produced(50)
+        await asyncio.sleep(world.random.uniform(5, 10))
+
+
 SCENARIOS = [
     a_follower_runs_ahead,
+    back_to_an_old_leader,
     consumers_at_followers,
     deletions_before_kills,
     whole_story,
