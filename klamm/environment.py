@@ -448,7 +448,7 @@ class SystemEnvironment(Environment):
 
     async def run_foreign(self, function: Callable[..., T], *arguments: object) -> T:
         done: concurrent.futures.Future[T] = concurrent.futures.Future()
-        done.set_running_or_notify_cancel()  # Its caller may be cancelled; the thread then ends for nobody.
+        done.set_running_or_notify_cancel()  # From here on a cancelled caller does not cancel it.
 
         def run() -> None:
             try:

@@ -106,7 +106,10 @@ class PartitionClient:
                 response = await connection.send(api_key, lambda version: request, timeout_ms=2 * ATTEMPT_TIMEOUT_MS)
             except (ClientError, KafkaError):
                 return None
-            topic = (response.topics if api_key is ApiKey.DELETE_RECORDS else response.responses)[0]
+            topics = response.topics if api_key is ApiKey.DELETE_RECORDS else response.responses
+            if not topics:
+                return None  # A fetch beyond a quota is answered without partitions.
+            topic = topics[0]
             result = topic.partition_responses[0] if api_key is ApiKey.PRODUCE else topic.partitions[0]
             if result.error_code in RETRIABLE_ERRORS:
                 return None

@@ -128,6 +128,8 @@ class DirectoryLoader:
         attempts = 0
         while wanted and self.directory.is_online:
             loaded, error = await self._to_its_end(self._environment.run_blocking(self._load_each, wanted))
+            if not self.directory.is_online:
+                return  # Another part has met a disk error, and the directory's logs are closed already.
             for log, found in zip(wanted, loaded, strict=False):
                 self.remaining_logs -= 1
                 opened(log, found)

@@ -27,7 +27,7 @@ class Slowly(DiskEnvironment):
 
     def __init__(self):
         super().__init__()
-        self.loading = self.most_at_once = 0
+        self.loading = self.ended = self.most_at_once = 0
         self.blocking_workers = []
         self.after_each = lambda: None
 
@@ -125,6 +125,32 @@ async def test_each_directory_has_its_own_recovery_threads(threads):
     assert environment.most_at_once == 2 * threads
     assert environment.blocking_workers == [2 * threads, 0]
     assert len(manager.logs) == 2 * LOGS
+
+
+class OneLastsLonger(Slowly):
+    """The second piece of loading ends a second after the first."""
+
+    async def run_blocking(self, function, *arguments):
+        result = await super().run_blocking(function, *arguments)
+        if function.__name__ == DirectoryLoader._load_each.__name__:
+            self.ended += 1
+            if self.ended == 2:
+                await asyncio.sleep(1)
+        return result
+
+
+async def test_a_directory_that_fails_while_another_thread_loads_from_it_keeps_no_logs():
+    environment, failed = OneLastsLonger(), []
+    await filled(environment)
+    environment.ended = 0
+    environment.disk.crash(lose_unsynced=False)
+    manager = manager_of(environment, threads=2)
+    manager._on_directory_failure = lambda path, error: failed.append(path)
+    environment.disk.fail("list_directory", f"{A}/*")
+    await manager.load({})
+    await asyncio.sleep(5)
+    assert failed == [A]
+    assert {log.log_directory.path for log in manager.logs.values()} == {B}
 
 
 @pytest.mark.loop("asyncio")
