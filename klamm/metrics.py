@@ -73,14 +73,19 @@ class Kind(Enum):
 
 
 class Metric(NamedTuple):
-    """One metric. `read` gives its value (a number or a `Histogram`) by the value of `tag`, "" if there is no tag, or
-    by a tuple if there are several."""
+    """One metric. `read` gives its value (a number or a `Histogram`) by the value of `tag`, "" if there is no tag; if
+    there are several, it gives pairs of a tuple of their values and the number."""
 
     name: MetricName
     kind: Kind
     documentation: str
     tag: str | tuple[str, ...]
-    read: Callable[[], Mapping[Any, Any]]
+    read: Callable[[], Mapping[Any, Any] | Iterator[tuple[Any, Any]]]
+
+    def values(self) -> Iterator[tuple[Any, Any]]:
+        """The tags and values. There may be thousands, which are made as they are taken; others may run in between."""
+        values = self.read()
+        return iter(list(values.items())) if isinstance(values, Mapping) else values
 
 
 class Metrics:
@@ -101,7 +106,7 @@ class Metrics:
         name: MetricName,
         documentation: str,
         tags: tuple[str, ...],
-        read: Callable[[], Mapping[tuple[str, ...], float]],
+        read: Callable[[], Iterator[tuple[tuple[str, ...], float]]],
     ) -> None:
         """One number for each combination of the values of `tags`."""
         self._add(Metric(name, Kind.GAUGE, documentation, tags, read))

@@ -230,11 +230,14 @@ class Listeners(Mapping[str, SocketServer]):
             MetricName(group, type_, "connection-accept-rate"),
             "New connections per second of each listener, and of each address with a quota.",
             ("listener", "ip"),
-            lambda: {
-                **{(listener, ""): rate for listener, rate in self.quotas.rates_of_listeners().items()},
-                **{("", ip): rate for ip, rate in self.quotas.rates_of_hosts().items()},
-            },
+            self._rates,
         )
+
+    def _rates(self) -> Iterator[tuple[tuple[str, ...], float]]:
+        for listener, rate in self.quotas.rates_of_listeners().items():
+            yield (listener, ""), rate
+        for ip, rate in self.quotas.rates_of_hosts().items():
+            yield ("", ip), rate
 
     def _config_changed(self, _old: BrokerConfig, new: BrokerConfig) -> None:
         for server in self._servers.values():

@@ -22,7 +22,7 @@ from klamm.controller.state_change_log import NumberedRecord
 from klamm.environment import Environment
 from klamm.metrics import Histogram, MetricName, Metrics
 from klamm.net.http import JSON, Answer, HttpServer, Request
-from klamm.slices import slices
+from klamm.slices import in_slices, slices
 from klamm.tasks import OnFailure
 
 JSON_LINES = "application/x-ndjson"
@@ -85,7 +85,7 @@ class MetricsEndpoint:
         await self._environment.run_blocking(_import_prometheus)
         from klamm.broker.prometheus_text import CONTENT_TYPE, render
 
-        return Answer(200, render(self._metrics), CONTENT_TYPE)
+        return Answer(200, await in_slices(render(self._metrics)), CONTENT_TYPE)
 
     async def _show_controller(self, _request: Request) -> Answer:
         return Answer(200, orjson.dumps(await controller_status(self._controller)), JSON)

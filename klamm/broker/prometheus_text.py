@@ -18,55 +18,70 @@ In addition, metrics with quantiles have a `_sum`, which the exporter lacks.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
 
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 
 from klamm.metrics import QUANTILES, Histogram, Kind, Metric, MetricName, Metrics
+from klamm.protocol.primitives import Steps
 
 # The content type that Prometheus requests.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# A value takes some 50 microseconds, and quotas have one for each of thousands of clients.
+VALUES_PER_SLICE = 100
 # The label is made of the digits in the attribute's name: 50thPercentile, 75thPercentile, ..., 999thPercentile.
 _QUANTILE_LABELS = ("0.50", "0.75", "0.95", "0.98", "0.99", "0.999")
 
 
-def render(metrics: Metrics) -> bytes:
-    """All metrics as they are now."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(metrics))
-    return generate_latest(registry)
+def render(metrics: Metrics) -> Steps[bytes]:
+    """All metrics. Values may change between two steps."""
+    pieces = []
+    for metric in metrics:
+        values = metric.values()
+        pieces.append(_text(metric, islice(values, VALUES_PER_SLICE)))
+        while some := list(islice(values, VALUES_PER_SLICE)):
+            yield
+            _help, _type, lines = _text(metric, some).split(b"\n", 2)
+            pieces.append(lines)
+    return b"".join(pieces)
 
 
 def prometheus_name(name: MetricName) -> str:
     return re.sub(r"[^a-z0-9_]", "_", "_".join(name).lower())
 
 
+def _text(metric: Metric, values: Iterable[tuple[Any, Any]]) -> bytes:
+    """The lines HELP and TYPE, and those of these values."""
+    return generate_latest(_Collector(_family(metric, values)))
+
+
 class _Collector(Collector):
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(self, family: Family) -> None:
+        self._family = family
 
     def collect(self) -> Iterator[Family]:
-        return map(_family, self._metrics)
+        yield self._family
 
 
-def _family(metric: Metric) -> Family:
-    values = metric.read()
+def _family(metric: Metric, values: Iterable[tuple[Any, Any]]) -> Family:
     if metric.kind is Kind.METER:
         name = prometheus_name(metric.name._replace(name=metric.name.name.removesuffix("PerSec")))
         family = Family(name, metric.documentation, "counter")
-        for tag, value in values.items():
+        for tag, value in values:
             family.add_sample(f"{name}_total", _labels(metric, tag), value)
         return family
     name = prometheus_name(metric.name)
     if metric.kind is Kind.GAUGE:
         family = Family(name, metric.documentation, "gauge")
-        for tag, value in values.items():
+        for tag, value in values:
             family.add_sample(name, _labels(metric, tag), value)
         return family
     family = Family(name, metric.documentation, "summary")
-    for tag, value in values.items():
+    for tag, value in values:
         _add_histogram(family, name, _labels(metric, tag), value)
     return family
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from klamm.broker.prometheus_text import prometheus_name, render
 from klamm.broker.quotas.bounds import QuotaEntity
 from klamm.metrics import Histogram, MetricName, Metrics
 from klamm.net.framing import FIRST_ALLOCATION_BYTES
+from klamm.slices import in_slices
 from support.group_wire import commit, committed, find_coordinator
 from support.one_broker import OneBroker, batch, running
 
@@ -59,7 +61,7 @@ async def metrics(cluster: OneBroker) -> dict[str, dict[str, float]]:
     return found
 
 
-def test_names_and_kinds() -> None:
+async def test_names_and_kinds() -> None:
     assert prometheus_name(MetricName("kafka.controller", "T", "A-b.C")) == "kafka_controller_t_a_b_c"
     tree, seen = Metrics(), Histogram()
     for value in range(1, 101):
@@ -68,7 +70,7 @@ def test_names_and_kinds() -> None:
     tree.gauges(MetricName("g.h", "T", "QueueSize"), "Sizes.", "broker-id", lambda: {"1": 4, "2": 5})
     tree.meter(MetricName("g.h", "T", "ThingsPerSec"), "Things.", lambda: 6)
     tree.histograms(MetricName("g.h", "T", "TimeMs"), "Times.", "broker-id", lambda: {"1": seen})
-    assert render(tree).decode() == (
+    assert (await in_slices(render(tree))).decode() == (
         "# HELP g_h_t_size A size.\n# TYPE g_h_t_size gauge\ng_h_t_size 3.0\n"
         "# HELP g_h_t_queuesize Sizes.\n# TYPE g_h_t_queuesize gauge\n"
         'g_h_t_queuesize{broker_id="1"} 4.0\ng_h_t_queuesize{broker_id="2"} 5.0\n'
@@ -79,6 +81,32 @@ def test_names_and_kinds() -> None:
         'g_h_t_timems{broker_id="1",quantile="0.99"} 99.0\ng_h_t_timems{broker_id="1",quantile="0.999"} 100.0\n'
         'g_h_t_timems_count{broker_id="1"} 100.0\ng_h_t_timems_sum{broker_id="1"} 5050.0\n'
     )
+
+
+def test_the_values_of_thousands_of_clients_are_read_and_written_in_steps() -> None:
+    metrics, read = Metrics(), []
+
+    def rates() -> Iterator[tuple[tuple[str, ...], float]]:
+        for number in range(1_050):
+            read.append(number)
+            yield ("Fetch", f"c{number}"), number
+
+    metrics.tagged_gauges(MetricName("g", "quota", "rate"), "Rates.", ("resource", "clientId"), rates)
+    steps, read_in_steps = render(metrics), []
+    text = b""
+    while not text:
+        before = len(read)
+        try:
+            next(steps)
+        except StopIteration as end:
+            text = end.value
+        read_in_steps.append(len(read) - before)
+    assert max(read_in_steps) <= 200
+    assert text.decode().splitlines() == [
+        "# HELP g_quota_rate Rates.",
+        "# TYPE g_quota_rate gauge",
+        *(f'g_quota_rate{{clientId="c{number}",resource="Fetch"}} {number}.0' for number in range(1_050)),
+    ]
 
 
 async def test_metrics_of_a_broker(tmp_path: Path) -> None:

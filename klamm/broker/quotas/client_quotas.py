@@ -114,9 +114,10 @@ class ClientQuotas:
             self._exempt_percent,
         )
 
-    def _by_tags(self, values: Mapping[str, Values]) -> dict[tuple[str, ...], float]:
-        now_ms = self.clock_ms()
-        return {(resource, *tags): value for resource, read in values.items() for tags, value in read(now_ms)}
+    def _by_tags(self, values: Mapping[str, Values]) -> Iterator[tuple[tuple[str, ...], float]]:
+        for resource, read in values.items():
+            for tags, value in read(self.clock_ms()):
+                yield (resource, *tags), value
 
     def _exempt_percent(self) -> float:
         now_ms = self.clock_ms()
