@@ -32,6 +32,7 @@ UNLIMITED = 2**31 - 1
 # As many as the system lets wait for Kafka's brokers, whose listeners have Java's default backlog.
 MAX_WAITING = 50
 MAX_DELAYED = 500
+CLOSED_PER_SLICE = 200
 # From so many on, addresses whose rate has come to rest are forgotten.
 MANY_ADDRESSES = 1_000
 
@@ -231,8 +232,13 @@ class ConnectionQuotas:
             for connection in acceptor.connections
         ]
         of_clients.sort(key=lambda connection: (connection.is_answering, connection.last_active_s))
-        for connection in of_clients[:excess]:
-            connection.close(f"over max.connections={self._settings.broker.max_connections}")
+        self._close_in_slices(of_clients[:excess], f"over max.connections={self._settings.broker.max_connections}")
+
+    def _close_in_slices(self, connections: list[Quotaed], reason: str) -> None:
+        for connection in connections[:CLOSED_PER_SLICE]:
+            connection.close(reason)
+        if rest := connections[CLOSED_PER_SLICE:]:
+            asyncio.get_running_loop().call_soon(self._close_in_slices, rest, reason)
 
     def _wake(self) -> None:
         for acceptor in list(self._acceptors):

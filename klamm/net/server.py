@@ -52,6 +52,9 @@ MAX_ABANDONED_REQUESTS_PER_HOST = 1000
 # After this many requests of one client, others have the loop.
 REQUESTS_PER_SLICE = 20
 
+# So many connections are looked at, and closed if they are idle, before others have the loop.
+CONNECTIONS_PER_SLICE = 500
+
 # For this time after it was throttled, a client's next large request is read only when it can start: what is read ahead
 # stays in memory for as long as the client is muted.
 READ_AHEAD_AFTER_S = 10.0
@@ -478,8 +481,10 @@ class ServerConnection(FrameReader):
                 self.transport.pause_reading()
 
     def _count_queued(self) -> None:
-        self._request_queue.add(len(self._waiting) - self._queued)
-        self._queued = len(self._waiting)
+        # A client that is muted does not use up the queue of the others for as long as it is throttled.
+        queued = 0 if self._is_muted else len(self._waiting)
+        self._request_queue.add(queued - self._queued)
+        self._queued = queued
 
     def drain(self) -> None:
         """Accepts no further request; closes once the started requests are answered."""
@@ -663,11 +668,16 @@ class SocketServer:
 
     def _close_idle(self) -> None:
         oldest_s = asyncio.get_running_loop().time() - self.limits.connections_max_idle_ms / 1000
-        for connection in list(self._connections):
+        self._close_silent_since(oldest_s, list(self._connections))
+        self._schedule_idle_check()
+
+    def _close_silent_since(self, oldest_s: float, connections: list[ServerConnection]) -> None:
+        for connection in connections[:CONNECTIONS_PER_SLICE]:
             if not connection.is_answering and connection.last_active_s < oldest_s:
                 # Not `close`, which would wait for ever for a client that does not read its responses.
                 connection.transport.abort()
-        self._schedule_idle_check()
+        if rest := connections[CONNECTIONS_PER_SLICE:]:
+            asyncio.get_running_loop().call_soon(self._close_silent_since, oldest_s, rest)
 
 
 def _nothing() -> None:

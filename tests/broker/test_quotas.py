@@ -132,6 +132,9 @@ async def test_a_refused_alteration_changes_nothing_and_no_other_entity(tmp_path
         assert (await alter(client, CLIENT, validate_only=True, producer_byte_rate=1.5))[0] == ErrorCode.INVALID_REQUEST
         assert await alter(client, CLIENT, validate_only=True, producer_byte_rate=1.0) == (0, None)
         assert await cluster.broker.zookeeper.store.quota_entities() == []
+        assert (await alter(client, {"user": "."}, producer_byte_rate=1.0))[0] == ErrorCode.INVALID_REQUEST
+        for kind, name in [("user", ""), ("user", "."), ("client-id", ".."), ("ip", "/"), ("ip", "a//b"), ("ip", "\0")]:
+            assert await describe(client, (kind, 0, name), strict=True) == []
         assert await describe(client, ("shoe", ANY, None)) == ErrorCode.UNSUPPORTED_VERSION
         assert await describe(client, ("user", 7, None)) == ErrorCode.INVALID_REQUEST
 

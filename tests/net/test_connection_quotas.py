@@ -97,6 +97,18 @@ async def test_fewer_connections_from_now_on_close_those_beyond() -> None:
     assert states(peers) == ["over max.connections=1", "over max.connections=1", "admitted"]
 
 
+async def test_thousands_beyond_are_closed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("klamm.net.connection_quotas.CLOSED_PER_SLICE", 2)
+    quotas = ConnectionQuotas()
+    peers = opened(quotas.acceptor("A"), *"hhhhhh")
+    quotas.settings = QuotaSettings(broker=ConnectionLimits(max_connections=1))
+    closed = []
+    for _ in range(3):
+        closed.append(states(peers).count("over max.connections=1"))
+        await asyncio.sleep(0)
+    assert closed == [2, 4, 5]
+
+
 async def test_an_address_has_its_number_and_some_have_another() -> None:
     settings = QuotaSettings(max_connections_per_ip=1, max_connections_per_ip_overrides={"two": 2, "none": 0})
     quotas = ConnectionQuotas(settings)

@@ -255,6 +255,19 @@ async def test_a_throttled_client_is_answered_at_once_and_then_muted() -> None:
         assert harness.started == [b"now:1", b"now:other"]
 
 
+async def test_what_a_throttled_client_has_sent_does_not_use_up_the_queue_of_requests() -> None:
+    async with running() as harness:
+        queue = harness.server.request_queue = RequestQueue(2)
+        peer = await harness.connect()
+        harness.throttles = {b"wait:1": 60_000}
+        peer.send(b"wait:1", b"now:2", b"now:3")
+        await harness.until(lambda: harness.started == [b"wait:1"])
+        assert queue.is_full
+        harness.release(b"wait:1").set_result(None)
+        assert await peer.receive() == b"wait:1"
+        assert not queue.is_full
+
+
 async def test_a_throttled_client_goes_on_afterwards() -> None:
     async with running() as harness:
         peer = await harness.connect()
@@ -322,10 +335,11 @@ async def test_a_client_that_was_throttled_sends_no_large_request_ahead() -> Non
                 assert await peer.receive() == body
 
 
-async def test_idle_connections_are_closed() -> None:
+async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("klamm.net.server.CONNECTIONS_PER_SLICE", 1)
     async with running(limits=ServerLimits(connections_max_idle_ms=10)) as harness:
-        peer = await harness.connect()
-        assert await peer.closed()
+        peers = [await harness.connect() for _ in range(3)]
+        assert [await peer.closed() for peer in peers] == [True] * 3
 
 
 async def test_idle_connections_are_never_closed_with_a_negative_limit() -> None:

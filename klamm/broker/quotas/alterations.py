@@ -9,7 +9,7 @@ Source: kafka.server.ZkAdminManager.alterClientQuotas.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from klamm.broker.quotas.entities import CLIENT_ID, IP, USER, Named, quotas_of
+from klamm.broker.quotas.entities import CLIENT_ID, IP, USER, Named, can_be_stored, quotas_of
 from klamm.config.definition import ConfigError, ConfigKey, ConfigType, format_value
 from klamm.protocol.errors import ErrorCode, KafkaError
 
@@ -30,6 +30,8 @@ def checked_entity(parts: Iterable[tuple[str, str | None]]) -> dict[str, str | N
             raise _invalid(f"Unhandled client quota entity type: {entity_type}")
         if name == "":
             raise _invalid(f"Empty {entity_type} not supported")
+        if not can_be_stored(entity_type, name):
+            raise _invalid(f"{entity_type} {name!r} is not supported, because ZooKeeper has no znode of that name")
     if IP in entity and len(entity) > 1:
         raise _invalid("Invalid quota entity combination, IP entity should not be used with user/client ID entity.")
     return entity

@@ -32,6 +32,13 @@ def entity_path(entity: Named) -> str:
     return f"{user}/{client_entity(entity[CLIENT_ID])}" if CLIENT_ID in entity else user
 
 
+def can_be_stored(entity_type: str, name: str | None) -> bool:
+    """Whether ZooKeeper has znodes of that name. Names of users and clients are percent-encoded, which leaves dots."""
+    if name is None:
+        return True
+    return name not in ("", ".", "..") and (entity_type != IP or (name.isprintable() and "/" not in name))
+
+
 def entity_of(path: str) -> dict[str, str | None] | None:
     """The entity of a znode; None for the path of anything else."""
     parts = path.split("/")

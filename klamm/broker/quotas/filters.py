@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from klamm.broker.quotas.entities import CLIENT_ID, IP, USER, Named
+from klamm.broker.quotas.entities import CLIENT_ID, IP, USER, Named, can_be_stored
 from klamm.protocol.errors import ErrorCode, KafkaError
 
 
@@ -55,10 +55,12 @@ class QuotaFilter:
 
     @property
     def only_entity(self) -> dict[str, str | None] | None:
-        """The only entity that can match; None if others can, too."""
+        """The only entity that can match, empty if there is none; None if others can, too."""
         components = self._components
         if not self._strict or any(each.match_type is MatchType.ANY for each in components.values()):
             return None
+        if not all(can_be_stored(entity_type, each.name) for entity_type, each in components.items()):
+            return {}
         return {entity_type: each.name for entity_type, each in components.items()}
 
     def matches(self, entity: Named) -> bool:

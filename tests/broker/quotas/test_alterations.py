@@ -57,6 +57,7 @@ def test_what_is_no_quota_is_refused(entity: dict[str, str | None], key: str, va
         ([], "Invalid empty client quota entity"),
         ([("shoe", "x")], "Unhandled client quota entity type: shoe"),
         ([("user", "")], "Empty user not supported"),
+        ([("client-id", "..")], "client-id '..' is not supported, because ZooKeeper has no znode of that name"),
         ([("ip", "1.2.3.4"), ("user", "alice")], "IP entity should not be used with user/client ID entity"),
     ],
 )
