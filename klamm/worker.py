@@ -388,9 +388,8 @@ class Jobs:
             self._turns.append((number, job))
 
 
-def serve(connection: socket.socket) -> None:
+def serve(connection: socket.socket, jobs: Jobs) -> None:
     """Runs jobs until the other end closes the connection."""
-    jobs = Jobs()
     received = bytearray()
     clock_s = time.monotonic  # noqa: TID251  # there is no loop here
     said_s = clock_s()
@@ -421,7 +420,9 @@ def _lower_priority() -> None:
 if __name__ == "__main__":
     if _BACKGROUND in sys.argv[2:]:
         _lower_priority()
+    jobs = Jobs()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        serve(socket.socket(fileno=int(sys.argv[1])))
-    # Exit at once: no further job, and no waiting for threads.
+        serve(socket.socket(fileno=int(sys.argv[1])), jobs)
+    # Exit at once: no further job, and no waiting for threads. No job tidies up, because the broker may have started
+    # again, and another process may be at the same work by now.
     os._exit(0)

@@ -175,21 +175,22 @@ PARENT = """
 import asyncio, sys
 from klamm.worker import Worker
 from support.one_broker import until
-from support.worker_jobs import mark_steps, pid
+from support.worker_jobs import pid, tidy
 
 async def main():
     worker = Worker(asyncio.to_thread, lambda process: None)
     print(await worker.run(pid), flush=True)
-    await worker.run(mark_steps, sys.argv[1])
+    await worker.run(tidy, sys.argv[1])
 
 asyncio.run(main())
 """
 
 
-async def test_it_ends_with_its_broker_even_if_that_is_killed(tmp_path: Path) -> None:
+async def test_it_ends_with_its_broker_even_if_that_is_killed_and_tidies_nothing_up(tmp_path: Path) -> None:
+    job = tmp_path / "job"
     path = os.pathsep.join([str(ROOT), str(TESTS)])
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path / "marks")],
+        [sys.executable, "-c", PARENT, str(job)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
@@ -197,12 +198,15 @@ async def test_it_ends_with_its_broker_even_if_that_is_killed(tmp_path: Path) ->
     assert parent.stdout is not None
     number = int(parent.stdout.readline())
     descriptor = os.pidfd_open(number)
+    await until(job.exists)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(descriptor, ended.set)
     await asyncio.wait_for(ended.wait(), 20)
     os.close(descriptor)
+    # The broker's next process may be at the same files already.
+    assert job.read_text() == "begun"
 
 
 async def test_a_process_that_cannot_be_started_is_an_error_for_its_callers() -> None:

@@ -635,7 +635,7 @@ class Log:
         """Puts a cleaned segment into the place of the segments that it was made from, whose files are deleted later.
 
         Returns False, and changes nothing, when the job is void: since it began, the log was truncated or moved, or
-        has lost a part of these segments.
+        has lost a part of these segments; or when the new segment is not what the cleaning has written.
         """
         self._check_usable()
         if job.directory != self.directory or job.truncations != self._truncations:
@@ -660,6 +660,8 @@ class Log:
                 self._host.delete_later(self, cleaned.mark_deleted())
                 return True
             if len(old) != len(group.source_base_offsets) or self._segments.active in old:
+                return False
+            if cleaned.size_bytes != group.size_bytes:
                 return False
             self._swap(cleaned, old)
         except OSError as error:

@@ -42,3 +42,14 @@ def mark_steps(path: str) -> Generator[int, None, None]:
 def echo(value: Any) -> Generator[int, None, Any]:
     yield 0
     return value
+
+
+def tidy(path: str) -> Generator[int, None, None]:
+    """Without end; whoever ends it early can read that in the file."""
+    Path(path).write_text("begun")
+    try:
+        while True:
+            time.sleep(0.001)
+            yield 0
+    finally:
+        Path(path).write_text("tidied")

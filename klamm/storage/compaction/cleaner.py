@@ -187,6 +187,8 @@ class _Cleaning:
         self, sources: Sequence[SourceSegment], transactions: CleanedTransactions
     ) -> Generator[CleaningProgress, None, CleanedGroup]:
         job = self._job
+        # The broker may have died while the last segment was synced. Then the next broker's cleaning owns these names.
+        yield CleaningProgress(0, False)
         cleaned = CleanedSegment(
             self._file_system,
             job.directory,

@@ -411,6 +411,20 @@ async def test_a_fetch_that_began_before_the_swap_skips_nothing(environment, log
     assert [offset for offset, _, _ in await values_of(log)] == [*range(0, 24, 2), 23]
 
 
+async def test_a_new_segment_that_another_process_has_changed_does_not_get_into_the_log(environment, log):
+    for i in range(12):
+        put(log, (b"k", b"%d" % i))
+    log.roll()
+    before = await values_of(log)
+    job, steps = await start_cleaning(log)
+    result = in_one_go(steps)
+    file = environment.file_system.open(f"{log.directory}/{0:020d}.log.cleaned")
+    file.truncate(0)
+    file.close()
+    assert [log.swap_cleaned(job, group) for group in result.groups] == [False]
+    assert await values_of(log) == before
+
+
 async def test_a_truncation_makes_a_cleaning_void(environment, log):
     put(log, (b"a", b"1"))
     log.roll()
