@@ -197,10 +197,16 @@ class DirectoryCheckpoints:
             if not self._directory.is_online:
                 return None
             offsets = await self._offsets(offset_of)
+            path = self._directory.file(name)
+            writing = asyncio.ensure_future(
+                self._environment.run_blocking(write_offset_checkpoint, self._file_system, path, offsets)
+            )
             try:
-                await self._environment.run_blocking(
-                    write_offset_checkpoint, self._file_system, self._directory.file(name), offsets
-                )
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                # The write goes on without its caller, and the next one must not begin before it has ended.
+                await asyncio.gather(writing, return_exceptions=True)
+                raise
             except OSError as error:
                 _LOGGER.warning("%s", self._directory.storage_error(error, f"writing {name}"))
                 return None

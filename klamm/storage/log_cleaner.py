@@ -9,6 +9,7 @@ What must stay true:
 - No segment is replaced above the checkpointed recovery point: there a recovery may take a gap for a loss.
 - A log that is being copied to another log directory is not cleaned, so the copy is as clean as its original.
 - A log that cannot be cleaned is marked, shown, and left alone until the broker starts again. It stops no other log.
+- A log that cannot be cleaned for now, for example because the disk is full, comes last in its turn.
 - While a log is cleaned, retention deletes none of its segments; that follows when the cleaning ends.
 
 Source: kafka.log.LogCleaner, LogCleanerManager. Differences: a cleaner is a coroutine, whose work is done in a process
@@ -122,6 +123,8 @@ class LogCleaner:
         self._cleanings: dict[PartitionKey, _Cleaning] = {}
         self._uncleanable: dict[PartitionKey, str] = {}
         self._process_deaths: dict[PartitionKey, int] = {}
+        # The logs that could not be cleaned, until no other log is due.
+        self._postponed: dict[PartitionKey, None] = {}
         self._choosing = asyncio.Lock()
         self._restarting: asyncio.Task[None] | None = None
         self._max_dirty_ratio = 0.0
@@ -190,6 +193,7 @@ class LogCleaner:
         self.abort(log)
         self._uncleanable.pop((log.topic, log.partition), None)
         self._process_deaths.pop((log.topic, log.partition), None)
+        self._postponed.pop((log.topic, log.partition), None)
 
     @property
     def uncleanable(self) -> list[UncleanablePartition]:
@@ -208,10 +212,11 @@ class LogCleaner:
                 await asyncio.sleep(self._settings.backoff_ms / 1000)
 
     async def _clean_dirtiest(self, cleaner: _Cleaner) -> bool:
-        """Returns whether a log was cleaned."""
+        """Returns whether another log may be due."""
         async with self._choosing:
             cleaning = await self._choose(cleaner)
         if cleaning is None:
+            self._postponed.clear()
             return False
         log = cleaning.log
         key = (log.topic, log.partition)
@@ -227,7 +232,7 @@ class LogCleaner:
         finally:
             del self._cleanings[key]
         self._cleaned(log)
-        return is_clean
+        return is_clean or key in self._postponed
 
     async def _clean(self, cleaner: _Cleaner, cleaning: _Cleaning) -> bool:
         log, settings, loop = cleaning.log, self._settings, asyncio.get_running_loop()
@@ -303,12 +308,19 @@ class LogCleaner:
         log = cleaning.log
         if cleaning.is_aborted or self._logs.get((log.topic, log.partition)) is not log:
             return  # The files were changed or removed under the cleaner.
+        key = (log.topic, log.partition)
+        if isinstance(error, FileNotFoundError):
+            # The disk works: another program removes files. A reader of the log will see whether the log needs them.
+            _LOGGER.warning("Cleaning %s: %s", log.name, error)
+            self._postponed[key] = None
+            return
         if isinstance(error, OSError):
             error = log.log_directory.storage_error(error, f"cleaning {log.name}")
         if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
             _LOGGER.warning("Cleaning %s: %s", log.name, error.message)
+            self._postponed[key] = None
         else:
-            self._mark_uncleanable((log.topic, log.partition), error.message or str(error))
+            self._mark_uncleanable(key, error.message or str(error))
 
     def _mark_uncleanable(self, key: PartitionKey, reason: str) -> None:
         log = self._logs.get(key)
@@ -358,6 +370,7 @@ class LogCleaner:
             or not log.config.is_compacted
             or key in self._cleanings
             or key in self._uncleanable
+            or key in self._postponed
             or key in self._future_logs
             or not log.log_directory.is_online
         ):

@@ -1,7 +1,9 @@
 """The log cleaner beside a log manager: which logs it cleans, what it checkpoints, what stops it."""
 
 import asyncio
+import errno
 from dataclasses import replace
+from unittest.mock import ANY
 
 import pytest
 
@@ -11,6 +13,7 @@ from klamm.protocol.records import Record, build_batch
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.process import Process
 from klamm.storage import log_cleaner
+from klamm.storage.checkpoints import write_offset_checkpoint
 from klamm.storage.compaction.job import CleaningProgress, CleaningResult, CleaningStatistics
 from klamm.storage.log_cleaner import CleanerSettings, clean_at_rate
 from klamm.storage.log_config import LogConfig
@@ -480,3 +483,56 @@ async def test_without_recovery_points_the_first_dirty_offset_tells_that_a_log_w
     machine.environment.file_system.replace_file(f"{A}/recovery-point-offset-checkpoint", b"torn")
     assert machine.checkpoint() == ["t 0 12"]
     assert await pairs_without_compaction(machine) == expected
+
+
+async def test_a_log_for_which_the_disk_has_no_room_keeps_no_other_log_from_being_cleaned(machine) -> None:
+    manager = await machine.started()
+    large, small = make(manager, "large"), make(manager, "small")
+    await fill(large, times=12)
+    await fill(small, "abcdefgh")
+    machine.environment.disk.fail("write", "*/large-0/*.cleaned", errno.ENOSPC, times=None)
+    await a_round()
+    assert (large.first_dirty_offset, machine.failed) == (None, [])
+    assert small.first_dirty_offset == small.segment_base_offsets[-1]
+    machine.environment.disk.mend()
+    await a_round()
+    assert large.first_dirty_offset == large.segment_base_offsets[-1]
+    await manager.stop()
+
+
+async def test_a_vanished_file_of_a_cleaning_does_not_take_the_log_directory_offline(machine) -> None:
+    manager = await machine.started()
+    log = make(manager)
+    await fill(log)
+    machine.environment.disk.fail("set_modified_time_ms", "*.cleaned", errno.ENOENT)
+    await a_round()
+    await a_round()
+    assert (machine.failed, manager.cleaner.uncleanable) == ([], [])
+    assert log.first_dirty_offset == log.segment_base_offsets[-1]
+    await manager.stop()
+
+
+async def test_a_checkpoint_whose_writer_is_cancelled_is_over_before_the_next_one_begins(machine) -> None:
+    manager = await machine.started()
+    run, under_way, most, release = machine.environment.run_blocking, 0, 0, asyncio.Event()
+
+    async def slow(function, *arguments):
+        nonlocal under_way, most
+        if function is not write_offset_checkpoint:
+            return await run(function, *arguments)
+        under_way += 1
+        most = max(most, under_way)
+        await release.wait()
+        under_way -= 1
+        return await run(function, *arguments)
+
+    machine.environment.run_blocking = slow
+    first = asyncio.ensure_future(manager.checkpoint_recovery_points())
+    await asyncio.sleep(0.1)
+    first.cancel()
+    second = asyncio.ensure_future(manager.checkpoint_recovery_points())
+    await asyncio.sleep(0.1)
+    release.set()
+    assert await asyncio.gather(first, second, return_exceptions=True) == [ANY, None]
+    assert (first.cancelled(), most) == (True, 1)
+    await manager.stop()
