@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.client.verification.compare import Compared, Difference, Differences, Kind, Window, compare
+from klamm.client.verification.newest_values import CONFIRMATIONS, NewestValues
 from klamm.client.verification.partition import Failed, OutOfRange, PartitionCheck, SetAside, merged
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import KafkaError
@@ -181,6 +182,12 @@ def verify(
     """Runs a check over logs that answer windows of odd sizes, and sometimes fail."""
     chance = random.Random(seed)
     check = PartitionCheck(PARTITION, range(len(replicas)), 0, is_compacted=is_compacted, patience_s=5)
+    return read_through(check, replicas, high_watermarks, chance)
+
+
+def read_through(
+    check: PartitionCheck, replicas: list[bytes], high_watermarks: list[int], chance: random.Random
+) -> PartitionCheck:
     for now_s in range(400):
         if check.is_done:
             return check
@@ -270,6 +277,84 @@ def test_replicas_that_were_compacted_at_different_times_do_not_differ(
     end = shape[-1][1] + 1
     check = verify(replicas, [end] * 3, seed, is_compacted=True)
     assert (check.differences.found, check.position, check.set_aside) == ([], end, {})
+
+
+Table = list[tuple[int, bytes, bytes | None]]
+
+
+def table_log(records: Table, end: int) -> bytes:
+    """A batch of each record, and one at the end that all replicas have."""
+    built = [
+        bytes(build_batch([Record(key, value, 1000, offset=offset)], base_offset=offset))
+        for offset, key, value in records
+    ]
+    return log(*built, batch(end, end))
+
+
+def compacted(records: Table, point: int, *, drops_tombstones: bool) -> Table:
+    """The records when a cleaner has compacted those below `point`."""
+    newest = {key: offset for offset, key, _ in records if offset < point}
+    return [
+        (offset, key, value)
+        for offset, key, value in records
+        if offset >= point or (newest[key] == offset and (value is not None or not drops_tombstones))
+    ]
+
+
+def lost_values(replicas: list[bytes], end: int, seed: int) -> list[Difference]:
+    chance = random.Random(seed)
+    check = PartitionCheck(
+        PARTITION, range(len(replicas)), 0, is_compacted=True, patience_s=1000, newest=NewestValues()
+    )
+    read_through(check, replicas, [end] * len(replicas), chance)
+    for _ in range(CONFIRMATIONS):
+        if check.has_unreplaced_values:
+            check.confirm(read_through(check.again(), replicas, [end] * len(replicas), chance))
+    check.conclude()
+    return check.differences.found
+
+
+tables = st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.sampled_from([b"1", None])), max_size=12).map(
+    lambda pairs: [(offset, key, value) for offset, (key, value) in enumerate(pairs)]
+)
+cleanings = st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=2, max_size=3)
+
+
+@settings(max_examples=80, deadline=None)
+@given(tables, cleanings, st.integers(0, 10_000), st.data())
+def test_a_lost_newest_value_is_found_and_nothing_else(
+    table: Table, cleaned: list[tuple[int, bool]], seed: int, data: st.DataObject
+) -> None:
+    end = len(table)
+    found = [compacted(table, point, drops_tombstones=drops) for point, drops in cleaned]
+    assert lost_values([table_log(each, end) for each in found], end + 1, seed) == []
+    newest = {key: (offset, key, value) for offset, key, value in table}
+    values = [record for record in newest.values() if record[2] is not None]
+    if values:
+        lost = data.draw(st.sampled_from(values))
+        replica = data.draw(st.integers(0, len(found) - 1))
+        found[replica].remove(lost)
+        other = 1 if replica == 0 else 0
+        replicas = [table_log(each, end) for each in found]
+        assert lost_values(replicas, end + 1, seed) == [Difference(Kind.LOST, lost[0], lost[0], replica, other)]
+
+
+def test_a_value_that_is_replaced_while_the_replicas_are_read_is_not_lost() -> None:
+    """Between the first reading and the next, the replica that had the old value is compacted."""
+    whole: Table = [(0, b"a", b"1"), (1, b"b", b"1"), (2, b"b", b"2")]
+    old, new = table_log(whole[:2], 3), table_log(whole[1:2], 3)
+    check = PartitionCheck(PARTITION, range(2), 0, is_compacted=True, newest=NewestValues())
+    read_through(check, [old, new], [4, 4], random.Random(1))
+    assert check.has_unreplaced_values
+    check.confirm(read_through(check.again(), [new, new], [4, 4], random.Random(1)))
+    assert (check.has_unreplaced_values, check.conclude()) == (False, [])
+
+
+def test_records_in_transactions_are_not_judged() -> None:
+    aborted = bytes(
+        build_batch([Record(b"a", b"1", 1000)], producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
+    )
+    assert lost_values([log(aborted, batch(1, 1)), batch(1, 1)], 2, 1) == []
 
 
 @settings(max_examples=150, deadline=None)

@@ -10,7 +10,8 @@ What counts as equal:
   does not cover the leader epoch, so that is compared by itself.
 - A replica without a batch that another replica has differs, and so do batches that begin or end elsewhere.
 - In a compacted topic each replica is compacted at a time of its own. There a batch that differs is compared record by
-  record: those that several replicas still have must be the same, and a missing record is no difference.
+  record: those that several replicas still have must be the same, and a missing record is no difference, unless its
+  value is lost (`newest_values`).
 
 What must stay true:
 - Equal replicas never give a difference, however their windows are cut. Where a replica's content is not known, or is
@@ -28,6 +29,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from klamm.checksum import crc32c
+from klamm.client.verification.newest_values import NewestValues
 from klamm.protocol.errors import KafkaError, corrupt_message
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record_batch import (
@@ -56,6 +58,7 @@ class Kind(Enum):
     CHECKSUM = "checksum"
     RECORDS = "records"
     CORRUPT = "corrupt"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +134,25 @@ class Broken(Exception):
         self.batches = batches
 
 
-def compare(position: int, windows: Mapping[int, Window], *, is_compacted: bool = False) -> Compared:
-    """Compares the replicas from `position` on; the first replica is the one that the others are compared with."""
+def compare(
+    position: int, windows: Mapping[int, Window], *, is_compacted: bool = False, newest: NewestValues | None = None
+) -> Compared:
+    """Compares the replicas from `position` on; the first replica is the one that the others are compared with.
+
+    `newest` learns which values of a compacted topic a replica lacks.
+    """
     limit = min(window.high_watermark for window in windows.values())
     equal = _compare_equal(position, limit, windows)
-    return equal if equal is not None else _Comparison(position, limit, windows, is_compacted).run()
+    if equal is None:
+        return _Comparison(position, limit, windows, is_compacted, newest).run()
+    if newest:
+        replica, size_bytes = next(iter(equal.consumed_bytes.items()))
+        records = memoryview(windows[replica].records)[:size_bytes]
+        for batch in batches_of(records, position):
+            found = _records(records, batch, batch.base_offset, batch.last_offset + 1)
+            if not isinstance(found, KafkaError):
+                newest.replaced(found.values())
+    return equal
 
 
 # -- equal bytes ------------------------------------------------------------------------------------------------------
@@ -240,8 +257,16 @@ class _Cursor:
 class _Comparison:
     """Goes through the offsets in segments, in each of which a replica has a part of one batch, or nothing."""
 
-    def __init__(self, position: int, limit: int, windows: Mapping[int, Window], is_compacted: bool) -> None:
+    def __init__(
+        self,
+        position: int,
+        limit: int,
+        windows: Mapping[int, Window],
+        is_compacted: bool,
+        newest: NewestValues | None,
+    ) -> None:
         self._position = position
+        self._newest = newest
         self._is_compacted = is_compacted
         self._result = Compared(position, {})
         self._cursors = [self._cursor(replica, window) for replica, window in windows.items()]
@@ -265,6 +290,8 @@ class _Comparison:
             if here:
                 absent = [cursor for cursor, batch in found if batch is None or batch.base_offset > offset]
                 self._look(offset, end, here, absent)
+                if self._newest is not None:
+                    self._look_for_values(self._newest, offset, end, here, absent)
                 result.batches += 1
             offset = end
         result.next_offset = offset
@@ -324,6 +351,34 @@ class _Comparison:
             self._compare_epochs(cursor, batch, reference, expected)
             self._compare_records(first, end, cursor, batch, reference, expected)
 
+    def _look_for_values(
+        self,
+        newest: NewestValues,
+        first: int,
+        end: int,
+        here: Sequence[tuple[_Cursor, Batch]],
+        absent: Sequence[_Cursor],
+    ) -> None:
+        if not newest and not absent and len({(batch.crc, batch.computed_crc) for _, batch in here}) == 1:
+            return
+        records: dict[int, dict[int, Record]] = {cursor.replica: {} for cursor in absent}
+        is_judged = True
+        for cursor, batch in here:
+            found = _records(cursor.records, batch, first, end)
+            header = parse_header(cursor.records, batch.position)
+            # A damaged batch may have had any record; a transaction may be aborted.
+            is_judged &= not (isinstance(found, KafkaError) or batch.is_corrupt or header.is_transactional)
+            if not isinstance(found, KafkaError) and not header.is_control:
+                records[cursor.replica] = found
+        for offset in sorted({offset for found in records.values() for offset in found}):
+            having = [replica for replica, found in records.items() if offset in found]
+            lacking = [replica for replica in records if replica not in having]
+            record = records[having[0]][offset]
+            if lacking and is_judged:
+                newest.only_on(record, having[0], lacking)
+            else:
+                newest.replaced([record])
+
     def _compare_epochs(self, cursor: _Cursor, batch: Batch, reference: _Cursor, expected: Batch) -> None:
         if batch.leader_epoch != expected.leader_epoch:
             epochs = batch.leader_epoch, expected.leader_epoch
@@ -342,7 +397,10 @@ class _Comparison:
         """Compares the records that both replicas have."""
         if batch.is_corrupt or expected.is_corrupt:
             return
-        ours, theirs = _records(cursor, batch, first, end), _records(reference, expected, first, end)
+        ours, theirs = (
+            _records(each.records, its_batch, first, end)
+            for each, its_batch in ((cursor, batch), (reference, expected))
+        )
         for replica, found in ((cursor.replica, ours), (reference.replica, theirs)):
             if isinstance(found, KafkaError):
                 self._add(Difference(Kind.CORRUPT, first, end - 1, replica, replica))
@@ -357,11 +415,11 @@ class _Comparison:
         self._result.differences.append(difference)
 
 
-def _records(cursor: _Cursor, batch: Batch, first: int, end: int) -> dict[int, Record] | KafkaError:
+def _records(records: Buffer, batch: Batch, first: int, end: int) -> dict[int, Record] | KafkaError:
     """The records of a batch within these offsets, by offset; or why they cannot be decoded."""
-    header = parse_header(cursor.records, batch.position)
+    header = parse_header(records, batch.position)
     try:
-        decoded = list(decode_records(cursor.records, batch.position, header))
+        decoded = list(decode_records(records, batch.position, header))
         return {record.offset: record for record in decoded if first <= record.offset < end}
     except KafkaError as error:
         return corrupt_message(error.message)

@@ -18,7 +18,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from klamm.client.verification.compare import Compared, Difference, Differences, Window, compare, first_batch_holds
+from klamm.client.verification.compare import (
+    Compared,
+    Difference,
+    Differences,
+    Kind,
+    Window,
+    compare,
+    first_batch_holds,
+)
+from klamm.client.verification.newest_values import NewestValues
 from klamm.protocol.vocabulary import TopicPartition
 
 PATIENCE_S = 10.0
@@ -83,6 +92,8 @@ class PartitionCheck:
     batches: int = 0
     compacted_batches: int = 0
     size_bytes: int = 0
+    # Only for a compacted topic, when the check reads all records from its start to the end of the partition.
+    newest: NewestValues | None = None
     # What of each replica's last window was before the position. For readers of files.
     consumed_bytes: dict[int, int] = field(default_factory=dict)
     # Replicas that should be asked for this partition alone, because their last answer had no whole batch.
@@ -209,6 +220,40 @@ class PartitionCheck:
         """Ends the check, because there is nothing left to verify."""
         self.gone = reason
 
+    @property
+    def has_unreplaced_values(self) -> bool:
+        """Whether a further reading must say if values are lost. Only when all replicas were read to the end."""
+        is_whole = self.gone is None and not (self.set_aside or self.begins_later or self.removed_offsets)
+        return is_whole and bool(self.newest)
+
+    def again(self) -> "PartitionCheck":
+        """A further reading, from the first value on that a replica may have lost."""
+        assert self.newest is not None
+        return PartitionCheck(
+            self.partition,
+            self.replicas,
+            self.newest.first_offset,
+            self.in_sync,
+            is_compacted=True,
+            patience_s=self.patience_s,
+            newest=NewestValues(),
+        )
+
+    def confirm(self, again: "PartitionCheck") -> None:
+        """Takes the result of a further reading."""
+        assert self.newest is not None and again.newest is not None
+        self.newest.keep_confirmed(again.newest if again.has_unreplaced_values else NewestValues())
+
+    def conclude(self) -> list[Difference]:
+        """The values that are lost become differences. Returns new ones."""
+        assert self.newest is not None
+        lost = [
+            Difference(Kind.LOST, value.offset, value.offset, replica, value.replica)
+            for value in self.newest.take()
+            for replica in value.lacking
+        ]
+        return [difference for difference in lost if self.differences.add(difference)]
+
     def keep_only(self, replicas: Sequence[int]) -> None:
         """The others are no longer replicas of the partition."""
         self.replicas = [replica for replica in self.replicas if replica in replicas]
@@ -268,7 +313,7 @@ class PartitionCheck:
             replica: window._replace(is_complete=self._empty_to.get(replica, -1) >= window.high_watermark)
             for replica, window in windows.items()
         }
-        compared = compare(self.position, filled, is_compacted=self.is_compacted)
+        compared = compare(self.position, filled, is_compacted=self.is_compacted, newest=self.newest)
         self.batches += compared.batches
         self.compacted_batches += compared.compacted_batches
         for replica, reason in compared.broken.items():

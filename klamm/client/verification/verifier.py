@@ -20,6 +20,7 @@ from klamm.client.configs import ConfigResource, describe_configs
 from klamm.client.offsets import list_offsets
 from klamm.client.verification.compare import Difference
 from klamm.client.verification.fetcher import ReplicaFetcher
+from klamm.client.verification.newest_values import CONFIRMATIONS, NewestValues
 from klamm.client.verification.partition import PATIENCE_S, Answer, Failed, OutOfRange, PartitionCheck, SetAside
 from klamm.net.client import ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
@@ -227,6 +228,7 @@ class _Verifier:
                 follows=self._options.follows,
                 target=each.end_offset,
                 patience_s=self._options.patience_s,
+                newest=NewestValues() if each.is_compacted and each.end_offset is None else None,
             )
             if isinstance(start, KafkaError):
                 check.give_up(f"no offset to begin at is known: {error_name(start.code)}")
@@ -236,6 +238,22 @@ class _Verifier:
     # -- one partition ------------------------------------------------------------------------------------------------
 
     async def _verify(self, check: PartitionCheck) -> None:
+        await self._read(check)
+        if not check.has_unreplaced_values:
+            return
+        silent = _Verifier(self._client, self._options, Events())
+        try:
+            for _ in range(CONFIRMATIONS):
+                if check.has_unreplaced_values:
+                    again = check.again()
+                    await silent._read(again)
+                    check.confirm(again)
+        finally:
+            await silent.close()
+        for difference in check.conclude():
+            self._events.differs(check, difference)
+
+    async def _read(self, check: PartitionCheck) -> None:
         pause_s = PAUSE_S
         while not check.is_done:
             if await self._step(check):

@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from klamm.client.verification.compare import Window
+from klamm.client.verification.newest_values import CONFIRMATIONS, NewestValues
 from klamm.client.verification.partition import Answer, Failed, OutOfRange, PartitionCheck
 from klamm.config.properties import PropertiesError, parse_properties
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.record_batch import LOG_OVERHEAD_BYTES, is_partial, parse_header
+from klamm.protocol.record_batch import LOG_OVERHEAD_BYTES, is_partial, iterate_batches, parse_header
+from klamm.protocol.records import decode_records
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey, TopicPartition
 from klamm.storage.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
@@ -106,14 +108,39 @@ def verify_partition(
     partition: OfflinePartition, window_bytes: int, advance: Callable[[int], object] = lambda size_bytes: None
 ) -> PartitionCheck:
     """Compares the replicas of a partition, as far as they are committed."""
-    logs = {broker: _LogReader(replica, window_bytes) for broker, replica in sorted(partition.replicas.items())}
     check = PartitionCheck(
-        partition.partition, list(logs), 0, is_compacted=partition.is_compacted, in_sync=(), patience_s=0
+        partition.partition,
+        sorted(partition.replicas),
+        0,
+        is_compacted=partition.is_compacted,
+        in_sync=(),
+        patience_s=0,
+        newest=NewestValues() if partition.is_compacted else None,
     )
     _forget_others(check, partition)
     for broker, replica in partition.replicas.items():
         if not replica.is_high_watermark_known:
             check.put_aside(broker, f"{HIGH_WATERMARK_CHECKPOINT} of its broker has no high watermark for it")
+    _read_logs(check, partition, window_bytes, advance)
+    if not any(replica.directory.is_dir() for replica in partition.replicas.values()):
+        check.forget("the topic was deleted")
+    if check.has_unreplaced_values:
+        for _ in range(CONFIRMATIONS):
+            if check.has_unreplaced_values:
+                again = check.again()
+                _read_logs(again, partition, window_bytes)
+                check.confirm(again)
+        check.conclude()
+    return check
+
+
+def _read_logs(
+    check: PartitionCheck,
+    partition: OfflinePartition,
+    window_bytes: int,
+    advance: Callable[[int], object] = lambda size_bytes: None,
+) -> None:
+    logs = {broker: _LogReader(replica, window_bytes) for broker, replica in sorted(partition.replicas.items())}
     try:
         while not check.is_done:
             before = check.size_bytes
@@ -124,11 +151,27 @@ def verify_partition(
             check.feed(answers, 0)
             advance((check.size_bytes - before) // len(logs))
     finally:
+        if check.newest:
+            # A killed broker's cleaner has seen records above the high watermark that was last checkpointed.
+            for broker in check.active:
+                _read_rest(check.newest, logs[broker], check.position)
         for log in logs.values():
             log.close()
-    if not any(replica.directory.is_dir() for replica in partition.replicas.values()):
-        check.forget("the topic was deleted")
-    return check
+
+
+def _read_rest(newest: NewestValues, log: "_LogReader", position: int) -> None:
+    """Records above the high watermark replace values, too."""
+    answer = log.read(position, 0)
+    while isinstance(answer, Window) and answer.records:
+        next_offset, consumed_bytes = position, 0
+        with suppress(KafkaError):
+            for at, header in iterate_batches(answer.records, allow_partial_end=True):
+                newest.replaced(decode_records(answer.records, at, header))
+                next_offset, consumed_bytes = header.next_offset, at + header.size_bytes
+        if next_offset <= position:
+            return
+        position = next_offset
+        answer = log.read(position, consumed_bytes)
 
 
 def _forget_others(check: PartitionCheck, partition: OfflinePartition) -> None:

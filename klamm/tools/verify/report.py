@@ -20,6 +20,8 @@ _LINES = {
     Kind.RECORDS: "partition {partition}: replica {replica} has other records than replica {other} within {offsets}",
     Kind.CORRUPT: "partition {partition}: replica {replica} has a corrupt batch at {offsets}; its checksum is {value},"
     " and says {expected}",
+    Kind.LOST: "partition {partition}: replica {replica} has lost the value at {offsets}, which replica {other} has; no"
+    " later record has its key",
 }
 _SHORT = {
     Kind.MISSING: "has no batch for",
@@ -28,6 +30,7 @@ _SHORT = {
     Kind.CHECKSUM: "has another checksum at",
     Kind.RECORDS: "has other records within",
     Kind.CORRUPT: "has a corrupt batch at",
+    Kind.LOST: "has lost the value at",
 }
 # Partitions that a line of the summary names.
 _MOST_NAMED = 5

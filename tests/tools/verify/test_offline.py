@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from klamm.client.verification.compare import Difference, Kind
 from klamm.client.verification.partition import PartitionCheck, SetAside
 from klamm.protocol.records import Record, build_batch
 from klamm.tools import main
@@ -95,6 +96,27 @@ def test_segments_that_are_compacted_meanwhile_are_read_anew(directories: list[P
 
     check = verify_partition(partition, 100, compact)
     assert (check.position, check.set_aside, check.batches, check.compacted_batches) == (END, {}, 6, 0)
+
+
+def test_a_lost_value_of_a_compacted_topic_is_found_unless_a_record_above_the_high_watermark_replaces_it(
+    directories: list[Path],
+) -> None:
+    def write(directory: Path, *records: tuple[int, bytes]) -> None:
+        for path in (directory / "t-0").iterdir():
+            path.unlink()
+        built = [build_batch([Record(key, b"v", 1, offset=at)], base_offset=at) for at, key in records]
+        (directory / "t-0" / f"{0:020}.log").write_bytes(b"".join(built))
+
+    for directory in directories:
+        (directory / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 2\n")
+    write(directories[0], (0, b"a"), (1, b"b"), (END - 1, b"c"))
+    write(directories[1], (1, b"b"), (END - 1, b"c"))
+    check = verified(directories)
+    assert check.differences.found == [Difference(Kind.LOST, 0, 0, replica=1, other=0)]
+    assert not Report([check]).is_fine
+    # Its broker was killed after a cleaning, before it checkpointed the high watermark.
+    write(directories[1], (1, b"b"), (END - 1, b"c"), (END, b"a"))
+    assert not verified(directories).differences
 
 
 def test_a_pipe_in_place_of_a_segment_is_an_error_and_no_hang(directories: list[Path]) -> None:
