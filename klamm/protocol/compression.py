@@ -125,7 +125,7 @@ def _too_large(max_bytes: int) -> KafkaError:
     return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"the records decompress to more than {max_bytes} bytes")
 
 
-def compress(codec: CompressionType, data: bytearray) -> Buffer:
+def compress(codec: CompressionType, data: Buffer) -> Buffer:
     if codec == CompressionType.NONE:
         return data
     if codec == CompressionType.SNAPPY:
@@ -171,19 +171,19 @@ def _lz4_compressor() -> Any:
     return cramjam.lz4.Compressor(level=1, block_linked=False)
 
 
-def _compress_lz4(data: bytearray) -> cramjam.Buffer:
+def _compress_lz4(data: Buffer) -> cramjam.Buffer:
     compressor = _lz4_compressor()
     compressor.compress(bytes(data))
     compressed: cramjam.Buffer = compressor.finish()
     return compressed
 
 
-def _compress_zstd(data: bytearray) -> cramjam.Buffer:
+def _compress_zstd(data: Buffer) -> cramjam.Buffer:
     return cramjam.zstd.compress(data, level=3)
 
 
 # At the levels of Java's clients; cramjam's own for lz4 and zstd take five to ten times as long.
-_COMPRESS: dict[CompressionType, Callable[[bytearray], cramjam.Buffer]] = {
+_COMPRESS: dict[CompressionType, Callable[[Buffer], cramjam.Buffer]] = {
     CompressionType.GZIP: cramjam.gzip.compress,
     CompressionType.LZ4: _compress_lz4,
     CompressionType.ZSTD: _compress_zstd,

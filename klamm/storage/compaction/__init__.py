@@ -11,6 +11,7 @@
 | `cleaned_segment` | the `.cleaned` files of one new segment, with their indexes |
 | `batch_reader` | reads a segment in windows of whole batches |
 | `plain_kernel`, `compiled_kernel` | the loops over records: in Python, and compiled for the worker process |
+| `compiled_checksum` | CRC-32C for the compiled loops |
 | `swap` | the renames that put a new segment into the place of the old ones |
 
 The log puts the finished segments into the place of the old ones (`Log.swap_cleaned`), and the loader finishes what a

@@ -23,7 +23,7 @@ from klamm.storage.segment import (
 from klamm.storage.time_index import TimeEntry
 from klamm.storage.transaction_index import AbortedTransaction
 
-_WRITTEN_AT_ONCE_BYTES = 1024 * 1024
+_WRITTEN_AT_ONCE_BYTES = 512 * 1024
 
 
 class IndexPoint(NamedTuple):
@@ -84,14 +84,19 @@ class CleanedSegment:
         return self._index_interval_bytes, self._bytes_since_index_entry, self.size_bytes, *self._largest
 
     def append_run(
-        self, batches: bytes, points: Iterable[IndexPoint], bytes_since_index_entry: int, largest: TimeEntry
+        self, batches: memoryview, points: Iterable[IndexPoint], bytes_since_index_entry: int, largest: TimeEntry
     ) -> None:
-        """Adds batches with their index entries, and the later values of `index_state`."""
+        """Adds batches with their index entries, and the later values of `index_state`. The bytes may change later."""
         for point in points:
             self._add_index_point(point)
         self._bytes_since_index_entry = bytes_since_index_entry
         self._largest = largest
-        self._add(batches)
+        if len(batches) < _WRITTEN_AT_ONCE_BYTES:
+            self._add(bytes(batches))
+        else:
+            self._write()
+            self._file.write(self.size_bytes, batches)
+            self.size_bytes += len(batches)
 
     def _add(self, data: Buffer) -> None:
         self.size_bytes += len(data)
@@ -112,9 +117,10 @@ class CleanedSegment:
             self._time_index.append(entry)
 
     def _write(self) -> None:
-        self._file.write(self.size_bytes - self._unwritten_bytes, b"".join(self._unwritten))
-        self._unwritten.clear()
-        self._unwritten_bytes = 0
+        if self._unwritten:
+            self._file.write(self.size_bytes - self._unwritten_bytes, b"".join(self._unwritten))
+            self._unwritten.clear()
+            self._unwritten_bytes = 0
 
     def finish(self, modified_ms: int) -> None:
         """Writes the rest and the indexes, and syncs all of it. `modified_ms` becomes the log file's last modified

@@ -32,7 +32,7 @@ from contextlib import suppress
 from functools import cache
 
 from klamm.environment import FileSystem
-from klamm.protocol.compression import decompress
+from klamm.protocol.compression import CompressionType, decompress, decompress_into
 from klamm.protocol.errors import corrupt_message
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader
 from klamm.protocol.records import decode_end_transaction_marker
@@ -54,6 +54,7 @@ from klamm.storage.compaction.plain_kernel import Kernel, PlainKernel
 from klamm.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, file_name
 
 _STEP_BYTES = 1024 * 1024
+_BODY_ROOM_BYTES = 256 * 1024
 _UNKNOWN_MARKER = -1
 
 Steps = Generator[CleaningProgress, None, CleaningResult]
@@ -97,6 +98,8 @@ class _Cleaning:
         self._ends = dict(zip(job.segments, [*following, job.first_uncleanable_offset], strict=True))
         self._last_records = {last.producer_id: last for last in job.last_records}
         self._unreported_bytes = 0
+        # Uncompressed records, one batch after another.
+        self._body_room = memoryview(bytearray(_BODY_ROOM_BYTES))
 
     def run(self) -> Steps:
         yield from self._fill_map()
@@ -162,7 +165,7 @@ class _Cleaning:
         if header.is_control:
             transactions.end(header, _marker_kind(batch))
         elif not transactions.is_aborted(header) and header.record_count > 0:
-            has_room = self._kernel.fill(_body(batch), header)
+            has_room = self._kernel.fill(self._body(batch), header)
         if has_room:
             self._kernel.latest_offset = header.last_offset
         return has_room
@@ -258,7 +261,7 @@ class _Cleaning:
         if not header.is_control:
             statistics.records_read += header.record_count
             if not transactions.is_aborted(header) and header.record_count > 0:
-                kept = self._kernel.keep(_body(batch), header, retains_deletes=retains_deletes)
+                kept = self._kernel.keep(self._body(batch), header, retains_deletes=retains_deletes)
                 statistics.records_written += kept.record_count
                 if kept.record_count == header.record_count:
                     return bytes(batch.data), header.max_timestamp
@@ -297,9 +300,13 @@ class _Cleaning:
             kernel.next_offset = header.next_offset
         return batch
 
-
-def _body(batch: ReadBatch) -> bytes:
-    return bytes(decompress(batch.header.codec, batch.data[HEADER_SIZE_BYTES:]))
+    def _body(self, batch: ReadBatch) -> memoryview:
+        """The uncompressed records, until the next call."""
+        codec, data = batch.header.codec, batch.data[HEADER_SIZE_BYTES:]
+        if codec == CompressionType.NONE:
+            return data
+        size_bytes = decompress_into(codec, data, self._body_room)
+        return memoryview(decompress(codec, data)) if size_bytes is None else self._body_room[:size_bytes]
 
 
 def _marker_kind(batch: ReadBatch) -> int | None:

@@ -12,6 +12,7 @@ from klamm.protocol.errors import KafkaError, corrupt_message
 from klamm.protocol.record_batch import BatchHeader
 from klamm.storage.compaction import kernel_loops as loops
 from klamm.storage.compaction.cleaned_segment import CleanedSegment, IndexPoint
+from klamm.storage.compaction.compiled_checksum import checksum_table
 from klamm.storage.compaction.job import CleaningJob, CleaningStatistics
 from klamm.storage.compaction.kept_records import Kept, placed_records
 from klamm.storage.compaction.offset_map import MapSize
@@ -31,7 +32,7 @@ class CompiledKernel:
         self._state[loops.LATEST] = job.first_dirty_offset - 1
         self._table = np.zeros((size.slots, 3), np.uint64)
         self._secret = np.frombuffer(job.digest_key, np.uint64).copy()
-        self._crc_table = loops.crc_table()
+        self._crc_table = checksum_table()
         self._out = np.empty(0, np.uint8)
         self._entries = np.empty((_ENTRIES_AT_ONCE, 4), np.int64)
         offsets = sorted(last.last_data_offset for last in job.last_records if last.last_data_offset >= 0)
@@ -94,6 +95,8 @@ class CompiledKernel:
         return Kept(count, self._out[:size_bytes].tobytes(), max_timestamp_ms)
 
     def fill_run(self, window: memoryview, at: int) -> tuple[int, bool]:
+        if not _is_plain(window, at):
+            return at, True
         state = self._state
         state[loops.POSITION], state[loops.RECORDS] = at, 0
         result = loops.fill_run(_array(window), state, self._table, self._secret, self._crc_table)
@@ -101,6 +104,8 @@ class CompiledKernel:
         return int(state[loops.POSITION]), bool(result != loops.FULL)
 
     def keep_run(self, window: memoryview, at: int, cleaned: CleanedSegment, *, retains_deletes: bool) -> int:
+        if not _is_plain(window, at):
+            return at
         state = self._state
         self._make_room(len(window))
         state[loops.RETAINS_DELETES] = retains_deletes
@@ -121,7 +126,7 @@ class CompiledKernel:
         if size_bytes:
             points = [IndexPoint(*row) for row in self._entries[: state[loops.ENTRIES]].tolist()]
             largest = int(state[loops.LARGEST]), int(state[loops.LARGEST_OFFSET])
-            cleaned.append_run(self._out[:size_bytes].tobytes(), points, int(state[loops.SINCE_ENTRY]), largest)
+            cleaned.append_run(self._out[:size_bytes].data, points, int(state[loops.SINCE_ENTRY]), largest)
         statistics = self._statistics
         statistics.records_read += int(state[loops.RECORDS])
         statistics.records_written += int(state[loops.KEPT_RECORDS])
@@ -135,6 +140,12 @@ class CompiledKernel:
 
 def _array(data: bytes | memoryview) -> Any:
     return np.frombuffer(data, np.uint8)
+
+
+def _is_plain(window: memoryview, at: int) -> bool:
+    """Whether a run may begin there. It saves the call of a compiled function, which takes as long as many records."""
+    attributes_at = at + loops.ATTRIBUTES_AT
+    return attributes_at < len(window) and not window[attributes_at] & loops.NOT_PLAIN
 
 
 def _error_of(body: bytes | memoryview, header: BatchHeader) -> KafkaError:

@@ -88,9 +88,8 @@ def keep_records(body: bytes, header: BatchHeader, is_kept: Callable[[PlacedReco
 def batch_of(header: BatchHeader, kept: Kept) -> bytearray:
     """The batch with only the records that stay, compressed as before."""
     codec = CompressionType(header.codec)
-    compressed = compress(codec, bytearray(kept.body))
     batch = bytearray(HEADER_SIZE_BYTES)
-    batch += compressed
+    batch += compress(codec, kept.body)
     written = header._replace(
         batch_length=len(batch) - LOG_OVERHEAD_BYTES,
         record_count=kept.record_count,

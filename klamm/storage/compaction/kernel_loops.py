@@ -19,6 +19,7 @@ from numba import types
 
 from klamm.compiling import compiled, inlined
 from klamm.memcpy import copy_bytes
+from klamm.storage.compaction.compiled_checksum import checksum
 
 # The settings and the progress of a cleaning.
 FIRST_DIRTY, LATEST, CAPACITY, COUNT, RETAINS_DELETES = range(5)
@@ -32,7 +33,8 @@ FINE, FULL, BAD = range(3)
 
 HEADER_SIZE_BYTES = 61
 _CRC_FROM = 21
-_NOT_PLAIN = 0x37  # compressed, transactional or control
+ATTRIBUTES_AT = 22  # the lower byte
+NOT_PLAIN = 0x37  # compressed, transactional or control
 _LOG_APPEND_TIME = 0x08
 
 _read = types.Array(types.uint8, 1, "C", readonly=True)
@@ -42,44 +44,6 @@ _uint64s = types.uint64[::1]
 _table = types.uint64[:, ::1]
 _rows = types.int64[:, ::1]
 _crc_table = types.Array(types.uint32, 2, "C", readonly=True)
-
-
-def crc_table() -> Any:
-    """The tables of CRC-32C, eight bytes at a time."""
-    table = np.zeros((8, 256), np.uint32)
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
-        table[0, byte] = value
-    for byte in range(256):
-        for row in range(1, 8):
-            before = int(table[row - 1, byte])
-            table[row, byte] = (before >> 8) ^ int(table[0, before & 0xFF])
-    return table
-
-
-@inlined
-def _crc(data: Any, position: int, end: int, table: Any) -> Any:
-    crc = np.uint32(0xFFFFFFFF)
-    while end - position >= 8:
-        low = crc ^ _little_endian_32(data, position)
-        high = _little_endian_32(data, position + 4)
-        crc = (
-            table[7, low & np.uint32(0xFF)]
-            ^ table[6, (low >> np.uint32(8)) & np.uint32(0xFF)]
-            ^ table[5, (low >> np.uint32(16)) & np.uint32(0xFF)]
-            ^ table[4, low >> np.uint32(24)]
-            ^ table[3, high & np.uint32(0xFF)]
-            ^ table[2, (high >> np.uint32(8)) & np.uint32(0xFF)]
-            ^ table[1, (high >> np.uint32(16)) & np.uint32(0xFF)]
-            ^ table[0, high >> np.uint32(24)]
-        )
-        position += 8
-    while position < end:
-        crc = table[0, (crc ^ np.uint32(data[position])) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
-        position += 1
-    return crc ^ np.uint32(0xFFFFFFFF)
 
 
 @inlined
@@ -310,7 +274,7 @@ def _plain_batch_size(data: Any, position: int, state: Any, crc_table: Any) -> i
     """The size of the batch if it is whole, sound, between NEXT and END, and plain: uncompressed records outside of
     transactions; else 0."""
     available = len(data) - position
-    if available < HEADER_SIZE_BYTES or data[position + 16] != 2 or data[position + 22] & _NOT_PLAIN:
+    if available < HEADER_SIZE_BYTES or data[position + 16] != 2 or data[position + ATTRIBUTES_AT] & NOT_PLAIN:
         return 0
     base_offset = _big_endian(data, position, 8)
     if base_offset < state[NEXT] or base_offset >= state[END] - _big_endian(data, position + 23, 4):
@@ -319,7 +283,7 @@ def _plain_batch_size(data: Any, position: int, state: Any, crc_table: Any) -> i
     if size < HEADER_SIZE_BYTES or size > available or _big_endian(data, position + 57, 4) < 1:
         return 0
     crc = _big_endian(data, position + 17, 4) & 0xFFFFFFFF
-    return size if np.int64(_crc(data, position + _CRC_FROM, position + size, crc_table)) == crc else 0
+    return size if np.int64(checksum(data, position + _CRC_FROM, position + size, crc_table)) == crc else 0
 
 
 @compiled(types.int64(_read, _int64s, _table, _uint64s, _crc_table))
@@ -395,10 +359,10 @@ def keep_run(
         copy_bytes(out, at, data, position, HEADER_SIZE_BYTES)
         if kept < count:
             _write_big_endian(out, at + 8, 4, end - at - 12)
-            if not data[position + 22] & _LOG_APPEND_TIME:
+            if not data[position + ATTRIBUTES_AT] & _LOG_APPEND_TIME:
                 _write_big_endian(out, at + 35, 8, largest)
             _write_big_endian(out, at + 57, 4, kept)
-            _write_big_endian(out, at + 17, 4, int(_crc(out, at + _CRC_FROM, end, crc_table)))
+            _write_big_endian(out, at + 17, 4, int(checksum(out, at + _CRC_FROM, end, crc_table)))
         largest = _big_endian(out, at + 35, 8)
         if largest > state[LARGEST]:
             state[LARGEST], state[LARGEST_OFFSET] = largest, last_offset

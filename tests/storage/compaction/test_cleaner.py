@@ -1,6 +1,7 @@
 """What a cleaning keeps of a log, and what it drops."""
 
 import dataclasses
+import random
 
 import pytest
 
@@ -483,3 +484,24 @@ def test_headers_and_offsets_within_a_batch_are_kept():
         Record(b"2", b"v", NOW_MS + 998, headers, 72),
         Record(b"4", b"v", NOW_MS + 996, headers, 74),
     ]
+
+
+@pytest.mark.parametrize("codec", [CompressionType.NONE, CompressionType.ZSTD])
+async def test_both_kernels_write_the_same_files_of_a_log_that_is_larger_than_their_buffers(environment, codec):
+    """One batch is larger than the room for uncompressed records, the log larger than what is written at once."""
+    log = open_log(environment, dataclasses.replace(COMPACTED, segment_bytes=8_000_000))
+    value = random.Random(1).randbytes(90_000)
+    for number in range(30):
+        put(log, (b"%d" % number, value), (b"replaced", value[:100]), codec=codec)
+    pairs = [*((b"%d" % number, value) for number in range(4)), (b"replaced", b"last")]
+    log.append_as_follower(keyed_batch(*pairs, codec=codec, base_offset=log.log_end_offset))
+    log.update_high_watermark(log.log_end_offset)
+    log.roll()
+    files = []
+    for kernel_type in (PlainKernel, CompiledKernel):
+        job, _ = await start_cleaning(log)
+        in_one_go(clean(job, environment.file_system, kernel_type))
+        names = [name for name in environment.file_system.list_directory(PARTITION) if name.endswith(".cleaned")]
+        files.append({name: environment.file_system.read_file(f"{PARTITION}/{name}") for name in names})
+    assert files[0] == files[1]
+    assert sum(map(len, files[0].values())) > 2_400_000
