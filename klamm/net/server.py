@@ -52,6 +52,10 @@ MAX_ABANDONED_REQUESTS_PER_HOST = 1000
 # After this many requests of one client, others have the loop.
 REQUESTS_PER_SLICE = 20
 
+# How often a throttled connection, which is not read, is asked whether its client has hung up: a throttle time may be
+# days, and the connection would keep its descriptor for as long.
+HANG_UP_CHECK_S = 5.0
+
 # So many connections are looked at, and closed if they are idle, before others have the loop.
 CONNECTIONS_PER_SLICE = 500
 
@@ -451,9 +455,20 @@ class ServerConnection(FrameReader):
             self._throttle_timer.cancel()
         self._is_muted = True
         self._throttled_until_s = until_s
-        self._throttle_timer = loop.call_at(until_s, self._throttled)
+        self._wait_for_throttle()
 
-    def _throttled(self) -> None:
+    def _wait_for_throttle(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._throttle_timer = loop.call_at(
+            min(self._throttled_until_s, loop.time() + HANG_UP_CHECK_S), self._throttle_goes_on
+        )
+
+    def _throttle_goes_on(self) -> None:
+        if asyncio.get_running_loop().time() < self._throttled_until_s:
+            self._wait_for_throttle()
+            if self.idle and not self.transport.is_closing() and _has_hung_up(self.descriptor):
+                self.transport.abort()
+            return
         self._is_muted = False
         self._throttle_timer = None
         self._start_requests()
@@ -678,6 +693,22 @@ class SocketServer:
                 connection.transport.abort()
         if rest := connections[CONNECTIONS_PER_SLICE:]:
             asyncio.get_running_loop().call_soon(self._close_silent_since, oldest_s, rest)
+
+
+def _has_hung_up(descriptor: int) -> bool:
+    """Whether the other end has closed the connection, and nothing is left to be read. -1 is a connection in a
+    simulation."""
+    if descriptor < 0:
+        return False
+    connected = socket.socket(fileno=descriptor)
+    try:
+        return not connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        connected.detach()
 
 
 def _nothing() -> None:

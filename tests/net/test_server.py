@@ -1,12 +1,14 @@
 """The server side of the network layer: order, muting, limits, closing."""
 
 import asyncio
+import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
+from klamm.net import server
 from klamm.net.connection_quotas import ConnectionQuotas
 from klamm.net.request_queue import RequestQueue
 from klamm.net.response_memory import ResponseMemory
@@ -266,6 +268,37 @@ async def test_what_a_throttled_client_has_sent_does_not_use_up_the_queue_of_req
         harness.release(b"wait:1").set_result(None)
         assert await peer.receive() == b"wait:1"
         assert not queue.is_full
+
+
+@pytest.mark.loop("asyncio", "uvloop")
+@pytest.mark.parametrize("ends", ["closed", "reset", "unread"])
+async def test_a_throttled_client_that_has_hung_up_keeps_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    looks, look = [], server._has_hung_up
+
+    def noted(descriptor: int) -> bool:
+        looks.append(look(descriptor))
+        harness.new_start.set()
+        return looks[-1]
+
+    monkeypatch.setattr(server, "HANG_UP_CHECK_S", 0.01)
+    monkeypatch.setattr(server, "_has_hung_up", noted)
+    async with running() as harness:
+        peer = await harness.connect()
+        harness.throttle_time_ms = 60_000
+        peer.send(b"now:1")
+        assert await peer.receive() == b"now:1"
+        if ends == "unread":
+            peer.send(b"now:2")  # Without an answer it may still have its effect.
+        if ends == "reset":
+            linger = struct.pack("ii", 1, 0)
+            peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        peer.writer.close()
+        await harness.until(lambda: True in looks or (ends == "unread" and len(looks) == 3))
+        while True in looks and harness.server.connection_count:  # noqa: ASYNC110  # a few turns of the loop
+            await asyncio.sleep(0)
+        assert harness.server.connection_count == (ends == "unread")
 
 
 async def test_a_throttled_client_goes_on_afterwards() -> None:
