@@ -28,7 +28,8 @@ from typing import NamedTuple, Protocol
 
 from klamm.storage.log_config import LogConfig
 
-_NEVER_MS = 2**63 - 1
+# The default of max.compaction.lag.ms.
+NEVER_MS = 2**63 - 1
 
 
 class Segment(Protocol):
@@ -143,10 +144,10 @@ def measure(log: CompactedLog, first_dirty_offset: int, now_ms: int) -> Cleanabl
 
 def _delay_ms(log: CompactedLog, first_dirty_offset: int, now_ms: int) -> int:
     lag_ms = log.config.max_compaction_lag_ms
-    if lag_ms >= _NEVER_MS:
+    if lag_ms >= NEVER_MS:
         return 0
     timestamps = [segment.first_timestamp for segment in _closed_from(log, first_dirty_offset)]
-    oldest = min((timestamp for timestamp in timestamps if timestamp > 0), default=_NEVER_MS)
+    oldest = min((timestamp for timestamp in timestamps if timestamp > 0), default=NEVER_MS)
     return max(0, now_ms - lag_ms - oldest)
 
 

@@ -29,7 +29,7 @@ from klamm.metrics import MetricName, Metrics
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import Slices
-from klamm.storage.cleanable_logs import Cleanable, CompactedLog, first_dirty, measure
+from klamm.storage.cleanable_logs import NEVER_MS, Cleanable, CompactedLog, first_dirty, measure
 from klamm.storage.compaction.cleaned_segment import remove_cleaned_files
 from klamm.storage.compaction.cleaner import clean, fastest_kernel
 from klamm.storage.compaction.job import CleaningJob, CleaningResult, CleaningStatistics
@@ -341,6 +341,7 @@ class LogCleaner:
         max_dirty_ratio, max_delay_ms = 0.0, 0
         # The keys only, as in the log manager.
         for key in list(self._logs):
+            await self._read_timestamps(key, looked_at)
             if (found := self._measure(key)) is not None:
                 max_dirty_ratio = max(max_dirty_ratio, found.range.dirty_ratio)
                 max_delay_ms = max(max_delay_ms, found.range.delay_ms)
@@ -361,6 +362,24 @@ class LogCleaner:
             self._cleanings[key] = chosen
             return chosen
         return None
+
+    async def _read_timestamps(self, key: PartitionKey, looked_at: Slices) -> None:
+        """Reads the timestamps that `_measure` asks for; from then on they are in memory. A log may have thousands of
+        segments."""
+        log = self._logs.get(key)
+        if log is None or not log.config.is_compacted:
+            return
+        has_min_lag, has_max_lag = log.config.min_compaction_lag_ms > 0, log.config.max_compaction_lag_ms < NEVER_MS
+        if not has_min_lag and not has_max_lag:
+            return
+        with suppress(KafkaError, OSError):  # `_measure` meets the same error.
+            for segment in list(log.segments):
+                if has_min_lag:
+                    segment.largest_timestamp()
+                if has_max_lag:
+                    _ = segment.first_timestamp
+                if looked_at.is_over():
+                    await asyncio.sleep(0)
 
     def _measure(self, key: PartitionKey) -> _Cleaning | None:
         """How dirty the partition's log is; None if it must not be cleaned now."""

@@ -15,7 +15,7 @@ from klamm.simulation.process import Process
 from klamm.storage import log_cleaner
 from klamm.storage.checkpoints import write_offset_checkpoint
 from klamm.storage.compaction.job import CleaningProgress, CleaningResult, CleaningStatistics
-from klamm.storage.log_cleaner import CleanerSettings, clean_at_rate
+from klamm.storage.log_cleaner import CleanerSettings, _Cleaner, clean_at_rate
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import MetaProperties
 from klamm.storage.log_manager import LogManager, LogManagerSettings
@@ -535,4 +535,36 @@ async def test_a_checkpoint_whose_writer_is_cancelled_is_over_before_the_next_on
     release.set()
     assert await asyncio.gather(first, second, return_exceptions=True) == [ANY, None]
     assert (first.cancelled(), most) == (True, 1)
+    await manager.stop()
+
+
+async def test_timestamps_of_very_many_segments_are_read_in_slices(machine) -> None:
+    config = replace(COMPACT, segment_bytes=100, min_compaction_lag_ms=1, max_compaction_lag_ms=1_000)
+    manager = await machine.started(config=config)
+    await fill(make(manager, config=config), times=3 * log_cleaner.LOGS_PER_SLICE)
+    await manager.stop()
+    manager = machine.manager(config=config)
+    await manager.load({})
+    machine.environment.clock_ms += 10_000
+    system, opened, most = machine.environment.file_system, 0, 0
+    opens = system.open
+
+    def counted(path, **options):
+        nonlocal opened, most
+        opened += 1
+        most = max(most, opened)
+        return opens(path, **options)
+
+    async def serve_others() -> None:
+        nonlocal opened
+        while True:
+            opened = 0
+            await asyncio.sleep(0)
+
+    others = asyncio.ensure_future(serve_others())
+    system.open = counted
+    cleaner = manager.cleaner
+    assert await cleaner._choose(_Cleaner(0)) is not None
+    others.cancel()
+    assert log_cleaner.LOGS_PER_SLICE <= most <= 3 * log_cleaner.LOGS_PER_SLICE
     await manager.stop()
