@@ -31,7 +31,7 @@ from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import Slices
 from klamm.storage.cleanable_logs import NEVER_MS, Cleanable, CompactedLog, first_dirty, measure
 from klamm.storage.compaction.cleaned_segment import remove_cleaned_files
-from klamm.storage.compaction.cleaner import clean, fastest_kernel
+from klamm.storage.compaction.cleaner import clean, kernel_for
 from klamm.storage.compaction.job import CleaningJob, CleaningResult, CleaningStatistics
 from klamm.storage.compaction.plain_kernel import PlainKernel
 from klamm.storage.log import Log
@@ -496,7 +496,7 @@ def clean_at_rate(
     file_system: FileSystem, job: CleaningJob, bytes_per_second: float, is_compiled: bool
 ) -> Generator[float, None, CleaningResult]:
     """The cleaning; each step yields the seconds that it must take at least."""
-    steps = clean(job, file_system, fastest_kernel() if is_compiled else PlainKernel)
+    steps = clean(job, file_system, kernel_for(job) if is_compiled else PlainKernel)
     reported_bytes = 0
     while True:
         try:

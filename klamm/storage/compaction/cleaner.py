@@ -54,6 +54,8 @@ from klamm.storage.compaction.plain_kernel import Kernel, PlainKernel
 from klamm.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, file_name
 
 _STEP_BYTES = 1024 * 1024
+# The plain kernel cleans a smaller log in less time than numba takes to load, and without its hundred megabytes.
+COMPILED_FROM_BYTES = 4 * 1024 * 1024
 _BODY_ROOM_BYTES = 256 * 1024
 _UNKNOWN_MARKER = -1
 
@@ -75,6 +77,12 @@ def clean(job: CleaningJob, file_system: FileSystem, kernel_type: KernelType = P
         with suppress(OSError):
             remove_cleaned_files(file_system, job.directory)
         raise
+
+
+def kernel_for(job: CleaningJob) -> KernelType:
+    """The kernel that is done first in a new process."""
+    size_bytes = sum(segment.size_bytes for segment in job.segments)
+    return fastest_kernel() if size_bytes >= COMPILED_FROM_BYTES else PlainKernel
 
 
 @cache

@@ -7,6 +7,7 @@ producers' state is that of the whole log, also after a restart.
 
 import asyncio
 import dataclasses
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.primitives import in_one_go
 from klamm.protocol.records import ControlRecordType
-from klamm.storage.compaction.cleaner import clean, fastest_kernel
+from klamm.storage.compaction.cleaner import clean, fastest_kernel, kernel_for
 from klamm.storage.compaction.compiled_kernel import CompiledKernel
 from klamm.storage.compaction.plain_kernel import PlainKernel
 from klamm.storage.log import AppendOrigin
@@ -206,6 +207,12 @@ class Run:
 
 def test_the_compiled_kernel_is_tested_and_not_replaced():
     assert fastest_kernel() is CompiledKernel
+
+
+@pytest.mark.parametrize(("size_bytes", "expected"), [(2_097_151, PlainKernel), (2_097_152, CompiledKernel)])
+def test_no_small_log_loads_numba(size_bytes, expected):
+    job = SimpleNamespace(segments=[SimpleNamespace(size_bytes=2_097_152), SimpleNamespace(size_bytes=size_bytes)])
+    assert kernel_for(job) is expected
 
 
 async def run_steps(kernel_type, steps) -> Run:
