@@ -10,9 +10,14 @@ speaks the protocol itself: a client library would be most of what is measured.
 | commits         | 50 connections, a group each, one commit at a time | a number of seconds later                  |
 | group fail-over | a coordinator's session has ended (kill -9)        | its groups' offsets come from the others   |
 | load            | the same, of one group with a million commits      |                                            |
+| compacted load  | the same, of 1,000 groups with `--commits` in all, |                                            |
+|                 | when the cleaner has nothing left to do            |                                            |
 
 The group fail-over is that of 1,000 groups with 100 offsets each. The initial rebalance delay is 0 and consumers send
 a heartbeat every 100 ms: with the defaults of 3 s both programs would be measured waiting.
+A commit is that of one offset; a request of the rows about loads has 100. With --only-compacted the compacted load is
+all that is measured: `bench/groups.py --only-compacted --side klamm --commits 2000000`. Its log cleaners look for work
+each second, so that the wait for them is short.
 """
 
 import argparse
@@ -20,6 +25,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import statistics
 import struct
 import tempfile
@@ -69,6 +75,9 @@ WARM_UP_SECONDS = 3
 OFFSETS_PER_GROUP = 100
 ASKING_AT_ONCE = 8
 MILLION = 1_000_000
+# The cleaner has nothing left to do when all logs stay as they are for so long.
+CLEANER_BACKOFF_MS = 1000
+AT_REST_SECONDS = 8
 RETRY_SECONDS = 0.02
 TIMEOUT_SECONDS = 120
 RETRIABLE = {
@@ -77,6 +86,9 @@ RETRIABLE = {
     ErrorCode.NOT_COORDINATOR,
     ErrorCode.REQUEST_TIMED_OUT,
 }
+
+# What Kafka's and klamm's brokers log.
+_LOADED = re.compile(r"(?:loaded \d+ groups of|group metadata from) __consumer_offsets-\d+ in (\d+) m")
 
 # Key, title, unit, which ratio klamm / Kafka is wanted: (at most, at least).
 ROWS: list[tuple[str, str, str, tuple[float | None, float | None]]] = [
@@ -88,17 +100,21 @@ ROWS: list[tuple[str, str, str, tuple[float | None, float | None]]] = [
     ("commits_alone", "commits of one offset, one broker", "/s", (None, 1.0)),
     ("failover", "group fail-over, 1,000 groups, 100,000 offsets", "s", (0.5, None)),
     ("load", "fail-over of a group after 1,000,000 commits", "s", (None, None)),
+    ("compacted", "fail-over of 1,000 groups after --commits, compacted", "s", (None, None)),
+    ("compacted_load", "    longest load of a partition, the wait for others included", "ms", (None, None)),
+    ("compacted_mb", "    __consumer_offsets on a broker by then", "MB", (None, None)),
 ]
 
 
 class Cluster:
     """Brokers of one program and a ZooKeeper, in a fresh directory; as many replicas as brokers."""
 
-    def __init__(self, side: str, directory: Path, brokers: int = 3) -> None:
+    def __init__(self, side: str, directory: Path, brokers: int = 3, **properties_: str | int) -> None:
         jars = kafka_jars()
         self.zookeeper = RealZooKeeper(jars, directory / "zookeeper", properties={"tickTime": 2000}, options=())
         connect_string = self.zookeeper.connect
         properties = PROPERTIES | dict.fromkeys(REPLICATION_FACTORS, brokers)
+        properties |= {name.replace("_", "."): value for name, value in properties_.items()}
         self.brokers: list[RealKafka | KlammBroker] = [
             RealKafka(
                 jars, directory / f"{id_}", connect_string, broker_id=id_, properties=properties, options=KAFKA_OPTIONS
@@ -436,6 +452,44 @@ async def measure(side: str, directory: Path, seconds: float, million: int) -> d
     return values
 
 
+async def measure_compacted(side: str, directory: Path, commits_: int) -> dict[str, float]:
+    cluster = Cluster(side, directory / "compacted", log_cleaner_backoff_ms=CLEANER_BACKOFF_MS)
+    async with running(cluster) as clients:
+        groups = [f"compacted-{index}" for index in range(1000)]
+        await fill(clients, groups, max(1, commits_ // OFFSETS_PER_GROUP // len(groups)))
+        size_bytes = await compacted(cluster)
+        before = [len(loads_ms(broker)) for broker in cluster.brokers]
+        seconds = await fail_over(cluster, clients, groups)
+        loads = [loads_ms(broker)[count:] for broker, count in zip(cluster.brokers, before, strict=True)]
+        longest_ms = max(each for of_broker in loads for each in of_broker)
+        return {"compacted": seconds, "compacted_load": longest_ms, "compacted_mb": size_bytes / 1e6}
+
+
+def loads_ms(broker: RealKafka | KlammBroker) -> list[int]:
+    """How long each load of a partition's groups took, as the broker's log says."""
+    return [int(found) for found in _LOADED.findall(broker.log.read_text())]
+
+
+async def compacted(cluster: Cluster) -> int:
+    """Returns when no broker compacts any more: the size of __consumer_offsets on the first one."""
+    sizes: list[int] = []
+    since = time.perf_counter()
+    while time.perf_counter() - since < AT_REST_SECONDS:
+        await asyncio.sleep(1)
+        found = [await asyncio.to_thread(offsets_size_bytes, broker.data_directory) for broker in cluster.brokers]
+        if found != sizes:
+            sizes, since = found, time.perf_counter()
+    return sizes[0]
+
+
+def offsets_size_bytes(data_directory: Path) -> int:
+    size_bytes = 0
+    for path in data_directory.glob("__consumer_offsets-*/*.log"):
+        with contextlib.suppress(FileNotFoundError):
+            size_bytes += path.stat().st_size
+    return size_bytes
+
+
 # -- the results ------------------------------------------------------------------------------------------------------
 
 
@@ -448,6 +502,8 @@ def table(samples: dict[str, list[dict[str, float]]]) -> Table:
     made.add_column("klamm / Kafka", justify="right")
     made.add_column("target", justify="right")
     for key, title, unit, (most, least) in ROWS:
+        if any(key not in run for runs in samples.values() for run in runs):
+            continue
         medians = {side: statistics.median(run[key] for run in runs) for side, runs in samples.items()}
         ratio = medians["klamm"] / medians["kafka"] if len(medians) == 2 else None
         missed = ratio is not None and ((most is not None and ratio > most) or (least is not None and ratio < least))
@@ -468,6 +524,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="of everything, each with fresh clusters (default 1)")
     parser.add_argument("--seconds", type=float, default=10, help="how long commits are counted (default 10)")
     parser.add_argument("--million", type=int, default=MILLION, help="commits before the last fail-over")
+    parser.add_argument("--commits", type=int, default=10 * MILLION, help="of 1,000 groups, before they are compacted")
+    parser.add_argument("--only-compacted", action="store_true", help="measure only the rows of compacted groups")
     parser.add_argument("--side", choices=["kafka", "klamm", "both"], default="both", help="measure only one program")
     parser.add_argument("--json", type=Path, help="also write every sample to this file")
     arguments = parser.parse_args()
@@ -479,7 +537,13 @@ def main() -> None:
             for side in sides:
                 with console.status(f"round {round_ + 1}: {side}"):
                     place = Path(directory) / f"{side}-{round_}"
-                    samples[side].append(uvloop.run(measure(side, place, arguments.seconds, arguments.million)))
+                    values = (
+                        {}
+                        if arguments.only_compacted
+                        else uvloop.run(measure(side, place, arguments.seconds, arguments.million))
+                    )
+                    values |= uvloop.run(measure_compacted(side, place, arguments.commits))
+                    samples[side].append(values)
     console.print(table(samples))
     if arguments.json:
         arguments.json.write_text(json.dumps({"cores": os.cpu_count(), "samples": samples}, indent=1) + "\n")

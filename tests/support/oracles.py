@@ -516,8 +516,8 @@ class _KraftBroker(JavaServer):
 
 
 def _logging(directory: Path) -> list[str]:
-    """Log4j 1 and logback on the console, quiet but for the lines that say that a server is ready, and what its log
-    cleaner does."""
+    """Log4j 1 and logback on the console, quiet but for the lines that say that a server is ready, what its log
+    cleaner does, and how long groups load."""
     log4j = directory / "log4j.properties"
     log4j.write_text(
         "log4j.rootLogger=WARN, stdout\n"
@@ -525,7 +525,8 @@ def _logging(directory: Path) -> list[str]:
         "log4j.appender.stdout.layout=org.apache.log4j.PatternLayout\n"
         "log4j.appender.stdout.layout.ConversionPattern=[%d] %p %m (%c)%n\n"
         "log4j.logger.kafka.server.KafkaServer=INFO\n"
-        "log4j.logger.kafka.log.LogCleaner=INFO\n",
+        "log4j.logger.kafka.log.LogCleaner=INFO\n"
+        "log4j.logger.kafka.coordinator.group.GroupMetadataManager=INFO\n",
         encoding="utf-8",
     )
     logback = directory / "logback.xml"
