@@ -185,11 +185,22 @@ class DirectoryCheckpoints:
     async def _update(self) -> None:
         while self._is_outdated:
             self._is_outdated = False
+            await self._sync_names()
             await self.write_recovery_points()
             await self.write_high_watermarks()
             await self.write_log_start_offsets()
             await self.write_first_dirty_offsets()
         self._is_outdated = None
+
+    async def _sync_names(self) -> None:
+        """Each checkpoint does this too, but a full disk takes no checkpoint. A log that is deleted then would be
+        back after a power failure, and in the way of a new topic of that name."""
+        if self._directory.is_online:
+            path = self._directory.path
+            try:
+                await self._environment.run_blocking(self._file_system.sync_directory, path)
+            except OSError as error:
+                _LOGGER.warning("%s", self._directory.storage_error(error, f"syncing {path}"))
 
     async def _write(self, name: str, offset_of: Callable[[Log], int | None]) -> Mapping[PartitionKey, int] | None:
         """The entries that were written; None if the write failed."""
@@ -204,7 +215,7 @@ class DirectoryCheckpoints:
             try:
                 await asyncio.shield(writing)
             except asyncio.CancelledError:
-                # The write goes on without its caller, and the next one must not begin before it has ended.
+                # The write continues without its caller, and the next one must not begin before it has ended.
                 await asyncio.gather(writing, return_exceptions=True)
                 raise
             except OSError as error:

@@ -638,6 +638,26 @@ def test_the_machine_may_die_at_any_time_once_a_log_was_flushed():
         in_virtual_time(run(seed))
 
 
+def test_a_log_that_was_deleted_on_a_full_disk_stays_deleted_when_the_machine_dies():
+    async def run(seed):
+        fixture = Fixture()
+        fixture.disk.random = random.Random(seed)
+        manager = await fixture.loaded(A)
+        await fill(manager).flush()
+        fixture.disk.capacity_bytes = fixture.disk.used_bytes()
+        manager.delete("t", 0)
+        await asyncio.sleep(0.01)
+        fixture.disk.crash(lose_unsynced=True)
+        fixture.disk.mend()
+        fixture.environment.file_system = SimulatedFileSystem(fixture.disk, Process("next", "host"))
+        again = await fixture.loaded(A)
+        assert again.get("t", 0) is None
+        await again.stop()
+
+    for seed in range(10):
+        in_virtual_time(run(seed))
+
+
 async def test_a_cancelled_load_ends_when_the_recovery_under_way_has_ended(monkeypatch):
     """A stop during the start would otherwise unlock the directory for another process, whose log it then truncates."""
     fixture = Fixture()
