@@ -77,6 +77,7 @@ BROKER_CONFIGS = {
     "leader.replication.throttled.rate": ("20000", "1000000"),
     "follower.replication.throttled.rate": ("20000", "1000000"),
     "replica.alter.log.dirs.io.max.bytes.per.second": ("20000", "1000000"),
+    "num.replica.fetchers": ("1", "2", "4"),
 }
 
 # Quotas of all clients: low enough to be felt, and high enough for all records to be produced and read in time. The
