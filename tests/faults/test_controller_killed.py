@@ -178,12 +178,12 @@ async def deletion(stage: Stage, _controller: int) -> tuple[Begin, IsFinished]:
     topic = f"gone-{next(_names)}"
     await stage.cluster.create_topic(topic, 2, 3)
     directories = [broker.data_directory for broker in stage.cluster.brokers]
-    assert sum(len(list(directory.glob(f"**/{topic}-[01]"))) for directory in directories) == 6
+    assert sum(len(list(directory.glob(f"{topic}-[01]"))) for directory in directories) == 6
 
     async def is_finished() -> bool:
         if topic in await stage.store.topic_names() or await stage.exists(delete_topic_path(topic)):
             return False
-        return not [path for directory in directories for path in directory.glob(f"**/{topic}-[01]")]
+        return not [path for directory in directories for path in directory.glob(f"{topic}-[01]")]
 
     return lambda: stage.store.mark_topic_for_deletion(topic), is_finished
 
