@@ -35,12 +35,12 @@ from klamm.config.definition import (
 from klamm.config.listeners import Listener
 from klamm.config.versions import ANY_VERSION, SUPPORTED_VERSION, ApiVersion
 from klamm.config.without_effect import (
+    CLEANER_WINDOWS,
     COUNTERS,
     JAVA_REPORTERS,
     JAVA_SECURITY,
     NO_LONGER_READ,
     NO_PURGE,
-    NOT_YET,
     ONE_FORMAT,
     ONE_LOOP,
     PASSWORDS,
@@ -340,7 +340,7 @@ class BrokerKeys:
         "Memory for the reads and writes of all cleaners.",
         at_least(0),
         update_mode=CLUSTER_WIDE,
-        without_effect=NOT_YET,
+        without_effect=CLEANER_WINDOWS,
     )
     log_cleaner_io_buffer_load_factor: float = double(0.9, "How full the key table may be.", update_mode=CLUSTER_WIDE)
     log_cleaner_backoff_ms: int = long(
