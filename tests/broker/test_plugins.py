@@ -185,6 +185,8 @@ async def test_a_broker_stops_while_a_policy_does_not_answer(tmp_path: Path, mon
     done, _ = await asyncio.wait([stopped], timeout=2)
     plugins.may_answer.set()
     assert done
+    assert policy._late is not None
+    await policy._late
 
 
 async def test_a_policy_that_does_not_answer_holds_up_only_what_asks_it(

@@ -29,13 +29,14 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
 from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
 from klamm.protocol.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
+from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID
 from support.fetch_messages import fetch_response
 from support.one_broker import running
 from support.quotas import client_quotas
 
 APIS = registered()
 REQUESTS: dict[ApiKey, Any] = {
-    ApiKey.FETCH: FetchRequest(),  # a consumer's: brokers are not throttled
+    ApiKey.FETCH: FetchRequest(),
     ApiKey.LEADER_AND_ISR: LeaderAndIsrRequest(0, 0),
     ApiKey.STOP_REPLICA: StopReplicaRequest(0, 0),
     ApiKey.UPDATE_METADATA: UpdateMetadataRequest(0, 0),
@@ -86,7 +87,12 @@ def wrong_values(field: Field, version: int) -> Iterator[tuple[Any, str, str]]:
 
 def dispatch(key: ApiKey, version: int, response: Any, quotas: ClientQuotas | None = None) -> Any:
     """Dispatches a request of the API to a handler that gives this response."""
-    request = REQUESTS.get(key) or filled(messages.request_class(key), version)
+    request = REQUESTS.get(key)
+    if request is None:
+        request = filled(messages.request_class(key), version)
+        if hasattr(request, "replica_id"):
+            # A consumer's: followers are not throttled.
+            request.replica_id = CONSUMER_REPLICA_ID
     frame = b"".join(map(bytes, messages.encode_request(key, version, 1, "client", request)))
     api = replace(APIS[key], handle=lambda request: response)
     services: Any = SimpleNamespace(apis={key: api}, quotas=quotas or client_quotas())

@@ -98,6 +98,7 @@ async def test_the_log_says_how_far_a_start_is(caplog, monkeypatch):
     environment = Slowly()
     await filled(environment)
     environment.disk.crash(lose_unsynced=False)
+    caplog.clear()
     with caplog.at_level(logging.INFO, logger="klamm.storage.directory_loader"):
         manager = manager_of(environment)
         await manager.load({})
