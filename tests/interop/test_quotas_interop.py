@@ -416,8 +416,8 @@ async def test_clients_get_the_rate_of_their_quota_and_see_the_same_throttle_tim
     print(json.dumps(found, indent=1))
     theirs, ours = found["RealKafka"], found["KlammBroker"]
     for rate in ("produced", "consumed", "java produced"):
-        assert ours[rate] == pytest.approx(theirs[rate], rel=0.1), (rate, found)
-        # With so few windows neither program is nearer to the quota.
+        # With three windows both differ from the quota, and from run to run.
+        assert abs(ours[rate] - quota) <= abs(theirs[rate] - quota) + 0.1 * quota, (rate, found)
         assert ours[rate] == pytest.approx(quota, rel=0.25), (rate, found)
     assert ours["java produce-throttle-time-max"] == pytest.approx(theirs["java produce-throttle-time-max"], rel=0.5)
     assert ours["produce throttle"] and ours["fetch throttle"] and ours["java produce-throttle-time-avg"], found
