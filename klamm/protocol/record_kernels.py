@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from klamm.compiling import compiled, inlined
+from klamm.compiling import compiled
+from klamm.protocol.compiled_fields import field, number
 from klamm.protocol.record_walk import MAX_NAMED_RECORDS, RecordWalk, Refusal, RefusedRecord
 
 # The input of the walk, and its progress.
@@ -31,54 +32,27 @@ _int64s = types.int64[::1]
 _table = types.int64[:, ::1]
 
 
-@inlined
-def _number(data: Any, position: int, end: int, max_size_bytes: int) -> tuple[Any, int]:
-    """(zigzag number, position after it); the position is -1 where there is none, or was none before."""
-    if position < 0:
-        return np.int64(0), -1
-    value, shift, end = np.uint64(0), np.uint64(0), min(end, position + max_size_bytes)
-    while position < end:
-        byte = data[position]
-        position += 1
-        value |= np.uint64(byte & 0x7F) << shift
-        if byte < 0x80:
-            if max_size_bytes == 5:
-                value &= np.uint64(0xFFFFFFFF)
-            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), position
-        shift += np.uint64(7)
-    return np.int64(0), -1
-
-
-@inlined
-def _field(data: Any, position: int, end: int) -> tuple[Any, int]:
-    """(length, position after the field)."""
-    length, position = _number(data, position, end, 5)
-    if position < 0 or length < -1 or length > end - position:
-        return np.int64(0), -1
-    return length, position + max(length, 0)
-
-
 @compiled(types.boolean(_read, _int64s, _table, types.int64))
 def _walk(data: Any, state: Any, refused: Any, most_steps: int) -> bool:
     """Returns whether the walk stopped before an invalid record."""
     size = len(data)
     while state[INDEX] < state[COUNT] and most_steps > 0:
-        length, position = _number(data, state[POSITION], size, 5)
+        length, position = number(data, state[POSITION], size, 5)
         if position < 0 or length < 0 or length > size - position:
             return True
         end = position + length
-        delta, position = _number(data, position + 1, end, 10)
-        offset_delta, position = _number(data, position, end, 5)
-        key_length, position = _field(data, position, end)
-        _, position = _field(data, position, end)
-        headers, position = _number(data, position, end, 5)
+        delta, position = number(data, position + 1, end, 10)
+        offset_delta, position = number(data, position, end, 5)
+        key_length, position = field(data, position, end)
+        _, position = field(data, position, end)
+        headers, position = number(data, position, end, 5)
         if position < 0 or headers < 0 or headers > (end - position) // 2:
             return True
         for _ in range(headers):
-            name_length, position = _field(data, position, end)
+            name_length, position = field(data, position, end)
             if name_length < 0:
                 return True
-            _, position = _field(data, position, end)
+            _, position = field(data, position, end)
         if position != end:
             return True
         most_steps -= 1 + headers

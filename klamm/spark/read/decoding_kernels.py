@@ -19,6 +19,7 @@ from numba import types
 
 from klamm.compiling import compiled, inlined
 from klamm.memcpy import copy_bytes
+from klamm.protocol.compiled_fields import big_endian
 
 # The table of batches that `scan` fills.
 POSITION, SIZE, CRC, ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, BASE_TIMESTAMP, MAX_TIMESTAMP, PRODUCER_ID = range(9)
@@ -43,15 +44,6 @@ _int32s = types.int32[::1]
 _int64s = types.int64[::1]
 _table = types.int64[:, ::1]
 _number = types.int64
-
-
-@inlined
-def _big_endian(data: Any, position: int, size_bytes: int) -> Any:
-    """A signed number of `size_bytes` bytes."""
-    value = np.int64(np.int8(data[position]))
-    for at in range(position + 1, position + size_bytes):
-        value = (value << 8) | np.int64(data[at])
-    return value
 
 
 @inlined
@@ -87,7 +79,7 @@ def scan(data: Any, size_bytes: int, batches: Any) -> tuple[int, int, int]:
     """
     position, count = 0, 0
     while size_bytes - position >= _LOG_OVERHEAD_BYTES and count < len(batches):
-        size = _big_endian(data, position + 8, 4) + _LOG_OVERHEAD_BYTES
+        size = big_endian(data, position + 8, 4) + _LOG_OVERHEAD_BYTES
         if size > size_bytes - position:
             break
         if size < HEADER_SIZE_BYTES or data[position + 16] != 2:
@@ -95,15 +87,15 @@ def scan(data: Any, size_bytes: int, batches: Any) -> tuple[int, int, int]:
         batch = batches[count]
         batch[POSITION] = position
         batch[SIZE] = size
-        batch[CRC] = _big_endian(data, position + 17, 4) & 0xFFFFFFFF
-        batch[BASE_OFFSET] = _big_endian(data, position, 8)
-        batch[LAST_OFFSET] = batch[BASE_OFFSET] + _big_endian(data, position + 23, 4)
-        batch[ATTRIBUTES] = _big_endian(data, position + 21, 2)
-        batch[BASE_TIMESTAMP] = _big_endian(data, position + 27, 8)
-        batch[MAX_TIMESTAMP] = _big_endian(data, position + 35, 8)
-        batch[PRODUCER_ID] = _big_endian(data, position + 43, 8)
-        batch[RECORD_COUNT] = _big_endian(data, position + 57, 4)
-        batch[LEADER_EPOCH] = _big_endian(data, position + 12, 4)
+        batch[CRC] = big_endian(data, position + 17, 4) & 0xFFFFFFFF
+        batch[BASE_OFFSET] = big_endian(data, position, 8)
+        batch[LAST_OFFSET] = batch[BASE_OFFSET] + big_endian(data, position + 23, 4)
+        batch[ATTRIBUTES] = big_endian(data, position + 21, 2)
+        batch[BASE_TIMESTAMP] = big_endian(data, position + 27, 8)
+        batch[MAX_TIMESTAMP] = big_endian(data, position + 35, 8)
+        batch[PRODUCER_ID] = big_endian(data, position + 43, 8)
+        batch[RECORD_COUNT] = big_endian(data, position + 57, 4)
+        batch[LEADER_EPOCH] = big_endian(data, position + 12, 4)
         count += 1
         position += size
     return FINE, count, position

@@ -15,6 +15,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from klamm.compiling import inlined
+from klamm.protocol.compiled_fields import little_endian_32
 
 _HAS_INSTRUCTION = get_process_triple().startswith("x86_64") and bool(get_host_cpu_features().get("sse4.2"))
 
@@ -39,8 +40,8 @@ def checksum_by_table(data: Any, position: int, end: int, table: Any) -> Any:
     """Of the bytes in [position, end), which must be within the array."""
     crc = np.uint32(0xFFFFFFFF)
     while end - position >= 8:
-        low = crc ^ _little_endian_32(data, position)
-        high = _little_endian_32(data, position + 4)
+        low = crc ^ little_endian_32(data, position)
+        high = little_endian_32(data, position + 4)
         crc = (
             table[7, low & np.uint32(0xFF)]
             ^ table[6, (low >> np.uint32(8)) & np.uint32(0xFF)]
@@ -56,16 +57,6 @@ def checksum_by_table(data: Any, position: int, end: int, table: Any) -> Any:
         crc = table[0, (crc ^ np.uint32(data[position])) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
         position += 1
     return crc ^ np.uint32(0xFFFFFFFF)
-
-
-@inlined
-def _little_endian_32(data: Any, at: int) -> Any:
-    return (
-        np.uint32(data[at])
-        | np.uint32(data[at + 1]) << np.uint32(8)
-        | np.uint32(data[at + 2]) << np.uint32(16)
-        | np.uint32(data[at + 3]) << np.uint32(24)
-    )
 
 
 @inlined

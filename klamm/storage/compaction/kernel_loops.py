@@ -19,6 +19,7 @@ from numba import types
 
 from klamm.compiling import compiled, inlined
 from klamm.memcpy import copy_bytes
+from klamm.protocol.compiled_fields import big_endian, field, little_endian_32, number
 from klamm.storage.compaction.compiled_checksum import checksum
 
 # The settings and the progress of a cleaning.
@@ -47,60 +48,14 @@ _crc_table = types.Array(types.uint32, 2, "C", readonly=True)
 
 
 @inlined
-def _little_endian_32(data: Any, at: int) -> Any:
-    return (
-        np.uint32(data[at])
-        | np.uint32(data[at + 1]) << np.uint32(8)
-        | np.uint32(data[at + 2]) << np.uint32(16)
-        | np.uint32(data[at + 3]) << np.uint32(24)
-    )
-
-
-@inlined
 def _little_endian_64(data: Any, at: int) -> Any:
-    return np.uint64(_little_endian_32(data, at)) | np.uint64(_little_endian_32(data, at + 4)) << np.uint64(32)
-
-
-@inlined
-def _big_endian(data: Any, position: int, size_bytes: int) -> Any:
-    """A signed number of `size_bytes` bytes."""
-    value = np.int64(np.int8(data[position]))
-    for at in range(position + 1, position + size_bytes):
-        value = (value << 8) | np.int64(data[at])
-    return value
+    return np.uint64(little_endian_32(data, at)) | np.uint64(little_endian_32(data, at + 4)) << np.uint64(32)
 
 
 @inlined
 def _write_big_endian(out: Any, position: int, size_bytes: int, value: int) -> None:
     for at in range(size_bytes):
         out[position + size_bytes - 1 - at] = (value >> (8 * at)) & 0xFF
-
-
-@inlined
-def _number(data: Any, position: int, end: int, max_size_bytes: int) -> tuple[Any, int]:
-    """(zigzag number, position after it); the position is -1 where there is none, or was none before."""
-    if position < 0:
-        return np.int64(0), -1
-    value, shift, end = np.uint64(0), np.uint64(0), min(end, position + max_size_bytes)
-    while position < end:
-        byte = data[position]
-        position += 1
-        value |= np.uint64(byte & 0x7F) << shift
-        if byte < 0x80:
-            if max_size_bytes == 5:
-                value &= np.uint64(0xFFFFFFFF)
-            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), position
-        shift += np.uint64(7)
-    return np.int64(0), -1
-
-
-@inlined
-def _field(data: Any, position: int, end: int) -> tuple[Any, int]:
-    """(length, position after the field)."""
-    length, position = _number(data, position, end, 5)
-    if position < 0 or length < -1 or length > end - position:
-        return np.int64(0), -1
-    return length, position + max(length, 0)
 
 
 # -- the offset map ---------------------------------------------------------------------------------------------------
@@ -177,14 +132,14 @@ def _find(table: Any, first: Any, second: Any) -> Any:
 def _fill(data: Any, position: int, end: int, count: int, base_offset: int, state: Any, table: Any, secret: Any) -> int:
     first_dirty, capacity = state[FIRST_DIRTY], state[CAPACITY]
     for _ in range(count):
-        length, position = _number(data, position, end, 5)
+        length, position = number(data, position, end, 5)
         if position < 0 or length < 0 or length > end - position:
             return BAD
         record_end = position + length
-        _, position = _number(data, position + 1, record_end, 10)
-        offset_delta, position = _number(data, position, record_end, 5)
-        key_size, key_end = _field(data, position, record_end)
-        _, value_end = _field(data, key_end, record_end)
+        _, position = number(data, position + 1, record_end, 10)
+        offset_delta, position = number(data, position, record_end, 5)
+        key_size, key_end = field(data, position, record_end)
+        _, value_end = field(data, key_end, record_end)
         if value_end < 0:
             return BAD
         position = record_end
@@ -221,14 +176,14 @@ def _keep(
     kept, invalid, largest = 0, 0, -1
     for _ in range(count):
         start = position
-        length, position = _number(data, position, end, 5)
+        length, position = number(data, position, end, 5)
         if position < 0 or length < 0 or length > end - position:
             return BAD, 0, 0, 0, 0
         record_end = position + length
-        timestamp_delta, position = _number(data, position + 1, record_end, 10)
-        offset_delta, position = _number(data, position, record_end, 5)
-        key_size, key_end = _field(data, position, record_end)
-        value_size, value_end = _field(data, key_end, record_end)
+        timestamp_delta, position = number(data, position + 1, record_end, 10)
+        offset_delta, position = number(data, position, record_end, 5)
+        key_size, key_end = field(data, position, record_end)
+        value_size, value_end = field(data, key_end, record_end)
         if value_end < 0:
             return BAD, 0, 0, 0, 0
         position = record_end
@@ -276,13 +231,13 @@ def _plain_batch_size(data: Any, position: int, state: Any, crc_table: Any) -> i
     available = len(data) - position
     if available < HEADER_SIZE_BYTES or data[position + 16] != 2 or data[position + ATTRIBUTES_AT] & NOT_PLAIN:
         return 0
-    base_offset = _big_endian(data, position, 8)
-    if base_offset < state[NEXT] or base_offset >= state[END] - _big_endian(data, position + 23, 4):
+    base_offset = big_endian(data, position, 8)
+    if base_offset < state[NEXT] or base_offset >= state[END] - big_endian(data, position + 23, 4):
         return 0
-    size = _big_endian(data, position + 8, 4) + 12
-    if size < HEADER_SIZE_BYTES or size > available or _big_endian(data, position + 57, 4) < 1:
+    size = big_endian(data, position + 8, 4) + 12
+    if size < HEADER_SIZE_BYTES or size > available or big_endian(data, position + 57, 4) < 1:
         return 0
-    crc = _big_endian(data, position + 17, 4) & 0xFFFFFFFF
+    crc = big_endian(data, position + 17, 4) & 0xFFFFFFFF
     return size if np.int64(checksum(data, position + _CRC_FROM, position + size, crc_table)) == crc else 0
 
 
@@ -294,8 +249,8 @@ def fill_run(data: Any, state: Any, table: Any, secret: Any, crc_table: Any) -> 
         size = _plain_batch_size(data, position, state, crc_table)
         if size == 0:
             return FINE
-        base_offset, count = _big_endian(data, position, 8), _big_endian(data, position + 57, 4)
-        last_offset = base_offset + _big_endian(data, position + 23, 4)
+        base_offset, count = big_endian(data, position, 8), big_endian(data, position + 57, 4)
+        last_offset = base_offset + big_endian(data, position + 23, 4)
         if last_offset >= state[FIRST_DIRTY]:
             result = _fill(
                 data, position + HEADER_SIZE_BYTES, position + size, count, base_offset, state, table, secret
@@ -329,9 +284,9 @@ def keep_run(
         size = _plain_batch_size(data, position, state, crc_table)
         if size == 0:
             return FINE
-        base_offset, count = _big_endian(data, position, 8), _big_endian(data, position + 57, 4)
-        last_offset = base_offset + _big_endian(data, position + 23, 4)
-        if _big_endian(data, position + 43, 8) >= 0 and _contains(last_data_offsets, last_offset):
+        base_offset, count = big_endian(data, position, 8), big_endian(data, position + 57, 4)
+        last_offset = base_offset + big_endian(data, position + 23, 4)
+        if big_endian(data, position + 43, 8) >= 0 and _contains(last_data_offsets, last_offset):
             return FINE
         at = state[OUT]
         status, kept, end, largest, invalid = _keep(
@@ -340,7 +295,7 @@ def keep_run(
             position + size,
             count,
             base_offset,
-            _big_endian(data, position + 27, 8),
+            big_endian(data, position + 27, 8),
             state,
             table,
             secret,
@@ -363,7 +318,7 @@ def keep_run(
                 _write_big_endian(out, at + 35, 8, largest)
             _write_big_endian(out, at + 57, 4, kept)
             _write_big_endian(out, at + 17, 4, int(checksum(out, at + _CRC_FROM, end, crc_table)))
-        largest = _big_endian(out, at + 35, 8)
+        largest = big_endian(out, at + 35, 8)
         if largest > state[LARGEST]:
             state[LARGEST], state[LARGEST_OFFSET] = largest, last_offset
         if state[SINCE_ENTRY] > state[INTERVAL]:
