@@ -2,6 +2,8 @@
 
 import dataclasses
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -92,10 +94,10 @@ async def operations_of_a_cleaning() -> int:
     return count
 
 
-async def die_in_a_cleaning(environment, after, lose_unsynced) -> dict:
-    log = await the_log(environment)
-    before = await committed_values(log)
-    left = after
+@contextmanager
+def killed_after(environment, operations) -> Iterator[None]:
+    """Every disk operation after so many fails."""
+    left = operations
 
     def fail_later(name, path):
         nonlocal left
@@ -105,10 +107,16 @@ async def die_in_a_cleaning(environment, after, lose_unsynced) -> dict:
 
     touched, environment.disk.touched = environment.disk.touched, fail_later
     try:
-        with pytest.raises((OSError, KafkaError)):
-            await clean_log(log)
+        yield
     finally:
         environment.disk.touched = touched
+
+
+async def die_in_a_cleaning(environment, after, lose_unsynced) -> dict:
+    log = await the_log(environment)
+    before = await committed_values(log)
+    with killed_after(environment, after), pytest.raises((OSError, KafkaError)):
+        await clean_log(log)
     environment.disk.crash(lose_unsynced=lose_unsynced)
     return before
 
@@ -148,21 +156,11 @@ async def test_a_start_that_dies_at_any_disk_operation_while_it_finishes_a_swap_
     while not is_over:
         environment = DiskEnvironment()
         before = await die_in_a_cleaning(environment, after, lose_unsynced=False)
-        left = start_after
-
-        def fail_later(name, path):
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise OSError(errno.EIO, "killed here", path)
-
-        touched, environment.disk.touched = environment.disk.touched, fail_later
         try:
-            open_log(restarted(environment), CONFIG, recovery_point=SYNCED)
+            with killed_after(environment, start_after):
+                open_log(restarted(environment), CONFIG, recovery_point=SYNCED)
             is_over = True
         except OSError:
             start_after += 1
-        finally:
-            environment.disk.touched = touched
         await check(restarted(environment), before)
     assert start_after > 50
