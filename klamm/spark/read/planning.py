@@ -135,23 +135,21 @@ async def _check_beginnings(client: ClusterClient, options: ReadOptions, startin
     uncommitted = replace(options, fetch=replace(options.fetch, read_committed=False))
     log_ends = await _list_offsets(client, uncommitted, dict.fromkeys(late, LATEST_TIMESTAMP))
     present_ends = await _list_offsets(client, options, dict.fromkeys(late, LATEST_TIMESTAMP))
+    chosen = dict(options.starting.each or ())
     for partition in late:
         start, end = starting[partition], ending[partition]
         if start > log_ends[partition]:
             _report_loss(
                 options, f"partition {partition} ends at {log_ends[partition]}, but is to be read from {start}"
             )
-        elif _begins_at_earliest(options.starting, partition):
+        elif options.starting.bound is Bound.OFFSETS and (
+            chosen.get(partition, options.starting.all) == EARLIEST_TIMESTAMP
+        ):
             _report_loss(options, f"partition {partition} begins at {start}, but is to be read up to {end}")
         elif end < present_ends[partition]:
             raise OptionError(
                 f"{partition} begins at {start} ({options.starting.option}) and ends at {end} ({options.ending.option})"
             )
-
-
-def _begins_at_earliest(limit: Limit, partition: TopicPartition) -> bool:
-    value = limit.all if limit.each is None else dict(limit.each)[partition]
-    return limit.bound is Bound.OFFSETS and value == EARLIEST_TIMESTAMP
 
 
 # -- streaming queries ------------------------------------------------------------------------------------------------
@@ -266,8 +264,11 @@ def _begin(start: Position, end: Position) -> Offsets:
     return {**dict.fromkeys(end.offsets, 0), **start.offsets, **end.begin}
 
 
-def _recreated(start: Position, end: Position) -> list[str]:
-    return [topic for topic, topic_id in end.topic_ids.items() if start.topic_ids.get(topic, topic_id) != topic_id]
+def _recreated(start: Position, end: Position) -> dict[str, str]:
+    """The ids of the topics in `end` that are not the topics of these names in `start`."""
+    return {
+        topic: topic_id for topic, topic_id in end.topic_ids.items() if start.topic_ids.get(topic, topic_id) != topic_id
+    }
 
 
 def _losses(start: Position, end: Position) -> list[str]:
@@ -319,13 +320,13 @@ def split(ranges: Sequence[PartitionRange], options: ReadOptions) -> list[Partit
         return list(ranges)
     # Ranges too small to be cut do not count when the others are divided.
     total = sum(map(_size, ranges))
-    large = [records for records in ranges if _share_of(_size(records), total, wanted) > 1]
-    large_total = sum(map(_size, large))
-    large_parts = max(1, wanted - (len(ranges) - len(large)))
+    is_large = [_share_of(_size(records), total, wanted) > 1 for records in ranges]
+    large_total = sum(_size(records) for records, large in zip(ranges, is_large, strict=True) if large)
+    large_parts = max(1, wanted - is_large.count(False))
     return [
         part
-        for records in ranges
-        for part in _cut(records, _share_of(_size(records), large_total, large_parts) if records in large else 1)
+        for records, large in zip(ranges, is_large, strict=True)
+        for part in _cut(records, _share_of(_size(records), large_total, large_parts) if large else 1)
     ]
 
 
@@ -391,7 +392,7 @@ async def _describe(
         await asyncio.sleep(BACKOFF_MS / 1000)
     if missing and must_exist:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {', '.join(missing)}")
-    described = {name: known[name] for name in names if name not in missing}
+    described = {name: known[name] for name in names if not _is_missing(name, known)}
     for name, topic in described.items():
         if topic.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
             raise KafkaError(ErrorCode(topic.error_code), f"topic {name}")
@@ -408,8 +409,9 @@ def _partitions(topics: Topics, described: Mapping[str, TopicMetadata]) -> list[
     ]
     if not topics.assign:
         return existing
+    known = set(existing)
     for partition in topics.assign:
-        if partition.topic in described and partition not in existing:
+        if partition.topic in described and partition not in known:
             count = len(described[partition.topic].partitions)
             raise OptionError(f"option assign has {partition}, but topic {partition.topic} has {count} partitions")
     return [partition for partition in topics.assign if partition.topic in described]

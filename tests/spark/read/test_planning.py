@@ -3,14 +3,16 @@
 import asyncio
 import json
 import re
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.client.cluster import ClusterClient
+from klamm.client.cluster import ClusterClient, PartitionMetadata, TopicMetadata
 from klamm.net.client import ConnectFailed
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, TopicPartition
@@ -75,6 +77,29 @@ def test_parts_are_the_whole(ranges: list[tuple[int, int]], minimum: int | None,
         assert span[1] == part.start_offset
         span[1] = part.end_offset
     assert joined == {records.partition: [records.start_offset, records.end_offset] for records in whole}
+
+
+def test_plans_of_ten_thousand_partitions_take_no_time() -> None:
+    """Each step is linear. One that looks a partition up in a list takes minutes here."""
+    count = 10_000
+    partitions = [TopicPartition("t", number) for number in range(count)]
+    wide = options(
+        streaming=True,
+        failOnDataLoss=False,
+        minPartitions=2 * count + 1,
+        assign={"t": list(range(count))},
+    )
+    topic = TopicMetadata(0, {number: PartitionMetadata(0, 1, 0, [1], [1]) for number in range(count)}, UUID(int=2))
+    start = Position(dict.fromkeys(partitions, 5), {"t": UUID(int=1).hex}, {})
+    end = Position(dict.fromkeys(partitions, 9), {"t": UUID(int=2).hex}, dict.fromkeys(partitions, 2))
+    began = time.process_time()
+    assert planning._partitions(wide.topics, {"t": topic}) == partitions
+    limited = limit_position(start, Position.from_json(end.to_json()), count)
+    assert limited.offsets == dict.fromkeys(partitions, 3)
+    assert count_offsets(start, end) == 7 * count
+    assert len(planning._losses(start, end)) == 1
+    assert len(plan_micro_batch(wide, start, end)) >= 2 * count
+    assert time.process_time() - began < 2
 
 
 # -- positions --------------------------------------------------------------------------------------------------------
