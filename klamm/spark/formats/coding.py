@@ -1,0 +1,77 @@
+"""What decoders and encoders have in common, and where they are made: once for each task, from a format and a type.
+
+What must stay true:
+- For any bytes a decoder returns; it says which rows are bad and never raises for what a record has.
+- A decoder reads only the fields of the type that it was made with.
+- The library of a format is imported when a decoder or encoder is made, and a missing one is one sentence.
+"""
+
+import importlib
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from klamm.spark.formats.settings import AVRO, CSV, JSON, PROTOBUF, STRING, ColumnFormat
+
+Mask = npt.NDArray[np.bool_]
+
+
+class MissingLibrary(RuntimeError):
+    """A format needs a package that is not installed."""
+
+
+class EncodingError(ValueError):
+    """A row that the format cannot express. The message names the field and the reason, not the row's content."""
+
+
+class Decoded(NamedTuple):
+    """The decoded column of a record batch, null where the bytes are null or bad.
+
+    `bad` has True for each row that could not be decoded, and `reason` says why the first of them could not; without
+    a bad row they are None and empty.
+    """
+
+    column: pa.Array
+    bad: Mask | None = None
+    reason: str = ""
+
+
+class Decoder(Protocol):
+    """Makes values of one type."""
+
+    def decode(self, data: pa.Array) -> Decoded:
+        """The values of a column of bytes (`pa.binary()`), which may be a slice. Null bytes are a null value."""
+
+
+class Encoder(Protocol):
+    """Makes bytes of values of one type."""
+
+    def encode(self, rows: pa.Array) -> pa.Array:
+        """The bytes (`pa.binary()`) of each row; null rows are null. Raises EncodingError."""
+
+
+# Each module has `decoder(format, type)`; those of formats that can be written also have `encoder(format, type)`.
+_MODULES = {STRING: "strings", JSON: "json", CSV: "csv", AVRO: "avro", PROTOBUF: "protobuf"}
+
+
+def make_decoder(column: ColumnFormat, data_type: pa.DataType) -> Decoder:
+    """A decoder of the format for this type. Raises ValueError for a type that the format cannot have."""
+    made: Decoder = _module(column.name).decoder(column, data_type)
+    return made
+
+
+def make_encoder(column: ColumnFormat, data_type: pa.DataType) -> Encoder:
+    """An encoder of the format for this type. Raises ValueError for a type that the format cannot have."""
+    made: Encoder = _module(column.name).encoder(column, data_type)
+    return made
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(f"klamm.spark.formats.{_MODULES[name]}")
+    except ModuleNotFoundError as error:
+        raise MissingLibrary(
+            f"the format {name} needs the package {error.name}: pip install 'klamm[formats]', also on the workers"
+        ) from None
