@@ -34,8 +34,8 @@ from typing import Any
 
 import uvloop
 from confluent_kafka.admin import AdminClient, NewTopic
+from results import Row, results, table
 from rich.console import Console
-from rich.table import Table
 from sides import (
     KAFKA_OPTIONS,
     KlammBroker,
@@ -43,7 +43,6 @@ from sides import (
     RealZooKeeper,
     kafka_jars,
     listener,
-    number,
     process_cpu_seconds,
     process_rss_bytes,
 )
@@ -70,8 +69,7 @@ OLDEST = {LEADER_AND_ISR: 5, STOP_REPLICA: 3, UPDATE_METADATA: 7}
 
 Partition = tuple[str, int]
 
-# Key, title, unit, target: klamm / Kafka, or in absolute numbers for klamm (None: for information).
-ROWS = [
+ROWS: list[Row] = [
     ("create", "create", "s", 0.5),
     ("create_cpu", "    CPU of both brokers", "s", None),
     ("create_zk", "    CPU of ZooKeeper", "s", None),
@@ -416,43 +414,6 @@ def measure(side: str, directory: Path, partitions: int) -> dict[str, float]:
         cluster.kill()
 
 
-# -- the results ------------------------------------------------------------------------------------------------------
-
-
-def results(samples: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """One entry per row: the median of each side and, with both, the ratio klamm / Kafka."""
-    entries = []
-    for key, title, unit, target in ROWS:
-        medians = {name: statistics.median(run[key] for run in runs) for name, runs in samples.items()}
-        entry: dict[str, Any] = {"key": key, "title": title, "unit": unit, "medians": medians, "target": target}
-        if len(medians) == len(CLUSTERS):
-            entry["ratio"] = medians[KlammCluster.name] / medians[KafkaCluster.name]
-        entries.append(entry)
-    return entries
-
-
-def table(entries: list[dict[str, Any]], partitions: int, names: Collection[str], rounds: int) -> Table:
-    rounds_text = f", median of {rounds} rounds" if rounds > 1 else ""
-    made = Table(title=f"{partitions:,} partitions, RF 3, this machine ({os.cpu_count()} cores){rounds_text}")
-    made.add_column("what", no_wrap=True)
-    for name in names:
-        made.add_column(name, justify="right")
-    made.add_column("unit")
-    made.add_column("klamm / Kafka", justify="right")
-    made.add_column("target", justify="right")
-    for entry in entries:
-        ratio, target = entry.get("ratio"), entry["target"]
-        colour = "default" if ratio is None or target is None else "green" if ratio <= target else "red"
-        made.add_row(
-            entry["title"],
-            *(number(entry["medians"].get(name)) for name in names),
-            entry["unit"],
-            f"[{colour}]{number(ratio)}[/]" if ratio is not None else "",
-            f"≤ {target:g}" if target is not None else "",
-        )
-    return made
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--partitions", type=int, nargs="+", default=[1_000, 10_000, 50_000], help="how many, in turn")
@@ -473,8 +434,8 @@ def main() -> None:
                     with console.status(f"{partitions:,} partitions, round {round_ + 1}: {CLUSTERS[side].name}"):
                         place = directory / f"{side}-{partitions}-{round_}"
                         samples[CLUSTERS[side].name].append(measure(side, place, partitions))
-            entries = results(samples)
-            console.print(table(entries, partitions, samples.keys(), arguments.rounds))
+            entries = results(ROWS, samples)
+            console.print(table(entries, f"{partitions:,} partitions, RF 3", samples))
             written.append({"partitions": partitions, "rows": entries, "samples": samples})
     if arguments.json:
         arguments.json.write_text(json.dumps({"cores": os.cpu_count(), "runs": written}, indent=1) + "\n")

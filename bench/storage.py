@@ -20,7 +20,6 @@ import json
 import os
 import shutil
 import socket
-import statistics
 import subprocess
 import tempfile
 import time
@@ -32,8 +31,8 @@ from typing import Any
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from results import Row, results, table
 from rich.console import Console
-from rich.table import Table
 from sides import (
     KAFKA_OPTIONS,
     KlammBroker,
@@ -42,7 +41,6 @@ from sides import (
     forget_dead_broker,
     kafka_jars,
     listener,
-    number,
     process_cpu_seconds,
     process_rss_bytes,
 )
@@ -55,8 +53,7 @@ TIMEOUT_SECONDS = 600
 SETTLE_SECONDS = 10
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
-# Key, title, unit, target: klamm / Kafka (None: for information).
-ROWS = [
+ROWS: list[Row] = [
     ("clean_cold", "start after a clean stop, cold", "s", 1.0),
     ("clean_warm", "    warm", "s", 1.0),
     ("clean_warm_cpu", "    its CPU", "s", None),
@@ -270,43 +267,6 @@ def memory_without_partitions(side: str, directory: Path) -> int:
         zookeeper.kill()
 
 
-# -- the results ------------------------------------------------------------------------------------------------------
-
-
-def results(samples: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """One entry per row: the median of each side and, with both, the ratio klamm / Kafka."""
-    entries = []
-    for key, title, unit, target in ROWS:
-        medians = {name: statistics.median(run[key] for run in runs) for name, runs in samples.items()}
-        entry: dict[str, Any] = {"key": key, "title": title, "unit": unit, "medians": medians, "target": target}
-        if len(medians) == len(PROGRAMS):
-            entry["ratio"] = medians[Klamm.name] / medians[Kafka.name]
-        entries.append(entry)
-    return entries
-
-
-def table(entries: list[dict[str, Any]], partitions: int, names: Collection[str], rounds: int) -> Table:
-    rounds_text = f", median of {rounds} rounds" if rounds > 1 else ""
-    made = Table(title=f"{partitions:,} partitions, one broker, this machine ({os.cpu_count()} cores){rounds_text}")
-    made.add_column("what", no_wrap=True)
-    for name in names:
-        made.add_column(name, justify="right")
-    made.add_column("unit")
-    made.add_column("klamm / Kafka", justify="right")
-    made.add_column("target", justify="right")
-    for entry in entries:
-        ratio, target = entry.get("ratio"), entry["target"]
-        colour = "default" if ratio is None or target is None else "green" if ratio <= target else "red"
-        made.add_row(
-            entry["title"],
-            *(number(entry["medians"].get(name)) for name in names),
-            entry["unit"],
-            f"[{colour}]{number(ratio)}[/]" if ratio is not None else "",
-            f"≤ {target:g}" if target is not None else "",
-        )
-    return made
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--partitions", type=int, default=10_000)
@@ -331,8 +291,8 @@ def main() -> None:
                 stack.callback(program.kill)
                 with console.status(f"round {round_ + 1}: {program.name}"):
                     samples[program.name].append(measure(program, directories, empty_bytes[side]))
-    entries = results(samples)
-    console.print(table(entries, directories.partitions, samples.keys(), arguments.rounds))
+    entries = results(ROWS, samples)
+    console.print(table(entries, f"{directories.partitions:,} partitions, one broker", samples))
     if arguments.json:
         arguments.json.write_text(
             json.dumps({"cores": os.cpu_count(), "rows": entries, "samples": samples}, indent=1) + "\n"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support import oracles
+from support.clusters import KlammBroker
 
 HERE = Path(__file__).parent
 
@@ -64,6 +65,38 @@ def real_zookeeper39(
         yield server
     finally:
         server.kill()
+
+
+@pytest.fixture
+def kafka(
+    request: pytest.FixtureRequest,
+    kafka_jars: Path,
+    real_zookeeper: oracles.RealZooKeeper,
+    running: Callable[[Any], Any],
+    tmp_path: Path,
+) -> oracles.RealKafka:
+    """A broker of Apache Kafka 2.8.2 of the test's own, with the PROPERTIES of its module, in a chroot `...-kafka`."""
+    connect = f"{real_zookeeper.connect}/{tmp_path.name}-kafka"
+    properties = request.module.PROPERTIES
+    broker: oracles.RealKafka = running(
+        oracles.RealKafka(kafka_jars, tmp_path / "kafka", connect, properties=properties)
+    )
+    broker.start()
+    return broker
+
+
+@pytest.fixture
+def klamm(
+    request: pytest.FixtureRequest,
+    real_zookeeper: oracles.RealZooKeeper,
+    running: Callable[[Any], Any],
+    tmp_path: Path,
+) -> KlammBroker:
+    """A broker of klamm, set up as the one of `kafka`, in a chroot `...-klamm`."""
+    connect = f"{real_zookeeper.connect}/{tmp_path.name}-klamm"
+    broker: KlammBroker = running(KlammBroker(tmp_path / "klamm", connect, properties=request.module.PROPERTIES))
+    broker.start()
+    return broker
 
 
 @pytest.fixture(scope="session")

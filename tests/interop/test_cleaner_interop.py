@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.environment import SystemEnvironment
@@ -26,6 +26,7 @@ from klamm.storage.log_verification import verify_log
 from support.cleaning import batches_of
 from support.logs import RecordingHost
 from support.oracles import RealKafka, java_tool
+from support.partition_records import consume
 
 CONFIG = LogConfig(segment_bytes=5_000, index_interval_bytes=500, cleanup_policy=("compact",))
 SETTINGS = {
@@ -59,24 +60,6 @@ def produce(kafka: RealKafka, topic: str) -> None:
                 transactional.abort_transaction(60)
             else:
                 transactional.commit_transaction(60)
-
-
-def consume(kafka: RealKafka, topic: str, isolation: str) -> list[tuple[int, bytes, bytes | None]]:
-    """(offset, key, value) of all records up to the end of partition 0."""
-    settings = {"group.id": uuid.uuid4().hex, "isolation.level": isolation, "enable.partition.eof": True}
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, **settings})
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    found, deadline = [], time.monotonic() + 90
-    while time.monotonic() < deadline:
-        message = consumer.poll(5)
-        if message is None:
-            continue
-        if message.error():
-            assert message.error().name() == "_PARTITION_EOF", message.error()
-            consumer.close()
-            return found
-        found.append((message.offset(), message.key(), message.value()))
-    raise AssertionError(f"{topic} has no end; {len(found)} records so far")
 
 
 def with_log(directory: Path, scenario, *, is_clean: bool = True):
@@ -160,7 +143,7 @@ def test_kafkas_cleaner_keeps_what_ours_keeps_and_kafka_opens_what_we_have_clean
     kafka: RealKafka, kafka_jars: Path, real_zookeeper, tmp_path: Path, is_partly_clean: bool
 ) -> None:
     produce(kafka, "t")
-    committed = set(consume(kafka, "t", "read_committed"))
+    committed = set(consume(kafka.bootstrap, "t", "read_committed"))
     kafka.stop()
     directory = kafka.data_directory / "t-0"
     bases = sorted(int(path.stem) for path in directory.glob("*.log"))
@@ -203,8 +186,8 @@ def test_kafkas_cleaner_keeps_what_ours_keeps_and_kafka_opens_what_we_have_clean
         (record.offset, record.key, record.value) for _, _, _, attributes, *_, batch in kept
         if not attributes & 0x20 for record in batch
     ]  # fmt: skip
-    assert consume(kafka, "t", "read_uncommitted") == records
-    assert consume(kafka, "t", "read_committed") == [record for record in records if record in committed]
+    assert consume(kafka.bootstrap, "t", "read_uncommitted") == records
+    assert consume(kafka.bootstrap, "t", "read_committed") == [record for record in records if record in committed]
     assert not re.search(r"(?i)corrupt|recovering|rebuilding", kafka.output())
     produce(kafka, "t")
 
@@ -212,7 +195,7 @@ def test_kafkas_cleaner_keeps_what_ours_keeps_and_kafka_opens_what_we_have_clean
 @pytest.mark.long
 def test_klamm_opens_what_kafkas_cleaner_was_killed_in(kafka: RealKafka, real_zookeeper, tmp_path: Path) -> None:
     produce(kafka, "t")
-    before = consume(kafka, "t", "read_committed")
+    before = consume(kafka.bootstrap, "t", "read_committed")
     kafka.stop()
     last = {key: (offset, value) for offset, key, value in before}
     kafka.properties |= {"log.cleaner.enable": "true", "log.cleaner.io.max.bytes.per.second": "5000"}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import pytest
 from kazoo.client import KazooClient
 
 from klamm.protocol import messages
@@ -172,22 +171,6 @@ CHANGES_WHILE_KLAMM_RUNS = {
     "leader.imbalance.per.broker.percentage",
     "leader.imbalance.check.interval.seconds",
 }
-
-
-@pytest.fixture
-def kafka(kafka_jars: Path, real_zookeeper: RealZooKeeper, running: Callable[[Any], Any], tmp_path: Path) -> RealKafka:
-    connect = f"{real_zookeeper.connect}/{tmp_path.name}-kafka"
-    broker: RealKafka = running(RealKafka(kafka_jars, tmp_path / "kafka", connect, properties=PROPERTIES))
-    broker.start()
-    return broker
-
-
-@pytest.fixture
-def klamm(real_zookeeper: RealZooKeeper, running: Callable[[Any], Any], tmp_path: Path) -> KlammBroker:
-    connect = f"{real_zookeeper.connect}/{tmp_path.name}-klamm"
-    broker: KlammBroker = running(KlammBroker(tmp_path / "klamm", connect, properties=PROPERTIES))
-    broker.start()
-    return broker
 
 
 async def test_alterations_are_answered_stored_and_described_as_kafka_does(

@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.environment import SystemEnvironment
@@ -26,6 +26,7 @@ from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import MetaProperties, read_meta_properties
 from klamm.storage.log_manager import LogManager
 from support.oracles import RealKafka, java_tool
+from support.partition_records import consume
 
 CONFIG = LogConfig(segment_bytes=8_000, index_interval_bytes=500)
 NOW_MS = int(time.time() * 1000)
@@ -201,31 +202,6 @@ def produce(kafka: RealKafka, topic: str, count: int) -> None:
             producer.commit_transaction(60)
 
 
-def consume(kafka: RealKafka, topic: str, isolation: str) -> list[tuple[int, bytes | None, bytes | None]]:
-    """Everything up to the end of partition 0."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": kafka.bootstrap,
-            "group.id": uuid.uuid4().hex,
-            "isolation.level": isolation,
-            "enable.partition.eof": True,
-            "enable.auto.commit": False,
-        }
-    )
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    found, deadline = [], time.monotonic() + 60
-    while time.monotonic() < deadline:
-        message = consumer.poll(5)
-        if message is None:
-            continue
-        if message.error():
-            assert message.error().name() == "_PARTITION_EOF", message.error()
-            consumer.close()
-            return found
-        found.append((message.offset(), message.key(), message.value()))
-    raise AssertionError(f"{topic} has no end; {len(found)} records so far")
-
-
 def meta_of(kafka: RealKafka) -> MetaProperties:
     meta = read_meta_properties(SystemEnvironment().file_system, str(kafka.data_directory))
     assert meta is not None
@@ -236,7 +212,9 @@ def meta_of(kafka: RealKafka) -> MetaProperties:
 def test_kafka_and_klamm_open_each_others_directories(own_kafka: RealKafka, real_zookeeper, ending: str) -> None:
     create_topic(own_kafka, "t")
     produce(own_kafka, "t", 60)
-    expected = {isolation: consume(own_kafka, "t", isolation) for isolation in ("read_uncommitted", "read_committed")}
+    expected = {
+        isolation: consume(own_kafka.bootstrap, "t", isolation) for isolation in ("read_uncommitted", "read_committed")
+    }
     assert len(expected["read_uncommitted"]) == 310
     assert len(expected["read_committed"]) == 305
     getattr(own_kafka, ending)()
@@ -260,8 +238,11 @@ def test_kafka_and_klamm_open_each_others_directories(own_kafka: RealKafka, real
     chroot = str(own_kafka.properties["zookeeper.connect"]).partition("/")[2]
     real_zookeeper.wait_until_gone(f"/{chroot}/brokers/ids/0")
     own_kafka.start()
-    assert consume(own_kafka, "t", "read_uncommitted") == expected["read_uncommitted"] + written
-    assert consume(own_kafka, "t", "read_committed") == committed
+    assert consume(own_kafka.bootstrap, "t", "read_uncommitted") == expected["read_uncommitted"] + written
+    assert consume(own_kafka.bootstrap, "t", "read_committed") == committed
     assert not re.search(r"(?i)corrupt|recovering|rebuilding", own_kafka.output())
     produce(own_kafka, "t", 3)
-    assert len(consume(own_kafka, "t", "read_uncommitted")) == len(expected["read_uncommitted"]) + len(written) + 25
+    assert (
+        len(consume(own_kafka.bootstrap, "t", "read_uncommitted"))
+        == len(expected["read_uncommitted"]) + len(written) + 25
+    )

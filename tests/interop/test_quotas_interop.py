@@ -149,22 +149,6 @@ def quota_znodes(connect: str) -> tuple[dict[str, Any], list[Any]]:
         zookeeper.close()
 
 
-@pytest.fixture
-def kafka(kafka_jars: Path, real_zookeeper: RealZooKeeper, running: Callable[[Any], Any], tmp_path: Path) -> RealKafka:
-    connect = f"{real_zookeeper.connect}/{tmp_path.name}-kafka"
-    broker: RealKafka = running(RealKafka(kafka_jars, tmp_path / "kafka", connect, properties=PROPERTIES))
-    broker.start()
-    return broker
-
-
-@pytest.fixture
-def klamm(real_zookeeper: RealZooKeeper, running: Callable[[Any], Any], tmp_path: Path) -> KlammBroker:
-    connect = f"{real_zookeeper.connect}/{tmp_path.name}-klamm"
-    broker: KlammBroker = running(KlammBroker(tmp_path / "klamm", connect, properties=PROPERTIES))
-    broker.start()
-    return broker
-
-
 async def test_quotas_are_altered_stored_and_described_as_kafka_does(
     kafka: RealKafka, klamm: KlammBroker, real_zookeeper: RealZooKeeper, tmp_path: Path
 ) -> None:
