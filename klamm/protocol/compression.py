@@ -83,11 +83,18 @@ def decompress_into(codec: int, data: Buffer, out: memoryview) -> int | None:
         return None
 
 
+def _decompress_zstd_into(data: Buffer, out: memoryview) -> int:
+    # zstandard takes a megabyte of a broker that may never see such data.
+    from klamm.protocol import zstd
+
+    return zstd.decompress_into(data, out)
+
+
 # cramjam has no limit of its own: it writes into a buffer whose size is the limit.
 _DECOMPRESS_INTO: dict[int, Callable[[Any, memoryview], int]] = {
     CompressionType.GZIP: cramjam.gzip.decompress_into,
     CompressionType.LZ4: cramjam.lz4.decompress_into,
-    CompressionType.ZSTD: cramjam.zstd.decompress_into,
+    CompressionType.ZSTD: _decompress_zstd_into,
 }
 _OUTPUT_FULL = "failed to write whole buffer"
 
@@ -178,12 +185,14 @@ def _compress_lz4(data: Buffer) -> cramjam.Buffer:
     return compressed
 
 
-def _compress_zstd(data: Buffer) -> cramjam.Buffer:
-    return cramjam.zstd.compress(data, level=3)
+def _compress_zstd(data: Buffer) -> bytes:
+    from klamm.protocol import zstd
+
+    return zstd.compress(data)
 
 
 # At the levels of Java's clients; cramjam's own for lz4 and zstd take five to ten times as long.
-_COMPRESS: dict[CompressionType, Callable[[Buffer], cramjam.Buffer]] = {
+_COMPRESS: dict[CompressionType, Callable[[Buffer], cramjam.Buffer | bytes]] = {
     CompressionType.GZIP: cramjam.gzip.compress,
     CompressionType.LZ4: _compress_lz4,
     CompressionType.ZSTD: _compress_zstd,

@@ -230,5 +230,5 @@ def undo_the_last_renames(directory: Path) -> None:
     """As if Kafka had been killed before it took the suffix `.swap` from the first cleaned segment."""
     first = min(directory.glob("*.log.deleted")).name.partition(".")[0]
     for path in list(directory.glob(f"{first}.*")):
-        if path.suffix != ".deleted":
+        if path.suffix not in (".deleted", ".swap"):
             path.rename(f"{path}.swap")
