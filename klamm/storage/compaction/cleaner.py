@@ -6,6 +6,8 @@ every segment, from the log's first on, and writes what stays. A record stays if
 - it has a key, no later record in the map has the same key, and it has a value or its segment is too young to lose
   tombstones.
 
+A compressed batch in which no key has its last offset is dropped unread: it was read in the first pass.
+
 When the map is full, the first pass ends within a segment, and the rest of the log stays dirty; each cleaning makes
 progress, because the map has room for a key.
 
@@ -49,6 +51,7 @@ from klamm.storage.compaction.job import (
     SourceSegment,
 )
 from klamm.storage.compaction.kept_records import batch_of, empty_batch
+from klamm.storage.compaction.last_offsets import LastOffsets
 from klamm.storage.compaction.offset_map import MapSize
 from klamm.storage.compaction.plain_kernel import Kernel, PlainKernel
 from klamm.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, file_name
@@ -106,11 +109,14 @@ class _Cleaning:
         self._ends = dict(zip(job.segments, [*following, job.first_uncleanable_offset], strict=True))
         self._last_records = {last.producer_id: last for last in job.last_records}
         self._unreported_bytes = 0
+        self._last_offsets: LastOffsets  # known after the first pass
         # Uncompressed records, one batch after another.
         self._body_room = memoryview(bytearray(_BODY_ROOM_BYTES))
 
     def run(self) -> Steps:
         yield from self._fill_map()
+        self._last_offsets = LastOffsets(self._job.first_dirty_offset, self._kernel.latest_offset + 1)
+        self._kernel.mark_last_offsets(self._last_offsets)
         self._statistics.map_utilization = self._kernel.key_count / self._size.most_slots
         end_offset = self._kernel.latest_offset + 1
         segments = [segment for segment in self._job.segments if segment.base_offset < end_offset]
@@ -268,7 +274,7 @@ class _Cleaning:
             return bytes(batch.data), header.max_timestamp
         if not header.is_control:
             statistics.records_read += header.record_count
-            if not transactions.is_aborted(header) and header.record_count > 0:
+            if not transactions.is_aborted(header) and header.record_count > 0 and not self._is_superseded(header):
                 kept = self._kernel.keep(self._body(batch), header, retains_deletes=retains_deletes)
                 statistics.records_written += kept.record_count
                 if kept.record_count == header.record_count:
@@ -278,6 +284,15 @@ class _Cleaning:
         if self._is_last_of_producer(header):
             return empty_batch(header), header.max_timestamp
         return None
+
+    def _is_superseded(self, header: BatchHeader) -> bool:
+        """Whether the first pass has told that no record of a compressed batch stays."""
+        return (
+            header.codec != CompressionType.NONE
+            and header.base_offset >= self._job.first_dirty_offset
+            and header.last_offset <= self._kernel.latest_offset
+            and not self._last_offsets.has_any(header.base_offset, header.last_offset)
+        )
 
     def _is_last_of_producer(self, header: BatchHeader) -> bool:
         last = self._last_records.get(header.producer_id)

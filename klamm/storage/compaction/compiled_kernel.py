@@ -15,6 +15,7 @@ from klamm.storage.compaction.cleaned_segment import CleanedSegment, IndexPoint
 from klamm.storage.compaction.compiled_checksum import checksum_table
 from klamm.storage.compaction.job import CleaningJob, CleaningStatistics
 from klamm.storage.compaction.kept_records import Kept, placed_records
+from klamm.storage.compaction.last_offsets import LastOffsets
 from klamm.storage.compaction.offset_map import MapSize
 
 _ENTRIES_AT_ONCE = 4096
@@ -73,6 +74,9 @@ class CompiledKernel:
         if result == loops.BAD:
             raise _error_of(body, header)
         return bool(result != loops.FULL)
+
+    def mark_last_offsets(self, marks: LastOffsets) -> None:
+        loops.mark(self._table, marks.first_offset, marks.offsets_per_mark, np.frombuffer(marks.marks, np.uint8))
 
     def keep(self, body: bytes | memoryview, header: BatchHeader, *, retains_deletes: bool) -> Kept:
         self._state[loops.RETAINS_DELETES] = retains_deletes

@@ -85,7 +85,10 @@ class CleanedGroup(NamedTuple):
 
 @dataclass(slots=True)
 class CleaningStatistics:
-    """What a cleaning has read and written. Records without a key are invalid in a compacted log, and are dropped."""
+    """What a cleaning has read and written. Records without a key are invalid in a compacted log, and are dropped.
+
+    Batches that are dropped unread count as read; their invalid records do not.
+    """
 
     map_bytes_read: int = 0
     map_records_read: int = 0

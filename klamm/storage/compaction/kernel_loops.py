@@ -125,6 +125,14 @@ def _find(table: Any, first: Any, second: Any) -> Any:
     return slot
 
 
+@compiled(types.void(_table, types.int64, types.int64, _bytes))
+def mark(table: Any, first_offset: int, offsets_per_mark: int, marks: Any) -> None:
+    """Marks the offsets in the map, as `LastOffsets.mark`."""
+    for slot in range(len(table)):
+        if table[slot, 2] != 0:
+            marks[(np.int64(table[slot, 2]) - 1 - first_offset) // offsets_per_mark] = 1
+
+
 # -- the records of one batch -----------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ Source: kafka.log.SkimpyOffsetMap.
 """
 
 import struct
+from collections.abc import Iterator
 from hashlib import blake2b
 from mmap import mmap
 
@@ -61,6 +62,13 @@ class OffsetMap:
         _, at = self._find(key)
         offset: int = _OFFSET.unpack_from(self._table, at + DIGEST_SIZE_BYTES)[0]
         return offset - 1
+
+    def offsets(self) -> Iterator[int]:
+        """The last offsets of all keys, in no order."""
+        for at in range(DIGEST_SIZE_BYTES, len(self._table), SLOT_SIZE_BYTES):
+            stored: int = _OFFSET.unpack_from(self._table, at)[0]
+            if stored:
+                yield stored - 1
 
     def _find(self, key: bytes) -> tuple[bytes, int]:
         """(digest, position of the slot that has it, or of the empty slot where it belongs)."""

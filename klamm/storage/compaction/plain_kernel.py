@@ -12,6 +12,7 @@ from klamm.protocol.record_batch import BatchHeader
 from klamm.storage.compaction.cleaned_segment import CleanedSegment
 from klamm.storage.compaction.job import CleaningJob, CleaningStatistics
 from klamm.storage.compaction.kept_records import Kept, PlacedRecord, keep_records, placed_records
+from klamm.storage.compaction.last_offsets import LastOffsets
 from klamm.storage.compaction.offset_map import MapSize, OffsetMap
 
 
@@ -33,6 +34,9 @@ class Kernel(Protocol):
     def fill(self, body: bytes | memoryview, header: BatchHeader) -> bool:
         """Puts the keys of one batch's uncompressed records into the map, and moves `latest_offset`. False when the map
         is full before the batch's end."""
+
+    def mark_last_offsets(self, marks: LastOffsets) -> None:
+        """Marks the last offset of each key in the map."""
 
     def keep(self, body: bytes | memoryview, header: BatchHeader, *, retains_deletes: bool) -> Kept:
         """The records of one batch that stay."""
@@ -69,6 +73,10 @@ class PlainKernel:
                 self._map.put(record.key, record.offset)
                 self.latest_offset = record.offset
         return True
+
+    def mark_last_offsets(self, marks: LastOffsets) -> None:
+        for offset in self._map.offsets():
+            marks.mark(offset)
 
     def keep(self, body: bytes | memoryview, header: BatchHeader, *, retains_deletes: bool) -> Kept:
         return keep_records(bytes(body), header, lambda record: self._is_kept(record, retains_deletes))

@@ -4,11 +4,14 @@ import dataclasses
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from klamm.protocol.compression import CompressionType
+from klamm.protocol.compression import CompressionType, decompress_into
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import in_one_go
 from klamm.protocol.records import ControlRecordType, Record, build_batch
+from klamm.storage.compaction import cleaner, last_offsets
 from klamm.storage.compaction.cleaner import clean
 from klamm.storage.compaction.compiled_kernel import CompiledKernel
 from klamm.storage.compaction.offset_map import MapSize
@@ -95,6 +98,42 @@ async def test_every_compression_is_kept(log, codec):
         for key, offset in sorted(last.items(), key=lambda item: item[1])
     ]
     assert {header.codec for header, _ in await batches_of(log)} == {codec}
+
+
+async def test_a_compressed_batch_without_any_last_record_is_decompressed_once(log, monkeypatch):
+    for i in range(10):
+        put(log, (b"a", b"%d" % i), (b"b", b"%d" % i), codec=CompressionType.ZSTD)
+    log.roll()
+    decompressed = []
+
+    def counting(codec, data, out):
+        decompressed.append(codec)
+        return decompress_into(codec, data, out)
+
+    monkeypatch.setattr(cleaner, "decompress_into", counting)
+    result = await clean_log(log)
+    assert await values_of(log) == [(18, b"a", b"9"), (19, b"b", b"9")]
+    assert (result.statistics.records_read, result.statistics.records_written) == (20, 2)
+    # Each in the first pass, and the last one in the second.
+    assert len(decompressed) == 11
+
+
+@given(st.integers(0, 2**62), st.lists(st.integers(0, 300), min_size=1), st.sampled_from([1, 2, 7, 150, 301, 1000]))
+def test_no_range_of_offsets_lacks_its_marks(first_offset, marked, most_marks):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(last_offsets, "_MOST_MARKS", most_marks)
+        marks = last_offsets.LastOffsets(first_offset, first_offset + 301)
+    assert len(marks.marks) <= most_marks
+    for offset in marked:
+        marks.mark(first_offset + offset)
+    for low in range(0, 301, 7):
+        for high in range(low, min(301, low + 20)):
+            if any(low <= offset <= high for offset in marked):
+                assert marks.has_any(first_offset + low, first_offset + high)
+    if most_marks >= 301:
+        assert [marks.has_any(first_offset + each, first_offset + each) for each in range(301)] == [
+            each in marked for each in range(301)
+        ]
 
 
 async def test_a_batch_that_loses_nothing_is_kept_byte_for_byte(log):
