@@ -1,4 +1,4 @@
-"""zstd for batches: zstandard keeps its memory from one frame to the next, where cramjam takes new memory for each.
+"""Compression of small batches with zstd: zstandard keeps its memory for the next frame, cramjam takes new memory.
 
 A frame of one block, as small batches are, takes a half to a fifth of the time. Every other one is left to cramjam.
 
@@ -18,7 +18,7 @@ _SHORTEST_FRAME_BYTES = 9
 
 
 class _Codec(threading.local):
-    """zstandard's objects serve one thread at a time."""
+    """The objects of zstandard serve one thread at a time."""
 
     def __init__(self) -> None:
         self.decompressor = zstandard.ZstdDecompressor()
