@@ -135,6 +135,7 @@ def replay(
             max_records_per_second=max_records_per_second,
             commit_groups=commit_groups,
             on_progress=lambda progress: show(progress.records_done, progress.records_total),
+            on_warning=lambda text: print(f"klamm: warning: {text}", file=sys.stderr),
         )
     for group, reason in done.refused.items():
         print(f"klamm: the offsets of group {group} are not committed: {reason}", file=sys.stderr)
@@ -248,8 +249,10 @@ def load(
 
 
 @contextmanager
-def session(name: str, master: str | None, remote: str | None) -> "Iterator[SparkSession]":
-    """A Spark session; its errors become ToolErrors."""
+def session(
+    name: str, master: str | None, remote: str | None, conf: Mapping[str, str] | None = None
+) -> "Iterator[SparkSession]":
+    """A Spark session with this configuration; its errors become ToolErrors."""
     if master is not None and remote is not None:
         raise typer.BadParameter("give only one of --master and --remote", param_hint="--remote")
     try:
@@ -267,7 +270,10 @@ def session(name: str, master: str | None, remote: str | None) -> "Iterator[Spar
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     try:
         if remote is not None:
-            spark = SparkSession.builder.remote(remote).appName(name).getOrCreate()
+            builder = SparkSession.builder.remote(remote).appName(name)
+            for key, value in (conf or {}).items():
+                builder = builder.config(key, value)
+            spark = builder.getOrCreate()
         else:
             builder = SparkSession.builder.master(master or LOCAL).appName(name)
             if (master or LOCAL).startswith("local"):
@@ -277,6 +283,8 @@ def session(name: str, master: str | None, remote: str | None) -> "Iterator[Spar
                 builder = builder.config("spark.sql.shuffle.partitions", os.cpu_count() or 1)
             for key in ("spark.ui.enabled", "spark.ui.showConsoleProgress", "spark.speculation"):
                 builder = builder.config(key, "false")
+            for key, value in (conf or {}).items():
+                builder = builder.config(key, value)
             spark = builder.getOrCreate()
             spark.sparkContext.setLogLevel("ERROR")
         try:

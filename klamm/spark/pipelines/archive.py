@@ -33,7 +33,7 @@ from klamm.spark import schema
 from klamm.spark.options import Bound, Limit, OptionError, ReadOptions, read_options
 from klamm.spark.pipelines.commit_log import ArchivedRange, CommitLog, data_file, locked, parse_range
 from klamm.spark.pipelines.delta import check_deltalake, publish
-from klamm.spark.pipelines.distribution import distribute
+from klamm.spark.pipelines.distribution import distribute_in_rounds
 from klamm.spark.pipelines.snapshots import take_snapshot
 from klamm.spark.read.partition_reader import Loss, read_range
 from klamm.spark.read.planning import Position, initial_position, latest_position
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 COLUMNS = schema.ALL_COLUMNS
 DEFAULT_OFFSETS_PER_FILE = 1_000_000
-# The ranges between two commits.
-RANGES_PER_COMMIT = 16
 
 # The size of a row group before compression; a row group is in memory as a whole.
 ROW_GROUP_BYTES = 64 * 1024 * 1024
@@ -84,7 +82,7 @@ def archive(
     options: Mapping[str, str],
     *,
     offsets_per_file: int = DEFAULT_OFFSETS_PER_FILE,
-    ranges_per_commit: int = RANGES_PER_COMMIT,
+    ranges_per_commit: int | None = None,
     delta: bool = False,
     on_progress: Callable[[Progress], object] = lambda progress: None,
 ) -> Archived:
@@ -92,7 +90,8 @@ def archive(
 
     `options` are those of a batch query: subscribe, subscribePattern or assign; the beginning of partitions that the
     archive lacks (startingOffsets, earliest by default); failOnDataLoss; kafka.*, of which kafka.isolation.level is
-    read_committed unless it is given. A run ends at the present ends of the topics. With `delta` the archive's
+    read_committed unless it is given. A run ends at the present ends of the topics. It commits `ranges_per_commit` at a
+    time, by default several for each task that the cluster runs at the same time. With `delta` the archive's
     directory `data` becomes a Delta table, or catches up when it is one.
 
     Raises OptionError, ArchiveError, DataLoss when records were removed before they were archived (with
@@ -118,9 +117,8 @@ def archive(
         total, done = sum(each.end_offset - each.start_offset for each in ranges), 0
         on_progress(Progress(0, total))
         added: list[ArchivedRange] = []
-        for number in range(0, len(ranges), ranges_per_commit):
-            part = ranges[number : number + ranges_per_commit]
-            results = distribute(spark, part, partial(write_range, directory, parsed.fetch))
+        write = partial(write_range, directory, parsed.fetch)
+        for results in distribute_in_rounds(spark, ranges, write, _size, round_size=ranges_per_commit):
             written = [parse_range(json.loads(result)) for result in results]
             log.commit(written)
             if delta:
@@ -135,6 +133,10 @@ def archive(
         sum(each.size_bytes for each in added),
         sum(each.lost_offsets for each in added),
     )
+
+
+def _size(records: ArchivedRange) -> int:
+    return records.end_offset - records.start_offset
 
 
 def files(directory: str, topic: str | None = None) -> list[str]:

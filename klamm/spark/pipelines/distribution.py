@@ -1,10 +1,18 @@
-"""Spreads a pipeline's work over Spark's executors: one task for each piece of work, also with Spark Connect.
+"""Spreads a pipeline's work over Spark's executors: as many tasks as the cluster has use for, also with Spark Connect.
 
-What must stay true: a piece of work may be done twice, also at the same time, because Spark repeats tasks and a task
-may outlive its driver. So functions must be idempotent.
+Small pieces of work share a task, by their weight; the heaviest tasks begin first. A pipeline that commits its work in
+rounds has two rounds under way, so that no slot waits for the last task of a round.
+
+What must stay true:
+- A piece of work may be done twice, also at the same time, because Spark repeats tasks and a task may outlive its
+  driver. So functions must be idempotent.
+- No task waits for another one: a cluster with a single slot does all the work.
 """
 
+import heapq
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
@@ -14,18 +22,82 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# With several tasks for each slot, a slot that is fast takes over the work of one that is slow.
+TASKS_PER_SLOT = 4
+_ROUNDS_AT_A_TIME = 2
+# More slots than this are not counted where only a query can tell their number.
+_MAX_COUNTED_SLOTS = 4096
 
-def distribute(spark: "SparkSession", work: "Sequence[T]", do: "Callable[[T], str]") -> list[str]:
+
+def distribute(
+    spark: "SparkSession", work: "Sequence[T]", do: "Callable[[T], str]", weight: "Callable[[T], int]" = lambda piece: 1
+) -> list[str]:
     """The results of `do`, in the order of the work. Raises Spark's error for a failed task."""
     if not work:
         return []
+    tasks = balanced([weight(piece) for piece in work], TASKS_PER_SLOT * slots(spark))
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield pa.record_batch({"number": [number], "result": [do(work[number])]})
+            for task in batch.column(0).to_pylist():
+                for number in tasks[task]:
+                    yield pa.record_batch({"number": [number], "result": [do(work[number])]})
 
-    frame = spark.range(0, len(work), 1, len(work)).mapInArrow(run, "number long, result string")
+    frame = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(run, "number long, result string")
     table = frame.toArrow()
     results = dict(zip(table["number"].to_pylist(), table["result"].to_pylist(), strict=True))
     return [results[number] for number in range(len(work))]
+
+
+def distribute_in_rounds(
+    spark: "SparkSession",
+    work: "Sequence[T]",
+    do: "Callable[[T], str]",
+    weight: "Callable[[T], int]" = lambda piece: 1,
+    *,
+    round_size: int | None = None,
+) -> Iterator[list[str]]:
+    """The results of `do`, in the order of the work, a round at a time; the next round is under way meanwhile.
+
+    A round has `round_size` pieces; by default several for each slot that the cluster has when the round begins. Raises
+    Spark's error for a failed task, when the round that is under way has ended.
+    """
+    begun = 0
+    rounds: deque[Future[list[str]]] = deque()
+    with ThreadPoolExecutor(_ROUNDS_AT_A_TIME, thread_name_prefix="klamm-rounds") as pool:
+        while begun < len(work) or rounds:
+            while begun < len(work) and len(rounds) < _ROUNDS_AT_A_TIME:
+                size = round_size or TASKS_PER_SLOT * slots(spark)
+                rounds.append(pool.submit(distribute, spark, work[begun : begun + size], do, weight))
+                begun += size
+            yield rounds.popleft().result()
+
+
+def slots(spark: "SparkSession") -> int:
+    """How many tasks the cluster runs at the same time at this moment; with dynamic allocation it grows with work."""
+    from pyspark.errors import PySparkAttributeError
+
+    try:
+        return spark.sparkContext.defaultParallelism
+    except PySparkAttributeError:
+        # A client of Spark Connect has no context. The server cuts a range into as many parts as it has slots.
+        from pyspark.sql.functions import spark_partition_id
+
+        parts = spark.range(0, _MAX_COUNTED_SLOTS).select(spark_partition_id()).toArrow().column(0)
+        return len(parts.unique())
+
+
+def balanced(weights: Sequence[int], count: int) -> list[list[int]]:
+    """The places of the weights in at most `count` groups of about the same weight, the heaviest group first.
+
+    Each group has its places in order: neighbours are often of one partition.
+    """
+    groups: list[list[int]] = [[] for _ in range(max(1, min(count, len(weights))))]
+    lightest = [(0, number) for number in range(len(groups))]
+    for place in sorted(range(len(weights)), key=lambda place: -weights[place]):
+        weight, number = lightest[0]
+        groups[number].append(place)
+        # A piece of weight 0 costs a task something, too.
+        heapq.heapreplace(lightest, (weight + max(1, weights[place]), number))
+    totals = {number: weight for weight, number in lightest}
+    return [sorted(groups[number]) for number in sorted(totals, key=lambda number: -totals[number])]

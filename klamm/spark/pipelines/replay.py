@@ -13,7 +13,9 @@ What must stay true:
 - No other program writes to the partitions meanwhile. A task that finds records of another program fails.
 - All attempts are one producer to the brokers: a plan has one producer id, and the sequence number of a record is its
   place in its partition. So two attempts at the same time, or one that outlived its driver, write no record twice:
-  brokers refuse one of them (OUT_OF_ORDER_SEQUENCE_NUMBER).
+  brokers refuse one of them (OUT_OF_ORDER_SEQUENCE_NUMBER). That holds as long as brokers know the producer: for
+  `producer.id.expiration.ms` after its last record in a partition. An attempt that begins later still writes nothing
+  twice, because it compares; only an older attempt that is still alive then could.
 - A file of offsets is there only when all in-sync replicas have the file's records, at those offsets.
 - With the topic's message.timestamp.type=LogAppendTime, brokers set their own timestamps.
 - No more records are in memory, to be written or compared, than one of Parquet's row groups has.
@@ -21,14 +23,15 @@ What must stay true:
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -39,7 +42,7 @@ from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.sender import Identity, Sender
 from klamm.client.threads import call
-from klamm.environment import SystemFileSystem
+from klamm.environment import SystemEnvironment, SystemFileSystem
 from klamm.net.client import ClientError
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.record_batch import advance_sequence
@@ -47,18 +50,36 @@ from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, DEBUGGING_REPLICA_ID,
 from klamm.spark.options import OptionError, WriteOptions, write_options
 from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, Snapshot, TopicSnapshot
 from klamm.spark.pipelines.distribution import distribute
-from klamm.spark.pipelines.snapshots import create_topic
+from klamm.spark.pipelines.offset_runs import (
+    Runs,
+    offsets_file,
+    offsets_files,
+    read_runs,
+    runs_of,
+    translate,
+    write_runs,
+)
+from klamm.spark.pipelines.replay_topics import (
+    Span,
+    Warn,
+    expiration_of_producers,
+    expiration_warning,
+    prepare_topic,
+)
 from klamm.spark.read.partition_reader import read_range
 from klamm.spark.settings import FetchOptions, PartitionRange
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+logger = logging.getLogger(__name__)
+
 WRITTEN_COLUMNS = ("key", "value", "headers", "timestamp", "partition")
 # The compared columns; a broker may have changed the timestamps.
 COMPARED_COLUMNS = ("key", "value", "headers")
-# The time between two reports of progress.
-FILES_PER_TASK = 4
+# What a partition gets between two reports of progress, in bytes of files, or one larger file. Partitions wait for
+# each other then, so that those that are left share the rate.
+ROUND_BYTES = 256 * 1024 * 1024
 _ROWS_PER_BATCH = 10_000
 # How long an end must stay unchanged before it counts, because a task that died may have left requests in flight; and
 # the longest wait for that.
@@ -106,6 +127,7 @@ class _Piece:
     new_offset: int
     place: int
     rows: int
+    size_bytes: int
     offsets_file: str
 
 
@@ -119,17 +141,19 @@ def replay(
     max_records_per_second: int | None = None,
     commit_groups: bool = False,
     on_progress: Callable[[Progress], object] = lambda progress: None,
+    on_warning: Callable[[str], object] = logger.warning,
 ) -> Replayed:
     """Writes the records of an archive to topics. After a replay has died, the same call finishes it.
 
     - `output`: a directory for the new offsets, which all executors see, as they see the archive.
     - `options`: `kafka.*`, as of the sink.
     - `topics`: archived topics, and the names to write them to; by default all, to their own names. A missing topic is
-      created with the archived configs and number of partitions. Of topics that were deleted and created again only the
-      last one is written.
+      created with the archived configs and number of partitions, as far as the brokers can (`replay_topics.py`). Of
+      topics that were deleted and created again only the last one is written.
     - `max_records_per_second`: for all partitions together; each partition with remaining files gets an equal share,
       also if Spark has fewer cores than partitions.
     - `commit_groups`: translates and commits the groups' offsets of the archive's last snapshot.
+    - `on_warning`: is told what is not as it was archived, and what a user should mind.
 
     Raises OptionError, ArchiveError, ReplayError, KafkaError, ClientError, and Spark's errors when a task fails.
     """
@@ -139,55 +163,23 @@ def replay(
     output = os.path.abspath(output)
     log = CommitLog(os.path.abspath(directory))
     with _locked(output):
-        plan = _load_plan(output) or _make_plan(writing.producer, log, output, topics)
-        if topics is not None and dict(topics) != plan["topics"]:
+        plan = _load_plan(output)
+        if plan is None:
+            plan = _make_plan(writing.producer, log, output, topics, on_warning)
+        elif topics is not None and dict(topics) != plan["topics"]:
             raise OptionError(f"{output} belongs to a replay of other topics: {plan['topics']}")
+        else:
+            _warn_of_rest(writing.producer.client, output, on_warning)
         pieces = _pieces(log, plan, output)
         total, done = sum(piece.rows for of_partition in pieces for piece in of_partition), 0
         on_progress(Progress(0, total))
-        for first in range(0, max(map(len, pieces), default=0), FILES_PER_TASK):
-            part = [found for of_partition in pieces if (found := of_partition[first : first + FILES_PER_TASK])]
+        for part in _rounds(pieces):
             share = None if max_records_per_second is None else max_records_per_second / len(part)
-            distribute(spark, part, partial(_replay_files, log.directory, writing, plan["producer"], share))
+            distribute(spark, part, partial(_replay_files, log.directory, writing, plan["producer"], share), _size)
             done += sum(piece.rows for found in part for piece in found)
             on_progress(Progress(done, total))
         groups, refused = _commit_groups(writing.producer.client, log, output, plan) if commit_groups else ({}, {})
     return Replayed(total, groups, refused)
-
-
-def offset_map(output: str) -> pa.Table:
-    """The new offsets: topic, partition, old_offset, new_offset, count; a row is a run of `count` records."""
-    directory, tables = os.path.join(os.path.abspath(output), "offsets"), []
-    disk = SystemFileSystem()
-    # Until the first file is finished there is no such directory.
-    for topic in disk.list_directory(directory) if disk.is_directory(directory) else ():
-        for name in disk.list_directory(os.path.join(directory, topic)):
-            if name.endswith(".parquet"):
-                tables.append(pq.read_table(os.path.join(directory, topic, name), partitioning=None))
-    return pa.concat_tables(tables) if tables else _OFFSETS.empty_table()
-
-
-_OFFSETS = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("old_offset", pa.int64()),
-        ("new_offset", pa.int64()),
-        ("count", pa.int64()),
-    ]
-)
-
-
-def translate(runs: Sequence[tuple[int, int, int]], offset: int) -> int:
-    """The new offset of the first record at or behind an old one; behind the last record its end.
-
-    `runs` are (old offset, new offset, count), in order and not empty.
-    """
-    for old, new, count in runs:
-        if offset < old + count:
-            return new + max(0, offset - old)
-    _, new, count = runs[-1]
-    return new + count
 
 
 @contextmanager
@@ -203,6 +195,16 @@ def _locked(output: str) -> Iterator[None]:
         yield
     finally:
         lock.close()
+
+
+def _warn_of_rest(client: ClientOptions, output: str, on_warning: Warn) -> None:
+    """Warns when the brokers may have forgotten the producer since the last attempt wrote something down."""
+    disk = SystemFileSystem()
+    files = [os.path.join(output, "plan.json"), *offsets_files(output)]
+    idle_ms = SystemEnvironment().now_ms() - max(map(disk.modified_time_ms, files))
+    warning = expiration_warning(idle_ms, call(client, expiration_of_producers))
+    if warning is not None:
+        on_warning(warning)
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------
@@ -227,9 +229,9 @@ def _load_plan(output: str) -> dict[str, Any] | None:
 
 
 def _make_plan(
-    options: ProducerOptions, log: CommitLog, output: str, topics: Mapping[str, str] | None
+    options: ProducerOptions, log: CommitLog, output: str, topics: Mapping[str, str] | None, on_warning: Warn
 ) -> dict[str, Any]:
-    """Creates missing topics, and stores the plan."""
+    """Creates missing topics, checks that all of them take the records, and stores the plan."""
     archived = _newest(log.ranges)
     chosen = {name: name for name in archived} if topics is None else dict(topics)
     missing = [name for name in chosen if name not in archived]
@@ -242,22 +244,43 @@ def _make_plan(
     for name, target in chosen.items():
         numbers = sorted({each.partition for each in archived[name]})
         topic = known.get(name) or TopicSnapshot("", numbers[-1] + 1, {})
-        begins[target] = call(options.client, partial(_begins, target=target, topic=topic, numbers=numbers))
+        span = partial(_span, [os.path.join(log.directory, each.file) for each in archived[name] if each.file])
+        prepared = partial(
+            prepare_topic, target=target, topic=topic, span=span, now_ms=SystemEnvironment().now_ms(), warn=on_warning
+        )
+        count = call(options.client, prepared)
+        if count and count <= numbers[-1]:
+            raise OptionError(
+                f"topic {target} has {count} partitions; the archive has records of partition {numbers[-1]}"
+            )
+        begins[target] = call(options.client, partial(_begins, target=target, numbers=numbers))
     producer = call(options.client, lambda client: Sender(client, options).init_producer_id())
     plan = {"topics": chosen, "ranges": len(log.ranges), "begins": begins, "producer": producer}
     SystemFileSystem().replace_file(os.path.join(output, "plan.json"), json.dumps(plan).encode())
     return plan
 
 
-async def _begins(
-    client: ClusterClient, *, target: str, topic: TopicSnapshot, numbers: Sequence[int]
-) -> dict[int, int]:
-    await create_topic(client, target, topic)
-    await client.refresh_metadata([target])
-    count = len(client.metadata.topics[target].partitions)
-    if count and count <= numbers[-1]:
-        raise OptionError(f"topic {target} has {count} partitions; the archive has records of partition {numbers[-1]}")
+async def _begins(client: ClusterClient, *, target: str, numbers: Sequence[int]) -> dict[int, int]:
     return {number: await _log_end(client, target, number, DEBUGGING_REPLICA_ID) for number in numbers}
+
+
+def _span(paths: Sequence[str]) -> Span | None:
+    """The timestamps of the records in these files, from the statistics of their row groups."""
+    oldest_us, youngest_us = list[int](), list[int]()
+    for path in paths:
+        file = pq.ParquetFile(path)
+        column = file.schema_arrow.get_field_index("timestamp")
+        for number in range(file.num_row_groups):
+            statistics = file.metadata.row_group(number).column(column).statistics
+            first, last = statistics.min_raw, statistics.max_raw
+            if first < 0:
+                # Records without a timestamp have no limits.
+                times = file.read_row_group(number, ["timestamp"])["timestamp"].cast(pa.int64())
+                first = pc.min(times.filter(pc.greater_equal(times, 0))).as_py()
+            if first is not None:
+                oldest_us.append(first)
+                youngest_us.append(last)
+    return Span(min(oldest_us) // 1000, max(youngest_us) // 1000) if oldest_us else None
 
 
 def _newest(ranges: Iterable[ArchivedRange]) -> dict[str, list[ArchivedRange]]:
@@ -281,11 +304,30 @@ def _pieces(log: CommitLog, plan: Mapping[str, Any], output: str) -> list[list[_
             place = 0
             for each in archived[name]:
                 if each.partition == number and each.file is not None:
-                    offsets = os.path.join(output, "offsets", target, f"{number:05}-{each.start_offset:020}.parquet")
-                    of_partition.append(_Piece(each.file, target, number, begin + place, place, each.rows, offsets))
+                    offsets = offsets_file(output, target, number, each.start_offset)
+                    of_partition.append(
+                        _Piece(each.file, target, number, begin + place, place, each.rows, each.size_bytes, offsets)
+                    )
                     place += each.rows
             pieces.append(of_partition)
     return pieces
+
+
+def _rounds(pieces: Sequence[Sequence[_Piece]]) -> Iterator[list[list[_Piece]]]:
+    """The next files of each partition that has any left, about ROUND_BYTES of each, until there are none."""
+    left = [list(of_partition) for of_partition in pieces]
+    while left := [of_partition for of_partition in left if of_partition]:
+        part = []
+        for number, of_partition in enumerate(left):
+            sizes = accumulate(piece.size_bytes for piece in of_partition)
+            count = max(1, sum(size <= ROUND_BYTES for size in sizes))
+            part.append(of_partition[:count])
+            left[number] = of_partition[count:]
+        yield part
+
+
+def _size(part: Sequence[_Piece]) -> int:
+    return sum(piece.size_bytes for piece in part)
 
 
 # -- on executors -----------------------------------------------------------------------------------------------------
@@ -384,20 +426,7 @@ def _check_same(client: ClientOptions, piece: _Piece, path: str, done: int) -> N
 
 
 def _write_offsets(piece: _Piece, offsets: pa.Array) -> None:
-    old = offsets.to_numpy()
-    firsts = np.concatenate([[0], np.flatnonzero(np.diff(old) != 1) + 1])
-    columns = {
-        "topic": pa.repeat(pa.scalar(piece.topic), len(firsts)),
-        "partition": pa.repeat(pa.scalar(piece.partition, pa.int32()), len(firsts)),
-        "old_offset": pa.array(old[firsts], pa.int64()),
-        "new_offset": pa.array(piece.new_offset + firsts, pa.int64()),
-        "count": pa.array(np.diff([*firsts, len(old)]), pa.int64()),
-    }
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns, schema=_OFFSETS), sink)
-    disk = SystemFileSystem()
-    disk.make_durable_directories(os.path.dirname(piece.offsets_file))
-    disk.replace_file(piece.offsets_file, memoryview(sink.getvalue()))
+    write_runs(piece.offsets_file, piece.topic, piece.partition, runs_of(offsets.to_numpy(), piece.new_offset))
 
 
 # -- requests to brokers ----------------------------------------------------------------------------------------------
@@ -452,9 +481,9 @@ def _commit_groups(
     """The committed offsets of each group of the archive, or the reason why there are none."""
     committed: dict[str, dict[str, dict[int, int]]] = {}
     refused: dict[str, str] = {}
-    offsets = offset_map(output)
+    runs_of_partition = cache(partial(read_runs, output))
     for group, archived in (log.snapshot or Snapshot()).groups.items():
-        translated = _translated(offsets, plan["topics"], archived)
+        translated = _translated(runs_of_partition, plan["topics"], archived)
         try:
             _commit(client, group, translated)
             committed[group] = translated
@@ -464,15 +493,16 @@ def _commit_groups(
 
 
 def _translated(
-    offsets: pa.Table, topics: Mapping[str, str], committed: Mapping[str, Mapping[int, int]]
+    runs_of_partition: Callable[[str, int], Runs],
+    topics: Mapping[str, str],
+    committed: Mapping[str, Mapping[int, int]],
 ) -> dict[str, dict[int, int]]:
     """A group's archived offsets as offsets of the replayed topics; partitions without a record are left out."""
     found: dict[str, dict[int, int]] = {}
     for name, target in topics.items():
         for number, offset in committed.get(name, {}).items():
-            chosen = offsets.filter((pc.field("topic") == target) & (pc.field("partition") == number))
-            runs = [(row["old_offset"], row["new_offset"], row["count"]) for row in chosen.to_pylist()]
-            if runs:
+            runs = runs_of_partition(target, number)
+            if len(runs.old):
                 found.setdefault(target, {})[number] = translate(runs, offset)
     return found
 

@@ -1,4 +1,4 @@
-"""The part of an archive beside the records: the topics' configs and the groups' offsets; and its restoration.
+"""The part of an archive beside the records: the topics' configs and the groups' offsets.
 
 Source: KIP-133 (configs), KIP-211 and KIP-98 for what a group's offsets are.
 """
@@ -9,9 +9,7 @@ from klamm.client.fan_out import checked
 from klamm.client.groups import list_groups
 from klamm.client.offsets import list_consumer_group_offsets
 from klamm.client.threads import call
-from klamm.client.topics import NewTopic, create_topics
 from klamm.config.definition import ConfigSource
-from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType
 from klamm.spark.options import ReadOptions
 from klamm.spark.pipelines.commit_log import Snapshot, TopicSnapshot
@@ -36,14 +34,6 @@ def take_snapshot(options: ReadOptions) -> Snapshot:
         return Snapshot(topics, await _group_offsets(client, names))
 
     return call(options.client, ask)
-
-
-async def create_topic(client: ClusterClient, name: str, topic: TopicSnapshot) -> None:
-    """Creates a topic as it was, with the brokers' replication factor; no error if it is there. Raises KafkaError."""
-    wanted = NewTopic(name, num_partitions=topic.partitions, configs=topic.configs)
-    created = (await create_topics(client, [wanted], repeatable=True))[name]
-    if isinstance(created, KafkaError) and created.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-        raise KafkaError(created.code, f"topic {name}: {created.message or 'not created'}")
 
 
 async def _describe_configs(client: ClusterClient, names: list[str]) -> dict[str, dict[str, str | None]]:

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, TopicPartition
 from klamm.processes.helper import Helper
 from klamm.spark.pipelines.archive import archive
 from klamm.spark.pipelines.commit_log import CommitLog
-from klamm.spark.pipelines.replay import offset_map
+from klamm.spark.pipelines.offset_runs import offset_map
 from klamm.testing.cluster import Cluster
 from support.paths import TESTS
 from support.spark.archiving import OneProcess, archived, in_topic

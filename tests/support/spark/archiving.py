@@ -4,6 +4,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,13 +16,19 @@ from support.spark.reading import read
 
 
 class OneProcess:
-    """As much of a SparkSession as `distribute` needs; tasks run in this process, one after another."""
+    """As much of a SparkSession as `distribute` needs; tasks run in this process, the tasks of a job one by one."""
 
-    def range(self, start: int, end: int, step: int, partitions: int) -> "OneProcess":
-        self._numbers = [pa.record_batch({"id": [number]}) for number in range(start, end, step)]
-        return self
+    sparkContext = SimpleNamespace(defaultParallelism=16)
 
-    def mapInArrow(self, function: Any, schema: str) -> "OneProcess":
+    def range(self, start: int, end: int, step: int, partitions: int) -> "_OneFrame":
+        return _OneFrame([pa.record_batch({"id": [number]}) for number in range(start, end, step)])
+
+
+class _OneFrame:
+    def __init__(self, numbers: list[pa.RecordBatch]) -> None:
+        self._numbers = numbers
+
+    def mapInArrow(self, function: Any, schema: str) -> "_OneFrame":
         self._function = function
         return self
 

@@ -136,6 +136,10 @@ class StoppingSession:
         self._spark = spark
         self._stop = (target, address, call)
 
+    @property
+    def sparkContext(self) -> Any:
+        return self._spark.sparkContext
+
     def range(self, *arguments: int) -> "_StoppingFrame":
         return _StoppingFrame(self._spark.range(*arguments), self._stop)
 
