@@ -3,11 +3,14 @@
 What must stay true:
 - Planning imports neither pyarrow nor numba.
 - A reader is picklable, and `read` changes nothing in it: Spark may run a partition twice.
+- A worker process, which PySpark uses for many tasks, is ready for the next one soon after a task has ended.
 - `KlammReader` takes no filters (it has no `pushFilters`): PySpark 4.3 keeps the plan of the last condition for all
   uses of a frame, so a frame that is used again would lack rows.
 """
 
+import gc
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -48,3 +51,14 @@ def read_partition(options: ReadOptions, schema: StructType, partition: InputPar
     wanted = to_arrow_schema(schema, timezone="UTC")
     for batch in read_range(options.fetch, partition.value, schema.fieldNames()):
         yield batch if batch.schema == wanted else pa.RecordBatch.from_arrays(batch.columns, schema=wanted)
+    _spare_loaded_modules()
+
+
+@cache
+def _spare_loaded_modules() -> None:
+    """Takes what exists after a process's first range out of garbage collections.
+
+    PySpark's worker collects all garbage after each task, before it takes the next one. To look at every object of
+    pyarrow's, numba's and PySpark's modules each time takes longer than to read a small range.
+    """
+    gc.freeze()

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from support.paths import ROOT
 from support.spark.producing import numbered, produce
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 MakeTopic = Callable[..., str]
@@ -170,6 +171,29 @@ def test_planning_imports_no_decoder() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_worker_collects_no_garbage_of_modules(spark: "SparkSession", cluster: Cluster, topic: MakeTopic) -> None:
+    """PySpark's workers look for garbage after each task, before they take the next one."""
+    name = topic()
+    produce(cluster.bootstrap, name, numbered(3))
+    frame = read(spark, cluster, name, "offset BIGINT")
+
+    def frozen(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        import gc
+
+        import pyarrow as pa
+
+        for batch in batches:
+            yield pa.RecordBatch.from_arrays([pa.array([gc.get_freeze_count()] * len(batch))], ["frozen"])
+
+    def least() -> int:
+        counts = frame.mapInArrow(frozen, "frozen BIGINT").collect()
+        return min(row["frozen"] for row in counts)
+
+    # Reader and function run in one process, the function on the range before it has ended.
+    least()
+    assert least() > 10_000
 
 
 def test_an_older_pyspark_can_look_for_data_sources() -> None:
