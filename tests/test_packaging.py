@@ -48,7 +48,10 @@ def test_an_installation_leaves_nothing_in_the_clone(clone: Path, tmp_path: Path
     (wheel,) = tmp_path.glob("klamm-*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
     expected = {str(path) for path in before if path.parts[0] in ("klamm", "pyspark_klamm") and path.suffix}
-    assert {name for name in packed if ".dist-info/" not in name and ".data/" not in name} == expected
+    assert {name for name in packed if ".dist-info/" not in name and ".data/" not in name} == {
+        *expected,
+        "klamm-pyspark.pth",
+    }
     assert [name for name in packed if name.endswith("/LICENSE")]
     assert {Path(name).name for name in packed if ".data/scripts/" in name} == {"klamm-python"}
 
