@@ -6,13 +6,14 @@ Transactions are read from Apache Kafka, because librdkafka writes them only whe
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.errors import StreamingQueryException
 
+from klamm.spark.lag import lags
 from klamm.testing.cluster import Cluster
 from support import oracles
 from support.spark.producing import numbered, produce
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 MakeTopic = Callable[..., str]
 
+ZEROS = {"min": "0", "max": "0", "avg": "0.0"}
 ALL_COLUMNS = ["topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers"]
 
 
@@ -129,6 +131,29 @@ def test_a_stream_has_the_same_rows_and_takes_over_a_checkpoint(
     run("klamm", "theirs")
     offsets = sorted((row.partition, row.offset) for row in spark.read.parquet(f"{tmp_path}/theirs").collect())
     assert offsets == [*((0, offset) for offset in range(50)), *((1, offset) for offset in range(35))]
+
+
+@pytest.mark.usefixtures("java_connector")
+def test_a_stream_is_as_far_behind_as_the_java_connectors(
+    spark: "SparkSession", cluster: Cluster, topic: MakeTopic, tmp_path: Path
+) -> None:
+    name = topic(partitions=3)
+    produce(cluster.bootstrap, name, [*numbered(60), *numbered(25, partition=1)])
+
+    def progress(source: str) -> list[Any]:
+        reader = spark.readStream.format(source).option("kafka.bootstrap.servers", cluster.bootstrap)
+        frame = reader.options(subscribe=name, startingOffsets="earliest", maxOffsetsPerTrigger=17).load()
+        writer = frame.writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/{source}")
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(100)
+        return [each for each in query.recentProgress if each.numInputRows]
+
+    ours = [lag.metrics for each in progress("klamm") for lag in lags(each)]
+    theirs = [each.sources[0].metrics for each in progress("kafka")]
+    assert len(theirs) > 3
+    # What is left in the end differs, because the shares of partitions are rounded otherwise.
+    assert ours[:3] == theirs[:3]
+    assert ours[-1] == theirs[-1] == {f"{which}OffsetsBehindLatest": zero for which, zero in ZEROS.items()}
 
 
 @pytest.mark.usefixtures("java_connector")

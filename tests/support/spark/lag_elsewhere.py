@@ -1,0 +1,32 @@
+"""A program that only speaks Spark Connect: `lag_elsewhere.py URL BOOTSTRAP TOPIC DIRECTORY` prints the maximum lag of
+each micro-batch, as [number, lag]."""
+
+import json
+import queue
+import sys
+
+from pyspark.sql import SparkSession
+
+import klamm.spark
+from klamm.spark.lag import Lag, LagListener
+
+
+def main() -> None:
+    url, bootstrap, topic, directory = sys.argv[1:]
+    spark = SparkSession.builder.remote(url).getOrCreate()
+    klamm.spark.register(spark)
+    found: queue.SimpleQueue[Lag] = queue.SimpleQueue()
+    listener = LagListener(found.put)
+    spark.streams.addListener(listener)
+    reader = spark.readStream.format("klamm").option("kafka.bootstrap.servers", bootstrap)
+    frame = reader.options(subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=20).load()
+    writer = frame.writeStream.format("noop").option("checkpointLocation", f"{directory}/checkpoint")
+    writer.trigger(availableNow=True).start().awaitTermination(100)
+    lags = [found.get(timeout=60) for _ in range(2)]
+    spark.streams.removeListener(listener)
+    print(json.dumps([[lag.batch_id, lag.metrics["maxOffsetsBehindLatest"]] for lag in lags]))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
