@@ -9,6 +9,7 @@ to be the same ones, by a hash over all columns.
 | read        | the query is written down                        | its last row has been read; batch, availableNow |
 | plain API   | `klamm.spark.arrow.read`, no JVM, one thread     | the last record batch                           |
 | within      | a stream's micro-batch begins                    | it has ended: what a query that goes on achieves |
+| batches     | a micro-batch of so many records begins          | it has ended: the median                        |
 | archive     | the first offset is asked for                    | the last file is in the archive's log           |
 | write       | the rows are in the JVM's memory                 | all are acknowledged by all in-sync replicas    |
 | first query | a session that has just begun, 1,000 records     | the query's end                                 |
@@ -44,7 +45,7 @@ from klamm.spark.options import write_options
 from klamm.spark.write.writing import record_writer
 
 SESSION = Path(__file__).with_name("spark_session.py")
-PARTS = ("read", "archive", "write", "first", "scaling")
+PARTS = ("read", "archive", "write", "first", "scaling", "batches")
 # Size of a value, and how many records there are of it.
 SIZES = {100: 5_000_000, 1000: 1_000_000}
 CODECS = ("none", "lz4", "zstd")
@@ -54,13 +55,16 @@ CHOSEN = (["value"], ["key", "value"])
 SCALING_RECORDS = 2_000_000
 SCALING_PARTITIONS = (1, 2, 4, 8)
 FIRST_RECORDS = 1000
+# How many records a micro-batch has.
+BATCH_RECORDS = (1000, 100_000, 500_000)
+BATCHES = 12
 WARM_UP_RECORDS = 200_000
 CHUNK_RECORDS = 50_000
 SEED = 7
 # Of syslog; librdkafka's default, 6, tells of every client that ends.
 WARNINGS = 4
 
-READ_TARGET, CHOSEN_TARGET, WRITE_TARGET, FIRST_TARGET = 2.5, 3.0, 1.0, 1.0
+READ_TARGET, CHOSEN_TARGET, WRITE_TARGET, FIRST_TARGET, BATCH_TARGET = 2.5, 3.0, 1.0, 0.8, 0.5
 # Of klamm's own read of all columns.
 ARCHIVE_TARGET = 0.7
 
@@ -194,6 +198,8 @@ class Bench:
                 self._first(side)
             if "scaling" in parts:
                 self._scaling(side)
+            if "batches" in parts:
+                self._batches(side)
         finally:
             side.kill()
 
@@ -287,6 +293,25 @@ class Bench:
                 answer = spark.ask("read", connector="klamm", **place)
             self._note("first query, nothing compiled", "klamm", side, answer)
 
+    def _batches(self, side: Side) -> None:
+        with session(self._directory, os.cpu_count() or 1) as spark:
+            for records in BATCH_RECORDS:
+                count = records * BATCHES
+                fill(side.bootstrap, f"batches-{records}", count, 100, "lz4")
+                place = {"bootstrap": side.bootstrap, "topic": f"batches-{records}", "batch_records": records}
+                # The first of all is forgotten: processes start, and Java has compiled nothing.
+                for round_ in range(self._rounds + 1):
+                    for connector in CONNECTORS:
+                        answer = spark.ask("stream", connector=connector, **place)
+                        if round_:
+                            self._note_batch(f"micro-batch of {records}", connector, side, answer, count)
+                delete_topic(side.bootstrap, place["topic"])
+            for _ in range(self._rounds):
+                self._note_batch("micro-batch of no rows", "klamm", side, spark.ask("nothing_stream", batches=BATCHES))
+
+    def _note_batch(self, what: str, who: str, side: Side, answer: dict[str, Any], count: int | None = None) -> None:
+        self._note(what, who, side, answer | {"seconds": answer["median_batch_seconds"]}, count)
+
     def _scaling(self, side: Side) -> None:
         count = self.scaling_count()
         for partitions in SCALING_PARTITIONS:
@@ -370,10 +395,18 @@ class Tables:
         self._row(made, "first query", None, FIRST_TARGET)
         # Of PySpark's own doing: a Python data source that has nothing.
         self._row(made, "first query, no rows", None)
-        self._row(made, "first query, python", None)
+        self._row(made, "first query, python", None, FIRST_TARGET)
         self._row(made, "first query, no rows, python", None)
         self._row(made, "second query", None)
         self._row(made, "first query, nothing compiled", None)
+        return made
+
+    def batches(self) -> Table:
+        made = self._table("a micro-batch of records of 100 B (lz4), seconds", "klamm / connector")
+        for records in BATCH_RECORDS:
+            self._row(made, f"micro-batch of {records}", None, BATCH_TARGET if records >= 100_000 else None)
+        # Of PySpark's own doing.
+        self._row(made, "micro-batch of no rows", None)
         return made
 
     def _table(self, title: str, ratio: str, compared: tuple[str, str] = ("connector", "klamm")) -> Table:
@@ -438,6 +471,8 @@ def main() -> None:
         console.print(tables.archive())
     if "scaling" in arguments.only:
         console.print(tables.scaling())
+    if "batches" in arguments.only:
+        console.print(tables.batches())
     if "first" in arguments.only:
         console.print(tables.first())
     if arguments.json:
