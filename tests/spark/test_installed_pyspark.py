@@ -30,7 +30,7 @@ def path_at_start(*entries: str) -> list[str]:
         check=True,
     )
     assert done.stderr == ""
-    return done.stdout.split()
+    return [os.path.realpath(line) for line in done.stdout.split()]
 
 
 def test_python_imports_the_installed_pyspark() -> None:

@@ -1,21 +1,24 @@
 """Batch queries through Spark, against a klamm cluster."""
 
+import gc
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import PySparkException
 
+from klamm.spark.options import read_options
+from klamm.spark.read import batch
+from klamm.spark.source import KlammDataSource
 from klamm.testing.cluster import Cluster
 from support.paths import ROOT
 from support.spark.producing import numbered, produce
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 MakeTopic = Callable[..., str]
@@ -173,27 +176,21 @@ def test_planning_imports_no_decoder() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_worker_collects_no_garbage_of_modules(spark: "SparkSession", cluster: Cluster, topic: MakeTopic) -> None:
+def test_a_process_takes_loaded_modules_out_of_garbage_collections_once(
+    cluster: Cluster, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PySpark's workers look for garbage after each task, before they take the next one."""
     name = topic()
     produce(cluster.bootstrap, name, numbered(3))
-    frame = read(spark, cluster, name, "offset BIGINT")
-
-    def frozen(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        import gc
-
-        import pyarrow as pa
-
-        for batch in batches:
-            yield pa.RecordBatch.from_arrays([pa.array([gc.get_freeze_count()] * len(batch))], ["frozen"])
-
-    def least() -> int:
-        counts = frame.mapInArrow(frozen, "frozen BIGINT").collect()
-        return min(row["frozen"] for row in counts)
-
-    # Reader and function run in one process, the function on the range before it has ended.
-    least()
-    assert least() > 10_000
+    options = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": name}
+    reader = batch.KlammReader(read_options(options, streaming=False), KlammDataSource({}).schema())
+    frozen: list[int] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(len(sys.modules)))
+    batch._spare_loaded_modules.cache_clear()
+    for _ in range(2):
+        assert [rows.num_rows for partition in reader.partitions() for rows in reader.read(partition)] == [3]
+    assert len(frozen) == 1
+    assert "numba" in sys.modules
 
 
 def test_an_older_pyspark_can_look_for_data_sources() -> None:
