@@ -31,8 +31,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from klamm.spark import schema
-from klamm.spark.options import read_options
+from klamm.spark import schema as record_schema
+from klamm.spark.formats.settings import TypedRows
+from klamm.spark.options import ReadOptions, read_options
 from klamm.spark.read.partition_reader import read_range
 from klamm.spark.read.planning import plan_batch
 from klamm.spark.settings import FetchOptions, PartitionRange
@@ -49,6 +50,7 @@ def read(
     starting_offsets: str | PartitionOffsets | None = None,
     ending_offsets: str | PartitionOffsets | None = None,
     columns: Sequence[str] | None = None,
+    schema: pa.Schema | None = None,
     include_headers: bool = False,
     options: Mapping[str, object] | None = None,
 ) -> pa.RecordBatchReader:
@@ -59,6 +61,8 @@ def read(
       offset for each partition; -2 is the earliest, -1 the latest.
     - `columns`: those of `klamm.spark.schema`, in any order; by default those of Spark's connector, `headers` only with
       `include_headers`.
+    - `schema`: the columns with their types, instead of `columns`. With an option such as `value.format` the column is
+      a struct of the fields to decode, and `_corrupt_record` (binary) may be a column.
     - `options`: the other options of the data source, by their names there.
 
     The offsets to read are planned at once; records are fetched while the reader is read. Raises ValueError for wrong
@@ -76,8 +80,32 @@ def read(
     chosen = {**(options or {}), **{name: value for name, value in given.items() if value is not None}}
     parsed = read_options({name: str(value) for name, value in chosen.items()}, streaming=False)
     with_headers = include_headers or parsed.include_headers
-    names = schema.columns(include_headers=with_headers) if columns is None else tuple(columns)
-    return pa.RecordBatchReader.from_batches(schema.schema(names), _read(parsed.fetch, plan_batch(parsed), names))
+    if schema is not None:
+        if columns is not None:
+            raise ValueError("schema and columns exclude each other")
+        return _with_schema(parsed, schema)
+    names = record_schema.columns(include_headers=with_headers) if columns is None else tuple(columns)
+    for one in parsed.typed.formats if parsed.typed is not None else ():
+        if one.column in names:
+            raise ValueError(
+                f"{one.column}.format={one.name} needs schema, a pyarrow.Schema with the type of the column"
+            )
+    made = record_schema.schema(names)
+    return pa.RecordBatchReader.from_batches(made, _read(parsed.fetch, plan_batch(parsed), names))
+
+
+def _with_schema(options: ReadOptions, schema: pa.Schema) -> pa.RecordBatchReader:
+    from klamm.spark.read.typed import RowDecoder
+
+    decoder = RowDecoder(options.typed or TypedRows(), schema)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for records in plan:
+            batches = read_range(options.fetch, records, decoder.columns)
+            yield from decoder.rows(batches, f"{records.topic}-{records.partition}")
+
+    plan = plan_batch(options)
+    return pa.RecordBatchReader.from_batches(schema, rows())
 
 
 def _read(fetch: FetchOptions, ranges: Sequence[PartitionRange], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

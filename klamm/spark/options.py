@@ -31,6 +31,9 @@ from klamm.client.properties import (
 )
 from klamm.net.security import REFUSED
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
+from klamm.spark.formats import options as format_options
+from klamm.spark.formats.options import FormatOptionError
+from klamm.spark.formats.settings import TypedRows
 from klamm.spark.settings import FetchOptions
 
 """The numbers for earliest and latest in JSON, as in the ListOffsets request."""
@@ -94,6 +97,7 @@ class ReadOptions:
     fetch_offset_retries: int = 3
     fetch_offset_retry_interval_ms: int = 10
     commit_to_group: str | None = None
+    typed: TypedRows | None = None
 
     @property
     def client(self) -> ClientOptions:
@@ -136,6 +140,7 @@ _READ_NAMES = (
     "fetchOffset.retryIntervalMs",
     "groupIdPrefix",
     "commitOffsets",
+    *format_options.READ_NAMES,
 )
 _WRITE_NAMES = ("topic", "checkpointLocation")
 _NAMES = {name.lower(): name for name in (*_READ_NAMES, *_WRITE_NAMES)}
@@ -217,6 +222,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         min_offsets_per_trigger=minimum,
         max_trigger_delay_ms=given.duration_ms("maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
         commit_to_group=group if commit_offsets else None,
+        typed=_typed_rows(given),
     )
     return replace(
         read,
@@ -259,6 +265,11 @@ def includes_headers(options: Mapping[str, str]) -> bool:
     return _Given(options).boolean("includeHeaders", False)
 
 
+def typed_rows(options: Mapping[str, str]) -> TypedRows | None:
+    """The formats of a reader's keys and values, None where both are binary. Raises OptionError."""
+    return _typed_rows(_Given(options))
+
+
 # -- parsing ----------------------------------------------------------------------------------------------------------
 
 
@@ -266,12 +277,16 @@ class _Given:
     """The given options. Every method raises OptionError for a value that is not allowed."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._values = {name.lower(): value.strip() for name, value in options.items()}
+        self._raw = {name.lower(): value for name, value in options.items()}
+        self._values = {name: value.strip() for name, value in self._raw.items()}
         for name in self._values:
             _check_name(name)
 
     def text(self, name: str) -> str | None:
         return self._values.get(name.lower())
+
+    def untrimmed(self, name: str) -> str | None:
+        return self._raw.get(name.lower())
 
     def boolean(self, name: str, default: bool) -> bool:
         return self.choice(name, str(default).lower(), ("true", "false")) == "true"
@@ -303,8 +318,18 @@ class _Given:
         return int(match[1]) * _DURATION_UNITS[match[2] or "ms"]
 
 
+def _typed_rows(given: _Given) -> TypedRows | None:
+    try:
+        return format_options.typed_rows(given.untrimmed)
+    except FormatOptionError as error:
+        raise OptionError(str(error)) from None
+
+
 def _check_name(name: str) -> None:
     if not name.startswith("kafka."):
+        for refused, reason in format_options.REFUSED.items():
+            if name == refused.lower():
+                raise OptionError(f"option {refused} is not supported: {reason}")
         if name not in _NAMES:
             close = difflib.get_close_matches(name, _NAMES, 1)
             hint = f"did you mean {_NAMES[close[0]]}? " if close else ""

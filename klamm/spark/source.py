@@ -19,9 +19,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructField, StructType
 
-from klamm.spark.options import OptionError, includes_headers, read_options, write_options
+from klamm.spark.options import OptionError, includes_headers, read_options, typed_rows, write_options
 from klamm.spark.schema import columns
-from klamm.spark.sql_types import TYPES
+from klamm.spark.sql_types import TYPES, typed_schema
 
 
 class KlammDataSource(DataSource):
@@ -31,8 +31,11 @@ class KlammDataSource(DataSource):
     def name(cls) -> str:
         return "klamm"
 
-    def schema(self) -> StructType:
+    def schema(self) -> StructType | str:
         names = columns(include_headers=includes_headers(self.options))
+        typed = typed_rows(self.options)
+        if typed is not None:
+            return typed_schema(names, typed)
         return StructType([StructField(name, TYPES[name]) for name in names])
 
     def reader(self, schema: StructType) -> DataSourceReader:

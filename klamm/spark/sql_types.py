@@ -5,18 +5,32 @@ What must stay true:
 - A schema that passes the check can be filled: each column exists, has its type, and is nullable where records are.
 """
 
+from collections.abc import Sequence
+
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
+    ByteType,
     DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
     IntegerType,
     LongType,
+    MapType,
+    NullType,
+    ShortType,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
+from klamm.spark.formats.schemas import column_type
+from klamm.spark.formats.settings import AVRO, STRING, ColumnFormat, TypedRows
 from klamm.spark.options import OptionError
 from klamm.spark.schema import HEADERS
 
@@ -33,8 +47,30 @@ TYPES: dict[str, DataType] = {
 }
 
 
-def check_columns(schema: StructType) -> None:
-    """Raises OptionError for a schema that is not made of the source's columns and their types."""
+_SIMPLE = (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    NullType,
+    ShortType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+
+def check_columns(schema: StructType, typed: TypedRows | None = None) -> None:
+    """Raises OptionError for a schema that is not made of the source's columns and their types.
+
+    Where `typed` has a format for a column, the type may be any that the format has.
+    """
+    schema = _without_decoded(schema, typed) if typed is not None else schema
     allowed = ", ".join(f"{name} {data_type.simpleString()}" for name, data_type in TYPES.items())
     for field in schema.fields:
         expected = TYPES.get(field.name)
@@ -52,3 +88,68 @@ def check_columns(schema: StructType) -> None:
             raise OptionError(f"the schema has the column {field.name} twice; allowed: {allowed}")
     if not schema.fields:
         raise OptionError(f"the schema has no column; allowed: {allowed}")
+
+
+def _without_decoded(schema: StructType, typed: TypedRows) -> StructType:
+    """Checks the columns that typed rows have; returns the schema with the binaries that they are made of."""
+    formats = {one.column: one for one in typed.formats}
+    if typed.corrupt_column in TYPES:
+        raise OptionError(f"option columnNameOfCorruptRecord is {typed.corrupt_column}, which is another column")
+    fields = []
+    for field in schema.fields:
+        if field.name in formats:
+            _check_decoded(field.name, field.dataType, formats[field.name])
+            fields.append(StructField(field.name, BinaryType(), field.nullable))
+        elif field.name == typed.corrupt_column:
+            if field.dataType != BinaryType() or not field.nullable:
+                raise OptionError(
+                    f"the schema has {field.name} {field.dataType.simpleString()}; allowed: {field.name} binary,"
+                    " which is null for other records"
+                )
+            if not formats.keys() & set(schema.names):
+                raise OptionError(f"the schema has {field.name} without {' or '.join(sorted(formats))}")
+        else:
+            fields.append(field)
+    return StructType(fields)
+
+
+def _check_decoded(column: str, data_type: DataType, column_format: ColumnFormat) -> None:
+    if column_format.name == STRING:
+        if data_type != StringType():
+            raise OptionError(f"the schema has {column} {data_type.simpleString()}; allowed: {column} string")
+        return
+    if not isinstance(data_type, StructType) and column_format.name != AVRO:
+        raise OptionError(
+            f"the schema has {column} {data_type.simpleString()}; allowed with {column}.format={column_format.name}:"
+            f" {column} struct<...>"
+        )
+    _check_type(column, data_type)
+
+
+def _check_type(path: str, data_type: DataType) -> None:
+    if isinstance(data_type, StructType):
+        for field in data_type.fields:
+            # Spark would trust NOT NULL.
+            if not field.nullable:
+                raise OptionError(f"the schema has {path}.{field.name} NOT NULL, but a record may lack it")
+            if data_type.names.count(field.name) > 1:
+                raise OptionError(f"the schema has the field {path}.{field.name} twice")
+            _check_type(f"{path}.{field.name}", field.dataType)
+    elif isinstance(data_type, ArrayType):
+        if not data_type.containsNull:
+            raise OptionError(f"the schema has {path} with elements that are NOT NULL, but a record may lack one")
+        _check_type(f"{path}.element", data_type.elementType)
+    elif isinstance(data_type, MapType):
+        if not data_type.valueContainsNull:
+            raise OptionError(f"the schema has {path} with values that are NOT NULL, but a record may lack one")
+        _check_type(f"{path}.key", data_type.keyType)
+        _check_type(f"{path}.value", data_type.valueType)
+    elif type(data_type) not in _SIMPLE:
+        raise OptionError(f"the schema has {path} {data_type.simpleString()}, which no format has")
+
+
+def typed_schema(names: Sequence[str], typed: TypedRows) -> str:
+    """The rows as DDL, for a reader without a schema. Raises SchemaError."""
+    formats = {one.column: one for one in typed.formats}
+    types = ((name, column_type(formats[name]) if name in formats else TYPES[name].simpleString()) for name in names)
+    return ", ".join(f"{name} {data_type}" for name, data_type in types)

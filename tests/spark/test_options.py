@@ -118,7 +118,7 @@ def test_of_the_options_for_where_to_begin_the_timestamp_for_all_counts_first() 
     ("wrong", "told"),
     [
         ({"startingOfsets": "latest"}, "did you mean startingOffsets?"),
-        ({"path": "x"}, "unknown option path; allowed: assign, "),
+        ({"path": "x"}, "unknown option path; allowed: allow"),
         ({"kafka.bootstrap.server": "a:1"}, "did you mean kafka.bootstrap.servers?"),
         ({"kafka.bootstrap.servers": "a"}, "'a' is not of the form host:port"),
         ({"kafka.bootstrap.servers": "a:99999"}, "'a:99999' is not of the form host:port"),

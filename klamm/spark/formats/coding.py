@@ -13,13 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from klamm.spark.formats.settings import AVRO, CSV, JSON, PROTOBUF, STRING, ColumnFormat
+from klamm.spark.formats.settings import AVRO, CSV, JSON, PROTOBUF, STRING, ColumnFormat, MissingLibrary
 
 Mask = npt.NDArray[np.bool_]
-
-
-class MissingLibrary(RuntimeError):
-    """A format needs a package that is not installed."""
 
 
 class EncodingError(ValueError):

@@ -8,6 +8,7 @@ Source: org.apache.spark.sql.catalyst.json.JSONOptions, org.apache.spark.sql.cat
 
 from collections.abc import Callable, Mapping
 
+from klamm.spark.formats import patterns
 from klamm.spark.formats.settings import AVRO, BINARY, CSV, FORMATS, JSON, PROTOBUF, ColumnFormat, Mode, TypedRows
 
 GetText = Callable[[str], str | None]
@@ -117,6 +118,15 @@ def column_format(column: str, get: GetText) -> ColumnFormat | None:
     for setting, text in settings:
         if setting.startswith("allow") and text.strip().lower() not in _BOOLEANS:
             raise FormatOptionError(f"option {setting} is {text!r}; allowed: {', '.join(_BOOLEANS)}")
+        if setting.endswith("Format"):
+            try:
+                patterns.pattern(text)
+            except patterns.PatternError as error:
+                raise FormatOptionError(f"option {setting} is {text!r}, which {error}") from None
+        if setting == "timeZone" and patterns.zone(text) is None:
+            raise FormatOptionError(f"option timeZone is {text!r}; allowed: a zone such as UTC, +01:00, Europe/Berlin")
+        if setting == "locale" and text not in ("en-US", "en_US"):
+            raise FormatOptionError(f"option locale is {text!r}; allowed: en-US")
     return ColumnFormat(column, name, schema, message, settings)
 
 

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 BINARY, STRING, JSON, CSV, AVRO, PROTOBUF = "binary", "string", "json", "csv", "avro", "protobuf"
-FORMATS = (BINARY, STRING, JSON, CSV, AVRO, PROTOBUF)
+FORMATS = (BINARY, STRING, JSON)
+
+
+class MissingLibrary(RuntimeError):
+    """A format needs a package that is not installed."""
 
 
 class Mode(Enum):

@@ -28,7 +28,7 @@ class KlammReader(DataSourceReader):
     """Reads a range of offsets of each partition in a task of its own."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        check_columns(schema)
+        check_columns(schema, options.typed)
         self._options = options
         self._schema = schema
 
@@ -49,6 +49,14 @@ def read_partition(options: ReadOptions, schema: StructType, partition: InputPar
     from klamm.spark.read.partition_reader import read_range
 
     wanted = to_arrow_schema(schema, timezone="UTC")
+    if options.typed is not None:
+        from klamm.spark.read.typed import RowDecoder
+
+        decoder = RowDecoder(options.typed, wanted)
+        records = partition.value
+        batches = read_range(options.fetch, records, decoder.columns)
+        yield from decoder.rows(batches, f"{records.topic}-{records.partition}")
+        return
     for batch in read_range(options.fetch, partition.value, schema.fieldNames()):
         yield batch if batch.schema == wanted else pa.RecordBatch.from_arrays(batch.columns, schema=wanted)
     _spare_loaded_modules()

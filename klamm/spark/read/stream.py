@@ -43,7 +43,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads micro-batches."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        check_columns(schema)
+        check_columns(schema, options.typed)
         self._options = options
         self._schema = schema
         self._is_available_now = False

@@ -1,0 +1,640 @@
+"""The loops that find the wanted values in JSON documents, compiled by numba.
+
+`scan` walks each document once, byte by byte, checks its grammar as Jackson does for Spark's `from_json`, and notes
+where the wanted values are: on a tape of (node of the schema, slot, kind, two numbers, row). `gather` copies texts from
+there. `json.py` is the only user and makes columns of the tape.
+
+What must stay true:
+- Compiled code checks no index. Each loop compares a position with the end of its document before it reads there.
+- A bad document leaves nothing on the tape, and costs no more than its bytes: nesting is bounded by MAX_DEPTH, the tape
+  by the room that the caller gives.
+- A loop raises no error. It returns a status, and `json.py` makes the error's text.
+
+Source: com.fasterxml.jackson.core.json.ReaderBasedJsonParser; org.apache.spark.sql.catalyst.json.JacksonParser.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from klamm.compiling import compiled, inlined
+from klamm.memcpy import copy_bytes
+
+# The kinds of a schema's nodes.
+STRUCT, LIST, MAP, TEXT, BOOLEAN, INTEGER, FLOAT, DECIMAL, BYTES, TIMESTAMP, DATE = range(11)
+# The fields of a node: its kind, the first of its children and their number, the hash table of a struct's names (where
+# it begins, its size - 1), where its own name is, and the smallest and largest integer.
+KIND, CHILD, CHILDREN, TABLE, TABLE_MASK, NAME_START, NAME_END, LOWEST, HIGHEST = range(9)
+NODE_FIELDS = 9
+# The fields of the tape, and the kinds of what is on it. Of a text, a number and raw JSON, A and B are where it begins
+# and ends; of an integer or boolean, A is its value; of a list or map, A is its first element's slot, B their number.
+NODE, SLOT, FOUND, A, B, ROW = range(6)
+TAPE_FIELDS = 6
+NOTHING, NULL, VALUE, PLAIN, ESCAPED, NUMBER, NOT_A_NUMBER, INFINITE, MINUS_INFINITE, RAW, OPENED, ELEMENTS = range(12)
+
+# What Jackson may be told to allow.
+COMMENTS, UNQUOTED_NAMES, SINGLE_QUOTES, LEADING_ZEROS, NOT_NUMBERS, ANY_ESCAPE, CONTROL = (
+    1 << bit for bit in range(7)
+)
+
+# The statuses of a document.
+FINE, EMPTY, SYNTAX, TRUNCATED, NO_OBJECT, TOO_DEEP, TOO_LONG_NUMBER, WRONG_TYPE, FULL = range(9)
+MAX_DEPTH = 1000
+MAX_DIGITS = 1000
+# The fields of an entry of the stack.
+_IS_ARRAY, _NODE, _SLOT, _FIRST, _CAPTURE = range(5)
+STACK_FIELDS = 5
+
+_ONES = np.uint64(0x0101010101010101)
+_HIGHS = np.uint64(0x8080808080808080)
+_BACKSLASHES = np.uint64(0x5C5C5C5C5C5C5C5C)
+_SPACES = np.uint64(0x2020202020202020)
+_NO_BITS = np.uint64(0)
+_QUOTE, _APOSTROPHE, _BACKSLASH = 0x22, 0x27, 0x5C
+
+_read = types.Array(types.uint8, 1, "C", readonly=True)
+_nodes = types.Array(types.int64, 2, "C", readonly=True)
+_table = types.Array(types.int64, 1, "C", readonly=True)
+_read_offsets = types.Array(types.int32, 1, "C", readonly=True)
+_bytes = types.uint8[::1]
+_int8s = types.int8[::1]
+_int32s = types.int32[::1]
+_int64s = types.int64[::1]
+_tape = types.int64[:, ::1]
+_number = types.int64
+
+
+@intrinsic
+def _load64(typing_context: Any, data: Any, position: Any) -> Any:
+    """Eight bytes as a little-endian number. Bounds are not checked."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        pointer = builder.gep(array.data, [arguments[1]])
+        loaded = builder.load(builder.bitcast(pointer, ir.IntType(64).as_pointer()))
+        loaded.align = 1
+        return loaded
+
+    return types.uint64(data, types.int64), generate
+
+
+@inlined
+def _is_digit(byte: Any) -> bool:
+    return 48 <= byte <= 57
+
+
+@inlined
+def _hex(byte: Any) -> Any:
+    """The value of a hexadecimal digit, -1 for another byte."""
+    if 48 <= byte <= 57:
+        return byte - 48
+    if 65 <= byte <= 70:
+        return byte - 55
+    if 97 <= byte <= 102:
+        return byte - 87
+    return -1
+
+
+@inlined
+def _text_end(data: Any, position: Any, end: Any, quote: Any, flags: Any) -> tuple[Any, Any]:
+    """(where the closing quote is, whether there are escapes); -1 where the text is wrong, -2 where it does not end."""
+    escaped = False
+    quotes = _ONES * np.uint64(quote)
+    while True:
+        while position + 8 <= end:
+            word = _load64(data, position)
+            to_quote, to_backslash = word ^ quotes, word ^ _BACKSLASHES
+            special = ((to_quote - _ONES) & ~to_quote) | ((to_backslash - _ONES) & ~to_backslash)
+            if (special | ((word - _SPACES) & ~word)) & _HIGHS != _NO_BITS:
+                break
+            position += 8
+        while position < end and data[position] >= 0x20 and data[position] != quote and data[position] != _BACKSLASH:
+            position += 1
+        if position >= end:
+            return -2, escaped
+        byte = data[position]
+        if byte == quote:
+            return position, escaped
+        if byte == _BACKSLASH:
+            escaped = True
+            if position + 1 >= end:
+                return -2, escaped
+            byte = data[position + 1]
+            if byte == 0x75:
+                if position + 6 > end:
+                    return -2, escaped
+                for digit in range(position + 2, position + 6):
+                    if _hex(data[digit]) < 0:
+                        return -1, escaped
+                position += 6
+                continue
+            known = (
+                byte == _QUOTE or byte == _BACKSLASH or byte == 0x2F or byte == 0x62
+                or byte == 0x66 or byte == 0x6E or byte == 0x72 or byte == 0x74
+            )  # fmt: skip
+            if not (known or flags & ANY_ESCAPE or (byte == _APOSTROPHE and flags & SINGLE_QUOTES)):
+                return -1, escaped
+            position += 2
+        elif flags & CONTROL:
+            position += 1
+        else:
+            return -1, escaped
+
+
+@inlined
+def _is_word(data: Any, position: Any, end: Any, word: Any) -> bool:
+    """Whether these bytes are there, and no letter or digit behind them."""
+    if position + len(word) > end:
+        return False
+    for index in range(len(word)):
+        if data[position + index] != word[index]:
+            return False
+    if position + len(word) == end:
+        return True
+    byte = data[position + len(word)]
+    return not (_is_digit(byte) or 65 <= byte <= 90 or 97 <= byte <= 122 or byte == 95 or byte == 36 or byte >= 0x80)
+
+
+@inlined
+def _number_end(data: Any, position: Any, end: Any, flags: Any) -> tuple[Any, Any, Any]:
+    """(position after a number, -1 for none and -2 for one too long; its kind; whether it is an integer)."""
+    byte = data[position]
+    start = position
+    if byte == 0x2D or byte == 0x2B:
+        position += 1
+        if position >= end:
+            return -1, NUMBER, False
+        if data[position] == 0x49:
+            found = MINUS_INFINITE if byte == 0x2D else INFINITE
+            if flags & NOT_NUMBERS and _is_word(data, position, end, (0x49, 0x4E, 0x46)):
+                return position + 3, found, False
+            if flags & NOT_NUMBERS and _is_word(data, position, end, (0x49, 0x6E, 0x66, 0x69, 0x6E, 0x69, 0x74, 0x79)):
+                return position + 8, found, False
+            return -1, NUMBER, False
+        if byte == 0x2B:
+            return -1, NUMBER, False
+    elif byte == 0x4E:
+        if flags & NOT_NUMBERS and _is_word(data, position, end, (0x4E, 0x61, 0x4E)):
+            return position + 3, NOT_A_NUMBER, False
+        return -1, NUMBER, False
+    elif byte == 0x49:
+        if flags & NOT_NUMBERS and _is_word(data, position, end, (0x49, 0x6E, 0x66, 0x69, 0x6E, 0x69, 0x74, 0x79)):
+            return position + 8, INFINITE, False
+        return -1, NUMBER, False
+    if not _is_digit(data[position]):
+        return -1, NUMBER, False
+    if data[position] == 0x30 and position + 1 < end and _is_digit(data[position + 1]) and not flags & LEADING_ZEROS:
+        return -1, NUMBER, False
+    marks = position - start
+    while position < end and _is_digit(data[position]):
+        position += 1
+    is_integer = True
+    if position < end and data[position] == 0x2E:
+        is_integer = False
+        marks += 1
+        position += 1
+        first = position
+        while position < end and _is_digit(data[position]):
+            position += 1
+        if position == first:
+            return -1, NUMBER, False
+    if position < end and (data[position] == 0x65 or data[position] == 0x45):
+        is_integer = False
+        marks += 1
+        position += 1
+        if position < end and (data[position] == 0x2D or data[position] == 0x2B):
+            marks += 1
+            position += 1
+        first = position
+        while position < end and _is_digit(data[position]):
+            position += 1
+        if position == first:
+            return -1, NUMBER, False
+    if position - start - marks > MAX_DIGITS:
+        return -2, NUMBER, False
+    return position, NUMBER, is_integer
+
+
+@inlined
+def _integer(data: Any, start: Any, end: Any, lowest: Any, highest: Any) -> tuple[Any, Any]:
+    """(an integer's value, whether it lies within these bounds)."""
+    negative = data[start] == 0x2D
+    value = np.int64(0)
+    # Downwards, because there is one negative number more.
+    limit = -(2**63)
+    for position in range(start + 1 if negative else start, end):
+        digit = np.int64(data[position] - 48)
+        if value < (limit + digit) // 10:
+            return 0, False
+        if value * 10 < limit + digit:
+            return 0, False
+        value = value * 10 - digit
+    if not negative:
+        if value == limit:
+            return 0, False
+        value = -value
+    return value, lowest <= value <= highest
+
+
+@inlined
+def _unescape(data: Any, start: Any, end: Any, out: Any, at: Any) -> Any:
+    """Copies a text without its escapes, which takes no more room. Returns the position after it."""
+    position = start
+    while position < end:
+        byte = data[position]
+        if byte != _BACKSLASH:
+            out[at] = byte
+            at += 1
+            position += 1
+            continue
+        byte = data[position + 1]
+        if byte != 0x75:
+            if byte == 0x62:
+                byte = 8
+            elif byte == 0x66:
+                byte = 12
+            elif byte == 0x6E:
+                byte = 10
+            elif byte == 0x72:
+                byte = 13
+            elif byte == 0x74:
+                byte = 9
+            out[at] = byte
+            at += 1
+            position += 2
+            continue
+        code = 0
+        for digit in range(position + 2, position + 6):
+            code = code * 16 + _hex(data[digit])
+        position += 6
+        if (
+            0xD800 <= code < 0xDC00
+            and position + 6 <= end
+            and data[position] == _BACKSLASH
+            and data[position + 1] == 0x75
+        ):
+            low = 0
+            for digit in range(position + 2, position + 6):
+                low = low * 16 + _hex(data[digit])
+            if 0xDC00 <= low < 0xE000:
+                code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
+                position += 6
+        if code < 0x80:
+            out[at] = code
+            at += 1
+        elif code < 0x800:
+            out[at] = 0xC0 | code >> 6
+            out[at + 1] = 0x80 | code & 0x3F
+            at += 2
+        elif 0xD800 <= code < 0xE000:
+            # Half of a pair, which Java writes so.
+            out[at] = 0x3F
+            at += 1
+        elif code < 0x10000:
+            out[at] = 0xE0 | code >> 12
+            out[at + 1] = 0x80 | code >> 6 & 0x3F
+            out[at + 2] = 0x80 | code & 0x3F
+            at += 3
+        else:
+            out[at] = 0xF0 | code >> 18
+            out[at + 1] = 0x80 | code >> 12 & 0x3F
+            out[at + 2] = 0x80 | code >> 6 & 0x3F
+            out[at + 3] = 0x80 | code & 0x3F
+            at += 4
+    return at
+
+
+@inlined
+def name_hash(first: Any, middle: Any, last: Any, size: Any) -> Any:
+    """Of a name that is not empty, by three of its bytes and its size."""
+    return size * 31 + first * 7 + middle * 13 + last * 3
+
+
+@inlined
+def _child(data: Any, start: Any, end: Any, nodes: Any, names: Any, hashes: Any, node: Any) -> Any:
+    """The child of a struct with this name, -1 where it has none."""
+    size = end - start
+    mask = nodes[node, TABLE_MASK]
+    place = 0
+    if size > 0:
+        place = (
+            name_hash(np.int64(data[start]), np.int64(data[start + size // 2]), np.int64(data[end - 1]), size) & mask
+        )
+    while True:
+        child = hashes[nodes[node, TABLE] + place]
+        if child < 0:
+            return -1
+        name = nodes[child, NAME_START]
+        if nodes[child, NAME_END] - name == size:
+            same = True
+            for index in range(size):
+                if names[name + index] != data[start + index]:
+                    same = False
+                    break
+            if same:
+                return child
+        place = (place + 1) & mask
+
+
+@inlined
+def _after_comment(data: Any, position: Any, end: Any) -> Any:
+    """The position after a comment that begins here; -1 where none begins, -2 where it does not end."""
+    if position + 1 >= end:
+        return -1
+    if data[position + 1] == 0x2F:
+        position += 2
+        while position < end and data[position] != 10 and data[position] != 13:
+            position += 1
+        return position
+    if data[position + 1] == 0x2A:
+        position += 2
+        while position + 1 < end:
+            if data[position] == 0x2A and data[position + 1] == 0x2F:
+                return position + 2
+            position += 1
+        return -2
+    return -1
+
+
+@inlined
+def _after_space(data: Any, position: Any, end: Any, flags: Any) -> Any:
+    """Where the next token begins, or the end."""
+    while position < end:
+        byte = data[position]
+        if byte == 0x20 or byte == 10 or byte == 13 or byte == 9:
+            position += 1
+        elif byte == 0x2F and flags & COMMENTS:
+            after = _after_comment(data, position, end)
+            if after == -2:
+                return end
+            if after < 0:
+                return position
+            position = after
+        else:
+            return position
+    return position
+
+
+@inlined
+def _is_special(data: Any, start: Any, end: Any) -> Any:
+    """Which of the numbers that are no numbers a text names; NOTHING where it names none."""
+    if _is_word(data, start, end, (0x4E, 0x61, 0x4E)) and end - start == 3:
+        return NOT_A_NUMBER
+    sign = data[start]
+    found = MINUS_INFINITE if sign == 0x2D else INFINITE
+    if sign == 0x2D or sign == 0x2B:
+        start += 1
+        if _is_word(data, start, end, (0x49, 0x4E, 0x46)) and end - start == 3:
+            return found
+    if _is_word(data, start, end, (0x49, 0x6E, 0x66, 0x69, 0x6E, 0x69, 0x74, 0x79)) and end - start == 8:
+        return found
+    return NOTHING
+
+
+_AFTER, _KEY, _FIRST_KEY, _ITEM, _FIRST_ITEM, _MEMBER = range(6)
+
+
+@inlined
+def _document(
+    data: Any, position: Any, end: Any, row: Any, flags: Any,
+    nodes: Any, names: Any, hashes: Any, tape: Any, used: Any, counts: Any, stack: Any, scratch: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    """(status, length of the tape) after one document."""
+    position = _after_space(data, position, end, flags)
+    if position >= end:
+        return EMPTY, used
+    if data[position] != 0x7B:
+        return NO_OBJECT, used
+    position += 1
+    depth = 1
+    stack[0, _IS_ARRAY], stack[0, _NODE], stack[0, _SLOT], stack[0, _CAPTURE] = 0, 0, row, -1
+    state, node, slot = _FIRST_KEY, -1, 0
+    while True:
+        position = _after_space(data, position, end, flags)
+        if position >= end:
+            return TRUNCATED, used
+        # A token needs two entries at most: the key of a map and its value.
+        if used + 2 > len(tape):
+            return FULL, used
+        byte = data[position]
+        if state == _KEY or state == _FIRST_KEY:
+            if byte != 0x7D or state == _KEY:
+                escaped = False
+                if byte == _QUOTE or (byte == _APOSTROPHE and flags & SINGLE_QUOTES):
+                    start = position + 1
+                    stop, escaped = _text_end(data, start, end, byte, flags)
+                    if stop < 0:
+                        return SYNTAX if stop == -1 else TRUNCATED, used
+                    position = stop + 1
+                elif flags & UNQUOTED_NAMES:
+                    start = position
+                    while position < end and (
+                        _is_digit(data[position]) or 65 <= data[position] <= 90 or 97 <= data[position] <= 122
+                        or data[position] >= 0x80 or data[position] == 95 or data[position] == 36
+                        or data[position] == 0x40 or data[position] == 0x23 or data[position] == 0x2A
+                        or data[position] == 0x2B or data[position] == 0x2D
+                    ):  # fmt: skip
+                        position += 1
+                    if position == start:
+                        return SYNTAX, used
+                    stop = position
+                else:
+                    return SYNTAX, used
+                position = _after_space(data, position, end, flags)
+                if position >= end:
+                    return TRUNCATED, used
+                if data[position] != 0x3A:
+                    return SYNTAX, used
+                position += 1
+                top = depth - 1
+                parent = stack[top, _NODE]
+                node = -1
+                if parent >= 0:
+                    if nodes[parent, KIND] == MAP:
+                        slot = counts[parent]
+                        counts[parent] += 1
+                        tape[used, NODE], tape[used, SLOT], tape[used, ROW] = nodes[parent, CHILD], slot, row
+                        tape[used, FOUND] = ESCAPED if escaped else PLAIN
+                        tape[used, A], tape[used, B] = start, stop
+                        used += 1
+                        node = nodes[parent, CHILD] + 1
+                    else:
+                        slot = stack[top, _SLOT]
+                        if not escaped:
+                            node = _child(data, start, stop, nodes, names, hashes, parent)
+                        elif stop - start <= len(scratch):
+                            size = _unescape(data, start, stop, scratch, 0)
+                            node = _child(scratch, 0, size, nodes, names, hashes, parent)
+                state = _MEMBER
+                continue
+        elif state == _AFTER:
+            if byte == 0x2C:
+                position += 1
+                state = _ITEM if stack[depth - 1, _IS_ARRAY] else _KEY
+                continue
+        elif state == _MEMBER or state == _ITEM or byte != 0x5D:
+            if state != _MEMBER:
+                parent = stack[depth - 1, _NODE]
+                node = -1
+                if parent >= 0:
+                    slot = counts[parent]
+                    counts[parent] += 1
+                    node = nodes[parent, CHILD]
+            kind = nodes[node, KIND] if node >= 0 else -1
+            state = _AFTER
+            found, first, second = NOTHING, np.int64(0), np.int64(0)
+            if byte == 0x7B or byte == 0x5B:
+                if depth >= MAX_DEPTH:
+                    return TOO_DEEP, used
+                is_array = byte == 0x5B
+                inner, capture = -1, -1
+                if kind == TEXT:
+                    capture = node
+                elif kind >= 0:
+                    if (kind == LIST) != is_array or kind > MAP:
+                        return WRONG_TYPE, used
+                    inner = node
+                    if kind == STRUCT:
+                        found = OPENED
+                stack[depth, _IS_ARRAY], stack[depth, _NODE], stack[depth, _SLOT] = is_array, inner, slot
+                stack[depth, _CAPTURE] = capture
+                stack[depth, _FIRST] = position if capture >= 0 else (counts[inner] if inner >= 0 else 0)
+                depth += 1
+                position += 1
+                state = _FIRST_ITEM if is_array else _FIRST_KEY
+            elif byte == _QUOTE or (byte == _APOSTROPHE and flags & SINGLE_QUOTES):
+                first = np.int64(position + 1)
+                stop, escaped = _text_end(data, position + 1, end, byte, flags)
+                if stop < 0:
+                    return SYNTAX if stop == -1 else TRUNCATED, used
+                position = stop + 1
+                second = np.int64(stop)
+                if kind >= 0:
+                    found = ESCAPED if escaped else PLAIN
+                    if kind == FLOAT:
+                        found = NOTHING
+                        if flags & NOT_NUMBERS and first < second and not escaped:
+                            found = _is_special(data, first, second)
+                        if found == NOTHING:
+                            return WRONG_TYPE, used
+                    elif not (
+                        kind == TEXT or kind == BYTES
+                        or (first < second and (kind == DECIMAL or kind == TIMESTAMP or kind == DATE))
+                    ):  # fmt: skip
+                        return WRONG_TYPE, used
+            elif byte == 0x74 and _is_word(data, position, end, (0x74, 0x72, 0x75, 0x65)):
+                if kind >= 0 and kind != TEXT and kind != BOOLEAN:
+                    return WRONG_TYPE, used
+                found = RAW if kind == TEXT else VALUE
+                first, second = (
+                    (np.int64(position), np.int64(position + 4)) if kind == TEXT else (np.int64(1), np.int64(0))
+                )
+                position += 4
+            elif byte == 0x66 and _is_word(data, position, end, (0x66, 0x61, 0x6C, 0x73, 0x65)):
+                if kind >= 0 and kind != TEXT and kind != BOOLEAN:
+                    return WRONG_TYPE, used
+                found = RAW if kind == TEXT else VALUE
+                if kind == TEXT:
+                    first, second = np.int64(position), np.int64(position + 5)
+                position += 5
+            elif byte == 0x6E and _is_word(data, position, end, (0x6E, 0x75, 0x6C, 0x6C)):
+                found = NULL
+                position += 4
+            else:
+                after, found, is_integer = _number_end(data, position, end, flags)
+                if after < 0:
+                    return SYNTAX if after == -1 else TOO_LONG_NUMBER, used
+                first, second = np.int64(position), np.int64(after)
+                position = after
+                if is_integer and data[first] == 0x2D and second - first == 2 and data[first + 1] == 0x30:
+                    # Jackson knows no negative integer zero.
+                    first += 1
+                if kind == TEXT:
+                    found = RAW
+                elif kind == INTEGER or (kind == TIMESTAMP and is_integer):
+                    if not is_integer:
+                        return WRONG_TYPE, used
+                    value, fits = _integer(data, first, second, nodes[node, LOWEST], nodes[node, HIGHEST])
+                    if not fits:
+                        return WRONG_TYPE, used
+                    found, first = VALUE, value
+                elif kind >= 0 and kind != FLOAT and not (kind == DECIMAL and found == NUMBER):
+                    return WRONG_TYPE, used
+            if node >= 0 and found != NOTHING:
+                tape[used, NODE], tape[used, SLOT], tape[used, FOUND] = node, slot, found
+                tape[used, A], tape[used, B], tape[used, ROW] = first, second, row
+                used += 1
+            continue
+        # The end of an object or of an array.
+        depth -= 1
+        if byte != (0x5D if stack[depth, _IS_ARRAY] else 0x7D):
+            return SYNTAX, used
+        position += 1
+        if depth == 0:
+            # Spark reads no further.
+            return FINE, used
+        inner, capture = stack[depth, _NODE], stack[depth, _CAPTURE]
+        if capture >= 0 or (inner >= 0 and nodes[inner, KIND] != STRUCT):
+            tape[used, SLOT], tape[used, ROW] = stack[depth, _SLOT], row
+            tape[used, A] = stack[depth, _FIRST]
+            if capture >= 0:
+                tape[used, NODE], tape[used, FOUND], tape[used, B] = capture, RAW, position
+            else:
+                tape[used, NODE], tape[used, FOUND] = inner, ELEMENTS
+                tape[used, B] = counts[inner] - stack[depth, _FIRST]
+            used += 1
+        state = _AFTER
+
+
+@compiled(
+    types.Tuple((_number, _number))(
+        _read, _read_offsets, _number, _number, _number, _nodes, _read, _table, _tape, _number, _int64s, _int64s, _tape,
+        _bytes, _int8s,
+    )
+)  # fmt: skip
+def scan(
+    data: Any, offsets: Any, row: Any, rows: Any, flags: Any, nodes: Any, names: Any, hashes: Any, tape: Any, used: Any,
+    counts: Any, before: Any, stack: Any, scratch: Any, statuses: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Walks the documents from `row` on whose status is FINE. Row r is in `data[offsets[r] : offsets[r + 1]]`.
+
+    Returns (the row where the tape is full, or `rows`; the length of the tape).
+    """
+    while row < rows:
+        if statuses[row] == FINE:
+            kept = used
+            for node in range(len(counts)):
+                before[node] = counts[node]
+            status, used = _document(
+                data, np.int64(offsets[row]), np.int64(offsets[row + 1]), row, flags,
+                nodes, names, hashes, tape, used, counts, stack, scratch,
+            )  # fmt: skip
+            if status != FINE:
+                used = kept
+                for node in range(len(counts)):
+                    counts[node] = before[node]
+                if status == FULL:
+                    return row, used
+                statuses[row] = status
+        row += 1
+    return row, used
+
+
+@compiled(_number(_read, _int8s, _int64s, _int64s, _int32s, _bytes))
+def gather(data: Any, found: Any, starts: Any, ends: Any, offsets: Any, out: Any) -> Any:
+    """Copies the texts of all slots behind each other. Returns their size."""
+    at = np.int64(0)
+    offsets[0] = 0
+    for slot in range(len(found)):
+        kind = found[slot]
+        if kind == ESCAPED:
+            at = np.int64(_unescape(data, starts[slot], ends[slot], out, at))
+        elif kind == PLAIN or kind == RAW or kind == NUMBER:
+            size = ends[slot] - starts[slot]
+            copy_bytes(out, at, data, starts[slot], size)
+            at += size
+        offsets[slot + 1] = at
+    return at

@@ -1,0 +1,140 @@
+"""Texts become dates, timestamps, decimals and bytes: what JSON and CSV have in common.
+
+What must stay true: a text that cannot be converted is reported by its index and never raises.
+"""
+
+import base64
+import binascii
+import decimal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from klamm.spark.formats import patterns
+from klamm.spark.formats.coding import Mask
+
+_EXACT = decimal.Context(prec=2000, rounding=decimal.ROUND_HALF_UP, Emax=10**6, Emin=-(10**6), traps=[])
+# What Arrow reads and Spark's own form means the same: no zone but Z, no fraction beyond microseconds.
+_COMMON_TIMESTAMP = r"^\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}:\d{2}(\.\d{1,6})?$"
+
+
+class Converter:
+    """Converts texts as the settings say (`dateFormat`, `timestampFormat`, `timestampNTZFormat`, `timeZone`)."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self._zone = settings.get("timeZone", "UTC").strip()
+        self._date = _pattern(settings.get("dateFormat"))
+        self._timestamp = _pattern(settings.get("timestampFormat"))
+        self._local = _pattern(settings.get("timestampNTZFormat"))
+
+    def convert(self, texts: pa.Array, data_type: pa.DataType) -> tuple[pa.Array, Mask | None]:
+        """(values, which texts were wrong)."""
+        if pa.types.is_timestamp(data_type):
+            return self._timestamps(texts, data_type)
+        if pa.types.is_date(data_type):
+            return each(texts, data_type, self._days)
+        if pa.types.is_decimal(data_type):
+            return each(texts, data_type, lambda text: to_decimal(text, data_type.precision, data_type.scale))
+        if pa.types.is_binary(data_type):
+            return each(texts, data_type, _from_base64)
+        raise ValueError(f"a text cannot become {data_type}")
+
+    def _timestamps(self, texts: pa.Array, data_type: pa.DataType) -> tuple[pa.Array, Mask | None]:
+        is_local = data_type.tz is None
+        if (self._local if is_local else self._timestamp) is None and (is_local or self._zone in ("UTC", "Z")):
+            fast = self._common(texts, data_type, may_end_in_z=not is_local)
+            if fast is not None:
+                return fast, None
+        return each(texts, data_type, self._local_micros if is_local else self._micros)
+
+    @staticmethod
+    def _common(texts: pa.Array, data_type: pa.DataType, *, may_end_in_z: bool) -> pa.Array | None:
+        """All the texts by Arrow's own loops, None if one is not in the common form."""
+        try:
+            plain = pc.utf8_rtrim(texts, characters="Z") if may_end_in_z else texts
+            longer = pc.subtract(pc.binary_length(texts), pc.binary_length(plain))
+            if not pc.all(pc.match_substring_regex(plain, _COMMON_TIMESTAMP)).as_py():
+                return None
+            if len(texts) and (pc.max(longer).as_py() or 0) > 1:
+                return None
+            return plain.cast(pa.timestamp("us")).cast(pa.int64()).cast(data_type)
+        except pa.ArrowInvalid:
+            return None
+
+    def _micros(self, text: str) -> int | None:
+        if self._timestamp is None:
+            return patterns.spark_timestamp(text, self._zone)
+        found = patterns.by_pattern(self._timestamp, text)
+        return None if found is None else patterns.to_utc(found[0] * patterns.DAY_US + found[1], found[2] or self._zone)
+
+    def _local_micros(self, text: str) -> int | None:
+        if self._local is None:
+            return patterns.spark_local_timestamp(text)
+        found = patterns.by_pattern(self._local, text)
+        return None if found is None else found[0] * patterns.DAY_US + found[1]
+
+    def _days(self, text: str) -> int | None:
+        if self._date is None:
+            return patterns.spark_date(text)
+        found = patterns.by_pattern(self._date, text)
+        return None if found is None else found[0]
+
+
+def each(texts: pa.Array, data_type: pa.DataType, convert: Callable[[str], Any | None]) -> tuple[pa.Array, Mask | None]:
+    """The texts one by one; a text that becomes None is wrong. The same text is converted once."""
+    known: dict[str, Any] = {}
+    values: list[Any] = []
+    wrong: list[int] = []
+    for index, text in enumerate(texts.to_pylist()):
+        if text is None:
+            values.append(None)
+            continue
+        if text not in known:
+            known[text] = convert(text)
+        values.append(known[text])
+        if values[-1] is None:
+            wrong.append(index)
+    is_number = pa.types.is_timestamp(data_type) or pa.types.is_date(data_type)
+    storage = (pa.int64() if pa.types.is_timestamp(data_type) else pa.int32()) if is_number else data_type
+    made = pa.array(values, storage)
+    return (made.cast(data_type) if is_number else made), mask_of(wrong, len(values))
+
+
+def mask_of(indexes: Sequence[int], length: int) -> Mask | None:
+    if not indexes:
+        return None
+    mask = np.zeros(length, np.bool_)
+    mask[list(indexes)] = True
+    return mask
+
+
+def to_decimal(text: str, precision: int, scale: int) -> decimal.Decimal | None:
+    """The number, rounded half up to the scale; None for a text that is none, and for a number that is too large."""
+    try:
+        # Java's DecimalFormat of Locale.US, which is what Spark reads them by.
+        number = decimal.Decimal(text.replace(",", "")) if "_" not in text and text == text.strip() else None
+    except decimal.InvalidOperation:
+        return None
+    if number is None or not number.is_finite():
+        return None
+    if number and number.adjusted() >= precision - scale:
+        return None
+    if number and number.adjusted() < -scale - 1:
+        return decimal.Decimal(0)
+    rounded = number.quantize(decimal.Decimal(1).scaleb(-scale), context=_EXACT)
+    fits = rounded.is_finite() and rounded.adjusted() < precision - scale
+    return rounded if fits or not rounded else None
+
+
+def _from_base64(text: str) -> bytes | None:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _pattern(text: str | None) -> Any:
+    return None if text is None else patterns.pattern(text)
