@@ -52,6 +52,9 @@ class Encoder(Protocol):
 _MODULES = {STRING: "strings", JSON: "json", CSV: "csv", AVRO: "avro", PROTOBUF: "protobuf"}
 
 
+_PACKAGES = {PROTOBUF: "protobuf"}
+
+
 def make_decoder(column: ColumnFormat, data_type: pa.DataType) -> Decoder:
     """A decoder of the format for this type. Raises ValueError for a type that the format cannot have."""
     made: Decoder = _module(column.name).decoder(column, data_type)
@@ -68,6 +71,7 @@ def _module(name: str) -> Any:
     try:
         return importlib.import_module(f"klamm.spark.formats.{_MODULES[name]}")
     except ModuleNotFoundError as error:
+        package = _PACKAGES.get(name, error.name)
         raise MissingLibrary(
-            f"the format {name} needs the package {error.name}: pip install 'klamm[formats]', also on the workers"
+            f"the format {name} needs the package {package}: pip install 'klamm[formats]', also on the workers"
         ) from None

@@ -112,7 +112,7 @@ def spark_timestamp(text: str, default_zone: str) -> int | None:
 
 
 def spark_local_timestamp(text: str) -> int | None:
-    """Like `spark_timestamp`, for a type without a zone: a text with one is none."""
+    """Microseconds of a text in Spark's own form without a zone; None for a text that has a zone."""
     found = _timestamp(text.strip(_BLANK))
     return None if found is None or found[1] else found[0]
 

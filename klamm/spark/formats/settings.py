@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 BINARY, STRING, JSON, CSV, AVRO, PROTOBUF = "binary", "string", "json", "csv", "avro", "protobuf"
-FORMATS = (BINARY, STRING, JSON)
+FORMATS = (BINARY, STRING, JSON, AVRO, PROTOBUF)
 
 
 class MissingLibrary(RuntimeError):
@@ -32,6 +32,7 @@ class ColumnFormat:
     - `schema`: DDL text (JSON, CSV), Avro's JSON, or a FileDescriptorSet in base64 (Protobuf), if any.
     - `message`: the full name of Protobuf's message.
     - `settings`: the format's own options that were given, by Spark's names, in the order of their names.
+    - `reader_schema`: Avro's schema to which values of `schema` are resolved, where that is another one.
     """
 
     column: str
@@ -39,6 +40,7 @@ class ColumnFormat:
     schema: str | None = None
     message: str | None = None
     settings: tuple[tuple[str, str], ...] = ()
+    reader_schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
