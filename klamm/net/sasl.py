@@ -1,19 +1,22 @@
-"""SASL of the wire client: authenticates a fresh connection by PLAIN or SCRAM (KIP-43, KIP-84, KIP-152).
+"""SASL of the wire client: authenticates a fresh connection by PLAIN, SCRAM or OAUTHBEARER (KIP-43, KIP-84, KIP-152,
+KIP-255).
 
 What must stay true:
-- No error message contains a password. Only PLAIN sends the password to the broker.
+- No error message contains a password or a token. Only PLAIN sends the password to the broker.
 - With SCRAM the broker too has proved that it knows the password before the connection is used.
 - A refusal raises `AuthenticationFailed`, which is never retried. Only a lost connection is worth another attempt.
 
-Source: org.apache.kafka.common.security.authenticator.SaslClientAuthenticator; RFC 4616 for PLAIN.
+Source: org.apache.kafka.common.security.authenticator.SaslClientAuthenticator; RFC 4616 for PLAIN,
+RFC 7628 for OAUTHBEARER.
 """
 
 from collections.abc import Awaitable, Callable
 
-from klamm.environment import Random
-from klamm.net.client import AuthenticationFailed, Connection
+from klamm.environment import Random, SystemEnvironment
+from klamm.net.client import AuthenticationFailed, Connection, NotSent
+from klamm.net.oauth import OAuthOptions
 from klamm.net.scram import ScramClient, ScramError
-from klamm.net.security import SaslOptions
+from klamm.net.security import OAUTHBEARER, SaslOptions
 from klamm.protocol.apis.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from klamm.protocol.apis.sasl_handshake import SaslHandshakeRequest
 from klamm.protocol.errors import ErrorCode, error_name
@@ -24,9 +27,14 @@ _SCRAM_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
 _NONCE_BITS = 192
 
+_SEPARATOR = "\x01"
+
 
 def authenticator(options: SaslOptions, random: Random) -> Callable[[Connection], Awaitable[int]]:
     """Makes the function for `ConnectionOptions.authenticate`. Nonces are drawn from `random`."""
+
+    if options.oauth is not None:
+        return _bearer(options.oauth)
 
     async def authenticate(connection: Connection) -> int:
         mechanism, username, password = options.mechanism, options.username, options.password
@@ -38,6 +46,34 @@ def authenticator(options: SaslOptions, random: Random) -> Callable[[Connection]
             scram = ScramClient(_SCRAM_HASHES[mechanism], username, password, nonce)
             answer = await _exchange_scram(connection, mechanism, scram)
         # Version 0 of the response has no session lifetime.
+        return int(answer.session_lifetime_ms or 0)
+
+    return authenticate
+
+
+def _bearer(options: OAuthOptions) -> Callable[[Connection], Awaitable[int]]:
+    # Imported here, because it loads an HTTP client.
+    from klamm.net.oauth_tokens import Tokens
+
+    tokens = Tokens(options, SystemEnvironment())
+
+    async def authenticate(connection: Connection) -> int:
+        token = await tokens.get()
+        await _handshake(connection, OAUTHBEARER)
+        pairs = [("auth", f"Bearer {token.text}"), *options.extensions]
+        message = f"n,,{_SEPARATOR}{''.join(f'{name}={text}{_SEPARATOR}' for name, text in pairs)}{_SEPARATOR}"
+        try:
+            answer = await _exchange(connection, OAUTHBEARER, message.encode())
+            if answer.auth_bytes:
+                # The broker says what is wrong, and refuses when the client has taken note.
+                await _exchange(connection, OAUTHBEARER, _SEPARATOR.encode())
+                raise AuthenticationFailed(f"{connection}: {OAUTHBEARER}: the broker refuses the token")
+        except AuthenticationFailed as error:
+            tokens.forget(token)
+            if token.is_kept:
+                # It may have been revoked; the next attempt has a new one.
+                raise NotSent(*error.args) from None
+            raise
         return int(answer.session_lifetime_ms or 0)
 
     return authenticate
@@ -77,8 +113,9 @@ def _check(connection: Connection, code: int, mechanism: str, why: str | None) -
     if code == ErrorCode.NONE:
         return
     if code == ErrorCode.SASL_AUTHENTICATION_FAILED:
+        what = "the token" if mechanism == OAUTHBEARER else "user name and password"
         raise AuthenticationFailed(
-            f"{connection}: {mechanism}: the broker refuses user name and password; see sasl.jaas.config"
+            f"{connection}: {mechanism}: the broker refuses {what}; see sasl.jaas.config"
             f" (the broker says: {why or 'nothing'})"
         )
     raise AuthenticationFailed(f"{connection}: {mechanism}: {error_name(code)}: {why or 'the broker does not say why'}")

@@ -14,16 +14,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from klamm.config.listeners import SECURITY_PROTOCOLS
-from klamm.net.jaas import JaasError, parse_login_module
+from klamm.net.jaas import JaasError, LoginModule, parse_login_module
+from klamm.net.oauth import IGNORED_BY_KAFKA, OAuthError, OAuthOptions, oauth_options
+from klamm.net.oauth import PROPERTIES as OAUTH_PROPERTIES
+from klamm.net.oauth import WITHOUT_EFFECT as OAUTH_WITHOUT_EFFECT
 from klamm.net.pem import certificates, private_keys
 
 TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
 
+OAUTHBEARER = "OAUTHBEARER"
 # The Java class that `sasl.jaas.config` names, without its package, which differs in some distributions.
 _LOGIN_MODULES = {
     "PLAIN": "PlainLoginModule",
     "SCRAM-SHA-256": "ScramLoginModule",
     "SCRAM-SHA-512": "ScramLoginModule",
+    OAUTHBEARER: "OAuthBearerLoginModule",
 }
 MECHANISMS = tuple(_LOGIN_MODULES)
 
@@ -39,7 +44,7 @@ _TLS_PROPERTIES = (
     "ssl.endpoint.identification.algorithm",
     "ssl.enabled.protocols",
 )
-_SASL_PROPERTIES = ("sasl.mechanism", "sasl.jaas.config")
+_SASL_PROPERTIES = ("sasl.mechanism", "sasl.jaas.config", *OAUTH_PROPERTIES, *OAUTH_WITHOUT_EFFECT)
 PROPERTIES = ("security.protocol", *_TLS_PROPERTIES, *_SASL_PROPERTIES)
 """The properties that `security_options` understands."""
 
@@ -68,12 +73,7 @@ REFUSED = {
     "sasl.kerberos.service.name": _NO_LOGIN,
     "sasl.kerberos.ticket.renew.jitter": _NO_LOGIN,
     "sasl.kerberos.ticket.renew.window.factor": _NO_LOGIN,
-    "sasl.login.callback.handler.class": _NO_LOGIN,
     "sasl.login.class": _NO_LOGIN,
-    "sasl.login.refresh.buffer.seconds": _NO_LOGIN,
-    "sasl.login.refresh.min.period.seconds": _NO_LOGIN,
-    "sasl.login.refresh.window.factor": _NO_LOGIN,
-    "sasl.login.refresh.window.jitter": _NO_LOGIN,
 }
 """Further properties of Java's clients, and why they are refused."""
 
@@ -104,11 +104,12 @@ class TlsOptions:
 
 @dataclass(frozen=True, slots=True)
 class SaslOptions:
-    """The client's credentials. `mechanism` is one of MECHANISMS."""
+    """The client's credentials. `mechanism` is one of MECHANISMS; OAUTHBEARER has `oauth`, the others the rest."""
 
     mechanism: str
-    username: str
-    password: str = field(repr=False)
+    username: str = ""
+    password: str = field(default="", repr=False)
+    oauth: OAuthOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,23 +236,43 @@ def _sasl(properties: Mapping[str, str]) -> SaslOptions:
         )
     if mechanism not in MECHANISMS:
         raise SecurityError(f"sasl.mechanism is {mechanism!r}; allowed: {allowed}")
-    module_name = _LOGIN_MODULES[mechanism]
+    if mechanism == OAUTHBEARER:
+        return _oauth(properties)
+    for name in (*OAUTH_PROPERTIES, *OAUTH_WITHOUT_EFFECT):
+        if name in properties:
+            raise SecurityError(f"{name} has no effect with sasl.mechanism={mechanism}; did you mean {OAUTHBEARER}?")
+    module = _login_module(properties, mechanism)
+    login = {name: value for name, value in module.options.items() if name not in IGNORED_BY_KAFKA}
+    if set(login) != {"username", "password"}:
+        raise SecurityError("sasl.jaas.config does not have exactly the options username and password")
+    username, password = login["username"], login["password"]
+    for name, value in login.items():
+        if not value or "\0" in value or not is_encodable(value):
+            raise SecurityError(f"sasl.jaas.config has a {name} that is empty or has an invalid character")
+    return SaslOptions(mechanism, username, password)
+
+
+def _oauth(properties: Mapping[str, str]) -> SaslOptions:
+    # With a token endpoint and its client in properties of their own (KIP-1139), the line says nothing.
+    login = _login_module(properties, OAUTHBEARER).options if "sasl.jaas.config" in properties else {}
+    try:
+        return SaslOptions(OAUTHBEARER, oauth=oauth_options(properties, login))
+    except OAuthError as error:
+        raise SecurityError(str(error)) from None
+
+
+def _login_module(properties: Mapping[str, str], mechanism: str) -> LoginModule:
+    name = _LOGIN_MODULES[mechanism]
     line = properties.get("sasl.jaas.config")
     if line is None:
-        raise SecurityError(f'sasl.jaas.config is missing; allowed: ...{module_name} required username="..." ...;')
+        raise SecurityError(f'sasl.jaas.config is missing; allowed: ...{name} required username="..." ...;')
     try:
         module = parse_login_module(line)
     except JaasError as error:
         raise SecurityError(f"sasl.jaas.config, {error}") from None
-    if module.name.rpartition(".")[2] != module_name:
-        raise SecurityError(f"sasl.jaas.config does not name the login module of {mechanism}; allowed: {module_name}")
-    if set(module.options) != {"username", "password"}:
-        raise SecurityError("sasl.jaas.config does not have exactly the options username and password")
-    username, password = module.options["username"], module.options["password"]
-    for name, value in module.options.items():
-        if not value or "\0" in value or not is_encodable(value):
-            raise SecurityError(f"sasl.jaas.config has a {name} that is empty or has an invalid character")
-    return SaslOptions(mechanism, username, password)
+    if module.name.rpartition(".")[2] != name:
+        raise SecurityError(f"sasl.jaas.config does not name the login module of {mechanism}; allowed: {name}")
+    return module
 
 
 def is_encodable(text: str) -> bool:

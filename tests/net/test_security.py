@@ -125,7 +125,7 @@ def test_options_tell_no_secret_and_can_be_sent() -> None:
         ({**TLS, "ssl.enabled.protocols": ""}, "is ''; allowed: TLSv1.2, TLSv1.3"),
         ({"security.protocol": "SASL_SSL"}, "sasl.mechanism is missing; allowed: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
         ({**SASL, "sasl.mechanism": "GSSAPI"}, "is 'GSSAPI'; allowed: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
-        ({**SASL, "sasl.mechanism": "OAUTHBEARER"}, "is 'OAUTHBEARER'; allowed: PLAIN"),
+        ({**SASL, "sasl.mechanism": "OAUTHBEARER"}, "name the login module of OAUTHBEARER; allowed: OAuthBearerLogin"),
         ({**SASL, "sasl.mechanism": "SCRAM-SHA-256"}, "allowed: ScramLoginModule"),
         (
             {**SASL, "sasl.jaas.config": SCRAM_LINE},
