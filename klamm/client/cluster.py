@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from klamm.client.options import ClientOptions
+from klamm.client.read_replicas import ReadReplicas
 from klamm.environment import Random
 from klamm.net.client import (
     Address,
@@ -167,12 +168,15 @@ class ClusterClient:
         bootstrap: Sequence[Address],
         options: ConnectionOptions | None = None,
         retry: RetryPolicy | None = None,
+        rack: str = "",
     ) -> None:
         if not bootstrap:
             raise ValueError("no bootstrap address")
         self.metadata = ClusterMetadata()
         # The coordinators of groups, by broker id, as far as they were asked for and not found wrong.
         self.coordinators: dict[str, int] = {}
+        # Consumers of this client read from followers in its rack.
+        self.read_replicas = ReadReplicas(rack)
         self._bootstrap = list(bootstrap)
         self._options = options or ConnectionOptions()
         self.retry = retry or RetryPolicy()
@@ -311,6 +315,7 @@ class ClusterClient:
         client = ClusterClient(self._bootstrap, self._options, self.retry)
         client.metadata = copy.copy(self.metadata)
         client.metadata.topics = dict(self.metadata.topics)
+        client.read_replicas = self.read_replicas
         return client
 
     @property
@@ -470,6 +475,7 @@ def make_client(options: ClientOptions, random: Random) -> ClusterClient:
             authenticate=None if sasl is None else authenticator(sasl, random),
         ),
         RetryPolicy(options.retry_timeout_ms, options.retry_backoff_ms, options.retry_backoff_max_ms),
+        options.client_rack,
     )
 
 

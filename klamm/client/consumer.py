@@ -26,6 +26,7 @@ from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetad
 from klamm.client.fetching import FetchFrom, fetch_request, leader_epoch_ends, readable_batches
 from klamm.client.offsets import list_offsets
 from klamm.client.options import ConsumerOptions, OffsetReset
+from klamm.client.read_replicas import NO_FOLLOWER, Source
 from klamm.net.client import Disconnected, NotSent
 from klamm.protocol.apis.fetch import AbortedTransaction, PartitionData
 from klamm.protocol.compression import decompress
@@ -464,26 +465,32 @@ class Consumer:
     # -- fetches --------------------------------------------------------------------------------------------------
 
     def _start_fetches(self) -> None:
-        """Asks every leader whose partitions have room for records, and that is not being asked.
+        """Asks every broker whose partitions have room for records, and that is not being asked.
 
         While one of them has no room the others wait for it: an answer may be a while in coming when they are idle, and
         that one would wait for it.
         """
         wanted: dict[int, list[tuple[_Partition, PartitionMetadata]]] = {}
         full: set[int] = set()
+        versions: dict[int, int] = {}
         for state in self._partitions.values():
             metadata = self._metadata(state)
             if metadata is None or not self._is_wanted(state):
                 continue
-            wanted.setdefault(metadata.leader, []).append((state, metadata))
+            source = self._client.read_replicas.source(state.name, metadata)
+            wanted.setdefault(source.broker, []).append((state, metadata))
+            if source.max_version is not None:
+                # A request has one version: if one of its partitions is not to be sent elsewhere, none is.
+                versions[source.broker] = source.max_version
             if state.answers >= MAX_ANSWERS:
-                full.add(metadata.leader)
-        for leader, partitions in wanted.items():
+                full.add(source.broker)
+        for broker, partitions in wanted.items():
             room_bytes = self._options.fetch_max_bytes - self._held_bytes
-            if room_bytes > 0 and leader not in full | self._failed_leaders | self._fetches.keys():
+            if room_bytes > 0 and broker not in full | self._failed_leaders | self._fetches.keys():
                 max_bytes = min(room_bytes, len(partitions) * self._options.max_partition_fetch_bytes)
                 self._held_bytes += max_bytes
-                self._fetches[leader] = start_task(self._fetch(leader, partitions, max_bytes), self._fail)
+                fetch = self._fetch(broker, partitions, max_bytes, versions.get(broker))
+                self._fetches[broker] = start_task(fetch, self._fail)
 
     def _is_wanted(self, state: _Partition) -> bool:
         return (
@@ -494,45 +501,57 @@ class Consumer:
         )
 
     async def _fetch(
-        self, leader: int, partitions: Sequence[tuple[_Partition, PartitionMetadata]], max_bytes: int
+        self,
+        broker: int,
+        partitions: Sequence[tuple[_Partition, PartitionMetadata]],
+        max_bytes: int,
+        max_version: int | None,
     ) -> None:
-        """One request to a leader."""
+        """One request to the leader of these partitions, or to a follower in this client's rack."""
         options = self._options
-        asked = {state.name: (state, metadata.leader_epoch) for state, metadata in partitions}
+        asked = {state.name: (state, metadata) for state, metadata in partitions}
         request = fetch_request(
             {
-                state.name: FetchFrom(state.fetch_offset, leader_epoch, options.max_partition_fetch_bytes)
-                for state, leader_epoch in asked.values()
+                state.name: FetchFrom(state.fetch_offset, metadata.leader_epoch, options.max_partition_fetch_bytes)
+                for state, metadata in asked.values()
             },
             max_bytes=max_bytes,
             max_wait_ms=options.fetch_max_wait_ms,
             min_bytes=options.fetch_min_bytes,
             isolation_level=options.isolation_level,
+            rack_id=self._client.read_replicas.rack,
         )
         try:
-            connection = await self._client.connection_to(leader)
+            connection = await self._client.connection_to(broker)
             timeout_ms = self._client.request_timeout_ms + options.fetch_max_wait_ms
-            response = await connection.send(ApiKey.FETCH, lambda version: request, timeout_ms=timeout_ms)
+            version = Source(broker, False, max_version).version_of(connection)
+            response = await connection.send(ApiKey.FETCH, lambda _: request, version=version, timeout_ms=timeout_ms)
             if response.error_code != ErrorCode.NONE:
-                raise KafkaError(ErrorCode(response.error_code), f"broker {leader} refuses to fetch")
+                raise KafkaError(ErrorCode(response.error_code), f"broker {broker} refuses to fetch")
             for topic in response.responses:
                 for answer in topic.partitions:
-                    state, leader_epoch = asked[TopicPartition(topic.topic, answer.partition_index)]
+                    state, metadata = asked[TopicPartition(topic.topic, answer.partition_index)]
                     if self._is_current(state):
-                        self._received(state, leader_epoch, answer)
+                        self._received(state, metadata, broker, answer)
         except (NotSent, Disconnected, KafkaError):
             self._stale = self._is_failing = True
-            self._failed_leaders.add(leader)
+            self._failed_leaders.add(broker)
+            for state, metadata in partitions:
+                if metadata.leader != broker:
+                    self._client.read_replicas.leave(state.name, metadata)
         finally:
-            del self._fetches[leader]
+            del self._fetches[broker]
             self._held_bytes -= max_bytes
         if self._stale:
             self._wake.set()
         self._start_fetches()
 
-    def _received(self, state: _Partition, leader_epoch: int, answer: PartitionData) -> None:
+    def _received(self, state: _Partition, metadata: PartitionMetadata, broker: int, answer: PartitionData) -> None:
         code = ErrorCode(answer.error_code)
-        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+        if code is not ErrorCode.NONE and broker != metadata.leader:
+            # Only the leader says what is wrong.
+            self._client.read_replicas.leave(state.name, metadata)
+        elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
             state.is_out_of_range = True
             self._wake.set()
         elif code is not ErrorCode.NONE:
@@ -541,8 +560,12 @@ class Consumer:
                 state, KafkaError(code, f"the leader refuses to fetch from offset {state.fetch_offset} on")
             )
         else:
-            state.valid_epoch = leader_epoch
+            state.valid_epoch = metadata.leader_epoch
+            if answer.preferred_read_replica != NO_FOLLOWER and not answer.records:
+                self._client.read_replicas.redirect(state.name, metadata, answer.preferred_read_replica)
             if answer.records:
+                if broker != metadata.leader:
+                    self._client.read_replicas.serves(state.name)
                 self._keep(state, answer.records, answer.aborted_transactions)
 
     def _keep(self, state: _Partition, records: Buffer, aborted: Sequence[AbortedTransaction] | None) -> None:

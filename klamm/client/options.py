@@ -30,6 +30,8 @@ class ClientOptions:
     retry_backoff_ms: int = 50
     retry_backoff_max_ms: int = 1_000
     security: SecurityOptions = PLAINTEXT
+    # Where the client is: followers there may serve its fetches (client.rack).
+    client_rack: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ _NUMBERS: Final = {
     "retry.backoff.ms": ("retry_backoff_ms", 1),
     "retry.backoff.max.ms": ("retry_backoff_max_ms", 1),
 }
-CLIENT_PROPERTIES: Final = ("bootstrap.servers", "client.id", *_NUMBERS, *SECURITY_PROPERTIES)
+CLIENT_PROPERTIES: Final = ("bootstrap.servers", "client.id", "client.rack", *_NUMBERS, *SECURITY_PROPERTIES)
 """The properties that `client_options` puts into effect."""
 
 _PRODUCER_NUMBERS: Final = {
@@ -91,7 +91,6 @@ CONSUMER_PROPERTIES: Final = (
 )
 PROPERTIES_WITHOUT_EFFECT: Final = (
     "client.dns.lookup",
-    "client.rack",
     "connections.max.idle.ms",
     "metadata.max.age.ms",
     "metadata.max.idle.ms",
@@ -108,8 +107,7 @@ PROPERTIES_WITHOUT_EFFECT: Final = (
 )
 """Properties of Java's clients that klamm's client accepts and that change nothing."""
 
-# Names of other clients than Java's, and what to write instead.
-_ELSEWHERE: Final = {
+ELSEWHERE: Final = {
     "sasl.username": "the credentials are in sasl.jaas.config",
     "sasl.password": "the credentials are in sasl.jaas.config",
     "sasl.mechanisms": "the name is sasl.mechanism",
@@ -117,6 +115,7 @@ _ELSEWHERE: Final = {
     "ssl.certificate.location": "ssl.keystore.location holds the certificate and its key",
     "ssl.key.location": "ssl.keystore.location holds the certificate and its key",
 }
+"""Names of other clients than Java's, and what to write instead."""
 
 
 class PropertyError(ValueError):
@@ -145,7 +144,12 @@ def client_options(
         options = replace(defaults or ClientOptions(()), bootstrap=bootstrap, security=security_options(security))
     except SecurityError as error:
         raise PropertyError(str(error)) from None
-    return replace(options, client_id=given.get("client.id") or options.client_id, **numbers(given, _NUMBERS))
+    return replace(
+        options,
+        client_id=given.get("client.id") or options.client_id,
+        client_rack=given.get("client.rack", ""),
+        **numbers(given, _NUMBERS),
+    )
 
 
 def producer_options(properties: Mapping[str, str], defaults: ProducerOptions) -> ProducerOptions:
@@ -202,8 +206,8 @@ def check_names(properties: Collection[str], *, used: Collection[str] = ()) -> N
             continue
         if name in REFUSED:
             raise PropertyError(f"{name} is not supported: {REFUSED[name]}")
-        if name in _ELSEWHERE:
-            raise PropertyError(f"{name} is not a property of Java's clients: {_ELSEWHERE[name]}")
+        if name in ELSEWHERE:
+            raise PropertyError(f"{name} is not a property of Java's clients: {ELSEWHERE[name]}")
         if not _NAME.fullmatch(name):
             # A value on a line of its own, after a forgotten backslash, may be a password.
             raise PropertyError("a name is not letters, digits and dots; does a line end without its backslash?")

@@ -101,7 +101,7 @@ class Identity(NamedTuple):
     producer_epoch: int
 
 
-_NO_IDENTITY = Identity(NO_PRODUCER_ID, -1)
+NO_IDENTITY = Identity(NO_PRODUCER_ID, -1)
 
 
 async def init_producer_id(client: ClusterClient) -> Identity:
@@ -466,7 +466,7 @@ class PartitionQueue:
         batch = self.batches[index]
         if batch.data is not None:
             return
-        identity, sequence = _NO_IDENTITY, NO_SEQUENCE
+        identity, sequence = NO_IDENTITY, NO_SEQUENCE
         if self.options.enable_idempotence and self.options.acks == ACKS_ALL:
             if self.identity is None:
                 new = self.sender.init_producer_id if self.needs_new_identity else self.sender.identity

@@ -2,9 +2,12 @@
 program, as the leader, names the other as the follower, and each follower serves them."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from klamm.client.read_replicas import ReadReplicas
+from klamm.spark import arrow
 from support.clients import Librdkafka, Record
 from support.durability.brokers import ProcessBrokers
 from support.rack_readers import READERS, RackReader
@@ -12,6 +15,14 @@ from support.rack_readers import READERS, RackReader
 SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 # (leader, follower); broker 0 is Kafka's.
 PAIRS = [(0, 1), (1, 0), (1, 2)]
+
+
+def _followers_answers(bootstrap: str, topic: str, rack: str) -> int:
+    """Reads 500 records with klamm's reader; returns how many answers with records came from a follower."""
+    with patch.object(ReadReplicas, "serves", autospec=True) as serves:
+        read = arrow.read(bootstrap, subscribe=topic, columns=["value"], options={"kafka.client.rack": rack})
+        assert read.read_all()["value"].to_pylist() == [b"value"] * 500
+    return serves.call_count
 
 
 def test_either_program_sends_consumers_to_the_other(kafka_jars: Path, tmp_path: Path) -> None:
@@ -33,6 +44,7 @@ def test_either_program_sends_consumers_to_the_other(kafka_jars: Path, tmp_path:
                 ]
                 for reader in readers:
                     reader.wait_until(follower, 500)
+                assert _followers_answers(brokers.bootstrap, topic, f"rack-{follower}") > 0
                 Librdkafka.write(brokers.bootstrap, topic, [Record(b"value")] * 500)
                 for reader in readers:
                     reader.wait_until(follower, 1000)

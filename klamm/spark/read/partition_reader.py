@@ -10,6 +10,8 @@ What must stay true:
   with old metadata may report an offset after its log's end, an unknown topic or another topic id; the reader accepts
   such an answer only if all answers agree for `GRACE_MS`, and a log that ends within the range only after
   `poll_timeout_ms`.
+- A follower, from which a client with a rack reads (KIP-392), only returns records; what has become of others, the
+  leader says.
 - At most two fetches are in memory, beside the record batches that the caller holds.
 
 Source: org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer; KIP-320, KIP-516.
@@ -25,8 +27,9 @@ import pyarrow as pa
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata
 from klamm.client.fetching import FetchFrom, fetch_request
 from klamm.client.offsets import asked_at, list_offsets_of_leader
+from klamm.client.read_replicas import NO_FOLLOWER, Source
 from klamm.client.threads import Work, start
-from klamm.net.client import Connection, Disconnected, NotSent
+from klamm.net.client import ClientError, Connection, Disconnected, NotSent
 from klamm.protocol.apis.fetch import FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -132,6 +135,7 @@ class _Fetcher:
         self._options = options
         self._range = records
         self._partition = records.partition
+        self._name = TopicPartition(records.topic, records.partition)
 
     def __str__(self) -> str:
         return f"{self._range.topic}-{self._partition}"
@@ -211,8 +215,20 @@ class _Fetcher:
     ) -> PartitionData | Loss | int:
         """One fetch: records, or lost offsets, or the next offset that may have records."""
         state = self._state(client)
+        source = client.read_replicas.source(self._name, state)
+        if source.is_follower:
+            records = await self._from_follower(client, state, source, offset, max_bytes)
+            # Without records from the follower, the next attempt asks the leader.
+            return offset if records is None else records
         connection = await self._connection(client, state)
-        answer = _only(await connection.send(ApiKey.FETCH, lambda _: self._request(state, offset, max_bytes)))
+        rack = client.read_replicas.rack
+        answer = _only(
+            await connection.send(
+                ApiKey.FETCH,
+                lambda _: self._request(state, offset, max_bytes, rack),
+                version=source.version_of(connection),
+            )
+        )
         if answer is None:
             # A response without the partition is that of a broker that throttles us.
             raise self._error(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "the leader answers without records")
@@ -224,6 +240,9 @@ class _Fetcher:
             raise self._error(answer.error_code, f"broker {state.leader} refuses to fetch from offset {offset}")
         if answer.records:
             return answer
+        if answer.preferred_read_replica != NO_FOLLOWER:
+            client.read_replicas.redirect(self._name, state, answer.preferred_read_replica)
+            return offset
         readable = answer.last_stable_offset if self._options.read_committed else answer.high_watermark
         if readable >= self._range.end_offset:
             # A leader returns at least one batch where there is one, so compaction has left none.
@@ -239,6 +258,22 @@ class _Fetcher:
             f"nothing to read at offset {offset} of a range that ends at {self._range.end_offset}:"
             f" the {what} is {readable}",
         )
+
+    async def _from_follower(
+        self, client: ClusterClient, state: PartitionMetadata, source: Source, offset: int, max_bytes: int
+    ) -> PartitionData | None:
+        """The records of a follower. Anything else that it says is the leader's to say: the follower is left."""
+        try:
+            connection = await client.connection_to(source.broker)
+            answer = _only(await connection.send(ApiKey.FETCH, lambda _: self._request(state, offset, max_bytes, "")))
+        except (ClientError, KafkaError) as error:
+            logger.debug("%s: follower %d: %s", self, source.broker, error)
+            answer = None
+        if answer is not None and answer.error_code == ErrorCode.NONE and answer.records:
+            client.read_replicas.serves(self._name)
+            return answer
+        client.read_replicas.leave(self._name, state)
+        return None
 
     async def _out_of_range(self, connection: Connection, state: PartitionMetadata, offset: int) -> Loss:
         """The loss if the leader does not have the offset."""
@@ -257,19 +292,19 @@ class _Fetcher:
         raise _Passing(self._out_of_range_error(offset))
 
     async def _log_offset(self, connection: Connection, state: PartitionMetadata, which: int) -> int:
-        asked = {TopicPartition(self._range.topic, self._partition): asked_at(which, state)}
+        asked = {self._name: asked_at(which, state)}
         (answer,) = (await list_offsets_of_leader(connection, asked)).values()
         if isinstance(answer, KafkaError):
             raise self._error(answer.code, f"broker {state.leader} does not tell where the log begins and ends")
         return answer.offset
 
-    def _request(self, state: PartitionMetadata, offset: int, max_bytes: int) -> FetchRequest:
-        partition = TopicPartition(self._range.topic, self._partition)
+    def _request(self, state: PartitionMetadata, offset: int, max_bytes: int, rack_id: str) -> FetchRequest:
         return fetch_request(
-            {partition: FetchFrom(offset, state.leader_epoch, max_bytes)},
+            {self._name: FetchFrom(offset, state.leader_epoch, max_bytes)},
             max_bytes=max_bytes,
             max_wait_ms=self._options.fetch_max_wait_ms,
             isolation_level=READ_COMMITTED if self._options.read_committed else READ_UNCOMMITTED,
+            rack_id=rack_id,
         )
 
     def _state(self, client: ClusterClient) -> PartitionMetadata:

@@ -1,8 +1,8 @@
 """Writes Arrow batches to topics, from plain threads: rows get partitions, are encoded and go to a producer.
 
 What must stay true:
-- This module numbers the batches, in the order in which the producer gets them. So a writer that was interrupted is
-  never used again.
+- This module numbers the batches, in the order in which the producer gets them (unless it is not to be idempotent).
+  So a writer that was interrupted is never used again.
 - A writer that has written everything is kept for the next task of this process, with its producer id: every id that a
   partition has seen stays in its brokers' memory for days.
 """
@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 
 from klamm.client import threads as network
 from klamm.client.cluster import ClusterClient
-from klamm.client.sender import Identity, PartitionBatch, Sender
+from klamm.client.sender import NO_IDENTITY, Identity, PartitionBatch, Sender
 from klamm.environment import Environment, SystemEnvironment
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import HEADER_SIZE_BYTES, advance_sequence
+from klamm.protocol.record_batch import HEADER_SIZE_BYTES, NO_SEQUENCE, advance_sequence
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.spark.options import WriteOptions
 from klamm.spark.write.columns import Columns, Integers
@@ -79,7 +79,7 @@ class RecordWriter:
             self._send_gathered()
 
     def flush(self) -> None:
-        """Returns when all in-sync replicas have all records."""
+        """Returns when the replicas that `acks` asks for have all records."""
         self._send_gathered()
         network.call(self._options.client, lambda _: self._producer.flush())
 
@@ -95,6 +95,8 @@ class RecordWriter:
 
     async def _begin(self, client: ClusterClient) -> tuple[Sender, Identity]:
         producer = Sender(client, self._options)
+        if not self._options.enable_idempotence:
+            return producer, NO_IDENTITY
         return producer, await producer.init_producer_id() if self._continued is None else self._continued.producer
 
     @property
@@ -123,8 +125,10 @@ class RecordWriter:
         size_bytes = 0
         for encoded in encode(records, assignment.targets, sizes, assignment.limits):
             key = assignment.partitions[encoded.target]
-            sequence = self._sequences.get(key, 0)
-            self._sequences[key] = advance_sequence(sequence, encoded.record_count)
+            sequence = NO_SEQUENCE
+            if self._options.enable_idempotence:
+                sequence = self._sequences.get(key, 0)
+                self._sequences[key] = advance_sequence(sequence, encoded.record_count)
             data = encoded.seal(self._options.compression, *self._identity, sequence)
             sealed.append(PartitionBatch(*key, data, len(encoded.data)))
             size_bytes += len(data)

@@ -10,6 +10,7 @@ import pytest
 
 from klamm.client.cluster import ClusterMetadata, PartitionMetadata, TopicMetadata
 from klamm.client.options import ClientOptions
+from klamm.client.read_replicas import ReadReplicas
 from klamm.net.client import Disconnected, UnsupportedVersion
 from klamm.protocol.apis.fetch import FetchRequest, PartitionData
 from klamm.protocol.apis.list_offsets import ListOffsetsResponse
@@ -42,6 +43,7 @@ class FakeCluster:
     requests: list[FetchRequest] = field(default_factory=list)
     refreshes: list[bool] = field(default_factory=list)
     metadata: ClusterMetadata = field(default_factory=ClusterMetadata)
+    read_replicas: ReadReplicas = field(default_factory=lambda: ReadReplicas(""))
 
     async def refresh_metadata(self, topics: list[str], *, elsewhere: bool = False) -> ClusterMetadata:
         self.refreshes.append(elsewhere)
@@ -51,7 +53,12 @@ class FakeCluster:
     async def connection_to(self, broker_id: int) -> "FakeCluster":
         return self
 
-    async def send(self, api_key: ApiKey, build: Callable[[int], Any], *, timeout_ms: int | None = None) -> Any:
+    def version_of(self, api_key: ApiKey) -> int:
+        return 12
+
+    async def send(
+        self, api_key: ApiKey, build: Callable[[int], Any], *, version: int = 12, timeout_ms: int | None = None
+    ) -> Any:
         if api_key is ApiKey.LIST_OFFSETS:
             request = build(5)
             wanted = request.topics[0].partitions[0].timestamp

@@ -64,6 +64,26 @@ def test_every_column_and_compression(cluster, topic, codec):
         assert before_ms <= message.timestamp()[1] <= after_ms
 
 
+@pytest.mark.parametrize(
+    "weaker", [{"kafka.enable.idempotence": "false"}, {"kafka.acks": "1"}, {"kafka.acks": "0"}], ids=str
+)
+def test_a_writer_that_is_not_idempotent_asks_for_no_producer_id(cluster, topic, weaker, monkeypatch):
+    async def refused(client):
+        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "no IdempotentWrite")
+
+    monkeypatch.setattr("klamm.client.sender.init_producer_id", refused)
+    name = topic(partitions=2)
+    values = [b"%d" % number * 100 for number in range(5_000)]
+    with record_writer(options(cluster, name, **{"kafka.batch.size": "10000"}, **weaker)) as writer:
+        for start in range(0, len(values), 1_000):
+            part = values[start : start + 1_000]
+            partitions = pa.array([number % 2 for number in range(len(part))], pa.int32())
+            writer.write(pa.record_batch({"value": pa.array(part), "partition": partitions}))
+        writer.flush()
+    # With acks=0 the broker may still be at it.
+    cluster.until(lambda: values_read(cluster, name) == {0: values[::2], 1: values[1::2]})
+
+
 def test_many_rows_keep_their_order_in_their_partitions(cluster, topic):
     name = topic(partitions=4)
     expected = defaultdict(list)

@@ -1,0 +1,109 @@
+"""Which replica of a partition a consumer with a `client.rack` reads from (KIP-392).
+
+A consumer names its rack to the leader, whose `replica.selector.class` may send it to a follower in that rack, and one
+without a rack too. What a follower says counts only as far as it returns records: whether records are missing, and
+where the log ends, only the leader says. A consumer that leaves a follower reads from the leader for a while, in a
+version of Fetch without redirection, so that the leader does not send it back at once.
+
+What must stay true:
+- A follower counts only while the leader epoch is the one in which the leader named it, and for `CHOICE_S`.
+- From one answer of a leader with records, or with an error, to the next there are at most one redirection and one
+  request to a follower.
+
+Source: org.apache.kafka.clients.consumer.internals.SubscriptionState (preferred read replica).
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from klamm.net.client import Connection
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import TopicPartition
+
+# How long a follower is read from until the leader is asked again, Java's metadata.max.age.ms.
+CHOICE_S = 300.0
+# How long the leader is read from after a follower was left: doubling, until a follower returns records.
+MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
+
+NO_FOLLOWER = -1
+LAST_VERSION_WITHOUT_REDIRECTION = 10
+
+
+class PartitionState(Protocol):
+    """What the metadata say of a partition."""
+
+    @property
+    def leader(self) -> int: ...
+    @property
+    def leader_epoch(self) -> int: ...
+    @property
+    def replicas(self) -> Sequence[int]: ...
+
+
+class Source(NamedTuple):
+    """The broker to fetch from, and the largest version of Fetch to do that with, None for any."""
+
+    broker: int
+    is_follower: bool
+    max_version: int | None = None
+
+    def version_of(self, connection: Connection) -> int:
+        """The version of a Fetch on this connection. Raises UnsupportedVersion."""
+        version = connection.version_of(ApiKey.FETCH)
+        return version if self.max_version is None else min(version, self.max_version)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """`until_s` is a time of the loop's clock: when `follower`, or NO_FOLLOWER, no longer holds."""
+
+    follower: int
+    leader_epoch: int
+    until_s: float
+    pause_s: float = MIN_PAUSE_S
+
+
+class ReadReplicas:
+    """The choices of one client, by partition."""
+
+    def __init__(self, rack: str) -> None:
+        self.rack = rack
+        self._choices: dict[TopicPartition, _Choice] = {}
+
+    def source(self, partition: TopicPartition, state: PartitionState) -> Source:
+        """Where the next fetch of a partition goes."""
+        choice = self._choices.get(partition)
+        if choice is None or choice.until_s <= _now_s() or choice.leader_epoch != state.leader_epoch:
+            return Source(state.leader, False)
+        if choice.follower == NO_FOLLOWER:
+            return Source(state.leader, False, LAST_VERSION_WITHOUT_REDIRECTION)
+        return Source(choice.follower, True)
+
+    def redirect(self, partition: TopicPartition, state: PartitionState, follower: int) -> None:
+        """The leader says to read from a follower."""
+        if follower == state.leader or follower not in state.replicas:
+            self.leave(partition, state)
+            return
+        before = self._choices.get(partition)
+        pause_s = MIN_PAUSE_S if before is None else before.pause_s
+        self._choices[partition] = _Choice(follower, state.leader_epoch, _now_s() + CHOICE_S, pause_s)
+
+    def serves(self, partition: TopicPartition) -> None:
+        """The follower has returned records."""
+        choice = self._choices.get(partition)
+        if choice is not None:
+            choice.pause_s = MIN_PAUSE_S
+
+    def leave(self, partition: TopicPartition, state: PartitionState) -> None:
+        """Reads from the leader for a while: the follower is of no help."""
+        before = self._choices.get(partition)
+        pause_s = MIN_PAUSE_S if before is None else before.pause_s
+        self._choices[partition] = _Choice(
+            NO_FOLLOWER, state.leader_epoch, _now_s() + pause_s, min(2 * pause_s, MAX_PAUSE_S)
+        )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
