@@ -18,16 +18,19 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.properties import (
     CLIENT_PROPERTIES,
     CONSUMER_PROPERTIES,
+    ELSEWHERE,
     PRODUCER_PROPERTIES,
     PROPERTIES_WITHOUT_EFFECT,
     PropertyError,
     client_options,
+    producer_options,
 )
 from klamm.net.security import REFUSED
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
@@ -35,10 +38,18 @@ from klamm.spark.formats import options as format_options
 from klamm.spark.formats.options import FormatOptionError
 from klamm.spark.formats.settings import TypedRows
 from klamm.spark.settings import FetchOptions
-
-"""The numbers for earliest and latest in JSON, as in the ListOffsets request."""
+from klamm.spark.tables import (
+    SERVERS,
+    is_of_table,
+    metadata_of,
+    options_of_user,
+    secret_option,
+    with_options_of_table,
+)
 
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000
+
+NO_COLUMNS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 _INT_MAX = 2**31 - 1
 _LONG_MAX = 2**63 - 1
@@ -167,6 +178,19 @@ _REFUSED_KEYS = {
     "transactional.id": "the sink writes at least once, without transactions",
     **REFUSED,
 }
+_USED_KEYS = (*CLIENT_PROPERTIES, *_CONSUMER_KEYS, *_PRODUCER_KEYS)
+# The other properties of Kafka's clients have no effect here.
+_KNOWN_KEYS = frozenset({*_USED_KEYS, *CONSUMER_PROPERTIES, *PRODUCER_PROPERTIES, *PROPERTIES_WITHOUT_EFFECT})
+# Options of Databricks' edition of the connector, and of other sources.
+_DATABRICKS = "it is of Databricks' own connector; log in with kafka.sasl.*"
+_NOT_HERE = {
+    "databricks.servicecredential": _DATABRICKS,
+    "databricks.servicecredential.scope": _DATABRICKS,
+    "maxbytespertrigger": "the limit is in offsets, maxOffsetsPerTrigger",
+    "maxfilespertrigger": "the limit is in offsets, maxOffsetsPerTrigger",
+    "maxrowspertrigger": "the limit is in offsets, maxOffsetsPerTrigger",
+    "mode": "the mode is that of .mode() or .outputMode()",
+}
 
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
 _DURATION_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -175,9 +199,14 @@ _DURATION_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_0
 # -- options of readers and writers -----------------------------------------------------------------------------------
 
 
-def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """The options of a reader. Raises OptionError."""
-    given = _Given(options)
+def read_options(
+    options: Mapping[str, str], *, streaming: bool, columns: Mapping[str, Mapping[str, Any]] = NO_COLUMNS
+) -> ReadOptions:
+    """The options of a reader, of which a table's are in the metadata of its `columns`. Raises OptionError."""
+    given = _Given(with_options_of_table(options, columns))
+    given.require_servers(
+        "a table has its options only if it was made without columns, by CREATE TABLE name USING klamm OPTIONS (...)"
+    )
     topics = _topics(given)
     if streaming:
         for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"):
@@ -239,25 +268,18 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     from klamm.protocol.compression import CompressionType
 
     given = _Given(options)
+    given.require_servers(
+        "Spark passes no options of a table to a writer: use INSERT INTO name WITH (...), or a temporary view"
+    )
     topic = given.text("topic")
     if topic == "":
         raise OptionError("option topic is empty; leave it out to take the topic from the column topic")
-    given.choice("kafka.acks", "all", ("all", "-1"))
-    given.choice("kafka.enable.idempotence", "true", ("true",))
-    codecs = {codec.name.lower(): codec for codec in CompressionType}
-    codec = given.choice("kafka.compression.type", "none", tuple(codecs))
-    return WriteOptions(
-        topic,
-        replace(
-            ProducerOptions(_client(given), codecs[codec]),
-            **given.numbers(
-                batch_size_bytes=("kafka.batch.size", 1),
-                max_request_size_bytes=("kafka.max.request.size", 1),
-                buffer_memory_bytes=("kafka.buffer.memory", 1),
-                delivery_timeout_ms=("kafka.delivery.timeout.ms", 1),
-            ),
-        ),
-    )
+    properties = {key: text.lower() for key in _PRODUCER_KEYS if (text := given.text(f"kafka.{key}")) is not None}
+    try:
+        producer = producer_options(properties, ProducerOptions(_client(given), CompressionType.NONE))
+    except PropertyError as error:
+        raise OptionError(f"option kafka.{error}") from None
+    return WriteOptions(topic, producer)
 
 
 def includes_headers(options: Mapping[str, str]) -> bool:
@@ -270,6 +292,20 @@ def typed_rows(options: Mapping[str, str]) -> TypedRows | None:
     return _typed_rows(_Given(options))
 
 
+def table_metadata(options: Mapping[str, str]) -> dict[str, Any]:
+    """The metadata of a column of the table that is created with these options, if one is. Raises OptionError."""
+    if not is_of_table(options):
+        return {}
+    own = options_of_user(options)
+    secret = secret_option(own)
+    if secret is not None:
+        raise OptionError(
+            f"option {secret} may hold a secret, which a table of a catalog would show: give it to each query"
+            " (spark.read.option(...).table(...), or SELECT ... WITH (...)), or use CREATE TEMPORARY VIEW"
+        )
+    return metadata_of(own)
+
+
 # -- parsing ----------------------------------------------------------------------------------------------------------
 
 
@@ -277,10 +313,17 @@ class _Given:
     """The given options. Every method raises OptionError for a value that is not allowed."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._raw = {name.lower(): value for name, value in options.items()}
+        self._raw = options_of_user(options)
         self._values = {name: value.strip() for name, value in self._raw.items()}
+        self.has_path = any(name.lower() in ("path", "paths") for name in options)
         for name in self._values:
             _check_name(name)
+
+    def require_servers(self, of_tables: str) -> None:
+        """`of_tables` says why a statement about a table may lack them."""
+        if SERVERS not in self._values:
+            hint = "" if self._values.keys() - {"checkpointlocation"} else f"; {of_tables}"
+            raise OptionError(f"option {SERVERS} is missing; allowed: host:port,host:port,...{hint}")
 
     def text(self, name: str) -> str | None:
         return self._values.get(name.lower())
@@ -331,20 +374,29 @@ def _check_name(name: str) -> None:
             if name == refused.lower():
                 raise OptionError(f"option {refused} is not supported: {reason}")
         if name not in _NAMES:
-            close = difflib.get_close_matches(name, _NAMES, 1)
-            hint = f"did you mean {_NAMES[close[0]]}? " if close else ""
-            raise OptionError(f"unknown option {name}; {hint}allowed: {', '.join(sorted(_NAMES.values()))}, kafka.*")
+            raise OptionError(
+                f"unknown option {name}; {_hint(name)}allowed: {', '.join(sorted(_NAMES.values()))}, kafka.*"
+            )
         return
     key = name.removeprefix("kafka.")
     if key in _REFUSED_KEYS:
         raise OptionError(f"option {name} is not supported: {_REFUSED_KEYS[key]}")
-    used = (*CLIENT_PROPERTIES, *_CONSUMER_KEYS, *_PRODUCER_KEYS)
-    # The other properties of Kafka's clients have no effect here.
-    known = {*used, *CONSUMER_PROPERTIES, *PRODUCER_PROPERTIES, *PROPERTIES_WITHOUT_EFFECT}
-    if key not in known:
-        close = difflib.get_close_matches(key, sorted(known), 1)
+    if key in ELSEWHERE:
+        raise OptionError(f"option {name} is of another client than Java's: {ELSEWHERE[key]}")
+    if key not in _KNOWN_KEYS:
+        close = difflib.get_close_matches(key, sorted(_KNOWN_KEYS), 1)
         hint = f"did you mean kafka.{close[0]}? " if close else ""
-        raise OptionError(f"unknown option {name}; {hint}allowed: {', '.join('kafka.' + key for key in sorted(used))}")
+        used = ", ".join(f"kafka.{key}" for key in sorted(_USED_KEYS))
+        raise OptionError(f"unknown option {name}; {hint}allowed: {used}")
+
+
+def _hint(name: str) -> str:
+    if name in _NOT_HERE:
+        return f"{_NOT_HERE[name]}; "
+    if name in _KNOWN_KEYS or name in _REFUSED_KEYS:
+        return f"did you mean kafka.{name}? "
+    close = difflib.get_close_matches(name, _NAMES, 1)
+    return f"did you mean {_NAMES[close[0]]}? " if close else ""
 
 
 def _integer(what: str, text: str, low: int, high: int) -> int:
@@ -358,9 +410,6 @@ def _integer(what: str, text: str, low: int, high: int) -> int:
 
 
 def _client(given: _Given) -> ClientOptions:
-    servers = given.text("kafka.bootstrap.servers")
-    if servers is None:
-        raise OptionError("option kafka.bootstrap.servers is missing; allowed: host:port,host:port,...")
     properties = {name: text for name in CLIENT_PROPERTIES if (text := given.text(f"kafka.{name}")) is not None}
     try:
         return client_options(properties, defaults=ClientOptions((), client_id="klamm-spark"))
@@ -371,7 +420,7 @@ def _client(given: _Given) -> ClientOptions:
 def _topics(given: _Given) -> Topics:
     chosen = [name for name in _SELECTIONS if given.text(name) is not None]
     if len(chosen) != 1:
-        what = " and ".join(chosen) if chosen else "none of them"
+        what = " and ".join(chosen) if chosen else f"none of them{', and a path names no topic' * given.has_path}"
         raise OptionError(f"exactly one of the options {', '.join(_SELECTIONS)} must be given; given: {what}")
     name = chosen[0]
     text = given.text(name) or ""

@@ -10,6 +10,8 @@ What must stay true:
 - A schema that was given to the reader defines the rows. A schema with fewer columns makes a query read less.
 """
 
+from typing import Any
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -19,7 +21,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructField, StructType
 
-from klamm.spark.options import OptionError, includes_headers, read_options, typed_rows, write_options
+from klamm.spark.options import (
+    OptionError,
+    includes_headers,
+    read_options,
+    table_metadata,
+    typed_rows,
+    write_options,
+)
 from klamm.spark.schema import columns
 from klamm.spark.sql_types import TYPES, typed_schema
 
@@ -33,31 +42,39 @@ class KlammDataSource(DataSource):
 
     def schema(self) -> StructType | str:
         names = columns(include_headers=includes_headers(self.options))
+        metadata = table_metadata(self.options)
         typed = typed_rows(self.options)
         if typed is not None:
+            if metadata:
+                raise OptionError("a table of typed rows keeps no options; use CREATE TEMPORARY VIEW")
             return typed_schema(names, typed)
-        return StructType([StructField(name, TYPES[name]) for name in names])
+        fields = [StructField(name, TYPES[name]) for name in names]
+        fields[-1].metadata = metadata
+        return StructType(fields)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from klamm.spark.read.batch import KlammReader
 
-        return KlammReader(read_options(self.options, streaming=False), schema)
+        return KlammReader(read_options(self.options, streaming=False, columns=_metadata(schema)), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from klamm.spark.read.stream import KlammStreamReader
 
-        return KlammStreamReader(read_options(self.options, streaming=True), schema)
+        return KlammStreamReader(read_options(self.options, streaming=True, columns=_metadata(schema)), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from klamm.spark.write.sink import KlammWriter
 
         if overwrite:
-            raise OptionError("a topic cannot be overwritten; allowed: mode('append')")
+            raise OptionError("a topic cannot be overwritten; allowed: mode('append'), INSERT INTO")
         return KlammWriter(write_options(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from klamm.spark.write.sink import KlammStreamWriter
 
-        if overwrite:
-            raise OptionError("a topic cannot be overwritten; allowed: outputMode('append')")
+        # The output mode complete: each trigger appends the whole result, as with Spark's own connector.
         return KlammStreamWriter(write_options(self.options), schema)
+
+
+def _metadata(schema: StructType) -> dict[str, dict[str, Any]]:
+    return {field.name: field.metadata for field in schema.fields}

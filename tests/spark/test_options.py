@@ -118,7 +118,7 @@ def test_of_the_options_for_where_to_begin_the_timestamp_for_all_counts_first() 
     ("wrong", "told"),
     [
         ({"startingOfsets": "latest"}, "did you mean startingOffsets?"),
-        ({"path": "x"}, "unknown option path; allowed: allow"),
+        ({"pathe": "x"}, "unknown option pathe; allowed: allow"),
         ({"kafka.bootstrap.server": "a:1"}, "did you mean kafka.bootstrap.servers?"),
         ({"kafka.bootstrap.servers": "a"}, "'a' is not of the form host:port"),
         ({"kafka.bootstrap.servers": "a:99999"}, "'a:99999' is not of the form host:port"),
@@ -221,11 +221,27 @@ def test_options_of_a_writer() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "acks", "is_idempotent"),
+    [
+        ({}, -1, True),
+        ({"kafka.acks": "ALL"}, -1, True),
+        ({"kafka.acks": "1"}, 1, False),
+        ({"kafka.acks": "0"}, 0, False),
+        ({"kafka.enable.idempotence": "False"}, -1, False),
+    ],
+)
+def test_a_writer_without_all_acks_is_not_idempotent(given: dict[str, str], acks: int, is_idempotent: bool) -> None:
+    producer = write_options({**SERVERS, **given}).producer
+    assert (producer.acks, producer.enable_idempotence) == (acks, is_idempotent)
+
+
+@pytest.mark.parametrize(
     ("wrong", "told"),
     [
         ({"topic": ""}, "option topic is empty"),
-        ({"kafka.acks": "1"}, "is '1'; allowed: all, -1"),
-        ({"kafka.enable.idempotence": "false"}, "is 'false'; allowed: true"),
+        ({"kafka.acks": "2"}, "option kafka.acks is '2'; allowed: all, -1, 1, 0"),
+        ({"kafka.enable.idempotence": "no"}, "is 'no'; allowed: true, false"),
+        ({"kafka.acks": "1", "kafka.enable.idempotence": "true"}, "idempotence is 'true', which needs acks=all"),
         ({"kafka.compression.type": "rar"}, "is 'rar'; allowed: none, gzip, snappy, lz4, zstd"),
         ({"kafka.key.serializer": "x"}, "not supported"),
         ({"kafka.transactional.id": "x"}, "writes at least once"),
