@@ -76,7 +76,7 @@ class Lag:
         return {
             "minOffsetsBehindLatest": str(self.minimum),
             "maxOffsetsBehindLatest": str(self.maximum),
-            "avgOffsetsBehindLatest": str(self.average),
+            "avgOffsetsBehindLatest": f"{self.average:.1f}",
         }
 
     def row(self) -> dict[str, Any]:

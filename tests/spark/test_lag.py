@@ -113,12 +113,12 @@ def test_other_sources_are_left_alone(end: object, latest: object, description: 
 
 def test_the_metrics_have_the_names_and_forms_of_the_connectors() -> None:
     other = source({"n": 1}, {"n": 2})
-    (lag,) = lags(progress(other, source({"t": {"0": 5, "1": 9}}, {"t": {"0": 8, "1": 9}})))
-    assert (lag.name, lag.source, lag.batch_id, lag.total) == ("q", 1, 7, 3)
+    (lag,) = lags(progress(other, source({"t": {"0": 5, "1": 9, "2": 0}}, {"t": {"0": 8, "1": 9, "2": 2}})))
+    assert (lag.name, lag.source, lag.batch_id, lag.total) == ("q", 1, 7, 5)
     assert lag.metrics == {
         "minOffsetsBehindLatest": "0",
         "maxOffsetsBehindLatest": "3",
-        "avgOffsetsBehindLatest": "1.5",
+        "avgOffsetsBehindLatest": "1.7",
     }
     (lag,) = lags(progress(source({"t": {"0": 1}}, {"t": {"0": 1}}), name=None))
     assert lag.name == "5a1f4f6e-3a52-4d4b-9f0e-2f2f6b3d1c11"

@@ -68,7 +68,7 @@ def main(bootstrap: str, topic: str, directory: str) -> None:
     frame = reader.options(subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=400).load()
     writer = frame.mapInArrow(fail, SCHEMA).writeStream.foreachBatch(keep)
     writer = writer.option("checkpointLocation", f"{directory}/checkpoint").trigger(availableNow=True)
-    if not writer.start().awaitTermination(200):
+    if not writer.start().awaitTermination(700):
         raise SystemExit("the query has not ended")
     found = {
         "rows": sorted(row for batch in rows.values() for row in batch),
