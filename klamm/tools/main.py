@@ -20,6 +20,7 @@ from klamm.tools import (
     controller,
     groups,
     pipeline,
+    pipeline_run,
     produce,
     status,
     up,
@@ -58,6 +59,8 @@ app.add_typer(reassign.app, name="reassign")
 app.add_typer(controller.app, name="controller")
 app.add_typer(verify.app, name="verify")
 app.add_typer(log.app, name="log")
+pipeline.app.command("run", epilog="Example: klamm pipeline run orders.yaml --check")(pipeline_run.run)
+pipeline.app.command("schema", epilog="Example: klamm pipeline schema")(pipeline_run.schema)
 app.add_typer(pipeline.app, name="pipeline")
 app.command("produce", epilog="Example: klamm produce --topic orders --file orders.txt --key-separator :")(
     produce.produce

@@ -1,6 +1,6 @@
-"""docs/spark-tutorial.md: a reader who pastes its cells sees what it says.
+"""docs/spark-tutorial.md and docs/spark-weather.md: a reader who pastes their cells sees what they say.
 
-Its outputs are compared as they stand there, except that `...` is for anything within one line.
+Their outputs are compared as they stand there, except that `...` is for anything within one line.
 """
 
 import io
@@ -17,9 +17,13 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TUTORIAL = Path(__file__).parents[2] / "docs" / "spark-tutorial.md"
+DOCS = Path(__file__).parents[2] / "docs"
 CELL = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
-CELLS: list[tuple[str, str]] = CELL.findall(TUTORIAL.read_text(encoding="utf-8"))
+
+
+def cells(page: str) -> list[tuple[str, str]]:
+    """The cells of a page, and what they print."""
+    return CELL.findall((DOCS / page).read_text(encoding="utf-8"))
 
 
 class Shell(InteractiveConsole):
@@ -60,12 +64,13 @@ def test_what_is_the_same(expected: str, printed: str, same: bool) -> None:
     assert matches(expected, printed) == same
 
 
-def test_the_whole_tutorial(spark: "SparkSession") -> None:
+@pytest.mark.parametrize(("page", "count"), [("spark-tutorial.md", 20), ("spark-weather.md", 10)])
+def test_the_whole_tutorial(spark: "SparkSession", page: str, count: int) -> None:
     """`SparkSession.builder...getOrCreate()` returns the session of the tests."""
     shell = Shell()
-    assert len(CELLS) > 20
+    assert len(cells(page)) > count
     try:
-        for cell, expected in CELLS:
+        for cell, expected in cells(page):
             printed = shell.run(cell)
             assert matches(expected, printed), f"{cell}\nprints\n\n{printed}\n\nand not\n\n{expected}"
     finally:

@@ -1,0 +1,467 @@
+"""Reads the file of a pipeline: YAML, of which every key and value is checked, with its line and column.
+
+What must stay true:
+- Nothing of the file is executed while it is read: YAML's tags for objects are refused. Its size, its depth and what
+  its aliases stand for are bounded.
+- All problems of a file are told at once, each with its place. No key is ignored, and no value is guessed: an option
+  has the text that stands in the file.
+- The value of a variable (`${NAME}`) is not part of a `Pipeline`: programs and messages have its name.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import yaml
+
+from klamm.spark.options import OptionError, read_options, write_options
+from klamm.spark.pipelines.files.keys import BATCH_MODES, FILE, STREAM_MODES, Key, Kind
+
+MAX_FILE_BYTES = 1_000_000
+# What the aliases of a file stand for counts, too.
+MAX_NODES = 20_000
+MAX_DEPTH = 20
+
+KLAMM = "klamm"
+AVAILABLE_NOW = "availableNow"
+SOURCE, RECORDS = "source", "records"
+
+_VARIABLE = re.compile(r"\$(\$?)\{([^}]*)\}")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VIEW = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_INTERVAL = re.compile(r"\d+ (millisecond|second|minute|hour|day)s?")
+_SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "timestamp"))
+_NULL = "tag:yaml.org,2002:null"
+
+
+class Problem(NamedTuple):
+    """What is wrong at a place of the file; lines and columns begin at 1."""
+
+    line: int
+    column: int
+    text: str
+
+
+class PipelineFileError(ValueError):
+    """A file that is not a pipeline; `problems` has at least one."""
+
+    def __init__(self, path: str, problems: Sequence[Problem]) -> None:
+        self.problems = sorted(problems)
+        super().__init__("\n".join(f"{path}:{line}:{column}: {text}" for line, column, text in self.problems))
+
+
+class Variable(NamedTuple):
+    """A variable of the environment."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A text with variables."""
+
+    parts: tuple[str | Variable, ...]
+
+    @property
+    def variables(self) -> list[str]:
+        return [part.name for part in self.parts if isinstance(part, Variable)]
+
+    def text(self, environment: Mapping[str, str]) -> str:
+        """Raises KeyError for a variable that is not set."""
+        return "".join(environment[part.name] if isinstance(part, Variable) else part for part in self.parts)
+
+
+Options = Mapping[str, Template]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A batch that is read for the SQL."""
+
+    name: str
+    format: str
+    options: Options = field(default_factory=dict)
+    schema: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is read."""
+
+    format: str
+    stream: bool
+    options: Options
+    schema: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Where bad rows go. `key`, `value`, `where` and `reason` are expressions of SQL."""
+
+    topic: str
+    where: str
+    key: str
+    value: str
+    reason: str
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A query, and the column and the delay of its watermark."""
+
+    name: str
+    sql: str
+    watermark: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Where rows go."""
+
+    format: str
+    mode: str
+    options: Options
+    partition_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A pipeline as its file describes it."""
+
+    name: str
+    source: Source
+    sink: Sink
+    conf: Options = field(default_factory=dict)
+    cluster: Options = field(default_factory=dict)
+    tables: tuple[Table, ...] = ()
+    decode: str | None = None
+    errors: Errors | None = None
+    steps: tuple[Step, ...] = ()
+    checkpoint: Template | None = None
+    trigger: str | None = None
+
+    @property
+    def variables(self) -> list[str]:
+        """The names of the variables, sorted."""
+        errors = self.errors.options if self.errors is not None else {}
+        tables = [table.options for table in self.tables]
+        mappings = (self.conf, self.cluster, self.source.options, self.sink.options, errors, *tables)
+        texts = [text for options in mappings for text in options.values()]
+        texts += [self.checkpoint] if self.checkpoint is not None else []
+        return sorted({name for text in texts for name in text.variables})
+
+    @property
+    def ends(self) -> bool:
+        """Whether the pipeline ends by itself."""
+        return not self.source.stream or self.trigger == AVAILABLE_NOW
+
+
+def parse(content: bytes, path: str) -> Pipeline:
+    """The pipeline of a file. `path` is for messages. Raises PipelineFileError."""
+    reader = _Reader()
+    found = reader.read(content)
+    if not reader.problems:
+        reader.check(found)
+    if reader.problems:
+        raise PipelineFileError(path, reader.problems)
+    return _pipeline(found)
+
+
+def check_options(pipeline: Pipeline, content: bytes, path: str, environment: Mapping[str, str]) -> None:
+    """Checks what needs the environment: that variables are set, and the options of klamm's readers and writers.
+
+    Raises PipelineFileError, whose message may have values of variables (`hide_variables`).
+    """
+    reader = _Reader()
+    reader.read(content)
+    reader.check_options(pipeline, environment)
+    if reader.problems:
+        raise PipelineFileError(path, reader.problems)
+
+
+def hide_variables(text: str, names: Sequence[str], environment: Mapping[str, str]) -> str:
+    """A text in which each value of these variables is replaced by the variable's name."""
+    values = {environment.get(name, ""): name for name in names}
+    for value in sorted(filter(None, values), key=len, reverse=True):
+        text = text.replace(value, f"${{{values[value]}}}")
+    return text
+
+
+def _template(text: str) -> Template:
+    """Raises ValueError for a name that no variable can have."""
+    parts: list[str | Variable] = []
+    position = 0
+    for match in _VARIABLE.finditer(text):
+        parts.append(text[position : match.start()])
+        position = match.end()
+        if match[1]:
+            parts.append(match[0][1:])
+        elif _VARIABLE_NAME.fullmatch(match[2]):
+            parts.append(Variable(match[2]))
+        else:
+            raise ValueError(f"{match[0]} names no variable; allowed: ${{NAME}}, and $${{ for the text ${{")
+    return Template(tuple(part for part in (*parts, text[position:]) if part))
+
+
+# -- the tree of the file ---------------------------------------------------------------------------------------------
+
+Path = tuple[str | int, ...]
+
+
+class _Reader:
+    """Reads a tree by the table of keys, and remembers the place of every key."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self._places: dict[Path, tuple[int, int]] = {(): (1, 1)}
+        self._nodes = 0
+
+    def read(self, content: bytes) -> dict[str, Any]:
+        node = self._compose(content)
+        found = self._value(node, FILE, ()) if node is not None else None
+        return found if isinstance(found, dict) else {}
+
+    def tell(self, path: Path, text: str) -> None:
+        while path not in self._places:
+            path = path[:-1]
+        line, column = self._places[path]
+        self.problems.append(Problem(line, column, text))
+
+    def _compose(self, content: bytes) -> yaml.Node | None:
+        if len(content) > MAX_FILE_BYTES:
+            self.tell((), f"the file has {len(content)} bytes; allowed: {MAX_FILE_BYTES}")
+            return None
+        try:
+            depth = 0
+            for event in yaml.parse(content, yaml.SafeLoader):
+                depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+                if depth > MAX_DEPTH:
+                    self._tell_mark(event.start_mark, f"values are more than {MAX_DEPTH} levels deep")
+                    return None
+            node = yaml.compose(content, yaml.SafeLoader)
+        except yaml.MarkedYAMLError as error:
+            self._tell_mark(error.problem_mark or error.context_mark, f"this is not YAML: {error.problem}")
+            return None
+        except (yaml.YAMLError, UnicodeError, ValueError) as error:
+            self.tell((), f"this is not YAML: {str(error).splitlines()[0]}")
+            return None
+        if node is None:
+            self.tell((), "the file is empty")
+        return node
+
+    def _tell_mark(self, mark: Any, text: str) -> None:
+        line, column = (0, 0) if mark is None else (mark.line, mark.column)
+        self.problems.append(Problem(line + 1, column + 1, text))
+
+    def _value(self, node: yaml.Node, key: Key, path: Path) -> Any:
+        """The value of a key; None with a problem."""
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            # Told once: no more of the tree is read.
+            if self._nodes == MAX_NODES + 1:
+                self._tell_mark(node.start_mark, f"the file stands for more than {MAX_NODES} values")
+            return None
+        match key.kind:
+            case Kind.SECTION | Kind.OPTIONS if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, key, path)
+            case Kind.SECTIONS if isinstance(node, yaml.SequenceNode):
+                section = Key(Kind.SECTION, key.about, keys=key.keys)
+                return [self._value(each, section, self._at(each, (*path, n))) for n, each in enumerate(node.value)]
+            case Kind.TEXTS if isinstance(node, yaml.SequenceNode):
+                text = Key(Kind.TEXT, key.about)
+                return [self._value(each, text, self._at(each, (*path, n))) for n, each in enumerate(node.value)]
+            case Kind.TEXT | Kind.FLAG if isinstance(node, yaml.ScalarNode):
+                return self._scalar(node, key)
+        self._tell_mark(node.start_mark, f"{_named(path)} is not {key.kind.value}")
+        return None
+
+    def _at(self, node: yaml.Node, path: Path) -> Path:
+        self._places[path] = (node.start_mark.line + 1, node.start_mark.column + 1)
+        return path
+
+    def _mapping(self, node: yaml.MappingNode, key: Key, path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        option = Key(Kind.TEXT, key.about, has_variables=key.has_variables)
+        for name_node, value_node in node.value:
+            name = name_node.value
+            if not isinstance(name_node, yaml.ScalarNode) or not isinstance(name, str):
+                self._tell_mark(name_node.start_mark, "a key is not a text")
+                continue
+            if name in found:
+                self._tell_mark(name_node.start_mark, f"{name} is there twice")
+                continue
+            known = option if key.kind is Kind.OPTIONS else key.keys.get(name)
+            if known is None:
+                self._tell_mark(name_node.start_mark, _unknown(name, key.keys, path))
+                continue
+            found[name] = self._value(value_node, known, self._at(name_node, (*path, name)))
+        for name, each in key.keys.items():
+            if each.required and name not in found:
+                self.tell(path, f"{_named((*path, name))} is missing: {each.about}")
+        return found
+
+    def _scalar(self, node: yaml.ScalarNode, key: Key) -> Any:
+        text: str = node.value
+        if node.tag == _NULL:
+            self._tell_mark(node.start_mark, "there is no value")
+        elif node.tag not in _SCALARS:
+            self._tell_mark(node.start_mark, f"the tag {node.tag} is not allowed; allowed: texts, numbers, true, false")
+        elif key.kind is Kind.FLAG:
+            if text in ("true", "false"):
+                return text == "true"
+            self._tell_mark(node.start_mark, f"{text!r} is not allowed; allowed: true, false")
+        elif key.allowed and text not in key.allowed:
+            self._tell_mark(node.start_mark, f"{text!r} is not allowed; allowed: {', '.join(key.allowed)}")
+        elif "\0" in text:
+            self._tell_mark(node.start_mark, "a text has the character 0")
+        elif key.has_variables:
+            try:
+                return _template(text)
+            except ValueError as error:
+                self._tell_mark(node.start_mark, str(error))
+        else:
+            return text
+        return None
+
+    # -- what keys have to do with each other ---------------------------------------------------------------------
+
+    def check(self, found: Mapping[str, Any]) -> None:
+        source, sink = found["source"], found["sink"]
+        is_stream = source.get("stream", False)
+        modes = STREAM_MODES if is_stream else BATCH_MODES
+        mode = sink.get("mode", "append")
+        if mode not in modes:
+            kind = "stream" if is_stream else "batch"
+            self.tell(("sink", "mode"), f"a {kind} cannot have mode {mode}; allowed: {', '.join(modes)}")
+        if is_stream and "checkpoint" not in found:
+            self.tell(("source", "stream"), "a stream needs the key checkpoint, the directory of its progress")
+        for name in () if is_stream else ("checkpoint", "trigger"):
+            if name in found:
+                self.tell((name,), f"{name} is for streams; allowed: with source.stream true")
+        trigger = found.get("trigger", AVAILABLE_NOW)
+        if trigger != AVAILABLE_NOW and not _INTERVAL.fullmatch(trigger):
+            self.tell(("trigger",), f"{trigger!r} is not allowed; allowed: {AVAILABLE_NOW}, or as in 10 seconds")
+        for name in found.get("cluster", {}):
+            if not name.lower().startswith("kafka."):
+                self.tell(("cluster", name), f"{name} is not of the cluster; allowed: kafka.*")
+        self._check_views(found)
+        if "errors" in found:
+            if source.get("format", KLAMM) != KLAMM:
+                self.tell(("errors",), f"errors are for a source of the format {KLAMM}")
+            elif "where" not in found["errors"] and not _is_typed(source["options"]):
+                self.tell(("errors",), "errors.where is missing: the condition for a bad row")
+
+    def _check_views(self, found: Mapping[str, Any]) -> None:
+        names = [SOURCE, RECORDS]
+        for section in ("tables", "steps"):
+            for number, each in enumerate(found.get(section, ())):
+                name = each["name"]
+                place = (section, number, "name")
+                if not _VIEW.fullmatch(name):
+                    self.tell(place, f"{name!r} is not a name; allowed: letters, digits and _")
+                if name.lower() in names:
+                    self.tell(place, f"there is a view {name} before")
+                names.append(name.lower())
+
+    def check_options(self, pipeline: Pipeline, environment: Mapping[str, str]) -> None:
+        missing = [name for name in pipeline.variables if name not in environment]
+        for name in missing:
+            self.tell((), f"the variable {name} is not set in the environment")
+        if missing:
+            return
+        source, sink, errors = pipeline.source, pipeline.sink, pipeline.errors
+        if source.format == KLAMM:
+            given = {**pipeline.cluster, **source.options}
+            with_texts = {name: text.text(environment) for name, text in given.items()}
+            with self._told(("source", "options"), given):
+                read_options(with_texts, streaming=source.stream)
+        if sink.format == KLAMM:
+            given = {**pipeline.cluster, **sink.options}
+            with self._told(("sink", "options"), given):
+                write_options({name: text.text(environment) for name, text in given.items()})
+        if errors is not None:
+            given = {**pipeline.cluster, **errors.options}
+            with self._told(("errors", "options"), given):
+                write_options({name: text.text(environment) for name, text in given.items()})
+
+    @contextmanager
+    def _told(self, path: Path, options: Options) -> Iterator[None]:
+        """Tells an OptionError, at the option that it names."""
+        try:
+            yield
+        except OptionError as error:
+            named = re.search(r"option ([\w.]+)", str(error))
+            name = next((each for each in options if named and each.lower() == named[1].lower()), None)
+            if name is not None and (*path, name) in self._places:
+                path = (*path, name)
+            elif name is not None and ("cluster", name) in self._places:
+                path = ("cluster", name)
+            self.tell(path, str(error))
+
+
+def _named(path: Path) -> str:
+    return ".".join(map(str, path)) or "the file"
+
+
+def _unknown(name: str, keys: Mapping[str, Key], path: Path) -> str:
+    close = difflib.get_close_matches(name, keys, 1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"unknown key {_named((*path, name))}; {hint}allowed: {', '.join(keys)}"
+
+
+# -- from the tree to the pipeline ------------------------------------------------------------------------------------
+
+
+def _is_typed(options: Options) -> bool:
+    return any(name.lower() in ("value.format", "key.format") for name in options)
+
+
+def _pipeline(found: Mapping[str, Any]) -> Pipeline:
+    source, sink = found["source"], found["sink"]
+    options = source["options"]
+    return Pipeline(
+        name=found.get("name", "klamm pipeline"),
+        source=Source(source.get("format", KLAMM), source.get("stream", False), options, source.get("schema")),
+        sink=Sink(
+            sink.get("format", KLAMM),
+            sink.get("mode", "append"),
+            sink.get("options", {}),
+            tuple(sink.get("partitionBy", ())),
+        ),
+        conf=found.get("conf", {}),
+        cluster=found.get("cluster", {}),
+        tables=tuple(
+            Table(each["name"], each["format"], each.get("options", {}), each.get("schema"))
+            for each in found.get("tables", ())
+        ),
+        decode=found.get("decode"),
+        errors=_errors(found["errors"], options) if "errors" in found else None,
+        steps=tuple(
+            Step(each["name"], each["sql"], _watermark(each.get("watermark"))) for each in found.get("steps", ())
+        ),
+        checkpoint=found.get("checkpoint"),
+        trigger=found.get("trigger"),
+    )
+
+
+def _watermark(given: Mapping[str, str] | None) -> tuple[str, str] | None:
+    return None if given is None else (given["column"], given["delay"])
+
+
+def _errors(given: Mapping[str, Any], source: Options) -> Errors:
+    lower = {name.lower(): text for name, text in source.items()}
+    corrupt = lower.get("columnnameofcorruptrecord", Template(("_corrupt_record",)))
+    column = "`" + corrupt.text(dict.fromkeys(corrupt.variables, "")).replace("`", "``") + "`"
+    where = given.get("where", f"{column} IS NOT NULL")
+    return Errors(
+        topic=given["topic"],
+        where=where,
+        key="CAST(NULL AS BINARY)" if "key.format" in lower else "key",
+        value=given.get("value", column if "value.format" in lower else "value"),
+        reason=given.get("reason", "'" + where.replace("\\", "\\\\").replace("'", "\\'") + "'"),
+        options=given.get("options", {}),
+    )
