@@ -1,6 +1,6 @@
 """`klamm pipeline run`: a pipeline from a file. It runs the program that `--print` prints.
 
-A stop (SIGTERM, Ctrl-C) ends the streaming queries: the micro-batch that is under way is given up, and the same command
+A stop (SIGTERM, Ctrl-C) ends the streaming queries: the micro-batch in progress is given up, and the same command
 does it again, so nothing is lost. Messages never have the value of a variable.
 """
 

@@ -1,7 +1,7 @@
 """Spreads a pipeline's work over Spark's executors: as many tasks as the cluster has use for, also with Spark Connect.
 
 Small pieces of work share a task, by their weight; the heaviest tasks begin first. A pipeline that commits its work in
-rounds has two rounds under way, so that no slot waits for the last task of a round.
+rounds has two of them in progress, so that no slot waits for the last task of a round.
 
 What must stay true:
 - A piece of work may be done twice, also at the same time, because Spark repeats tasks and a task may outlive its
@@ -57,10 +57,10 @@ def distribute_in_rounds(
     *,
     round_size: int | None = None,
 ) -> Iterator[list[str]]:
-    """The results of `do`, in the order of the work, a round at a time; the next round is under way meanwhile.
+    """The results of `do`, in the order of the work, a round at a time; the next round runs meanwhile.
 
     A round has `round_size` pieces; by default several for each slot that the cluster has when the round begins. Raises
-    Spark's error for a failed task, when the round that is under way has ended.
+    Spark's error for a failed task, when the round in progress has ended.
     """
     begun = 0
     rounds: deque[Future[list[str]]] = deque()

@@ -95,7 +95,7 @@ def retention_warning(configs: Mapping[str, str | None], span: Span | None, now_
 
 
 def expiration_warning(idle_ms: int, expiration: tuple[str, int] | None) -> str | None:
-    """A warning when the brokers may have forgotten the producer of a replay that nobody has continued for so long."""
+    """A warning when the brokers may have forgotten the producer of a replay that has rested for so long."""
     key, expiration_ms = expiration or (_EXPIRATIONS[0], 24 * 3_600_000)
     if idle_ms <= expiration_ms:
         return None
