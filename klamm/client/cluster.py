@@ -146,6 +146,15 @@ class _Connecting:
         self.error: ClientError | None = None
 
 
+class _LookUp:
+    """The requests for a topic's leaders, one at a time: how many have begun, and why the last one has failed."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.begun = 0
+        self.error: ClientError | None = None
+
+
 class _NoLeader(KafkaError):
     """The partition has no leader at the moment."""
 
@@ -183,6 +192,7 @@ class ClusterClient:
         self._receive_buffer = ReceiveBuffer()
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, _Connecting] = {}
+        self._looking_up: dict[tuple[str, bool], _LookUp] = {}
         # The broker that answered the last metadata request.
         self._informant: Address | None = None
         self._closed = False
@@ -216,7 +226,7 @@ class ClusterClient:
             nonlocal stale
             address = None if stale else self._leader_address(topic, partition)
             if address is None:
-                await self._refresh((topic,), elsewhere=stale)
+                await self._look_up(topic, elsewhere=stale)
                 address = self._leader_address(topic, partition)
             stale = True
             if address is None:
@@ -439,6 +449,28 @@ class ClusterClient:
             metadata.topics = described
         else:
             metadata.topics.update(described)
+
+    async def _look_up(self, topic: str, *, elsewhere: bool) -> None:
+        """Asks for the leaders of a topic, after this call. Callers at the same time share a request: a producer looks
+        up each partition by itself, and the answer has all of them."""
+        look_up = self._looking_up.setdefault((topic, elsewhere), _LookUp())
+        begun = look_up.begun
+        async with look_up.turn:
+            if look_up.begun > begun:
+                if look_up.error is not None:
+                    raise type(look_up.error)(*look_up.error.args)
+                return
+            look_up.begun += 1
+            look_up.error = None
+            try:
+                await self._refresh((topic,), elsewhere=elsewhere)
+            except ClientError as error:
+                look_up.error = error
+                raise
+            except asyncio.CancelledError:
+                # The others ask for themselves.
+                look_up.begun -= 1
+                raise
 
     def _leader_address(self, topic: str, partition: int) -> Address | None:
         described = self.metadata.topics.get(topic)

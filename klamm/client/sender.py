@@ -195,6 +195,8 @@ class Sender:
         self._client = client
         self._options = options
         self._partitions: dict[tuple[str, int], PartitionQueue] = {}
+        # Those whose last batch may wait for more records, in the order in which they got it.
+        self._waiting: dict[tuple[str, int], PartitionQueue] = {}
         # After the last acknowledged batch of each partition.
         self.end_offsets: dict[tuple[str, int], int] = {}
         self._pending_bytes = 0
@@ -287,6 +289,10 @@ class Sender:
         self._pending_bytes += difference_bytes
         self._changed.set()
 
+    def waits(self, queue: "PartitionQueue") -> None:
+        """The last batch of this partition is not ready."""
+        self._waiting[queue.topic, queue.number] = queue
+
     def too_large(self, topic: str, size_bytes: int) -> None:
         """A batch of this size was too large for the topic."""
         self.limits[topic] = min(self.limits.get(topic, size_bytes), size_bytes // 2)
@@ -304,7 +310,8 @@ class Sender:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _make_all_ready(self) -> None:
-        for queue in self._partitions.values():
+        waiting, self._waiting = self._waiting, {}
+        for queue in waiting.values():
             queue.make_ready()
 
     async def _change(self) -> None:
@@ -342,6 +349,8 @@ class PartitionQueue:
         self.batches.append(batch)
         if batch.is_ready:
             self.wake()
+        else:
+            self.sender.waits(self)
 
     def make_ready(self) -> None:
         """Lets the last batch be sent, which the others are already."""
