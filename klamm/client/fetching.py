@@ -1,18 +1,20 @@
 """Fetch requests of a consumer, and which batches of an answer a consumer may see.
 
 What must stay true: a request carries the leader epoch that the client knows, so that a former leader does not answer
-it (KIP-320).
+it (KIP-320). Where brokers know topics by their ids (from Kafka 3.1 on), `fetch` returns no record of another topic of
+the same name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from uuid import UUID
 
 from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.fan_out import by_topic, error_of, fan_out, leaders
 from klamm.net.client import Connection
-from klamm.protocol.apis.fetch import AbortedTransaction, FetchPartition, FetchRequest, FetchTopic
+from klamm.protocol.apis.fetch import AbortedTransaction, FetchPartition, FetchRequest, FetchTopic, PartitionData
 from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochRequest
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record_batch import BatchHeader, check_crc, iterate_batches
@@ -28,6 +30,53 @@ class FetchFrom(NamedTuple):
     max_bytes: int
 
 
+# The first version that names topics by their ids (KIP-516), in Kafka 3.1.
+FETCH_BY_ID_VERSION = 13
+# What a broker answers that has no topic of the id, or another one of the name.
+NOT_OF_THIS_ID = frozenset({ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID})
+
+
+Answer = PartitionData
+"""What a leader says of one partition."""
+
+
+class Fetched(NamedTuple):
+    """The answers of a leader. `by_id`: it was asked by topic ids, so none is of another topic of the same name."""
+
+    partitions: dict[TopicPartition, Answer]
+    by_id: bool
+
+
+async def fetch(
+    connection: Connection,
+    partitions: Mapping[TopicPartition, FetchFrom],
+    topic_ids: Mapping[str, str | None],
+    *,
+    max_version: int | None = None,
+    **limits: Any,
+) -> Fetched:
+    """One request to the leader of these partitions, with the `limits` of `fetch_request`. Raises ClientError.
+
+    `max_version` is the largest version of the request, None for any. `topic_ids` has the topics' hexadecimal ids,
+    as far as they are known.
+    """
+    ids = {topic: UUID(topic_id) for topic, topic_id in topic_ids.items() if topic_id is not None}
+    low, high = (connection.api_versions or {}).get(ApiKey.FETCH, (0, 0))
+    by_id = max_version is None and low <= FETCH_BY_ID_VERSION <= high and ids.keys() == topic_ids.keys()
+    request = fetch_request(partitions, topic_ids=ids, **limits)
+    version = FETCH_BY_ID_VERSION if by_id else connection.version_of(ApiKey.FETCH)
+    if max_version is not None:
+        version = min(version, max_version)
+    response = await connection.send(ApiKey.FETCH, lambda _: request, version=version)
+    names = {topic_id: topic for topic, topic_id in ids.items()}
+    found = {}
+    for topic in response.responses:
+        name = names.get(topic.topic_id, "") if by_id and topic.topic_id is not None else topic.topic
+        for answer in topic.partitions:
+            found[TopicPartition(name, answer.partition_index)] = answer
+    return Fetched(found, by_id)
+
+
 def fetch_request(
     partitions: Mapping[TopicPartition, FetchFrom],
     *,
@@ -36,9 +85,10 @@ def fetch_request(
     min_bytes: int = 1,
     isolation_level: int = READ_UNCOMMITTED,
     rack_id: str = "",
+    topic_ids: Mapping[str, UUID] | None = None,
 ) -> FetchRequest:
     """The request of a consumer to the leader of these partitions, which answers in their order. With a rack the leader
-    may name a follower to read from instead."""
+    may name a follower to read from instead. From version 13 on topics have their ids instead of their names."""
     return FetchRequest(
         replica_id=CONSUMER_REPLICA_ID,
         max_wait_ms=max_wait_ms,
@@ -49,6 +99,7 @@ def fetch_request(
         topics=[
             FetchTopic(
                 topic=topic,
+                topic_id=None if topic_ids is None else topic_ids.get(topic),
                 partitions=[
                     FetchPartition(
                         partition=number,

@@ -31,10 +31,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
+from klamm.client.threads import call
 from klamm.spark import schema as record_schema
 from klamm.spark.formats.settings import TypedRows
 from klamm.spark.options import ReadOptions, read_options
-from klamm.spark.read.partition_reader import read_range
+from klamm.spark.read.partition_reader import check_topics, read_range
 from klamm.spark.read.planning import plan_batch
 from klamm.spark.settings import FetchOptions, PartitionRange
 
@@ -110,7 +111,9 @@ def _with_schema(options: ReadOptions, schema: pa.Schema) -> pa.RecordBatchReade
 
 def _read(fetch: FetchOptions, ranges: Sequence[PartitionRange], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     for records in ranges:
-        yield from read_range(fetch, records, columns)
+        yield from read_range(fetch, records, columns, checks_end=not fetch.fail_on_data_loss)
+    if fetch.fail_on_data_loss and ranges:
+        call(fetch.client, lambda client: check_topics(client, fetch, ranges))
 
 
 def _offsets(limit: str | PartitionOffsets | None) -> str | None:

@@ -9,6 +9,7 @@ Source: org.apache.spark.sql.kafka010.KafkaRecordToRowConverter.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ def schema(names: Sequence[str]) -> "pa.Schema":
 
     Raises ValueError for a name that is not a column, and for a column named twice.
     """
+    return _schema(tuple(names))
+
+
+@cache
+def _schema(names: tuple[str, ...]) -> "pa.Schema":
     # Imported here, because a caller that only needs the names must not wait for pyarrow.
     import pyarrow as pa
 

@@ -4,8 +4,8 @@ A response is encoded as a list of buffers in which the records of each partitio
 not change until they are sent. The records of a decoded response are parts of its frame's memory.
 
 Versions: 5 log start offset; 7 sessions and forgotten topics (KIP-227); 9 current leader epoch (KIP-320); 11 rack and
-preferred read replica (KIP-392); 12 flexible, last fetched and diverging epoch (KIP-595), current leader. The snapshot
-id, which only KRaft uses, is left out.
+preferred read replica (KIP-392); 12 flexible, last fetched and diverging epoch (KIP-595), current leader; 13 topic ids
+instead of names (KIP-516), for clients of newer brokers. The snapshot id, which only KRaft uses, is left out.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from klamm.protocol.schema import (
     Response,
     String,
     Struct,
+    Uuid,
     field,
 )
 from klamm.protocol.vocabulary import NO_EPOCH
 
 
-class FetchRequest(Request["FetchResponse"], api=ApiKey.FETCH, versions="4-12", flexible="12+", size=LIST):
+class FetchRequest(
+    Request["FetchResponse"], api=ApiKey.FETCH, versions="4-12", known="4-13", flexible="12+", size=LIST
+):
     """`replica_id` is -1 for a consumer. Session epoch -1 means no session."""
 
     class FetchTopic(Struct):
@@ -41,11 +44,13 @@ class FetchRequest(Request["FetchResponse"], api=ApiKey.FETCH, versions="4-12", 
             log_start_offset: Int64 = field("5+", default=-1)
             partition_max_bytes: Int32
 
-        topic: String
+        topic: String = field("4-12", default="")
+        topic_id: Uuid = field("13+", default=None)
         partitions: list[FetchPartition]
 
     class ForgottenTopic(Struct):
-        topic: String
+        topic: String = field("7-12", default="")
+        topic_id: Uuid = field("13+", default=None)
         partitions: list[Int32]
 
     cluster_id: String | None = field("12+", default=None, tag=0)
@@ -90,7 +95,8 @@ class FetchResponse(Response):
             preferred_read_replica: Int32 = field("11+", default=-1)
             records: Records | None = b""
 
-        topic: String
+        topic: String = field("4-12", default="")
+        topic_id: Uuid = field("13+", default=None)
         partitions: list[PartitionData]
 
     throttle_time_ms: Int32 = 0

@@ -1,4 +1,5 @@
-"""Batch queries: the driver plans the ranges once (`planning.py`), and each task reads one (`partition_reader.py`).
+"""Batch queries: the driver plans the ranges once (`planning.py`), and each task reads one, or several
+small ones (`task_reader.py`).
 
 What must stay true:
 - Planning imports neither pyarrow nor numba.
@@ -17,7 +18,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from klamm.spark.options import ReadOptions
-from klamm.spark.read.planning import plan_batch
+from klamm.spark.read.planning import in_tasks, plan_batch
 from klamm.spark.sql_types import check_columns
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class KlammReader(DataSourceReader):
-    """Reads a range of offsets of each partition in a task of its own."""
+    """Reads ranges of offsets, several small ones in one task."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         check_columns(schema, options.typed)
@@ -33,31 +34,30 @@ class KlammReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        return [InputPartition(records) for records in plan_batch(self._options)]
+        return [InputPartition(ranges) for ranges in in_tasks(plan_batch(self._options), self._options)]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         return read_partition(self._options, self._schema, partition)
 
 
 def read_partition(options: ReadOptions, schema: StructType, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-    """The rows of a range in a worker, exactly as Spark wants them. For an empty plan PySpark passes None."""
+    """The rows of a task in a worker, exactly as Spark wants them. For an empty plan PySpark passes None."""
     if partition.value is None:
         return
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from klamm.spark.read.partition_reader import read_range
+    from klamm.spark.read.task_reader import read_apart, read_ranges
 
     wanted = to_arrow_schema(schema, timezone="UTC")
     if options.typed is not None:
         from klamm.spark.read.typed import RowDecoder
 
         decoder = RowDecoder(options.typed, wanted)
-        records = partition.value
-        batches = read_range(options.fetch, records, decoder.columns)
-        yield from decoder.rows(batches, f"{records.topic}-{records.partition}")
+        for records, batch in read_apart(options.fetch, partition.value, decoder.columns):
+            yield from decoder.rows([batch], f"{records.topic}-{records.partition}")
         return
-    for batch in read_range(options.fetch, partition.value, schema.fieldNames()):
+    for batch in read_ranges(options.fetch, partition.value, schema.fieldNames()):
         yield batch if batch.schema == wanted else pa.RecordBatch.from_arrays(batch.columns, schema=wanted)
     _spare_loaded_modules()
 

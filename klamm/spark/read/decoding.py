@@ -65,7 +65,7 @@ class Decoder:
         self._partition = partition
         self._max_batch_bytes = max_batch_bytes
         # Scratch memory for decompression, reused because fresh memory costs as much as filling it.
-        self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
+        self._scratch = np.empty(0, np.uint8)
         # Of the batch before.
         self._compression_ratio = 1.0
         self._constants: dict[str, pa.Array] = {}
@@ -169,6 +169,8 @@ class Decoder:
         if not codecs.any():
             yield np.frombuffer(records, np.uint8), bodies
             return
+        if not len(self._scratch):
+            self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
         filled_bytes, first = 0, 0
         for number, codec in enumerate(codecs.tolist()):
             body = bodies[number]

@@ -25,14 +25,13 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata
-from klamm.client.fetching import FetchFrom, fetch_request
+from klamm.client.fetching import NOT_OF_THIS_ID, FetchFrom, fetch
 from klamm.client.offsets import asked_at, list_offsets_of_leader
 from klamm.client.read_replicas import NO_FOLLOWER, Source
 from klamm.client.threads import Work, start
 from klamm.net.client import ClientError, Connection, Disconnected, NotSent
-from klamm.protocol.apis.fetch import FetchRequest, FetchResponse, PartitionData
+from klamm.protocol.apis.fetch import PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -71,8 +70,14 @@ def read_range(
     records: PartitionRange,
     columns: Sequence[str],
     on_loss: Callable[[Loss], object] = log_loss,
+    *,
+    checks_end: bool = True,
+    doubts: "Doubts | None" = None,
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range, in the order of their offsets, with these columns (`schema.schema(columns)`).
+
+    With `checks_end=False` the caller calls `check_topics` after the last record of all its ranges. That is for readers
+    with `fail_on_data_loss` only. Ranges that are read one after another may share `doubts`.
 
     Without `fail_on_data_loss`, `on_loss` gets each loss before the records behind it are returned, and no record of a
     topic is returned that has replaced this one. Whether that happened behind the last record is uncertain: the whole
@@ -82,7 +87,7 @@ def read_range(
     KafkaError or ClientError when the cluster does not give them within `poll_timeout_ms`, or they are corrupt.
     """
     decoder = Decoder(records.topic, records.partition, columns, options.max_batch_bytes)
-    fetcher = _Fetcher(options, records)
+    fetcher = RangeFetcher(options, records, checks_end=checks_end, doubts=doubts)
     offset, most_bytes = records.start_offset, min(options.fetch_max_bytes, LARGEST_FETCH_BYTES)
     under_way = start(options.client, fetcher.fetch(offset, min(FIRST_FETCH_BYTES, most_bytes)))
     try:
@@ -112,13 +117,46 @@ def read_range(
         under_way.cancel()
 
 
-class _Passing(Exception):
+async def check_topics(client: ClusterClient, options: FetchOptions, ranges: Sequence[PartitionRange]) -> None:
+    """Raises DataLoss unless the topics of ranges that were read are still those that were planned, or were deleted.
+
+    One request asks for all topics; only a doubt is looked into topic by topic.
+    """
+    fetchers = {records.topic: RangeFetcher(options, records) for records in ranges}
+    try:
+        await client.refresh_metadata_once(fetchers)
+        doubted = [fetcher for fetcher in fetchers.values() if not fetcher.is_planned(client, at_end=True)]
+    except (NotSent, Disconnected):
+        doubted = list(fetchers.values())
+    for fetcher in doubted:
+        await fetcher.check_end(client)
+
+
+class Doubts:
+    """Since when brokers have said that a topic is gone or was replaced: its many ranges wait for `GRACE_MS` once."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[float, float]] = {}
+
+    def tell(self, topic: str, now: float) -> float:
+        """Notes the doubt, and returns when it began. A doubt that was not repeated for a while begins anew."""
+        since, last = self._told.get(topic, (now, now))
+        since = since if now - last < GRACE_MS / 1000 else now
+        self._told[topic] = since, now
+        return since
+
+    def dispel(self, topic: str) -> None:
+        self._told.pop(topic, None)
+
+
+class Passing(Exception):
     """An error that may be transient; after `timeout_ms` (None means the whole time limit), `error` is final."""
 
-    def __init__(self, error: Exception, timeout_ms: int | None = None) -> None:
+    def __init__(self, error: Exception, timeout_ms: int | None = None, *, of_topic: bool = False) -> None:
         super().__init__(str(error))
         self.error = error
         self.timeout_ms = timeout_ms
+        self.of_topic = of_topic
 
 
 class _Fetched(NamedTuple):
@@ -128,14 +166,20 @@ class _Fetched(NamedTuple):
     losses: Sequence[Loss]
 
 
-class _Fetcher:
+class RangeFetcher:
     """The fetches of one range; they run on the network's loop, one at a time."""
 
-    def __init__(self, options: FetchOptions, records: PartitionRange) -> None:
+    def __init__(
+        self, options: FetchOptions, records: PartitionRange, *, checks_end: bool = True, doubts: Doubts | None = None
+    ) -> None:
         self._options = options
         self._range = records
         self._partition = records.partition
         self._name = TopicPartition(records.topic, records.partition)
+        self._checks_end = checks_end
+        # How leaders were asked so far.
+        self._by_id = self._by_name = False
+        self._doubts = doubts or Doubts()
 
     def __str__(self) -> str:
         return f"{self._range.topic}-{self._partition}"
@@ -143,10 +187,36 @@ class _Fetcher:
     def fetch(self, offset: int, max_bytes: int) -> Work[_Fetched]:
         """The leader's records from `offset` on.
 
-        The metadata is read at both ends of the range, to notice another topic of the same name. It is also read after
-        every fetch where an error at the end would not take back the records returned before.
+        The metadata is read at the end of the range, to notice another topic of the same name. It is also read after
+        every fetch where an error at the end would not take back the records returned before. Neither is necessary
+        where leaders know the topic's id. At the start of the range the metadata that this process has will do if the
+        topic in it is the planned one: the end of the range tells whether it was too old.
         """
         return lambda client: self._fetch(client, offset, max_bytes)
+
+    async def check_end(self, client: ClusterClient) -> None:
+        """Reads the metadata after the last fetch of the range. Raises DataLoss as `read_range` does."""
+        await self._fetch(client, self._range.end_offset, 0)
+
+    @property
+    def _is_doubtful(self) -> bool:
+        """Whether records may be of another topic of the name: not if leaders were asked for the topic's id."""
+        return self._by_name or not self._by_id
+
+    def is_planned(self, client: ClusterClient, *, at_end: bool = False) -> bool:
+        """Whether the topic in the client's metadata is the planned one; `at_end` it may have been deleted."""
+        try:
+            self._check_topic(client, at_end=at_end)
+        except (Passing, KafkaError):
+            return False
+        return True
+
+    def leader(self, client: ClusterClient) -> PartitionMetadata | None:
+        """The partition in the client's metadata; None if it has no leader, or the topic is not the planned one."""
+        if not self.is_planned(client):
+            return None
+        state = client.metadata.topics[self._range.topic].partitions[self._partition]
+        return state if state.leader >= 0 else None
 
     async def _fetch(self, client: ClusterClient, offset: int, max_bytes: int) -> _Fetched:
         loop = asyncio.get_running_loop()
@@ -154,19 +224,21 @@ class _Fetcher:
         began, backoff_s = loop.time(), MIN_BACKOFF_S
         # Since when brokers have reported only losses: brokers that were gone before know nothing about them.
         doubted: float | None = None
-        refresh, again = offset in (self._range.start_offset, self._range.end_offset), False
+        refresh, again = offset == self._range.start_offset and self.leader(client) is None, False
         while True:
-            timeout_ms = self._options.poll_timeout_ms
+            timeout_ms, of_topic = self._options.poll_timeout_ms, False
             error: Exception
             try:
-                if refresh:
+                if offset >= self._range.end_offset and not (self._checks_end and self._is_doubtful):
+                    return _Fetched(None, losses)
+                if refresh or offset >= self._range.end_offset:
                     await client.refresh_metadata([self._range.topic], elsewhere=again)
                     self._check_topic(client, at_end=offset >= self._range.end_offset)
                 if offset >= self._range.end_offset:
                     return _Fetched(None, losses)
                 found = await self._attempt(client, offset, max_bytes, is_fresh=refresh)
                 if isinstance(found, PartitionData):
-                    if not self._options.fail_on_data_loss:
+                    if not self._options.fail_on_data_loss and self._is_doubtful:
                         await client.refresh_metadata([self._range.topic])
                         self._check_topic(client, at_end=True)
                     return _Fetched(found, losses)
@@ -174,14 +246,17 @@ class _Fetcher:
                     losses.append(self._accepted(found))
                 # The offsets up to there have no records, or no longer have them.
                 offset = found.end_offset if isinstance(found, Loss) else found
-                refresh = offset >= self._range.end_offset
+                refresh = False
                 continue
-            except _Passing as passing:
+            except Passing as passing:
                 error, timeout_ms = passing.error, min(timeout_ms, passing.timeout_ms or timeout_ms)
+                of_topic = passing.of_topic
             except (NotSent, Disconnected) as failure:
                 error = failure
             now = loop.time()
             doubted = (now if doubted is None else doubted) if isinstance(error, DataLoss) else None
+            if doubted is not None and of_topic:
+                doubted = min(doubted, self._doubts.tell(self._range.topic, now))
             if now - (began if doubted is None else doubted) >= timeout_ms / 1000:
                 if not isinstance(error, DataLoss):
                     raise error
@@ -199,16 +274,20 @@ class _Fetcher:
         topic = client.metadata.topics.get(name)
         if topic is None or topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             if not at_end:
-                raise _Passing(DataLoss(f"topic {name} no longer exists"), GRACE_MS)
+                raise self._doubt(f"topic {name} no longer exists")
         elif topic.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
             raise self._error(topic.error_code, "the cluster does not tell the topic's partitions")
         elif planned is not None and topic.topic_id is not None and topic.topic_id.hex != planned:
-            raise _Passing(
-                DataLoss(f"topic {name} was deleted and created again: its id was {planned}, now {topic.topic_id.hex}"),
-                GRACE_MS,
+            raise self._doubt(
+                f"topic {name} was deleted and created again: its id was {planned}, now {topic.topic_id.hex}"
             )
         elif self._partition not in topic.partitions:
-            raise _Passing(DataLoss(f"topic {name} no longer has partition {self._partition}"), GRACE_MS)
+            raise self._doubt(f"topic {name} no longer has partition {self._partition}")
+        else:
+            self._doubts.dispel(name)
+
+    def _doubt(self, message: str) -> Passing:
+        return Passing(DataLoss(message), GRACE_MS, of_topic=True)
 
     async def _attempt(
         self, client: ClusterClient, offset: int, max_bytes: int, *, is_fresh: bool
@@ -221,21 +300,21 @@ class _Fetcher:
             # Without records from the follower, the next attempt asks the leader.
             return offset if records is None else records
         connection = await self._connection(client, state)
-        rack = client.read_replicas.rack
-        answer = _only(
-            await connection.send(
-                ApiKey.FETCH,
-                lambda _: self._request(state, offset, max_bytes, rack),
-                version=source.version_of(connection),
-            )
+        answer = await self._ask(
+            connection, state, offset, max_bytes, rack_id=client.read_replicas.rack, max_version=source.max_version
         )
         if answer is None:
             # A response without the partition is that of a broker that throttles us.
             raise self._error(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "the leader answers without records")
         if answer.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             if not is_fresh:
-                raise _Passing(self._out_of_range_error(offset))
+                raise Passing(self._out_of_range_error(offset))
             return await self._out_of_range(connection, state, offset)
+        if answer.error_code in NOT_OF_THIS_ID:
+            # The metadata tells what has become of the topic.
+            raise Passing(
+                KafkaError(ErrorCode(answer.error_code), f"{self}: broker {state.leader} knows no such topic")
+            )
         if answer.error_code != ErrorCode.NONE:
             raise self._error(answer.error_code, f"broker {state.leader} refuses to fetch from offset {offset}")
         if answer.records:
@@ -251,7 +330,7 @@ class _Fetcher:
         end = await self._log_offset(connection, state, LATEST_TIMESTAMP)
         if end < self._range.end_offset:
             last = self._range.end_offset - 1
-            raise _Passing(DataLoss(f"{self}: the log ends at offset {end}, but {offset} to {last} were to be read"))
+            raise Passing(DataLoss(f"{self}: the log ends at offset {end}, but {offset} to {last} were to be read"))
         what = "last stable offset" if self._options.read_committed else "high watermark"
         raise self._error(
             ErrorCode.REQUEST_TIMED_OUT,
@@ -265,7 +344,7 @@ class _Fetcher:
         """The records of a follower. Anything else that it says is the leader's to say: the follower is left."""
         try:
             connection = await client.connection_to(source.broker)
-            answer = _only(await connection.send(ApiKey.FETCH, lambda _: self._request(state, offset, max_bytes, "")))
+            answer = await self._ask(connection, state, offset, max_bytes)
         except (ClientError, KafkaError) as error:
             logger.debug("%s: follower %d: %s", self, source.broker, error)
             answer = None
@@ -288,8 +367,8 @@ class _Fetcher:
         end = await self._log_offset(connection, state, LATEST_TIMESTAMP)
         if offset > end:
             message = f"{self}: the log ends at offset {end}, but {offset} to {self._range.end_offset - 1} were there"
-            raise _Passing(DataLoss(message), GRACE_MS)
-        raise _Passing(self._out_of_range_error(offset))
+            raise Passing(DataLoss(message), GRACE_MS)
+        raise Passing(self._out_of_range_error(offset))
 
     async def _log_offset(self, connection: Connection, state: PartitionMetadata, which: int) -> int:
         asked = {self._name: asked_at(which, state)}
@@ -298,31 +377,46 @@ class _Fetcher:
             raise self._error(answer.code, f"broker {state.leader} does not tell where the log begins and ends")
         return answer.offset
 
-    def _request(self, state: PartitionMetadata, offset: int, max_bytes: int, rack_id: str) -> FetchRequest:
-        return fetch_request(
+    async def _ask(
+        self,
+        connection: Connection,
+        state: PartitionMetadata,
+        offset: int,
+        max_bytes: int,
+        *,
+        rack_id: str = "",
+        max_version: int | None = None,
+    ) -> PartitionData | None:
+        fetched = await fetch(
+            connection,
             {self._name: FetchFrom(offset, state.leader_epoch, max_bytes)},
+            {self._range.topic: self._range.topic_id},
+            max_version=max_version,
             max_bytes=max_bytes,
             max_wait_ms=self._options.fetch_max_wait_ms,
             isolation_level=READ_COMMITTED if self._options.read_committed else READ_UNCOMMITTED,
             rack_id=rack_id,
         )
+        self._by_id |= fetched.by_id
+        self._by_name |= not fetched.by_id
+        return fetched.partitions.get(self._name)
 
     def _state(self, client: ClusterClient) -> PartitionMetadata:
         topic = client.metadata.topics.get(self._range.topic)
         state = topic.partitions.get(self._partition) if topic is not None else None
         if state is None or state.leader < 0:
-            raise _Passing(KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{self} has no leader"))
+            raise Passing(KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{self} has no leader"))
         return state
 
     async def _connection(self, client: ClusterClient, state: PartitionMetadata) -> Connection:
         try:
             return await client.connection_to(state.leader)
         except KafkaError as error:
-            raise _Passing(error) from None
+            raise Passing(error) from None
 
     def _error(self, code: int, message: str) -> Exception:
         error = KafkaError(ErrorCode(code), f"{self}: {message}")
-        return _Passing(error) if code in RETRIABLE_ERRORS else error
+        return Passing(error) if code in RETRIABLE_ERRORS else error
 
     def _out_of_range_error(self, offset: int) -> KafkaError:
         return KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{self}: the leader has no offset {offset}")
@@ -331,8 +425,3 @@ class _Fetcher:
         if self._options.fail_on_data_loss:
             raise DataLoss(f"{loss.reason}; with failOnDataLoss=false what is left is read")
         return loss
-
-
-def _only(response: FetchResponse) -> PartitionData | None:
-    """The response's entry for the one requested partition."""
-    return next((partition for topic in response.responses for partition in topic.partitions), None)

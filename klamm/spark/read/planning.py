@@ -17,7 +17,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -46,10 +46,33 @@ Offsets = dict[TopicPartition, int]
 # counts as missing only after this time.
 MISSING_TIMEOUT_MS = 5_000
 BACKOFF_MS = 50
+# Small ranges share tasks when there are more than so many. PySpark does not tell a Python data source how many cores
+# the cluster has.
+MIN_TASKS = 32
+# The offsets of a task of small ranges: a task of its own costs as much time as reading some ten thousand records.
+TASK_OFFSETS = 100_000
+
+# The position of a missing topic is kept as long as Kafka keeps the offsets of a group without members; of the topics
+# that went missing last, so that positions stay small.
+MISSING_KEPT_MS = 7 * 24 * 3600 * 1000
+MISSING_KEPT_PARTITIONS = 20_000
 
 # No topic can have these names.
 _TOPIC_IDS = "$topicIds"
 _BEGIN = "$begin"
+_MISSING = "$missing"
+
+
+@dataclass(frozen=True, slots=True)
+class MissingTopic:
+    """The next offsets of partitions that the brokers no longer report, by number; and since when.
+
+    If the topic comes back with its id, as after a long outage, reading continues at these offsets.
+    """
+
+    topic_id: str
+    since_ms: int
+    offsets: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +91,7 @@ class Position:
     offsets: Offsets
     topic_ids: dict[str, str]
     begin: Offsets
+    missing: dict[str, MissingTopic] = field(default_factory=dict)
 
     @property
     def is_initial(self) -> bool:
@@ -79,13 +103,18 @@ class Position:
             json[_TOPIC_IDS] = dict(sorted(self.topic_ids.items()))
         if self.begin:
             json[_BEGIN] = _offsets_to_json(self.begin)
+        if self.missing:
+            json[_MISSING] = {topic: _missing_to_json(self.missing[topic]) for topic in sorted(self.missing)}
         return json
 
     @classmethod
     def from_json(cls, json: Mapping[str, Mapping[str, Any]]) -> "Position":
-        offsets = {topic: numbers for topic, numbers in json.items() if topic not in (_TOPIC_IDS, _BEGIN)}
+        offsets = {topic: numbers for topic, numbers in json.items() if topic not in (_TOPIC_IDS, _BEGIN, _MISSING)}
         return cls(
-            _offsets_from_json(offsets), dict(json.get(_TOPIC_IDS, {})), _offsets_from_json(json.get(_BEGIN, {}))
+            _offsets_from_json(offsets),
+            dict(json.get(_TOPIC_IDS, {})),
+            _offsets_from_json(json.get(_BEGIN, {})),
+            {topic: _missing_from_json(missing) for topic, missing in json.get(_MISSING, {}).items()},
         )
 
 
@@ -102,6 +131,15 @@ def _offsets_from_json(json: Mapping[str, Mapping[str, int]]) -> Offsets:
         for topic, numbers in json.items()
         for number, offset in numbers.items()
     }
+
+
+def _missing_to_json(missing: MissingTopic) -> dict[str, Any]:
+    offsets = {str(number): missing.offsets[number] for number in sorted(missing.offsets)}
+    return {"id": missing.topic_id, "since": missing.since_ms, "offsets": offsets}
+
+
+def _missing_from_json(json: Mapping[str, Any]) -> MissingTopic:
+    return MissingTopic(json["id"], json["since"], {int(number): offset for number, offset in json["offsets"].items()})
 
 
 # -- batch queries ----------------------------------------------------------------------------------------------------
@@ -195,23 +233,73 @@ def latest_position(options: ReadOptions, start: Position) -> Position:
     return call(options.client, find)
 
 
-def with_begin(options: ReadOptions, start: Position, latest: Position) -> Position:
+def with_begin(options: ReadOptions, start: Position, latest: Position, now_ms: int) -> Position:
     """`latest` as the end of the micro-batch that begins at `start`, with the begins of new partitions.
 
     Raises DataLoss for topics and partitions of `start` that are gone, for recreated topics, for partitions that
-    end before `start` and for new partitions with removed records; with failOnDataLoss=false these are warnings, and a
-    recreated topic is read from its beginning.
+    end before `start` and for new partitions with removed records. With failOnDataLoss=false these are warnings. Then a
+    recreated topic is read from its beginning, and the offsets of what is gone are kept for a while: a topic that comes
+    back with its id is read from there. Topics without ids are not kept: one that comes back may be another.
     """
     for loss in _losses(start, latest):
         _report_loss(options, loss)
     recreated = _recreated(start, latest)
     known = {tp: start.offsets[tp] for tp in latest.offsets if tp in start.offsets and tp.topic not in recreated}
-    new = {tp: EARLIEST_TIMESTAMP for tp in latest.offsets if tp not in known}
+    back = _back(start, latest)
+    new = {tp: EARLIEST_TIMESTAMP for tp in latest.offsets if tp not in known and tp not in back}
     begin = call(options.client, lambda client: _list_offsets(client, options, new)) if new else {}
     for partition, offset in sorted(begin.items()):
         if offset > 0:
             _report_loss(options, f"partition {partition} is new, but its records before offset {offset} were removed")
-    return replace(latest, begin={**known, **begin} if start.is_initial else begin)
+    begin = {**begin, **back}
+    return replace(
+        latest,
+        begin={**known, **begin} if start.is_initial else begin,
+        missing=_kept(_gone(start, latest, now_ms), now_ms),
+    )
+
+
+def _back(start: Position, latest: Position) -> Offsets:
+    """Where reading continues in partitions that were missing in `start` and are there again."""
+    return {
+        partition: offset
+        for topic, missing in start.missing.items()
+        if latest.topic_ids.get(topic) == missing.topic_id
+        for number, offset in missing.offsets.items()
+        if (partition := TopicPartition(topic, number)) in latest.offsets
+    }
+
+
+def _gone(start: Position, latest: Position, now_ms: int) -> dict[str, MissingTopic]:
+    """The topics with partitions of `start` that `latest` lacks, except those that another topic has replaced."""
+    offsets: dict[str, dict[int, int]] = {
+        topic: {
+            number: offset
+            for number, offset in missing.offsets.items()
+            if TopicPartition(topic, number) not in latest.offsets
+        }
+        for topic, missing in start.missing.items()
+    }
+    for partition, offset in start.offsets.items():
+        if partition not in latest.offsets:
+            offsets.setdefault(partition.topic, {})[partition.partition] = offset
+    known = _known_ids(start)
+    return {
+        topic: MissingTopic(known[topic], start.missing[topic].since_ms if topic in start.missing else now_ms, numbers)
+        for topic, numbers in sorted(offsets.items())
+        if numbers and topic in known and latest.topic_ids.get(topic, known[topic]) == known[topic]
+    }
+
+
+def _kept(missing: Mapping[str, MissingTopic], now_ms: int) -> dict[str, MissingTopic]:
+    """The missing topics whose offsets are kept, so that positions do not grow for ever."""
+    kept: dict[str, MissingTopic] = {}
+    partitions = 0
+    for topic, one in sorted(missing.items(), key=lambda item: (-item[1].since_ms, item[0])):
+        partitions += len(one.offsets)
+        if now_ms - one.since_ms < MISSING_KEPT_MS and (partitions <= MISSING_KEPT_PARTITIONS or not kept):
+            kept[topic] = one
+    return kept
 
 
 def count_offsets(start: Position, end: Position) -> int:
@@ -264,11 +352,15 @@ def _begin(start: Position, end: Position) -> Offsets:
     return {**dict.fromkeys(end.offsets, 0), **start.offsets, **end.begin}
 
 
+def _known_ids(position: Position) -> dict[str, str]:
+    """The ids of the topics of a position, missing ones among them."""
+    return {**{topic: missing.topic_id for topic, missing in position.missing.items()}, **position.topic_ids}
+
+
 def _recreated(start: Position, end: Position) -> dict[str, str]:
     """The ids of the topics in `end` that are not the topics of these names in `start`."""
-    return {
-        topic: topic_id for topic, topic_id in end.topic_ids.items() if start.topic_ids.get(topic, topic_id) != topic_id
-    }
+    known = _known_ids(start)
+    return {topic: topic_id for topic, topic_id in end.topic_ids.items() if known.get(topic, topic_id) != topic_id}
 
 
 def _losses(start: Position, end: Position) -> list[str]:
@@ -283,7 +375,7 @@ def _missing(start: Position, end: Position) -> list[str]:
     """A sentence for partitions that are gone or end too early, except those of recreated topics."""
     recreated = _recreated(start, end)
     missing = []
-    for partition, offset in start.offsets.items():
+    for partition, offset in {**_back(start, end), **start.offsets}.items():
         if partition.topic in recreated:
             continue
         if partition not in end.offsets:
@@ -328,6 +420,33 @@ def split(ranges: Sequence[PartitionRange], options: ReadOptions) -> list[Partit
         for records, large in zip(ranges, is_large, strict=True)
         for part in _cut(records, _share_of(_size(records), large_total, large_parts) if large else 1)
     ]
+
+
+def in_tasks(ranges: Sequence[PartitionRange], options: ReadOptions) -> list[tuple[PartitionRange, ...]]:
+    """The ranges of each Spark task.
+
+    Up to MIN_TASKS ranges (or minPartitions) are tasks of their own, and so are ranges of TASK_OFFSETS and more. Of
+    other ranges neighbours share a task, so that there are about MIN_TASKS tasks (or minPartitions), or more if a task
+    would have more offsets than TASK_OFFSETS or maxRecordsPerPartition.
+    """
+    wanted = max(MIN_TASKS, options.min_partitions or 1)
+    if len(ranges) <= wanted:
+        return [(records,) for records in ranges]
+    # The longest tasks come first.
+    together: list[tuple[PartitionRange, ...]] = [(each,) for each in ranges if _size(each) >= TASK_OFFSETS]
+    small = [records for records in ranges if _size(records) < TASK_OFFSETS]
+    total = sum(map(_size, small))
+    tasks = max(1, wanted - len(together), -(-total // TASK_OFFSETS))
+    most = min(total // tasks, options.max_records_per_partition or total)
+    begun: list[PartitionRange] = []
+    size = 0
+    for records in small:
+        if begun and size + _size(records) > most:
+            together.append(tuple(begun))
+            begun, size = [], 0
+        begun.append(records)
+        size += _size(records)
+    return [*together, tuple(begun)] if begun else together
 
 
 def _size(records: PartitionRange) -> int:

@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 
 from klamm.client.cluster import ClusterClient
 from klamm.client.threads import call
+from klamm.environment import SystemEnvironment
 from klamm.spark.offset_commits import commit_offsets
 from klamm.spark.options import ReadOptions
 from klamm.spark.read.batch import read_partition
@@ -27,6 +28,7 @@ from klamm.spark.read.planning import (
     Offsets,
     Position,
     count_offsets,
+    in_tasks,
     initial_position,
     latest_position,
     limit_position,
@@ -73,7 +75,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = self._target or latest_position(self._options, position)
         if self._is_available_now:
             self._target = self._latest
-        end = with_begin(self._options, position, self._latest)
+        end = with_begin(self._options, position, self._latest, SystemEnvironment().now_ms())
         if (end.offsets, end.topic_ids) == (position.offsets, position.topic_ids):
             return start
         # A query that ends by itself would wait for ever for enough records.
@@ -88,7 +90,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         ranges = plan_micro_batch(self._options, Position.from_json(start), Position.from_json(end))
-        return [InputPartition(records) for records in ranges]
+        return [InputPartition(together) for together in in_tasks(ranges, self._options)]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         return read_partition(self._options, self._schema, partition)

@@ -103,6 +103,15 @@ def test_a_topic_without_records_and_one_that_is_cut_into_many_tasks(
     assert sorted(map(tuple, frame.collect())) == [*((0, n) for n in range(100)), *((1, n) for n in range(7))]
 
 
+def test_many_partitions_share_tasks(spark: "SparkSession", cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic(partitions=300)
+    produce(cluster.bootstrap, name, [record for number in range(300) for record in numbered(4, number)])
+    for options, tasks in (({}, 34), ({"minPartitions": "100"}, 100)):
+        frame = read(spark, cluster, name, "partition INT, offset BIGINT", **options)
+        assert frame.rdd.getNumPartitions() == tasks
+        assert sorted(map(tuple, frame.collect())) == [(number, n) for number in range(300) for n in range(4)]
+
+
 def test_options_choose_partitions_offsets_and_timestamps(
     spark: "SparkSession", cluster: Cluster, topic: MakeTopic
 ) -> None:

@@ -18,7 +18,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.records import Record, build_batch
 from klamm.spark.read import partition_reader
-from klamm.spark.read.partition_reader import Loss, _Fetcher, read_range
+from klamm.spark.read.partition_reader import Loss, RangeFetcher, read_range
 from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 from support.fetch_messages import fetch_response
 
@@ -44,6 +44,7 @@ class FakeCluster:
     refreshes: list[bool] = field(default_factory=list)
     metadata: ClusterMetadata = field(default_factory=ClusterMetadata)
     read_replicas: ReadReplicas = field(default_factory=lambda: ReadReplicas(""))
+    api_versions: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     async def refresh_metadata(self, topics: list[str], *, elsewhere: bool = False) -> ClusterMetadata:
         self.refreshes.append(elsewhere)
@@ -57,7 +58,7 @@ class FakeCluster:
         return 12
 
     async def send(
-        self, api_key: ApiKey, build: Callable[[int], Any], *, version: int = 12, timeout_ms: int | None = None
+        self, api_key: ApiKey, build: Callable[[int], Any], *, version: int | None = None, timeout_ms: int | None = None
     ) -> Any:
         if api_key is ApiKey.LIST_OFFSETS:
             request = build(5)
@@ -67,11 +68,15 @@ class FakeCluster:
                 partition_index=0, error_code=0, offset=self.log[0] if wanted == -2 else self.log[1]
             )
             return ListOffsetsResponse(topics=[struct(name="t", partitions=[end])])
-        self.requests.append(build(12))
+        self.requests.append(build(version or 12))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
-        return fetch_response(*([("t", [answer])] if answer is not None else []))
+        response = fetch_response(*([("t", [answer])] if answer is not None else []))
+        if version == 13:
+            for topic in response.responses:
+                topic.topic, topic.topic_id = "", self.requests[-1].topics[0].topic_id
+        return response
 
 
 def topic(leader: int = 1, epoch: int = 3, identity: UUID | None = ID, error: int = 0) -> TopicMetadata:
@@ -102,7 +107,7 @@ def losing_fetch(
     cluster: FakeCluster, offset: int = 10, options: FetchOptions = OPTIONS
 ) -> tuple[PartitionData | None, list[tuple[int, int]]]:
     """What is fetched, and the offsets that are lost."""
-    answer, losses = asyncio.run(_Fetcher(options, RANGE).fetch(offset, 1000)(cluster))  # type: ignore[arg-type]
+    answer, losses = asyncio.run(RangeFetcher(options, RANGE).fetch(offset, 1000)(cluster))  # type: ignore[arg-type]
     return answer, [(loss.start_offset, loss.end_offset) for loss in losses]
 
 
@@ -200,6 +205,46 @@ def test_the_id_is_compared_at_both_ends_of_the_range() -> None:
     cluster.metadata.topics["t"] = topic()
     fetch(cluster, offset=12)
     assert cluster.refreshes == []
+
+
+def test_leaders_that_know_topics_by_their_ids_are_asked_for_the_id_and_no_metadata() -> None:
+    cluster = FakeCluster([found()], api_versions={ApiKey.FETCH: (4, 17)})
+    cluster.metadata.topics["t"] = topic()
+    tolerant = FetchOptions(OPTIONS.client, fail_on_data_loss=False)
+    for options in (OPTIONS, tolerant):
+        fetcher = RangeFetcher(options, RANGE)
+        for offset in (10, 20):
+            asyncio.run(fetcher.fetch(offset, 1000)(cluster))  # type: ignore[arg-type]
+    assert [request.topics[0].topic_id for request in cluster.requests] == [ID, ID]
+    assert cluster.refreshes == []
+
+
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID])
+def test_a_leader_that_does_not_know_the_id_is_a_loss_when_the_metadata_says_so(code: ErrorCode) -> None:
+    by_id = {ApiKey.FETCH: (4, 17)}
+    with pytest.raises(DataLoss, match="deleted and created again"):
+        fetch(FakeCluster([failed(code)], topics=[topic(), topic(identity=OTHER_ID)], api_versions=by_id))
+    with pytest.raises(DataLoss, match="no longer exists"):
+        fetch(FakeCluster([failed(code)], topics=[topic(), topic(error=3)], api_versions=by_id))
+    # A broker that has just started.
+    assert fetch(FakeCluster([failed(code), found()], api_versions=by_id)) is not None
+
+
+def test_a_leader_that_knows_no_ids_after_one_that_does(answering: Callable[..., list[int]]) -> None:
+    """As while brokers are upgraded: the metadata is read at the end."""
+    cluster = FakeCluster([found(batch_of(10, 13)), found(batch_of(15, 19))], api_versions={ApiKey.FETCH: (4, 17)})
+    assert answering(cluster) == [10, 13, 15, 19]
+    assert cluster.refreshes == [False]
+    cluster = FakeCluster([found(batch_of(10, 13)), found(batch_of(15, 19))], api_versions={ApiKey.FETCH: (4, 17)})
+    send = cluster.send
+
+    async def older(*arguments: Any, **named: Any) -> Any:
+        cluster.api_versions = {}
+        return await send(*arguments, **named)
+
+    cluster.send = older  # type: ignore[method-assign]
+    assert answering(cluster) == [10, 13, 15, 19]
+    assert cluster.refreshes == [False, False]
 
 
 def test_an_offset_behind_the_end_is_believed_when_it_stays_there() -> None:

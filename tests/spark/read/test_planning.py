@@ -18,13 +18,22 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, TopicPartition
 from klamm.spark.options import OptionError, ReadOptions, read_options
 from klamm.spark.read import planning
-from klamm.spark.read.planning import Position, count_offsets, limit_position, plan_batch, plan_micro_batch, split
+from klamm.spark.read.planning import (
+    Position,
+    count_offsets,
+    in_tasks,
+    limit_position,
+    plan_batch,
+    plan_micro_batch,
+    split,
+)
 from klamm.spark.settings import DataLoss, PartitionRange
 from klamm.testing.cluster import Cluster
 from support.spark.producing import numbered, produce
 
 MakeTopic = Callable[..., str]
 NOWHERE = Position({}, {}, {})
+NOW_MS = 1_700_000_000_000
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 
 
@@ -33,6 +42,10 @@ def options(bootstrap: str = "a:1", *, streaming: bool = False, **given_: object
     if not {"assign", "subscribePattern"} & set(texts):
         texts.setdefault("subscribe", "t")
     return read_options({"kafka.bootstrap.servers": bootstrap, **texts}, streaming=streaming)
+
+
+def with_begin(options: ReadOptions, start: Position, latest: Position, now_ms: int = NOW_MS) -> Position:
+    return planning.with_begin(options, start, latest, now_ms)
 
 
 def spans(ranges: list[PartitionRange]) -> list[tuple[int, int, int]]:
@@ -102,6 +115,50 @@ def test_plans_of_ten_thousand_partitions_take_no_time() -> None:
     assert time.process_time() - began < 2
 
 
+def test_many_small_ranges_share_tasks() -> None:
+    ranges = [PartitionRange("t", number, 0, 10) for number in range(1000)]
+    tasks = in_tasks(ranges, options())
+    assert [records for task in tasks for records in task] == ranges
+    assert (len(tasks), {len(task) for task in tasks}) == (33, {31, 8})
+    assert len(in_tasks(ranges, options(minPartitions=100))) == 100
+    assert len(in_tasks(ranges, options(minPartitions=2000))) == 1000
+    assert {len(task) for task in in_tasks(ranges, options(maxRecordsPerPartition=25))} == {2}
+    assert in_tasks(ranges[:32], options()) == [(records,) for records in ranges[:32]]
+    assert in_tasks([], options()) == []
+
+
+def test_large_ranges_are_alone_and_a_task_of_small_ones_is_bounded() -> None:
+    small = [PartitionRange("t", number, 0, 60_000) for number in range(100)]
+    large = PartitionRange("t", 100, 0, 10**9)
+    assert {len(task) for task in in_tasks(small, options())} == {1}
+    tiny = [PartitionRange("t", number, 0, 30_000) for number in range(400)]
+    assert {len(task) for task in in_tasks(tiny, options())} == {3, 1}
+    # A large range does not keep the others apart.
+    mixed = in_tasks([*tiny[:200], large, *tiny[200:]], options())
+    assert mixed[0] == (large,)
+    assert mixed[1:] == in_tasks(tiny, options())
+
+
+@given(
+    st.lists(st.integers(1, 200_000), max_size=200),
+    st.none() | st.integers(1, 300),
+    st.none() | st.integers(1_000, 10**6),
+)
+def test_tasks_have_every_range_once_and_no_more_than_allowed(
+    sizes: list[int], minimum: int | None, maximum: int | None
+) -> None:
+    whole = [PartitionRange("t", number, 5, 5 + size) for number, size in enumerate(sizes)]
+    given_ = {"minPartitions": minimum, "maxRecordsPerPartition": maximum}
+    chosen = options(**{name: value for name, value in given_.items() if value is not None})
+    parts = split(whole, chosen)
+    tasks = in_tasks(parts, chosen)
+    assert sorted((part.partition, part.start_offset) for task in tasks for part in task) == [
+        (part.partition, part.start_offset) for part in parts
+    ]
+    together = [sum(part.end_offset - part.start_offset for part in task) for task in tasks if len(task) > 1]
+    assert max(together, default=0) <= min(maximum or 10**12, planning.TASK_OFFSETS)
+
+
 # -- positions --------------------------------------------------------------------------------------------------------
 
 
@@ -164,6 +221,102 @@ def test_a_micro_batch_that_would_begin_behind_its_end_is_a_loss(caplog: pytest.
         plan_micro_batch(options(), start, end)
     assert spans(plan_micro_batch(options(failOnDataLoss=False), start, end)) == [(1, 0, 2)]
     assert told in caplog.text
+
+
+# -- topics that are missing ------------------------------------------------------------------------------------------
+
+TOLERANT = options(streaming=True, failOnDataLoss=False)
+BOTH = Position({A0: 5, A1: 7, B0: 9}, {"a": "01", "b": "02"}, {})
+ONLY_B = Position({B0: 9}, {"b": "02"}, {})
+
+
+@pytest.fixture
+def from_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New partitions begin at offset 0; no broker is asked."""
+    monkeypatch.setattr(planning, "call", lambda options, work: asyncio.run(work(None)))
+
+    async def list_offsets(client: None, options: ReadOptions, wanted: Mapping[TopicPartition, int]) -> dict:
+        return dict.fromkeys(wanted, 0)
+
+    monkeypatch.setattr(planning, "_list_offsets", list_offsets)
+
+
+def stored(position: Position) -> Position:
+    return Position.from_json(json.loads(json.dumps(position.to_json())))
+
+
+def test_a_topic_that_comes_back_with_its_id_goes_on_where_it_was(
+    from_zero: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    without = stored(with_begin(TOLERANT, BOTH, ONLY_B))
+    assert "partition a-0 is gone, its records from offset 5 on cannot be read" in caplog.text
+    assert (without.offsets, without.topic_ids, without.begin) == ({B0: 9}, {"b": "02"}, {})
+    assert plan_micro_batch(TOLERANT, BOTH, without) == []
+    assert (count_offsets(BOTH, without), limit_position(BOTH, without, 1)) == (0, without)
+    caplog.clear()
+    # It stays away; that was told already.
+    still = stored(with_begin(TOLERANT, without, Position({B0: 12}, {"b": "02"}, {}), NOW_MS + 1))
+    assert spans(plan_micro_batch(TOLERANT, without, still)) == [(0, 9, 12)]
+    assert still.missing == without.missing
+    there_again = Position({A0: 50, A1: 7, B0: 12}, BOTH.topic_ids, {})
+    back = stored(with_begin(TOLERANT, still, there_again))
+    assert back.missing == {}
+    assert (count_offsets(still, back), caplog.text) == (45, "")
+    assert limit_position(still, back, 10).offsets == {A0: 15, A1: 7, B0: 12}
+    assert spans(plan_micro_batch(TOLERANT, still, back)) == [(0, 5, 50)]
+
+
+def test_a_topic_that_comes_back_with_another_id_is_read_from_its_beginning(
+    from_zero: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    without = with_begin(TOLERANT, BOTH, ONLY_B)
+    caplog.clear()
+    back = with_begin(TOLERANT, without, Position({A0: 50, B0: 9}, {"a": "03", "b": "02"}, {}))
+    assert "topic a was deleted and created again" in caplog.text
+    assert (back.begin, back.missing) == ({A0: 0}, {})
+    with pytest.raises(DataLoss, match="topic a was deleted and created again"):
+        with_begin(options(streaming=True), without, Position({A0: 50, B0: 9}, {"a": "03", "b": "02"}, {}))
+
+
+def test_a_topic_without_an_id_that_comes_back_is_read_from_its_beginning(from_zero: None) -> None:
+    """It may be another one; a record that is read twice is better than one that is not read."""
+    no_ids = Position(BOTH.offsets, {}, {})
+    without = with_begin(TOLERANT, no_ids, Position({B0: 9}, {}, {}))
+    assert without.missing == {}
+    assert with_begin(TOLERANT, without, no_ids).begin == {A0: 0, A1: 0}
+
+
+def test_a_partition_that_is_missing_alone_goes_on_where_it_was(from_zero: None) -> None:
+    without = stored(with_begin(TOLERANT, BOTH, Position({A0: 6, B0: 9}, BOTH.topic_ids, {})))
+    assert {topic: dict(missing.offsets) for topic, missing in without.missing.items()} == {"a": {1: 7}}
+    back = with_begin(TOLERANT, without, Position({A0: 6, A1: 8, B0: 9}, BOTH.topic_ids, {}))
+    assert (back.begin, back.missing) == ({A1: 7}, {})
+    # Both of them, one after the other.
+    neither = stored(with_begin(TOLERANT, without, ONLY_B))
+    assert dict(neither.missing["a"].offsets) == {0: 6, 1: 7}
+    assert with_begin(TOLERANT, neither, BOTH).begin == {A0: 6, A1: 7}
+
+
+def test_a_topic_that_comes_back_shorter_than_it_was_is_a_loss(
+    from_zero: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    without = with_begin(TOLERANT, BOTH, ONLY_B)
+    shorter = Position({A0: 3, A1: 7, B0: 9}, BOTH.topic_ids, {})
+    with pytest.raises(DataLoss, match="partition a-0 ends at 3, but was read up to 5"):
+        with_begin(options(streaming=True), without, shorter)
+    end = with_begin(TOLERANT, without, shorter)
+    assert plan_micro_batch(TOLERANT, without, end) == []
+    assert "partition a-0 ends at 3, but was read up to 5" in caplog.text
+
+
+def test_positions_do_not_grow_for_ever(from_zero: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = with_begin(TOLERANT, BOTH, ONLY_B)
+    week_ms = planning.MISSING_KEPT_MS
+    assert with_begin(TOLERANT, without, ONLY_B, NOW_MS + week_ms - 1).missing.keys() == {"a"}
+    assert with_begin(TOLERANT, without, ONLY_B, NOW_MS + week_ms).missing == {}
+    monkeypatch.setattr(planning, "MISSING_KEPT_PARTITIONS", 2)
+    neither = with_begin(TOLERANT, without, NOWHERE, NOW_MS + 1)
+    assert neither.missing.keys() == {"b"}, "the one that is missing longest goes first"
 
 
 # -- with a cluster ---------------------------------------------------------------------------------------------------
@@ -306,11 +459,11 @@ def test_positions_of_a_stream(cluster: Cluster, filled: str) -> None:
     p0, p1 = TopicPartition(filled, 0), TopicPartition(filled, 1)
     start = planning.initial_position(earliest)
     assert (start.offsets, start.is_initial) == ({p0: 0, p1: 0}, True)
-    end = planning.with_begin(earliest, start, planning.latest_position(earliest, start))
+    end = with_begin(earliest, start, planning.latest_position(earliest, start))
     assert (end.offsets, end.begin) == ({p0: 10, p1: 5}, {p0: 0, p1: 0})
     assert end.topic_ids == start.topic_ids != {}
     produce(cluster.bootstrap, filled, numbered(1, partition=1))
-    more = planning.with_begin(earliest, end, planning.latest_position(earliest, end))
+    more = with_begin(earliest, end, planning.latest_position(earliest, end))
     assert (more.offsets, more.begin) == ({p0: 10, p1: 6}, {})
     assert spans(plan_micro_batch(earliest, end, more)) == [(1, 5, 6)]
     latest = planning.initial_position(options(cluster.bootstrap, streaming=True, subscribe=filled))
@@ -320,7 +473,7 @@ def test_positions_of_a_stream(cluster: Cluster, filled: str) -> None:
 def test_new_partitions_are_read_from_their_first_record(cluster: Cluster, filled: str) -> None:
     latest_only = options(cluster.bootstrap, streaming=True, subscribe=filled, startingOffsets="latest")
     start = Position({TopicPartition(filled, 0): 10}, {}, {})
-    end = planning.with_begin(latest_only, start, planning.latest_position(latest_only, start))
+    end = with_begin(latest_only, start, planning.latest_position(latest_only, start))
     assert end.begin == {TopicPartition(filled, 1): 0}
     assert spans(plan_micro_batch(latest_only, start, end)) == [(1, 0, 5)]
 
@@ -340,9 +493,9 @@ def test_a_topic_that_was_created_anew_is_a_loss(cluster: Cluster, topic: MakeTo
     latest = planning.latest_position(given_, start)
     if fails:
         with pytest.raises(DataLoss, match=f"topic {name} was deleted and created again; .*failOnDataLoss=false"):
-            planning.with_begin(given_, start, latest)
+            with_begin(given_, start, latest)
     else:
-        assert spans(plan_micro_batch(given_, start, planning.with_begin(given_, start, latest))) == [(0, 0, 3)]
+        assert spans(plan_micro_batch(given_, start, with_begin(given_, start, latest))) == [(0, 0, 3)]
 
 
 @pytest.mark.parametrize("chosen", ["subscribe", "subscribePattern"])
@@ -403,9 +556,9 @@ def test_records_of_a_new_partition_that_were_removed_are_a_loss(
     latest = planning.latest_position(given_, start)
     told = f"partition {filled}-1 is new, but its records before offset 3 were removed"
     with pytest.raises(DataLoss, match=f"{told}; .*failOnDataLoss=false"):
-        planning.with_begin(given_, start, latest)
+        with_begin(given_, start, latest)
     goes_on = options(cluster.bootstrap, streaming=True, subscribe=filled, failOnDataLoss="false")
-    end = planning.with_begin(goes_on, start, latest)
+    end = with_begin(goes_on, start, latest)
     assert spans(plan_micro_batch(goes_on, start, end)) == [(1, 3, 5)]
     assert told in caplog.text
 
@@ -420,7 +573,7 @@ def test_a_topic_that_is_gone_is_a_loss_after_a_while(
     latest = planning.latest_position(given_, start)
     assert latest.offsets == {}
     with pytest.raises(DataLoss, match=f"partition {filled}-0 is gone"):
-        planning.with_begin(given_, start, latest)
+        with_begin(given_, start, latest)
 
 
 def test_a_topic_that_is_deleted_between_two_questions_is_a_loss(
@@ -441,7 +594,7 @@ def test_a_topic_that_is_deleted_between_two_questions_is_a_loss(
     monkeypatch.setattr(planning, "_describe", deleting)
     latest = planning.latest_position(given_, start)
     with pytest.raises(DataLoss, match=f"partition {filled}-0 is gone"):
-        planning.with_begin(given_, start, latest)
+        with_begin(given_, start, latest)
     assert [sorted(topics) for topics in described[:2]] == [[filled], []]
 
 
@@ -453,9 +606,9 @@ def test_what_is_gone_is_a_loss(cluster: Cluster, filled: str, caplog: pytest.Lo
         ({TopicPartition(filled, 0): 99}, f"partition {filled}-0 ends at 10, but was read up to 99"),
     ):
         with pytest.raises(DataLoss, match=told):
-            planning.with_begin(given_, Position(offsets, {}, {}), latest)
+            with_begin(given_, Position(offsets, {}, {}), latest)
         goes_on = options(cluster.bootstrap, streaming=True, subscribe=filled, failOnDataLoss="false")
-        planning.with_begin(goes_on, Position(offsets, {}, {}), latest)
+        with_begin(goes_on, Position(offsets, {}, {}), latest)
         assert told in caplog.text
 
 

@@ -23,7 +23,7 @@ from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.records import Record, build_batch
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark import arrow
-from klamm.spark.read.partition_reader import _Fetcher
+from klamm.spark.read.partition_reader import RangeFetcher
 from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 from klamm.testing.cluster import Cluster
 from support.clients import Librdkafka
@@ -86,7 +86,7 @@ class Racks:
         return RacksConnection(self, broker_id)
 
     def fetch(self, offset: int = 10) -> tuple[PartitionData | None, list[tuple[int, int]]]:
-        fetcher = _Fetcher(OPTIONS, PartitionRange("t", 0, 10, 20, ID.hex))
+        fetcher = RangeFetcher(OPTIONS, PartitionRange("t", 0, 10, 20, ID.hex))
         answer, losses = asyncio.run(fetcher.fetch(offset, 1000)(self))  # type: ignore[arg-type]
         return answer, [(loss.start_offset, loss.end_offset) for loss in losses]
 
@@ -95,6 +95,7 @@ class Racks:
 class RacksConnection:
     racks: Racks
     broker_id: int
+    api_versions: None = None
 
     def version_of(self, api_key: ApiKey) -> int:
         return 12

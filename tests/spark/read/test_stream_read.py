@@ -109,6 +109,25 @@ def test_a_topic_that_is_created_anew_between_runs(
     assert goes_on.run() == [*rows(4, first=10, first_offset=0), *rows(1, partition=1)]
 
 
+def test_a_topic_that_was_missing_and_comes_back_is_read_on(
+    spark: "SparkSession", cluster: Cluster, topic: MakeTopic, tmp_path: Path
+) -> None:
+    """Missing to the query: its pattern does not name the topic for a while, as brokers that do not report it."""
+    name = topic()
+    other = topic()
+    for each in (name, other):
+        produce(cluster.bootstrap, each, numbered(3))
+    options = {"failOnDataLoss": "false", "fetchOffset.numRetries": 0}
+    query = Query(spark, cluster, name, tmp_path, subscribe=f"{name},{other}", **options)
+    assert query.run() == sorted([*rows(3), *rows(3)])
+    query.options["subscribe"] = other
+    produce(cluster.bootstrap, name, numbered(2, first=3))
+    produce(cluster.bootstrap, other, numbered(1, first=3))
+    assert query.run() == rows(1, first=3)
+    query.options["subscribe"] = f"{name},{other}"
+    assert query.run() == rows(2, first=3)
+
+
 def test_an_uncommitted_first_batch_of_the_java_connector_is_refused(
     spark: "SparkSession", cluster: Cluster, topic: MakeTopic, tmp_path: Path
 ) -> None:
