@@ -14,6 +14,8 @@ to be the same ones, by a hash over all columns.
 | write       | the rows are in the JVM's memory                 | all are acknowledged by all in-sync replicas    |
 | first query | a session that has just begun, 1,000 records     | the query's end                                 |
 | scaling     | as read, for 1 to 8 partitions and for all cores |                                                 |
+| width       | a micro-batch over so many partitions begins     | it has ended; ten records in each partition     |
+| plan        | a batch query of so many partitions is written   | its tasks are known                             |
 
 A record has a key of 8 bytes; half of its value is the same in all records, half are random hexadecimal digits. Topics
 have four partitions and one replica. Options are the defaults, except for the codec, and PYSPARK_PYTHON=klamm-python;
@@ -45,7 +47,7 @@ from klamm.spark.options import write_options
 from klamm.spark.write.writing import record_writer
 
 SESSION = Path(__file__).with_name("spark_session.py")
-PARTS = ("read", "archive", "write", "first", "scaling", "batches")
+PARTS = ("read", "archive", "write", "first", "scaling", "batches", "width")
 # Size of a value, and how many records there are of it.
 SIZES = {100: 5_000_000, 1000: 1_000_000}
 CODECS = ("none", "lz4", "zstd")
@@ -54,6 +56,9 @@ CONNECTORS = ("kafka", "klamm")
 CHOSEN = (["value"], ["key", "value"])
 SCALING_RECORDS = 2_000_000
 SCALING_PARTITIONS = (1, 2, 4, 8)
+WIDTHS = (100, 1000, 3000, 10_000)
+# Of each partition in a micro-batch, and the micro-batches of a query; the first two warm up.
+WIDTH_RECORDS, WIDTH_BATCHES = 10, 4
 FIRST_RECORDS = 1000
 # How many records a micro-batch has.
 BATCH_RECORDS = (1000, 100_000, 500_000)
@@ -65,6 +70,10 @@ SEED = 7
 WARNINGS = 4
 
 READ_TARGET, CHOSEN_TARGET, WRITE_TARGET, FIRST_TARGET, BATCH_TARGET = 2.5, 3.0, 1.0, 0.8, 0.5
+# Of the connector's time.
+WIDTH_TARGET = 2.0
+# Seconds, of the plan alone.
+PLAN_TARGET = 1.0
 # Of klamm's own read of all columns.
 ARCHIVE_TARGET = 0.7
 
@@ -137,7 +146,7 @@ def session(directory: Path, cores: int, *, sooner: bool = True, **environment: 
 
 def create_topic(bootstrap: str, name: str, partitions: int = PARTITIONS) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": WARNINGS})
-    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+    admin.create_topics([NewTopic(name, partitions, 1)], operation_timeout=300, request_timeout=300)[name].result(300)
 
 
 def delete_topic(bootstrap: str, name: str) -> None:
@@ -154,6 +163,21 @@ def fill(bootstrap: str, name: str, count: int, size_bytes: int, codec: str, par
         for first in range(0, count, CHUNK_RECORDS):
             writer.write(chunk(random, first, min(CHUNK_RECORDS, count - first), size_bytes))
         writer.flush()
+
+
+def fill_wide(bootstrap: str, name: str, partitions: int) -> None:
+    """The records of all micro-batches in each of so many partitions."""
+    create_topic(bootstrap, name, partitions)
+    options = {"kafka.bootstrap.servers": bootstrap, "topic": name}
+    random = np.random.default_rng(SEED)
+    with record_writer(write_options(options)) as writer:
+        for _ in range(WIDTH_BATCHES):
+            for first in range(0, partitions, CHUNK_RECORDS // WIDTH_RECORDS):
+                count = min(CHUNK_RECORDS // WIDTH_RECORDS, partitions - first)
+                records = chunk(random, first, count * WIDTH_RECORDS, 100)
+                numbers = np.repeat(np.arange(first, first + count, dtype=np.int32), WIDTH_RECORDS)
+                writer.write(records.append_column("partition", pa.array(numbers)))
+            writer.flush()
 
 
 def chunk(random: np.random.Generator, first: int, count: int, size_bytes: int) -> pa.RecordBatch:
@@ -179,9 +203,12 @@ def binary(data: np.ndarray[Any, Any], size_bytes: int) -> pa.Array:
 class Bench:
     """Measures on one side at a time."""
 
-    def __init__(self, directory: Path, scale: float, rounds: int, console: Console) -> None:
+    def __init__(self, directory: Path, scale: float, rounds: int, widths: list[int], console: Console) -> None:
         self._directory, self._scale, self._rounds, self._console = directory, scale, rounds, console
+        self._widths = widths
         self.seconds: dict[Key, list[float]] = {}
+        # The most memory that driver and worker have used, in MB, by width, connector and side.
+        self.megabytes: dict[tuple[int, str, str], tuple[float, float]] = {}
 
     def measure(self, side: Side, parts: list[str]) -> None:
         side.launch()
@@ -200,6 +227,9 @@ class Bench:
                 self._scaling(side)
             if "batches" in parts:
                 self._batches(side)
+            if "width" in parts:
+                for partitions in self._widths:
+                    self._width(side, partitions)
         finally:
             side.kill()
 
@@ -327,6 +357,26 @@ class Bench:
                             answer = spark.ask("read", connector=connector, **place)
                             self._note(f"scaling {partitions} {cores}", connector, side, answer)
 
+    def _width(self, side: Side, partitions: int) -> None:
+        name = f"width-{partitions}"
+        fill_wide(side.bootstrap, name, partitions)
+        rows = partitions * WIDTH_RECORDS
+        place = {"bootstrap": side.bootstrap, "topic": name}
+        # A session each, so that memory is of one connector.
+        for connector in CONNECTORS:
+            with session(self._directory, os.cpu_count() or 1) as spark:
+                for _ in range(self._rounds):
+                    answer = spark.ask("stream", connector=connector, batch_records=rows, **place)
+                    if answer["rows"] != rows * WIDTH_BATCHES:
+                        raise SystemExit(f"{name} of {side.name}: {answer['rows']} rows of {rows * WIDTH_BATCHES}")
+                    self._note(name, connector, side, {"seconds": answer["median_batch_seconds"]})
+                    self._note(f"{name} plan", connector, side, spark.ask("plan", connector=connector, **place))
+                    if connector == "klamm":
+                        self._note(f"{name} plan alone", connector, side, spark.ask("plan_alone", **place))
+                used = spark.ask("memory")
+                self.megabytes[partitions, connector, side.name] = (used["driver_megabytes"], used["worker_megabytes"])
+        delete_topic(side.bootstrap, name)
+
     def _note(self, what: str, who: str, side: Side, answer: dict[str, Any], count: int | None = None) -> None:
         if count is not None and answer["rows"] != count:
             raise SystemExit(f"{what} by {who} on {side.name}: {answer['rows']} rows of {count}")
@@ -377,6 +427,26 @@ class Tables:
                 what = f"scaling {partitions} {cores}"
                 title = f"local[{cores}], {partitions} partition{'s'[: partitions > 1]}"
                 self._row(made, what, self._bench.scaling_count(), title=title)
+            made.add_section()
+        return made
+
+    def width(self, widths: list[int]) -> Table:
+        made = self._table(
+            f"micro-batches of {WIDTH_RECORDS} records from each partition, seconds", "klamm / connector"
+        )
+        for partitions in widths:
+            name, title = f"width-{partitions}", f"{partitions} partitions"
+            self._row(made, name, None, WIDTH_TARGET, title=title)
+            self._row(made, f"{name} plan", None, title=f"{title}, plan")
+            self._row(made, f"{name} plan alone", None, title=f"{title}, plan alone (≤ {PLAN_TARGET:g} s)")
+            for place, part in enumerate(("driver", "worker")):
+                cells = []
+                for side in self._sides:
+                    used = [
+                        self._bench.megabytes.get((partitions, who, side), (None, None))[place] for who in CONNECTORS
+                    ]
+                    cells += [*map(number, used), ""]
+                made.add_row(f"{title}, MB of {part}", *cells, "")
             made.add_section()
         return made
 
@@ -452,6 +522,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="of each query (default 1)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="measure only these")
     parser.add_argument("--side", choices=["kafka", "klamm", "both"], default="both", help="on one program's broker")
+    parser.add_argument(
+        "--widths", type=int, nargs="+", default=list(WIDTHS), help="numbers of partitions of the width"
+    )
     parser.add_argument("--json", type=Path, help="also write every sample to this file")
     arguments = parser.parse_args()
     console = Console(width=max(140, Console().width))
@@ -459,7 +532,7 @@ def main() -> None:
         directory = Path(temporary)
         made = {"kafka": Kafka(directory / "kafka"), "klamm": Klamm(directory / "klamm")}
         sides = [side for name, side in made.items() if arguments.side in (name, "both")]
-        bench = Bench(directory, arguments.scale, arguments.rounds, console)
+        bench = Bench(directory, arguments.scale, arguments.rounds, arguments.widths, console)
         with contextlib.suppress(KeyboardInterrupt):  # What has been measured until then is shown.
             for side in sides:
                 with console.status(f"on {side.name}"):
@@ -473,11 +546,17 @@ def main() -> None:
         console.print(tables.scaling())
     if "batches" in arguments.only:
         console.print(tables.batches())
+    if "width" in arguments.only:
+        console.print(tables.width(arguments.widths))
     if "first" in arguments.only:
         console.print(tables.first())
     if arguments.json:
         samples = [{"what": w, "by": by, "on": on, "seconds": s} for (w, by, on), s in bench.seconds.items()]
-        result = {"cores": os.cpu_count(), "scale": arguments.scale, "samples": samples}
+        memory = [
+            {"partitions": n, "by": by, "on": on, "driver_megabytes": driver, "worker_megabytes": worker}
+            for (n, by, on), (driver, worker) in bench.megabytes.items()
+        ]
+        result = {"cores": os.cpu_count(), "scale": arguments.scale, "samples": samples, "memory": memory}
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

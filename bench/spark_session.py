@@ -157,6 +157,29 @@ class Session:
             "rows": sum(batch.numInputRows for batch in batches),
         }
 
+    def plan(self, connector: str, bootstrap: str, topic: str) -> dict[str, float]:
+        """A batch query up to its tasks."""
+        start = time.perf_counter()
+        self._read(connector, bootstrap, topic, None).rdd.getNumPartitions()
+        return {"seconds": time.perf_counter() - start}
+
+    def plan_alone(self, bootstrap: str, topic: str) -> dict[str, float]:
+        """klamm's plan of a batch query, without the process that PySpark starts for it."""
+        from klamm.spark.options import read_options
+        from klamm.spark.read.planning import in_tasks, plan_batch
+
+        options = read_options({"kafka.bootstrap.servers": bootstrap, "subscribe": topic}, streaming=False)
+        start = time.perf_counter()
+        in_tasks(plan_batch(options), options)
+        return {"seconds": time.perf_counter() - start}
+
+    def memory(self) -> dict[str, float]:
+        """The most that Spark's JVM (here driver and executor in one) and a Python worker have used so far."""
+        used = {pid: peak_megabytes(pid) for pid in descendants(os.getpid())}
+        java = [pid for pid in used if Path(f"/proc/{pid}/comm").read_text().startswith("java")]
+        workers = [size for pid, size in used.items() if pid not in java]
+        return {"driver_megabytes": max(used[pid] for pid in java), "worker_megabytes": max(workers, default=0)}
+
     def archive(self, bootstrap: str, topic: str) -> dict[str, float]:
         """The topic as Parquet files, in a directory that is removed afterwards."""
         from klamm.spark.pipelines.archive import archive
@@ -201,6 +224,18 @@ class Session:
     def _reader(reader: Any, connector: str, bootstrap: str, topic: str) -> Any:
         options = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
         return reader.format(connector).options(**options)
+
+
+def descendants(pid: int) -> list[int]:
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return children + [each for child in children for each in descendants(child)]
+
+
+def peak_megabytes(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def main() -> None:

@@ -40,6 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="tests/faults kills the controller at each of its writes instead of at some",
     )
+    parser.addoption(
+        "--stream-minutes",
+        type=float,
+        default=1.0,
+        help="how long brokers die under the stream of tests/spark/read/test_wide_stream.py",
+    )
 
 
 @pytest.fixture(scope="session")
