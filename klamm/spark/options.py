@@ -15,7 +15,7 @@ Source: org.apache.spark.sql.kafka010.KafkaSourceProvider, JsonUtils.
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
@@ -36,7 +36,7 @@ from klamm.net.security import REFUSED
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from klamm.spark.formats import options as format_options
 from klamm.spark.formats.options import FormatOptionError
-from klamm.spark.formats.settings import TypedRows
+from klamm.spark.formats.settings import FORMATS, WRITE_FORMATS, TypedRows
 from klamm.spark.settings import FetchOptions
 from klamm.spark.tables import (
     SERVERS,
@@ -121,10 +121,14 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """The options of a writer. If `topic` is None, each row names its topic in its column `topic`."""
+    """The options of a writer. If `topic` is None, each row names its topic in its column `topic`.
+
+    `typed` has the formats of keys and values; without one, they are written as they are.
+    """
 
     topic: str | None
     producer: ProducerOptions
+    typed: TypedRows | None = None
 
 
 # -- the tables -------------------------------------------------------------------------------------------------------
@@ -279,7 +283,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         producer = producer_options(properties, ProducerOptions(_client(given), CompressionType.NONE))
     except PropertyError as error:
         raise OptionError(f"option kafka.{error}") from None
-    return WriteOptions(topic, producer)
+    return WriteOptions(topic, producer, _typed_rows(given, WRITE_FORMATS))
 
 
 def includes_headers(options: Mapping[str, str]) -> bool:
@@ -361,9 +365,9 @@ class _Given:
         return int(match[1]) * _DURATION_UNITS[match[2] or "ms"]
 
 
-def _typed_rows(given: _Given) -> TypedRows | None:
+def _typed_rows(given: _Given, formats: Sequence[str] = FORMATS) -> TypedRows | None:
     try:
-        return format_options.typed_rows(given.untrimmed)
+        return format_options.typed_rows(given.untrimmed, formats)
     except FormatOptionError as error:
         raise OptionError(str(error)) from None
 

@@ -7,6 +7,7 @@ What must stay true:
 """
 
 import importlib
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +20,13 @@ Mask = npt.NDArray[np.bool_]
 
 
 class EncodingError(ValueError):
-    """A row that the format cannot express. The message names the field and the reason, not the row's content."""
+    """A row that the format cannot express: its index, and a message with the field and the reason, without the row's
+    content.
+    """
+
+    def __init__(self, row: int, message: str) -> None:
+        super().__init__(message)
+        self.row = row
 
 
 class Decoded(NamedTuple):
@@ -48,7 +55,7 @@ class Encoder(Protocol):
         """The bytes (`pa.binary()`) of each row; null rows are null. Raises EncodingError."""
 
 
-# Each module has `decoder(format, type)`; those of formats that can be written also have `encoder(format, type)`.
+# Each module has `decoder(format, type)`, and its namesake in `encoders` has `encoder(format, type)`.
 _MODULES = {STRING: "strings", JSON: "json", CSV: "csv", AVRO: "avro", PROTOBUF: "protobuf"}
 
 
@@ -57,19 +64,29 @@ _PACKAGES = {PROTOBUF: "protobuf"}
 
 def make_decoder(column: ColumnFormat, data_type: pa.DataType) -> Decoder:
     """A decoder of the format for this type. Raises ValueError for a type that the format cannot have."""
-    made: Decoder = _module(column.name).decoder(column, data_type)
+    if column.registry is not None:
+        wired: Decoder = _wire().WireDecoder(column, data_type, make_decoder)
+        return wired
+    made: Decoder = _module(column.name, "formats").decoder(column, data_type)
     return made
 
 
 def make_encoder(column: ColumnFormat, data_type: pa.DataType) -> Encoder:
     """An encoder of the format for this type. Raises ValueError for a type that the format cannot have."""
-    made: Encoder = _module(column.name).encoder(column, data_type)
+    if column.prefix:
+        wired: Encoder = _wire().WireEncoder(column.prefix, make_encoder(replace(column, prefix=b""), data_type))
+        return wired
+    made: Encoder = _module(column.name, "formats.encoders").encoder(column, data_type)
     return made
 
 
-def _module(name: str) -> Any:
+def _wire() -> Any:
+    return importlib.import_module("klamm.spark.formats.wire")
+
+
+def _module(name: str, package: str) -> Any:
     try:
-        return importlib.import_module(f"klamm.spark.formats.{_MODULES[name]}")
+        return importlib.import_module(f"klamm.spark.{package}.{_MODULES[name]}")
     except ModuleNotFoundError as error:
         package = _PACKAGES.get(name, error.name)
         raise MissingLibrary(

@@ -6,10 +6,23 @@ nothing heavy.
 Source: org.apache.spark.sql.catalyst.json.JSONOptions, org.apache.spark.sql.catalyst.csv.CSVOptions.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from klamm.spark.formats import patterns
-from klamm.spark.formats.settings import AVRO, BINARY, CSV, FORMATS, JSON, PROTOBUF, ColumnFormat, Mode, TypedRows
+from klamm.spark.formats.settings import (
+    AVRO,
+    BINARY,
+    CSV,
+    FORMATS,
+    JSON,
+    PROTOBUF,
+    ColumnFormat,
+    Mode,
+    Registry,
+    RegistryUse,
+    SubjectNames,
+    TypedRows,
+)
 
 GetText = Callable[[str], str | None]
 """The text of an option as it was given, spaces included; None where it is not given."""
@@ -32,6 +45,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
         "allowNonNumericNumbers",
         "allowBackslashEscapingAnyCharacter",
         "allowUnquotedControlChars",
+        "ignoreNullFields",
     ),
     CSV: (
         *_TIMES,
@@ -72,10 +86,44 @@ REFUSED: Mapping[str, str] = {
 }
 """Options of Spark's own readers that have no meaning for a record, and what holds instead."""
 
+WRITE_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    JSON: ("timeZone", "ignoreNullFields"),
+    CSV: ("timeZone", "sep", "delimiter", "quote", "escape", "nullValue", "emptyValue"),
+}
+"""Which options a format has for writers; the others of `SETTINGS` are for readers."""
+
 _NAMES_OF_SETTINGS = tuple(sorted({name for names in SETTINGS.values() for name in names}))
 
+REGISTRY_PREFIX = "schema.registry."
+_CLIENT_NAMES = (
+    "url",
+    "basic.auth.user.info",
+    "bearer.auth.credentials.source",
+    "bearer.auth.token",
+    "bearer.auth.logical.cluster",
+    "bearer.auth.identity.pool.id",
+    "bearer.auth.client.id",
+    "bearer.auth.client.secret",
+    "bearer.auth.scope",
+    "bearer.auth.issuer.endpoint.url",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.key.location",
+    "ssl.key.password",
+    "proxy",
+    "timeout",
+    "max.retries",
+    "retries.wait.ms",
+    "retries.max.wait.ms",
+)
+_OF_A_SCHEMA = ("subject", "schema.id", "schema.version", "subject.name.strategy")
+_OF_WRITERS = ("auto.register.schemas", "use.latest.version", "normalize.schemas")
+_WITH_REGISTRY = (AVRO, PROTOBUF, JSON)
+
 READ_NAMES: tuple[str, ...] = (
-    *(f"{column}.{what}" for column in ("value", "key") for what in ("format", "schema", "message")),
+    *(f"{column}.{what}" for column in ("value", "key") for what in ("format", "schema", "message", *_OF_A_SCHEMA)),
+    *(REGISTRY_PREFIX + name for name in _CLIENT_NAMES),
+    *_OF_WRITERS,
     "mode",
     "columnNameOfCorruptRecord",
     *_NAMES_OF_SETTINGS,
@@ -83,9 +131,9 @@ READ_NAMES: tuple[str, ...] = (
 """All options of typed rows."""
 
 
-def typed_rows(get: GetText) -> TypedRows | None:
+def typed_rows(get: GetText, allowed: Sequence[str] = FORMATS) -> TypedRows | None:
     """The formats of keys and values, None where both are binary. Raises FormatOptionError."""
-    formats = {column: column_format(column, get) for column in ("key", "value")}
+    formats = {column: column_format(column, get, allowed) for column in ("key", "value")}
     names = {one.name for one in formats.values() if one is not None}
     for name in _NAMES_OF_SETTINGS:
         owners = [format_ for format_, settings in SETTINGS.items() if name in settings]
@@ -102,21 +150,22 @@ def typed_rows(get: GetText) -> TypedRows | None:
     return TypedRows(formats["key"], formats["value"], _mode(get), corrupt or "_corrupt_record")
 
 
-def column_format(column: str, get: GetText) -> ColumnFormat | None:
+def column_format(column: str, get: GetText, allowed: Sequence[str] = FORMATS) -> ColumnFormat | None:
     """The format of the column key or value, None for binary. Raises FormatOptionError."""
     name = (get(f"{column}.format") or BINARY).strip().lower()
-    if name not in FORMATS:
-        raise FormatOptionError(f"option {column}.format is {name!r}; allowed: {', '.join(FORMATS)}")
+    if name not in allowed:
+        raise FormatOptionError(f"option {column}.format is {name!r}; allowed: {', '.join(allowed)}")
     schema, message = get(f"{column}.schema"), get(f"{column}.message")
     if schema is not None and name not in (JSON, CSV, AVRO, PROTOBUF):
         raise FormatOptionError(f"option {column}.schema is for {column}.format json, csv, avro or protobuf")
     if message is not None and name != PROTOBUF:
         raise FormatOptionError(f"option {column}.message is for {column}.format protobuf")
     if name == BINARY:
+        registry_use(column, name, get)
         return None
     settings = tuple((setting, text) for setting in SETTINGS.get(name, ()) if (text := get(setting)) is not None)
     for setting, text in settings:
-        if setting.startswith("allow") and text.strip().lower() not in _BOOLEANS:
+        if setting.startswith(("allow", "ignoreNull")) and text.strip().lower() not in _BOOLEANS:
             raise FormatOptionError(f"option {setting} is {text!r}; allowed: {', '.join(_BOOLEANS)}")
         if setting.endswith("Format"):
             try:
@@ -127,7 +176,74 @@ def column_format(column: str, get: GetText) -> ColumnFormat | None:
             raise FormatOptionError(f"option timeZone is {text!r}; allowed: a zone such as UTC, +01:00, Europe/Berlin")
         if setting == "locale" and text not in ("en-US", "en_US"):
             raise FormatOptionError(f"option locale is {text!r}; allowed: en-US")
-    return ColumnFormat(column, name, schema, message, settings)
+    return ColumnFormat(column, name, schema, message, settings, registry_use(column, name, get))
+
+
+def registry_use(column: str, name: str, get: GetText) -> RegistryUse | None:
+    """Which schemas of a registry a column of this format has. Raises FormatOptionError."""
+    given = {what: get(f"{column}.{what}") for what in _OF_A_SCHEMA}
+    properties = {key: text for key in _CLIENT_NAMES if (text := get(REGISTRY_PREFIX + key)) is not None}
+    if "url" not in properties or name not in _WITH_REGISTRY:
+        for what, text in given.items():
+            if text is not None:
+                raise FormatOptionError(
+                    f"option {column}.{what} needs schema.registry.url, and {column}.format avro, protobuf or json"
+                )
+        if properties and "url" not in properties:
+            raise FormatOptionError(f"option {REGISTRY_PREFIX}{next(iter(properties))} needs schema.registry.url")
+        return None
+    _check_registry(properties)
+    if given["schema.id"] is not None and given["schema.version"] is not None:
+        raise FormatOptionError(f"options {column}.schema.id and {column}.schema.version exclude each other")
+    use_latest = _boolean("use.latest.version", get, False)
+    auto_register = _boolean("auto.register.schemas", get, not use_latest)
+    if use_latest and auto_register:
+        raise FormatOptionError("options use.latest.version and auto.register.schemas cannot both be true")
+    return RegistryUse(
+        Registry(tuple(properties.items())),
+        given["subject"],
+        _positive(f"{column}.schema.id", given["schema.id"]),
+        _positive(f"{column}.schema.version", given["schema.version"]),
+        _names(f"{column}.subject.name.strategy", given["subject.name.strategy"]),
+        auto_register,
+        use_latest,
+        _boolean("normalize.schemas", get, False),
+    )
+
+
+def _check_registry(properties: Mapping[str, str]) -> None:
+    for url in properties["url"].split(","):
+        if not url.strip().startswith(("http://", "https://")):
+            # The text may have a password.
+            raise FormatOptionError("option schema.registry.url is no URL; allowed: http://HOST:PORT or https://...")
+    for name in ("timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms"):
+        text = properties.get(name, "1").strip()
+        if not text.isdecimal() or len(text) > 9:
+            raise FormatOptionError(f"option {REGISTRY_PREFIX}{name} is {text!r}; allowed: whole numbers from 0")
+
+
+def _positive(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.strip().isdecimal() or not 1 <= int(text) < 2**31:
+        raise FormatOptionError(f"option {name} is {text!r}; allowed: whole numbers from 1")
+    return int(text)
+
+
+def _names(name: str, text: str | None) -> SubjectNames:
+    wanted = SubjectNames.TOPIC.value if text is None else text.strip().rpartition(".")[2]
+    try:
+        return SubjectNames(wanted)
+    except ValueError:
+        allowed = ", ".join(one.value for one in SubjectNames)
+        raise FormatOptionError(f"option {name} is {text!r}; allowed: {allowed}") from None
+
+
+def _boolean(name: str, get: GetText, default: bool) -> bool:
+    text = get(name)
+    if text is not None and text.strip().lower() not in _BOOLEANS:
+        raise FormatOptionError(f"option {name} is {text!r}; allowed: {', '.join(_BOOLEANS)}")
+    return default if text is None else text.strip().lower() == "true"
 
 
 def _mode(get: GetText) -> Mode:

@@ -3,11 +3,12 @@
 What must stay true: importing this module imports nothing heavy; the values are immutable, picklable and comparable.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 BINARY, STRING, JSON, CSV, AVRO, PROTOBUF = "binary", "string", "json", "csv", "avro", "protobuf"
 FORMATS = (BINARY, STRING, JSON, AVRO, PROTOBUF)
+WRITE_FORMATS = (BINARY, STRING, JSON, CSV, AVRO, PROTOBUF)
 
 
 class MissingLibrary(RuntimeError):
@@ -26,13 +27,48 @@ class Mode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Registry:
+    """A Schema Registry: the properties of Confluent's client, which may be secrets."""
+
+    properties: tuple[tuple[str, str], ...] = field(repr=False)
+
+
+class SubjectNames(Enum):
+    """How a subject is named: Confluent's strategies."""
+
+    TOPIC = "TopicNameStrategy"
+    RECORD = "RecordNameStrategy"
+    TOPIC_RECORD = "TopicRecordNameStrategy"
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryUse:
+    """Which schemas of a registry a column has.
+
+    - `subject`, `schema_id`, `version`: the schema, as far as the options name it.
+    - `auto_register`, `use_latest`, `normalize`: for writers, as in Confluent's serializers.
+    """
+
+    registry: Registry
+    subject: str | None = None
+    schema_id: int | None = None
+    version: int | None = None
+    names: SubjectNames = SubjectNames.TOPIC
+    auto_register: bool = True
+    use_latest: bool = False
+    normalize: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnFormat:
     """How the column `key` or `value` is coded.
 
     - `schema`: DDL text (JSON, CSV), Avro's JSON, or a FileDescriptorSet in base64 (Protobuf), if any.
     - `message`: the full name of Protobuf's message.
     - `settings`: the format's own options that were given, by Spark's names, in the order of their names.
+    - `registry`: where values begin with the id of a schema, in Confluent's wire format.
     - `reader_schema`: Avro's schema to which values of `schema` are resolved, where that is another one.
+    - `prefix`: what a writer puts before each value: the id of its schema, in the wire format.
     """
 
     column: str
@@ -40,7 +76,9 @@ class ColumnFormat:
     schema: str | None = None
     message: str | None = None
     settings: tuple[tuple[str, str], ...] = ()
+    registry: RegistryUse | None = None
     reader_schema: str | None = None
+    prefix: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The format `string`: bytes as UTF-8 text, as `CAST(value AS STRING)`.
+"""Decoder of the format `string`: bytes as UTF-8 text, as `CAST(value AS STRING)`.
 
 What must stay true: the text is valid UTF-8. Malformed bytes become U+FFFD, as Java decodes them; Spark's cast would
 keep them, and Arrow's users may not get them.
@@ -10,23 +10,17 @@ from klamm.spark.formats.coding import Decoded
 from klamm.spark.formats.settings import ColumnFormat
 
 
-def decoder(column: ColumnFormat, data_type: pa.DataType) -> "StringCoding":
+def decoder(column: ColumnFormat, data_type: pa.DataType) -> "StringDecoder":
     if data_type != pa.string():
         raise ValueError(f"the format string makes {column.column} a string, not {data_type}")
-    return StringCoding()
+    return StringDecoder()
 
 
-encoder = decoder
-
-
-class StringCoding:
-    """Text, in both directions."""
+class StringDecoder:
+    """Makes text."""
 
     def decode(self, data: pa.Array) -> Decoded:
         return Decoded(utf8(data))
-
-    def encode(self, rows: pa.Array) -> pa.Array:
-        return rows.cast(pa.binary())
 
 
 def utf8(data: pa.Array) -> pa.Array:

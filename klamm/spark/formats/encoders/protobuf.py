@@ -1,0 +1,204 @@
+"""Structs as messages of Protobuf, as `to_protobuf` makes them: a null field is not set.
+
+Arrow checks and converts whole columns first; then protobuf makes one message after another.
+
+What must stay true: a value that the message cannot have is an error that names row and field. Equal rows have equal
+bytes: entries of maps are sorted.
+
+Source: org.apache.spark.sql.protobuf.ProtobufSerializer.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from klamm.spark.formats.coding import EncodingError
+from klamm.spark.formats.encoders.arrays import as_entries, is_binary, is_list, is_string, offsets, with_elements
+from klamm.spark.formats.settings import ColumnFormat
+
+_INT32 = {FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_SINT32, FieldDescriptor.TYPE_SFIXED32}
+_INT64 = {FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_SINT64, FieldDescriptor.TYPE_SFIXED64}
+_UINT32 = {FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_FIXED32}
+_UINT64 = {FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64}
+_TIMESTAMP, _DURATION = "google.protobuf.Timestamp", "google.protobuf.Duration"
+_MICROSECONDS = 1_000_000
+_MAX_DEPTH = 100
+
+Rows = npt.NDArray[np.int64]
+
+
+def encoder(column: ColumnFormat, data_type: pa.DataType) -> "ProtobufEncoder":
+    try:
+        files = FileDescriptorSet.FromString(base64.b64decode(column.schema or "", validate=True))
+        pool = DescriptorPool()
+        for file in files.file:
+            pool.Add(file)
+        descriptor = pool.FindMessageTypeByName(column.message or "")
+    except (binascii.Error, DecodeError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{column.column}.schema is no FileDescriptorSet in base64 with the message {column.message}: {error}"
+        ) from None
+    if not pa.types.is_struct(data_type):
+        raise ValueError(f"the format protobuf writes a struct, not {data_type}")
+    _check_fields(descriptor, data_type, column.column, _MAX_DEPTH)
+    return ProtobufEncoder(descriptor)
+
+
+class ProtobufEncoder:
+    """Makes messages in their binary form."""
+
+    def __init__(self, descriptor: Any) -> None:
+        self._descriptor = descriptor
+        self._message: Callable[..., Any] = GetMessageClass(descriptor)
+
+    def encode(self, rows: pa.Array) -> pa.Array:
+        values = _converted_struct(self._descriptor, rows, np.arange(len(rows)), "")
+        pylist = values.to_pylist(maps_as_pydicts="strict")
+        return pa.array([self._written(row, value) for row, value in enumerate(pylist)], pa.binary())
+
+    def _written(self, row: int, value: dict[str, Any] | None) -> bytes | None:
+        if value is None:
+            return None
+        try:
+            written: bytes = self._message(**value).SerializeToString(deterministic=True)
+        except (ValueError, TypeError) as error:
+            raise EncodingError(row, self._fault(value, error)) from None
+        return written
+
+    def _fault(self, value: dict[str, Any], error: Exception) -> str:
+        for name, one in value.items():
+            try:
+                self._message(**{name: one}).SerializeToString()
+            except (ValueError, TypeError):
+                return f"the field {name} has a value that the type of the message's field does not have"
+        return f"the message lacks a required field, or is too large ({type(error).__name__})"
+
+
+# -- types ------------------------------------------------------------------------------------------------------------
+
+
+def _check_fields(descriptor: Any, data_type: pa.DataType, path: str, depth: int) -> None:
+    if depth == 0:
+        raise ValueError(f"{path} is nested deeper than {_MAX_DEPTH} levels")
+    for column in data_type:
+        name = f"{path}.{column.name}"
+        field = descriptor.fields_by_name.get(column.name)
+        if field is None:
+            raise ValueError(f"{name}: the message {descriptor.full_name} has no such field")
+        if _is_map(field) != bool(pa.types.is_map(column.type)):
+            raise ValueError(f"{name} is of type {column.type}, and the message's field is another kind of value")
+        if _is_map(field):
+            _check(field.message_type.fields_by_name["key"], column.type.key_type, name, depth - 1)
+            _check(field.message_type.fields_by_name["value"], column.type.item_type, name, depth - 1)
+        elif field.is_repeated != is_list(column.type):
+            raise ValueError(f"{name} is of type {column.type}; arrays, and only they, are for repeated fields")
+        else:
+            _check(field, column.type.value_type if field.is_repeated else column.type, name, depth - 1)
+    given = set(data_type.names) if hasattr(data_type, "names") else {column.name for column in data_type}
+    for field in descriptor.fields:
+        if field.is_required and field.name not in given:
+            raise ValueError(f"{path} lacks the required field {field.name} of the message {descriptor.full_name}")
+
+
+def _check(field: Any, data_type: pa.DataType, path: str, depth: int) -> None:
+    if field.message_type is not None and pa.types.is_struct(data_type):
+        _check_fields(field.message_type, data_type, path, depth)
+    elif not _fits(field, data_type):
+        kind = (
+            field.message_type.full_name
+            if field.message_type is not None
+            else FieldDescriptorProto.Type.Name(field.type)
+        )
+        raise ValueError(f"{path} is of type {data_type}, which the message's {kind} does not take")
+
+
+def _fits(field: Any, data_type: pa.DataType) -> bool:
+    types, kind = pa.types, field.type
+    if field.message_type is not None:
+        name = field.message_type.full_name
+        known = {_TIMESTAMP: types.is_timestamp, _DURATION: types.is_duration}
+        return name in known and bool(known[name](data_type))
+    if types.is_boolean(data_type):
+        return bool(kind == FieldDescriptor.TYPE_BOOL)
+    if types.is_int64(data_type):
+        return kind in _INT64 | _UINT64 | _UINT32
+    if types.is_integer(data_type):
+        return kind in _INT32 | _INT64 | _UINT32 | {FieldDescriptor.TYPE_ENUM}
+    if types.is_float32(data_type) or types.is_float64(data_type):
+        wide = kind == FieldDescriptor.TYPE_DOUBLE
+        return bool(wide or (kind == FieldDescriptor.TYPE_FLOAT and types.is_float32(data_type)))
+    if is_string(data_type):
+        return kind in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_ENUM)
+    return bool(is_binary(data_type) and kind == FieldDescriptor.TYPE_BYTES)
+
+
+def _is_map(field: Any) -> bool:
+    return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def _converted_struct(descriptor: Any, values: pa.Array, rows: Rows, path: str) -> pa.Array:
+    """The structs as protobuf takes them. `rows` has the row that each is a part of. Raises EncodingError."""
+    children = []
+    for column, child in zip(values.type, values.flatten(), strict=True):
+        name = f"{path}.{column.name}" if path else column.name
+        field = descriptor.fields_by_name[column.name]
+        if _is_map(field):
+            children.append(_converted_map(field, child, rows, name))
+        elif field.is_repeated:
+            elements = _elements(field, child, child.flatten(), rows, name)
+            children.append(with_elements(child, elements))
+        else:
+            children.append(_converted(field, child, rows, name))
+    if not children:
+        return values
+    return pa.StructArray.from_arrays(children, [column.name for column in values.type], mask=values.is_null())
+
+
+def _converted_map(field: Any, maps: pa.Array, rows: Rows, path: str) -> pa.Array:
+    entries = as_entries(maps)
+    keys, items = entries.flatten().flatten()
+    items = _elements(field.message_type.fields_by_name["value"], entries, items, rows, path)
+    return pa.MapArray.from_arrays(offsets(entries), keys, items, mask=maps.is_null())
+
+
+def _elements(field: Any, lists: pa.Array, elements: pa.Array, rows: Rows, path: str) -> pa.Array:
+    owners = rows[pc.list_parent_indices(lists).to_numpy()]
+    if elements.null_count:
+        row = int(owners[int(np.argmax(elements.is_null().to_numpy(zero_copy_only=False)))])
+        raise EncodingError(row, f"the field {path} has a null among its elements, which Protobuf does not have")
+    return _converted(field, elements, owners, f"{path}[]")
+
+
+def _converted(field: Any, values: pa.Array, rows: Rows, path: str) -> pa.Array:
+    if pa.types.is_struct(values.type):
+        return _converted_struct(field.message_type, values, rows, path)
+    if pa.types.is_timestamp(values.type):
+        return _seconds_and_nanos(values.cast(pa.timestamp("us", values.type.tz)), toward_zero=False)
+    if pa.types.is_duration(values.type):
+        return _seconds_and_nanos(values.cast(pa.duration("us")), toward_zero=True)
+    return values
+
+
+def _seconds_and_nanos(values: pa.Array, *, toward_zero: bool) -> pa.Array:
+    """Timestamps round down to seconds; the two parts of a duration have the same sign."""
+    microseconds = pc.fill_null(values.cast(pa.int64()), 0).to_numpy()
+    seconds = microseconds // _MICROSECONDS
+    if toward_zero:
+        seconds = seconds + ((microseconds < 0) & (microseconds % _MICROSECONDS != 0))
+    nanos = (microseconds - seconds * _MICROSECONDS) * 1_000
+    parts = [pa.array(seconds), pa.array(nanos.astype(np.int32))]
+    return pa.StructArray.from_arrays(parts, ["seconds", "nanos"], mask=values.is_null())
