@@ -310,6 +310,16 @@ def table_metadata(options: Mapping[str, str]) -> dict[str, Any]:
     return metadata_of(own)
 
 
+def chosen_topics(options: Mapping[str, str]) -> Topics:
+    """What a reader's options choose. Raises OptionError."""
+    return _topics(_Given(options))
+
+
+def named_topics(topics: Topics) -> tuple[str, ...]:
+    """The topics that are named; a pattern names none."""
+    return tuple(sorted({*topics.subscribe, *(partition.topic for partition in topics.assign)}))
+
+
 # -- parsing ----------------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ What must stay true:
 - A schema that was given to the reader defines the rows. A schema with fewer columns makes a query read less.
 """
 
-from typing import Any
+from dataclasses import replace
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -21,9 +21,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructField, StructType
 
+from klamm.spark.formats.settings import TypedRows
 from klamm.spark.options import (
     OptionError,
+    ReadOptions,
+    Topics,
+    chosen_topics,
     includes_headers,
+    named_topics,
     read_options,
     table_metadata,
     typed_rows,
@@ -47,6 +52,8 @@ class KlammDataSource(DataSource):
         if typed is not None:
             if metadata:
                 raise OptionError("a table of typed rows keeps no options; use CREATE TEMPORARY VIEW")
+            if any(one.registry is not None for one in typed.formats):
+                typed = _with_schemas(typed, chosen_topics(self.options), needed=True)
             return typed_schema(names, typed)
         fields = [StructField(name, TYPES[name]) for name in names]
         fields[-1].metadata = metadata
@@ -55,12 +62,19 @@ class KlammDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from klamm.spark.read.batch import KlammReader
 
-        return KlammReader(read_options(self.options, streaming=False, columns=_metadata(schema)), schema)
+        return KlammReader(self._read_options(schema, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from klamm.spark.read.stream import KlammStreamReader
 
-        return KlammStreamReader(read_options(self.options, streaming=True, columns=_metadata(schema)), schema)
+        return KlammStreamReader(self._read_options(schema, streaming=True), schema)
+
+    def _read_options(self, schema: StructType, *, streaming: bool) -> ReadOptions:
+        metadata = {field.name: field.metadata for field in schema.fields}
+        options = read_options(self.options, streaming=streaming, columns=metadata)
+        if options.typed is None or all(one.registry is None for one in options.typed.formats):
+            return options
+        return replace(options, typed=_with_schemas(options.typed, options.topics, needed=False))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from klamm.spark.write.sink import KlammWriter
@@ -76,5 +90,9 @@ class KlammDataSource(DataSource):
         return KlammStreamWriter(write_options(self.options), schema)
 
 
-def _metadata(schema: StructType) -> dict[str, dict[str, Any]]:
-    return {field.name: field.metadata for field in schema.fields}
+def _with_schemas(typed: TypedRows, topics: Topics, *, needed: bool) -> TypedRows:
+    """The formats with their schemas in a registry; `needed`: where the user gives no schema."""
+    # It imports the registry's client.
+    from klamm.spark.formats.resolving import reader_formats
+
+    return reader_formats(typed, named_topics(topics), needed=needed)

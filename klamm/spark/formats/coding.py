@@ -88,7 +88,7 @@ def _module(name: str, package: str) -> Any:
     try:
         return importlib.import_module(f"klamm.spark.{package}.{_MODULES[name]}")
     except ModuleNotFoundError as error:
-        package = _PACKAGES.get(name, error.name)
+        missing = _PACKAGES.get(name, error.name)
         raise MissingLibrary(
-            f"the format {name} needs the package {package}: pip install 'klamm[formats]', also on the workers"
+            f"the format {name} needs the package {missing}: pip install 'klamm[formats]', also on the workers"
         ) from None

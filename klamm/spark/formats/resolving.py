@@ -16,9 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import DataType
 
-from klamm.spark.formats.settings import MissingLibrary
 from klamm.spark.formats.deriving import avro_schema, json_schema
-from klamm.spark.formats.settings import AVRO, JSON, PROTOBUF, ColumnFormat, RegistryUse, SubjectNames
+from klamm.spark.formats.settings import (
+    AVRO,
+    JSON,
+    PROTOBUF,
+    ColumnFormat,
+    MissingLibrary,
+    RegistryUse,
+    SubjectNames,
+    TypedRows,
+)
 from klamm.spark.formats.wire import message_name, message_path, write_message_path
 
 if TYPE_CHECKING:
@@ -34,11 +42,26 @@ class RegistryError(ValueError):
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def reader_column(column: ColumnFormat, topics: Sequence[str]) -> ColumnFormat:
-    """The column with the schema that its subject has now. A schema that the options give stays.
+def reader_formats(typed: TypedRows, topics: Sequence[str], *, needed: bool) -> TypedRows:
+    """The formats with the schemas that their subjects have now.
 
-    `topics` are those that the options name; a pattern names none. Raises ValueError.
+    `topics` are those that the options name; a pattern names none. `needed` says that the schema defines the rows.
+    Otherwise the user's does: JSON needs no other one, and where no single subject is named, values are read by their
+    writers' schemas alone. Raises ValueError.
     """
+
+    def resolved(column: ColumnFormat | None) -> ColumnFormat | None:
+        if column is None or column.registry is None:
+            return column
+        if not needed and (column.name == JSON or not _names_a_schema(column.registry, topics)):
+            return column
+        return _reader_column(column, topics)
+
+    return replace(typed, key=resolved(typed.key), value=resolved(typed.value))
+
+
+def _reader_column(column: ColumnFormat, topics: Sequence[str]) -> ColumnFormat:
+    """The column with the schema that its subject has now. A schema that the options give stays."""
     use = column.registry
     if use is None or column.schema is not None:
         return column
@@ -53,11 +76,7 @@ def reader_column(column: ColumnFormat, topics: Sequence[str]) -> ColumnFormat:
     return replace(column, schema=found.text, message=message)
 
 
-def names_a_schema(column: ColumnFormat, topics: Sequence[str]) -> bool:
-    """Whether the options say which schema of the registry `reader_column` takes."""
-    use = column.registry
-    if use is None:
-        return False
+def _names_a_schema(use: RegistryUse, topics: Sequence[str]) -> bool:
     return use.subject is not None or use.schema_id is not None or len(set(topics)) == 1
 
 

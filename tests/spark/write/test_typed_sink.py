@@ -256,7 +256,7 @@ def test_no_secret_is_in_what_is_printed_of_options(registry: SchemaRegistry) ->
         ({"normalize.schemas": "yes"}, r"option normalize\.schemas is 'yes'; allowed: true, false"),
         ({"schema.registry.nonsense": "1"}, r"unknown option schema\.registry\.nonsense"),
         ({"value.format": "protobuf"}, r"the format protobuf needs value\.schema, a FileDescriptorSet in base64"),
-        ({"value.format": "json", "dateFormat": "yy"}, "option dateFormat is for readers"),
+        ({"value.format": "json", "dateFormat": "yyyy-MM-dd"}, "option dateFormat is for readers"),
     ],
 )
 def test_a_wrong_option_is_told(registry: SchemaRegistry, given: dict[str, str], told: str) -> None:
