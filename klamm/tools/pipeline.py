@@ -51,9 +51,22 @@ Options = Annotated[
 ]
 
 
+StorageOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        metavar="NAME=VALUE",
+        help="An option of the object store, such as endpoint or region. May be repeated.",
+    ),
+]
+
+
 @app.command(epilog="Example: klamm pipeline archive --directory archive --topic orders --delta")
 def archive(
-    directory: Annotated[Path, typer.Option("--directory", help="The archive. All executors must see it.")],
+    directory: Annotated[
+        str,
+        typer.Option("--directory", help="The archive: a directory that all executors see, or s3://, gs://, az://."),
+    ],
     topic: Annotated[list[str] | None, typer.Option("--topic", help="A topic. May be repeated.")] = None,
     pattern: Annotated[str | None, typer.Option("--pattern", help="All topics that match this pattern.")] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
@@ -64,6 +77,14 @@ def archive(
     delta: Annotated[
         bool, typer.Option("--delta", help="Also keep DIRECTORY/data as a Delta table; needs the package deltalake.")
     ] = False,
+    iceberg: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CATALOG.NAMESPACE.TABLE",
+            help="Also keep the archive as this Iceberg table; the catalog is one of pyiceberg's configuration.",
+        ),
+    ] = None,
+    storage_option: StorageOptions = None,
     option: Options = None,
     master: Master = None,
     remote: Remote = None,
@@ -78,15 +99,18 @@ def archive(
         **({"subscribe": ",".join(topic)} if topic else {"subscribePattern": str(pattern)}),
         **parse_pairs("--option", option or []),
     }
+    storage_options = parse_storage_options(storage_option)
     with session("klamm archive", master, remote) as spark, shown("archiving", as_json) as show:
         from klamm.spark.pipelines.archive import archive as run
 
         done = run(
             spark,
-            str(directory),
+            directory,
             options,
             offsets_per_file=offsets_per_file,
             delta=delta,
+            iceberg=iceberg,
+            storage_options=storage_options,
             on_progress=lambda progress: show(progress.offsets_done, progress.offsets_total),
         )
     value = {
@@ -101,7 +125,7 @@ def archive(
 
 @app.command(epilog="Example: klamm pipeline replay --directory archive --output offsets --topic orders=orders2")
 def replay(
-    directory: Annotated[Path, typer.Option("--directory", help="The archive.")],
+    directory: Annotated[str, typer.Option("--directory", help="The archive: a directory, or s3://, gs://, az://.")],
     output: Annotated[Path, typer.Option("--output", help="Directory for the new offsets.")],
     topic: Annotated[
         list[str] | None,
@@ -114,6 +138,7 @@ def replay(
     commit_groups: Annotated[
         bool, typer.Option("--commit-groups", help="Translate the groups' committed offsets, and commit them.")
     ] = False,
+    storage_option: StorageOptions = None,
     option: Options = None,
     master: Master = None,
     remote: Remote = None,
@@ -123,17 +148,19 @@ def replay(
     pairs = (each.partition("=") for each in topic or ())
     topics = {name: new or name for name, _, new in pairs} or None
     options = {"kafka.bootstrap.servers": bootstrap_server, **parse_pairs("--option", option or [])}
+    storage_options = parse_storage_options(storage_option)
     with session("klamm replay", master, remote) as spark, shown("replaying", as_json) as show:
         from klamm.spark.pipelines.replay import replay as run
 
         done = run(
             spark,
-            str(directory),
+            directory,
             str(output),
             options,
             topics=topics,
             max_records_per_second=max_records_per_second,
             commit_groups=commit_groups,
+            storage_options=storage_options,
             on_progress=lambda progress: show(progress.records_done, progress.records_total),
             on_warning=lambda text: print(f"klamm: warning: {text}", file=sys.stderr),
         )
@@ -298,6 +325,13 @@ def session(
         raise ToolError(f"Spark's JVM no longer answers: {error}") from error
     except (ValueError, DataLoss, ReplayError, KafkaError, ClientError) as error:
         raise ToolError(str(error)) from error
+
+
+def parse_storage_options(pairs: list[str] | None) -> dict[str, str]:
+    """As `parse_pairs`; what it refuses is not shown, because it may be a secret."""
+    if not all(pair.partition("=")[1] for pair in pairs or ()):
+        raise typer.BadParameter("one of them is not of the form NAME=VALUE", param_hint="--storage-option")
+    return parse_pairs("--storage-option", pairs or ())
 
 
 def worker_python() -> str:

@@ -9,17 +9,16 @@ they are archived are missing in the files; the log names their offsets.
 
 What must stay true:
 - A file has its name only when it is complete and on disk; it is never replaced, because it may have been committed.
+- In an object store several programs may archive at once: a commit is one program's, and the other continues behind it.
 - A file itself names the lost offsets of its range, so a later run that takes over the file knows them too.
 - A task has the same effect on any executor and any number of times: a task may outlive its driver.
 - A topic that was deleted and created again is another topic: it has another id.
 
-All executors must see the directory under the same path, and its file system must have hard links.
+All executors must see the directory under the same path, or reach the object store (`archive_files.py`).
 """
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,20 +26,22 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from klamm.environment import SystemFileSystem
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, TopicPartition
 from klamm.spark import schema
 from klamm.spark.options import Bound, Limit, OptionError, ReadOptions, read_options
-from klamm.spark.pipelines.commit_log import ArchivedRange, CommitLog, data_file, locked, parse_range
-from klamm.spark.pipelines.delta import check_deltalake, publish
+from klamm.spark.pipelines.archive_files import Files, files_at
+from klamm.spark.pipelines.commit_log import DATA, ArchivedRange, CommitLog, OvertakenError, adding_to, parse_range
+from klamm.spark.pipelines.delta import check_deltalake
+from klamm.spark.pipelines.delta import publish as publish_delta
 from klamm.spark.pipelines.distribution import distribute_in_rounds
+from klamm.spark.pipelines.iceberg import IcebergTable
 from klamm.spark.pipelines.snapshots import take_snapshot
 from klamm.spark.read.partition_reader import Loss, read_range
 from klamm.spark.read.planning import Position, initial_position, latest_position
 from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 COLUMNS = schema.ALL_COLUMNS
 DEFAULT_OFFSETS_PER_FILE = 1_000_000
@@ -84,17 +85,22 @@ def archive(
     offsets_per_file: int = DEFAULT_OFFSETS_PER_FILE,
     ranges_per_commit: int | None = None,
     delta: bool = False,
+    iceberg: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
     on_progress: Callable[[Progress], object] = lambda progress: None,
 ) -> Archived:
     """Adds to the archive the topics' present records that it does not have yet.
 
-    `options` are those of a batch query: subscribe, subscribePattern or assign; the beginning of partitions that the
-    archive lacks (startingOffsets, earliest by default); failOnDataLoss; kafka.*, of which kafka.isolation.level is
-    read_committed unless it is given. A run ends at the present ends of the topics. It commits `ranges_per_commit` at a
-    time, by default several for each task that the cluster runs at the same time. With `delta` the archive's
-    directory `data` becomes a Delta table, or catches up when it is one.
+    `directory` is a path, or the URL of a prefix in an object store, to which `storage_options` belong
+    (`files_at`). `options` are those of a batch query: subscribe, subscribePattern or assign; the beginning of
+    partitions that the archive lacks (startingOffsets, earliest by default); failOnDataLoss; kafka.*, of which
+    kafka.isolation.level is read_committed unless it is given. A run ends at the present ends of the topics.
+    It commits `ranges_per_commit` at a time, by default several for each task that the cluster runs at the same time.
 
-    Raises OptionError, ArchiveError, DataLoss when records were removed before they were archived (with
+    With `delta` the archive's directory `data` becomes a Delta table, or catches up when it is one; with `iceberg` so
+    does the Iceberg table of this name, CATALOG.NAMESPACE.TABLE.
+
+    Raises OptionError, ArchiveError, FilesError, DataLoss when records were removed before they were archived (with
     failOnDataLoss=false the archive says which), KafkaError and ClientError when the cluster does not answer, and
     Spark's errors when a task fails.
     """
@@ -102,30 +108,25 @@ def archive(
         raise OptionError(f"offsets_per_file is {offsets_per_file}; allowed: 1 and more")
     given = {name.lower(): value for name, value in options.items()}
     parsed = read_options({"kafka.isolation.level": "read_committed", **given}, streaming=False)
+    publishers: list[Callable[[CommitLog], None]] = []
     if delta:
         check_deltalake()
-    directory = os.path.abspath(directory)
-    with locked(directory) as log:
-        if delta:
-            publish(log)
-        snapshot = take_snapshot(parsed)
-        first = initial_position(parsed)
-        earliest = initial_position(replace(parsed, starting=Limit(Bound.OFFSETS, all=EARLIEST_TIMESTAMP)))
-        last = latest_position(parsed, Position(log.ends_of(first.topic_ids), first.topic_ids, {}))
-        ranges = plan(log, parsed, first, earliest, last, offsets_per_file)
-        log.commit_snapshot(snapshot)
-        total, done = sum(each.end_offset - each.start_offset for each in ranges), 0
-        on_progress(Progress(0, total))
-        added: list[ArchivedRange] = []
-        write = partial(write_range, directory, parsed.fetch)
-        for results in distribute_in_rounds(spark, ranges, write, _size, round_size=ranges_per_commit):
-            written = [parse_range(json.loads(result)) for result in results]
-            log.commit(written)
-            if delta:
-                publish(log)
-            added += written
-            done += sum(each.end_offset - each.start_offset for each in written)
-            on_progress(Progress(done, total))
+        publishers.append(publish_delta)
+    if iceberg is not None:
+        publishers.append(IcebergTable(iceberg).publish)
+    place = files_at(directory, storage_options)
+    added: list[ArchivedRange] = []
+    with adding_to(place) as opened:
+        log = opened
+        while True:
+            try:
+                _add(spark, log, parsed, offsets_per_file, ranges_per_commit, publishers, on_progress, added)
+                break
+            except OvertakenError:
+                if place.is_locked:
+                    raise
+                # Another program adds at the same time: this one continues behind what that one has committed.
+                log = CommitLog(place)
         log.remove_leftovers()
     return Archived(
         sum(each.rows for each in added),
@@ -135,15 +136,79 @@ def archive(
     )
 
 
+def _add(
+    spark: "SparkSession",
+    log: CommitLog,
+    options: ReadOptions,
+    offsets_per_file: int,
+    ranges_per_commit: int | None,
+    publishers: Sequence[Callable[[CommitLog], None]],
+    on_progress: Callable[[Progress], object],
+    added: list[ArchivedRange],
+) -> None:
+    """Archives the present records behind the log's end; appends to `added` what it has committed."""
+    for publish in publishers:
+        publish(log)
+    snapshot = take_snapshot(options)
+    first = initial_position(options)
+    earliest = initial_position(replace(options, starting=Limit(Bound.OFFSETS, all=EARLIEST_TIMESTAMP)))
+    last = latest_position(options, Position(log.ends_of(first.topic_ids), first.topic_ids, {}))
+    ranges = plan(log, options, first, earliest, last, offsets_per_file)
+    log.commit_snapshot(snapshot)
+    total, done = sum(each.end_offset - each.start_offset for each in ranges), 0
+    on_progress(Progress(0, total))
+    write = partial(write_range, log.files, options.fetch)
+    for results in distribute_in_rounds(spark, ranges, write, _size, round_size=ranges_per_commit):
+        written = [parse_range(json.loads(result)) for result in results]
+        log.commit(written)
+        added += written
+        for publish in publishers:
+            publish(log)
+        done += sum(each.end_offset - each.start_offset for each in written)
+        on_progress(Progress(done, total))
+
+
 def _size(records: ArchivedRange) -> int:
     return records.end_offset - records.start_offset
 
 
-def files(directory: str, topic: str | None = None) -> list[str]:
-    """The absolute paths of all files of an archive, or of a topic's: for `spark.read.parquet(*files(...))`."""
-    log = CommitLog(os.path.abspath(directory))
-    chosen = (each for each in log.ranges if topic in (None, each.topic))
-    return [os.path.join(log.directory, each.file) for each in chosen if each.file is not None]
+def files(directory: str, topic: str | None = None, *, storage_options: Mapping[str, str] | None = None) -> list[str]:
+    """The absolute paths, or the URLs, of all files of an archive, or of a topic's."""
+    log = CommitLog(files_at(directory, storage_options))
+    return [log.files.address(file) for file in _files_of(log, topic)]
+
+
+def read(
+    spark: "SparkSession",
+    directory: str,
+    topic: str | None = None,
+    *,
+    columns: Sequence[str] = COLUMNS,
+    storage_options: Mapping[str, str] | None = None,
+) -> "DataFrame":
+    """The records of an archive, or of a topic in it, with these columns; an object store needs no jar.
+
+    It reads the files that the archive has at this moment, each in a task.
+    """
+    unknown = [column for column in columns if column not in COLUMNS]
+    if unknown:
+        raise OptionError(f"column {unknown[0]} is unknown; allowed: {', '.join(COLUMNS)}")
+    log = CommitLog(files_at(directory, storage_options))
+    place, paths = log.files, _files_of(log, topic)
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from pq.ParquetFile(place.open(paths[number])).iter_batches(columns=list(columns))
+
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    numbers = spark.range(0, len(paths), 1, max(1, len(paths)))
+    return numbers.mapInArrow(run, from_arrow_schema(schema.schema(columns)))
+
+
+def _files_of(log: CommitLog, topic: str | None) -> list[str]:
+    return [each.file for each in log.ranges if each.file is not None and topic in (None, each.topic)]
 
 
 def plan(
@@ -199,35 +264,31 @@ def _cut(
     return ranges
 
 
-def write_range(directory: str, fetch: FetchOptions, records: ArchivedRange) -> str:
+def write_range(files: Files, fetch: FetchOptions, records: ArchivedRange) -> str:
     """Writes the file of a range, unless it is there; returns the range with its file, as JSON. Runs on executors."""
-    file = data_file(records.topic_id, _file_name(fetch, records))
-    path = os.path.join(directory, file)
-    lost = [] if os.path.exists(path) else _write_file(path, fetch, records)
-    if not os.path.exists(path):
-        return json.dumps({**asdict(records), "lost": lost})
-    # The task that named the file may have died since, so this task does the rest.
-    SystemFileSystem().sync_directory(os.path.dirname(path))
+    stem = f"{DATA}/{records.topic_id}/{_stem(fetch, records)}"
+    file = files.find(stem)
+    if file is None:
+        lost = _write_file(files, stem, fetch, records)
+        file = files.find(stem)
+        if file is None:
+            return json.dumps({**asdict(records), "lost": lost})
     # The file itself names its lost offsets.
-    footer = pq.read_metadata(path)
+    footer = pq.read_metadata(files.open(file))
     lost = json.loads(footer.metadata[_LOST])
-    found = replace(records, rows=footer.num_rows, size_bytes=os.path.getsize(path), file=file)
+    found = replace(records, rows=footer.num_rows, size_bytes=files.status(file).size_bytes, file=file)
     return json.dumps({**asdict(found), "lost": lost})
 
 
-def _file_name(fetch: FetchOptions, records: ArchivedRange) -> str:
+def _stem(fetch: FetchOptions, records: ArchivedRange) -> str:
     """The name of a file; it names how the records were read, so a run never takes over files read in another way."""
     name = f"{records.partition:05}-{records.start_offset:020}-{records.end_offset:020}"
     ways = ("" if fetch.read_committed else "-uncommitted") + ("" if fetch.fail_on_data_loss else "-lossy")
-    return f"{name}{ways}.parquet"
+    return name + ways
 
 
-def _write_file(path: str, fetch: FetchOptions, records: ArchivedRange) -> list[tuple[int, int]]:
+def _write_file(files: Files, stem: str, fetch: FetchOptions, records: ArchivedRange) -> list[tuple[int, int]]:
     """Writes the records of a range, or no file when it has none. Returns the lost offsets."""
-    disk = SystemFileSystem()
-    disk.make_durable_directories(os.path.dirname(path))
-    # No two attempts write to the same file, not even on two machines.
-    temporary = f"{path}.{os.uname().nodename}-{os.getpid()}.tmp"
     wanted = PartitionRange(
         records.topic, records.partition, records.start_offset, records.end_offset, records.topic_id
     )
@@ -236,22 +297,23 @@ def _write_file(path: str, fetch: FetchOptions, records: ArchivedRange) -> list[
     first = next(groups, None)
     if first is None:
         return _offsets(losses)
-    with pq.ParquetWriter(temporary, schema.schema(COLUMNS), **_PARQUET) as writer:
-        writer.write_table(first)
-        for group in groups:
-            writer.write_table(group)
-        writer.add_key_value_metadata({_LOST: json.dumps(_offsets(losses))})
-    if any(loss.start_offset <= wanted.start_offset and loss.end_offset == wanted.end_offset for loss in losses):
+    is_of_another_topic = False
+
+    def fill(sink: Any) -> bool:
+        nonlocal is_of_another_topic
+        with pq.ParquetWriter(sink, schema.schema(COLUMNS), **_PARQUET) as writer:
+            writer.write_table(first)
+            for group in groups:
+                writer.write_table(group)
+            writer.add_key_value_metadata({_LOST: json.dumps(_offsets(losses))})
         # Perhaps these are the records of another topic of this name.
-        disk.remove(temporary)
-        return [(wanted.start_offset, wanted.end_offset)]
-    written = disk.open(temporary)
-    written.sync()
-    written.close()
-    with suppress(FileExistsError):
-        os.link(temporary, path)
-    disk.remove(temporary)
-    return _offsets(losses)
+        is_of_another_topic = any(
+            loss.start_offset <= wanted.start_offset and loss.end_offset == wanted.end_offset for loss in losses
+        )
+        return not is_of_another_topic
+
+    files.write(stem, fill)
+    return [(wanted.start_offset, wanted.end_offset)] if is_of_another_topic else _offsets(losses)
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

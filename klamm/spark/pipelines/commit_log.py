@@ -1,9 +1,11 @@
-"""What an archive holds: a log of records, each a small JSON file, in the archive's directory.
+"""What an archive holds: a log of records, each a small JSON file.
 
     commits/00000000000000000000.json    the records, numbered without a gap
-    data/<topic id>/<partition>-<start>-<end>.parquet
+    checkpoints/                         what the first records say, to be read instead of them (`checkpoint.py`)
+    data/<topic id>/<partition>-<start>-<end>.parquet             in a directory
+    data/<topic id>/<partition>-<start>-<end>/<unique>.parquet    in an object store
     data/_delta_log                      where the archive is a Delta table as well, that table's own log (`delta.py`)
-    lock                                 held by the one program that adds to the archive
+    lock                                 in a directory, held by the one program that adds to the archive
 
 A record is of one of two kinds: a snapshot of the cluster (topics with configs, groups with offsets), or ranges of
 offsets, each with the file of its records.
@@ -13,28 +15,40 @@ What must stay true:
   it.
 - The ranges of a partition follow one another: each begins where the one before ended, and says which of its offsets
   were lost. So no offset is there twice, and no offset is skipped in silence.
-- A record is never changed, and is there as a whole or not at all.
+- A record is never changed, and is there as a whole or not at all. It names its writer, so of two programs that write
+  the same number each knows which one did.
 """
 
 import json
-import os
+import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from klamm.environment import FileSystem, SystemFileSystem
+from klamm.checksum import crc32c
+from klamm.environment import SystemEnvironment
 from klamm.protocol.vocabulary import TopicPartition
+from klamm.spark.pipelines.archive_files import Files
+from klamm.spark.pipelines.checkpoint import CHECKPOINTS, Checkpoint, checkpoints, write_checkpoint
 
 FORMAT_VERSION = 1
 DATA = "data"
-_COMMITS, _LOCK = "commits", "lock"
+# A checkpoint is due when so many records have come since the last one.
+RECORDS_PER_CHECKPOINT: Final = 100
+_COMMITS = "commits"
 _DELTA_LOG = "_delta_log"
 _DIGITS = 20
+_DATA_FILE = re.compile(rf"{DATA}/(?P<topic_id>[^/]+)/(?P<partition>[0-9]{{5,}})-(?P<start>[0-9]{{20}})-.*")
 
 
 class ArchiveError(ValueError):
     """A broken archive, or one in use; the message says what is wrong."""
+
+
+class OvertakenError(ArchiveError):
+    """Another program has added the record that this one was about to add."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,44 +100,57 @@ class Snapshot:
 
 
 class CommitLog:
-    """The records of an archive. Raises ArchiveError for a directory that holds something else.
+    """The records of an archive. Raises ArchiveError for a place that holds something else, and FilesError.
 
-    Only the holder of the lock (`locked`) may commit.
+    Only within `adding_to` may a program commit. Where programs add at the same time, a commit raises OvertakenError
+    when another one was first; then the log is to be read again.
     """
 
-    def __init__(self, directory: str, files: FileSystem | None = None) -> None:
-        self.directory = directory
-        self.ranges: list[ArchivedRange] = []
+    def __init__(self, files: Files) -> None:
+        self.files = files
         self.snapshot: Snapshot | None = None
-        self._files = files or SystemFileSystem()
         self._ends: dict[tuple[str, int], int] = {}
-        # Of each record, how many ranges those before it have.
-        self._ranges_before: list[int] = []
-        commits = os.path.join(directory, _COMMITS)
-        for name in self._files.list_directory(commits) if self._files.is_directory(commits) else ():
-            if not name.endswith(".tmp"):
-                self._load(os.path.join(commits, name))
+        self._writer = SystemEnvironment().random_uuid().hex
+        # The ranges of the records behind the checkpoint, and the number of the record of each.
+        self._ranges: list[ArchivedRange] = []
+        self._numbers: list[int] = []
+        self._of_checkpoint: list[ArchivedRange] | None = None
+        self._last_checksum = 0
+        self._checkpoint, records = _begin(files)
+        self.next_number = self._checkpoint.records
+        self._ends = self._checkpoint.ends()
+        if self._checkpoint.snapshot is not None:
+            self.snapshot = _snapshot(self._checkpoint.snapshot)
+        for path in records:
+            self._load(path)
 
     @property
-    def next_number(self) -> int:
-        """The number of the next record."""
-        return len(self._ranges_before)
+    def ranges(self) -> list[ArchivedRange]:
+        """The ranges of all records, in order."""
+        if self._of_checkpoint is None:
+            rows = self._checkpoint.ranges.drop_columns(["record"]).to_pylist()
+            self._of_checkpoint = [parse_range(row) for row in rows]
+        return self._of_checkpoint + self._ranges
 
     def ranges_from(self, number: int) -> list[ArchivedRange]:
         """The ranges of this record and of those after it."""
-        return self.ranges[self._ranges_before[number] :] if number < self.next_number else []
+        if number >= self._checkpoint.records:
+            return self._ranges[bisect_left(self._numbers, number) :]
+        return self.ranges[bisect_left(self._checkpoint.ranges["record"].to_pylist(), number) :]
 
     def commit(self, ranges: Sequence[ArchivedRange]) -> None:
         """Adds ranges whose files are complete. Returns when the record is on disk."""
         self._check_follow(ranges, "what is to be committed")
         self._write({"ranges": [asdict(each) for each in ranges]})
         self._take(ranges)
+        self._write_checkpoint()
 
     def commit_snapshot(self, snapshot: Snapshot) -> None:
         """Adds a snapshot. Returns when the record is on disk."""
         self._write({"snapshot": asdict(snapshot)})
         self._take(())
         self.snapshot = snapshot
+        self._write_checkpoint()
 
     def ends_of(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, int]:
         """The offset after the last archived one of each partition of these topics, whose ids are given by name."""
@@ -135,41 +162,61 @@ class CommitLog:
         }
 
     def remove_leftovers(self) -> None:
-        """Removes the files that no record names: what programs left behind that were killed."""
+        """Removes files that no record names: what programs left behind that were killed, or overtaken.
+
+        Where programs add at the same time, files stay that another one may be about to commit.
+        """
         named = {each.file for each in self.ranges}
-        data = os.path.join(self.directory, DATA)
-        for topic_id in self._files.list_directory(data) if self._files.is_directory(data) else ():
-            of_topic = os.path.join(data, topic_id)
-            if topic_id == _DELTA_LOG or not self._files.is_directory(of_topic):
+        for path in self.files.paths(DATA):
+            if path in named or path.startswith(f"{DATA}/{_DELTA_LOG}/") or path.count("/") < 2:
                 continue
-            for name in self._files.list_directory(of_topic):
-                if data_file(topic_id, name) not in named:
-                    self._files.remove(os.path.join(of_topic, name))
+            if self.files.is_locked or self._is_overtaken(path):
+                self.files.remove(path)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    def _is_overtaken(self, path: str) -> bool:
+        """Whether the file begins before the archive's end of its partition, where records can no longer begin."""
+        name = _DATA_FILE.fullmatch(path)
+        return name is not None and int(name["start"]) < self._ends.get((name["topic_id"], int(name["partition"])), 0)
+
     def _write(self, content: Mapping[str, Any]) -> None:
-        path = os.path.join(self.directory, _COMMITS, f"{self.next_number:0{_DIGITS}}.json")
-        if self._files.exists(path):
-            raise ArchiveError(f"{path} exists: another program has added to the archive")
-        text = json.dumps({"version": FORMAT_VERSION, **content}, separators=(",", ":"))
-        self._files.replace_file(path, text.encode())
+        path = _record_path(self.next_number)
+        record = {"version": FORMAT_VERSION, "writer": self._writer, **content}
+        text = json.dumps(record, separators=(",", ":")).encode()
+        if not self.files.create(path, text):
+            raise OvertakenError(f"{self.files.address(path)} exists: another program has added to the archive")
+        self._last_checksum = crc32c(text)
+
+    def _write_checkpoint(self) -> None:
+        if self.next_number - self._checkpoint.records < RECORDS_PER_CHECKPOINT:
+            return
+        snapshot = None if self.snapshot is None else asdict(self.snapshot)
+        added = zip(self._numbers, self._ranges, strict=True)
+        checkpoint = self._checkpoint.extended(self.next_number, self._last_checksum, added, snapshot)
+        write_checkpoint(self.files, checkpoint)
+        if self._of_checkpoint is not None:
+            self._of_checkpoint += self._ranges
+        self._checkpoint, self._ranges, self._numbers = checkpoint, [], []
 
     def _load(self, path: str) -> None:
-        if os.path.basename(path) != f"{self.next_number:0{_DIGITS}}.json":
-            raise ArchiveError(f"{path}: the next record of the archive should be number {self.next_number}")
-        kind, value = parse_record(self._files.read_file(path), path)
+        address = self.files.address(path)
+        if path != _record_path(self.next_number):
+            raise ArchiveError(f"{address}: the next record of the archive should be number {self.next_number}")
+        text = self.files.read(path)
+        kind, value = parse_record(text, address)
+        self._last_checksum = crc32c(text)
         if kind == "snapshot":
             self.snapshot = value
             self._take(())
         else:
-            self._check_follow(value, path)
+            self._check_follow(value, address)
             self._take(value)
 
     def _check_follow(self, ranges: Sequence[ArchivedRange], where: str) -> None:
-        ends = dict(self._ends)
+        ends: dict[tuple[str, int], int] = {}
         for each in ranges:
-            expected = ends.get(each.key)
+            expected = ends.get(each.key, self._ends.get(each.key))
             if expected not in (None, each.start_offset):
                 raise ArchiveError(
                     f"{where}: {each.topic}-{each.partition} continues at offset {each.start_offset}, but was"
@@ -178,33 +225,35 @@ class CommitLog:
             ends[each.key] = each.end_offset
 
     def _take(self, ranges: Sequence[ArchivedRange]) -> None:
-        self._ranges_before.append(len(self.ranges))
-        self.ranges.extend(ranges)
+        self._ranges.extend(ranges)
+        self._numbers.extend(self.next_number for _ in ranges)
         self._ends.update((each.key, each.end_offset) for each in ranges)
+        self.next_number += 1
 
 
 @contextmanager
-def locked(directory: str, files: FileSystem | None = None) -> Iterator[CommitLog]:
-    """The archive in this directory, which is made if need be, for the one program that adds to it.
-
-    Raises ArchiveError when another program does.
-    """
-    files = files or SystemFileSystem()
-    for part in (_COMMITS, DATA):
-        files.make_durable_directories(os.path.join(directory, part))
-    try:
-        lock = files.lock(os.path.join(directory, _LOCK))
-    except BlockingIOError:
-        raise ArchiveError(f"another program adds to the archive {directory} at this moment") from None
-    try:
-        yield CommitLog(directory, files)
-    finally:
-        lock.close()
+def adding_to(files: Files) -> Iterator[CommitLog]:
+    """The archive, which is made if need be, for a program that adds to it. Raises ArchiveError and FilesError."""
+    with files.adding(_COMMITS, CHECKPOINTS, DATA):
+        yield CommitLog(files)
 
 
-def data_file(topic_id: str, name: str) -> str:
-    """The path, relative to the archive, of a file of a topic."""
-    return f"{DATA}/{topic_id}/{name}"
+def _begin(files: Files) -> tuple[Checkpoint, list[str]]:
+    """The checkpoint to begin with, and the paths of the records behind it."""
+    for checkpoint in checkpoints(files):
+        count = checkpoint.records
+        after = _record_path(count - 2) if count > 1 else ""
+        records = [path for path in files.paths(_COMMITS, after) if not path.endswith(".tmp")]
+        if count == 0:
+            return checkpoint, records
+        # Otherwise the checkpoint is of another log, that was longer for example.
+        if records[:1] == [_record_path(count - 1)] and crc32c(files.read(records[0])) == checkpoint.last_checksum:
+            return checkpoint, records[1:]
+    raise AssertionError("the last checkpoint is the empty one")
+
+
+def _record_path(number: int) -> str:
+    return f"{_COMMITS}/{number:0{_DIGITS}}.json"
 
 
 def parse_record(content: bytes, path: str) -> tuple[str, Any]:

@@ -10,19 +10,19 @@ What must stay true:
 - The files of a record are in the table all together and once. `deltalake` refuses no transaction version that it has
   seen before, so the table is asked for its version, by the same snapshot of the table that the commit is based on: of
   two programs that add the same records one fails.
-- Only the one program that holds the archive's lock publishes.
+- In a directory only the one program that holds the archive's lock publishes. In an object store several may; the
+  store refuses all but one of them, because deltalake creates the files of its log by conditional puts, too.
 
 Source: PROTOCOL.md of Delta Lake, "Transaction Identifiers", "Per-file Statistics".
 """
 
 import json
-import os
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
-from klamm.environment import SystemFileSystem
 from klamm.spark import schema
+from klamm.spark.pipelines.archive_files import Files
 from klamm.spark.pipelines.commit_log import DATA, ArchivedRange, ArchiveError, CommitLog
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # The table lies within the archive, so there is no other archive in it to tell this one from.
 APPLICATION_ID = "klamm.archive"
+# Each failure is the success of another program.
+_ATTEMPTS = 5
 
 
 def check_deltalake() -> None:
@@ -48,43 +50,62 @@ def publish(log: CommitLog) -> None:
     Raises ArchiveError when the table does not fit the log, or cannot be read or written.
     """
     # The package is an extra, and takes a while to load.
-    from deltalake import CommitProperties, DeltaTable, Schema, Transaction
     from deltalake.exceptions import DeltaError
+
+    for attempt in range(_ATTEMPTS):
+        try:
+            _publish(log)
+            return
+        except (DeltaError, OSError) as error:
+            # In an object store another program may have been first, also in making the table.
+            if isinstance(error, DeltaError) and not log.files.is_locked and attempt < _ATTEMPTS - 1:
+                continue
+            raise ArchiveError(f"the Delta table {log.files.address(DATA)}: {log.files.reason(error)}") from None
+
+
+def _publish(log: CommitLog) -> None:
+    from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+    from deltalake.exceptions import TableNotFoundError
     from deltalake.transaction import create_table_with_add_actions
 
-    directory = os.path.join(log.directory, DATA)
+    place, options = log.files.address(DATA), log.files.storage_options
     columns = Schema.from_arrow(schema.schema(schema.ALL_COLUMNS))
+    table: DeltaTable | None
     try:
-        table = DeltaTable(directory) if DeltaTable.is_deltatable(directory) else None
-        published = -1 if table is None else table.transaction_version(APPLICATION_ID)
-        if published is None:
-            raise ArchiveError(f"the Delta table {directory} was not made by this archive")
-        if published >= log.next_number:
-            raise ArchiveError(
-                f"the Delta table {directory} has record {published} of the archive, whose next one is"
-                f" {log.next_number}; delete its _delta_log, and the next run makes it again"
-            )
-        added = [_add_action(log.directory, each) for each in log.ranges_from(published + 1) if each.file is not None]
-        if not added:
-            return
-        properties = CommitProperties(app_transactions=[Transaction(APPLICATION_ID, log.next_number - 1)])
-        if table is None:
-            # The table is append-only; rows can be deleted in a copy.
-            configuration = {"delta.appendOnly": "true"}
-            create_table_with_add_actions(
-                directory, columns, added, configuration=configuration, commit_properties=properties
-            )
-        else:
-            table.create_write_transaction([*added], "append", columns, commit_properties=properties)
-    except DeltaError as error:
-        raise ArchiveError(f"the Delta table {directory}: {error}") from error
+        table = DeltaTable(place, storage_options=options)
+    except TableNotFoundError:
+        table = None
+    published = -1 if table is None else table.transaction_version(APPLICATION_ID)
+    if published is None:
+        raise ArchiveError(f"the Delta table {place} was not made by this archive")
+    if published >= log.next_number:
+        raise ArchiveError(
+            f"the Delta table {place} has record {published} of the archive, whose next one is"
+            f" {log.next_number}; delete its _delta_log, and the next run makes it again"
+        )
+    added = [_add_action(log.files, each) for each in log.ranges_from(published + 1) if each.file is not None]
+    if not added:
+        return
+    properties = CommitProperties(app_transactions=[Transaction(APPLICATION_ID, log.next_number - 1)])
+    if table is None:
+        # The table is append-only; rows can be deleted in a copy.
+        create_table_with_add_actions(
+            place,
+            columns,
+            added,
+            configuration={"delta.appendOnly": "true"},
+            storage_options=options,
+            commit_properties=properties,
+        )
+    else:
+        table.create_write_transaction([*added], "append", columns, commit_properties=properties)
 
 
-def _add_action(directory: str, archived: ArchivedRange) -> "AddAction":
+def _add_action(files: Files, archived: ArchivedRange) -> "AddAction":
     from deltalake.transaction import AddAction
 
-    path = os.path.join(directory, str(archived.file))
-    first, last = _offsets(path)
+    path = str(archived.file)
+    first, last = _offsets(files, path)
     known = {"topic": archived.topic, "partition": archived.partition}
     statistics = {
         "numRecords": archived.rows,
@@ -93,18 +114,18 @@ def _add_action(directory: str, archived: ArchivedRange) -> "AddAction":
         "nullCount": {"topic": 0, "partition": 0, "offset": 0},
     }
     return AddAction(
-        path=os.path.relpath(path, os.path.join(directory, DATA)),
+        path=path.removeprefix(f"{DATA}/"),
         size=archived.size_bytes,
         partition_values={},
-        modification_time=SystemFileSystem().modified_time_ms(path),
+        modification_time=files.status(path).modified_ms,
         data_change=True,
         stats=json.dumps(statistics),
     )
 
 
-def _offsets(path: str) -> tuple[int, int]:
+def _offsets(files: Files, path: str) -> tuple[int, int]:
     """The first and the last offset in a file: not the bounds of its range, which may have no records."""
-    metadata = pq.read_metadata(path)
+    metadata = pq.read_metadata(files.open(path))
     number = metadata.schema.to_arrow_schema().get_field_index("offset")
     first, last = (metadata.row_group(group).column(number) for group in (0, metadata.num_row_groups - 1))
     return first.statistics.min, last.statistics.max

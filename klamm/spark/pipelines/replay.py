@@ -48,6 +48,7 @@ from klamm.protocol.errors import KafkaError
 from klamm.protocol.record_batch import advance_sequence
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, DEBUGGING_REPLICA_ID, LATEST_TIMESTAMP, TopicPartition
 from klamm.spark.options import OptionError, WriteOptions, write_options
+from klamm.spark.pipelines.archive_files import Files, files_at
 from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, Snapshot, TopicSnapshot
 from klamm.spark.pipelines.distribution import distribute
 from klamm.spark.pipelines.offset_runs import (
@@ -140,11 +141,13 @@ def replay(
     topics: Mapping[str, str] | None = None,
     max_records_per_second: int | None = None,
     commit_groups: bool = False,
+    storage_options: Mapping[str, str] | None = None,
     on_progress: Callable[[Progress], object] = lambda progress: None,
     on_warning: Callable[[str], object] = logger.warning,
 ) -> Replayed:
     """Writes the records of an archive to topics. After a replay has died, the same call finishes it.
 
+    - `directory`: a path, or the URL of a prefix in an object store, with its `storage_options` (`files_at`).
     - `output`: a directory for the new offsets, which all executors see, as they see the archive.
     - `options`: `kafka.*`, as of the sink.
     - `topics`: archived topics, and the names to write them to; by default all, to their own names. A missing topic is
@@ -159,9 +162,11 @@ def replay(
     """
     if max_records_per_second is not None and max_records_per_second < 1:
         raise OptionError(f"max_records_per_second is {max_records_per_second}; allowed: 1 and more")
+    if "://" in output:
+        raise OptionError(f"output is {output}; it must be a directory, also when the archive is in an object store")
     writing = write_options({name: value for name, value in options.items() if name.lower() != "topic"})
     output = os.path.abspath(output)
-    log = CommitLog(os.path.abspath(directory))
+    log = CommitLog(files_at(directory, storage_options))
     with _locked(output):
         plan = _load_plan(output)
         if plan is None:
@@ -175,7 +180,7 @@ def replay(
         on_progress(Progress(0, total))
         for part in _rounds(pieces):
             share = None if max_records_per_second is None else max_records_per_second / len(part)
-            distribute(spark, part, partial(_replay_files, log.directory, writing, plan["producer"], share), _size)
+            distribute(spark, part, partial(_replay_files, log.files, writing, plan["producer"], share), _size)
             done += sum(piece.rows for found in part for piece in found)
             on_progress(Progress(done, total))
         groups, refused = _commit_groups(writing.producer.client, log, output, plan) if commit_groups else ({}, {})
@@ -244,7 +249,7 @@ def _make_plan(
     for name, target in chosen.items():
         numbers = sorted({each.partition for each in archived[name]})
         topic = known.get(name) or TopicSnapshot("", numbers[-1] + 1, {})
-        span = partial(_span, [os.path.join(log.directory, each.file) for each in archived[name] if each.file])
+        span = partial(_span, log.files, [each.file for each in archived[name] if each.file])
         prepared = partial(
             prepare_topic, target=target, topic=topic, span=span, now_ms=SystemEnvironment().now_ms(), warn=on_warning
         )
@@ -264,11 +269,11 @@ async def _begins(client: ClusterClient, *, target: str, numbers: Sequence[int])
     return {number: await _log_end(client, target, number, DEBUGGING_REPLICA_ID) for number in numbers}
 
 
-def _span(paths: Sequence[str]) -> Span | None:
+def _span(files: Files, paths: Sequence[str]) -> Span | None:
     """The timestamps of the records in these files, from the statistics of their row groups."""
     oldest_us, youngest_us = list[int](), list[int]()
     for path in paths:
-        file = pq.ParquetFile(path)
+        file = pq.ParquetFile(files.open(path))
         column = file.schema_arrow.get_field_index("timestamp")
         for number in range(file.num_row_groups):
             statistics = file.metadata.row_group(number).column(column).statistics
@@ -334,7 +339,7 @@ def _size(part: Sequence[_Piece]) -> int:
 
 
 def _replay_files(
-    directory: str,
+    files: Files,
     options: WriteOptions,
     producer: Identity,
     records_per_second: float | None,
@@ -345,19 +350,19 @@ def _replay_files(
     for piece in pieces:
         if os.path.exists(piece.offsets_file):
             continue
-        path = os.path.join(directory, piece.file)
+        source = files.open(piece.file)
         done = call(client, partial(_end, piece=piece)) - piece.new_offset
         if done:
-            _check_same(client, piece, path, done)
+            _check_same(client, piece, source, done)
         if done < piece.rows:
-            _write_rows(options, producer, records_per_second, piece, path, done)
-        _write_offsets(piece, pq.read_table(path, columns=["offset"], partitioning=None)["offset"].combine_chunks())
+            _write_rows(options, producer, records_per_second, piece, source, done)
+        _write_offsets(piece, pq.read_table(source, columns=["offset"], partitioning=None)["offset"].combine_chunks())
     return ""
 
 
-def _batches(path: str, skip: int, columns: Sequence[str] = WRITTEN_COLUMNS) -> Iterator[pa.RecordBatch]:
+def _batches(source: Any, skip: int, columns: Sequence[str] = WRITTEN_COLUMNS) -> Iterator[pa.RecordBatch]:
     """The rows of a file behind the first ones."""
-    file = pq.ParquetFile(path)
+    file = pq.ParquetFile(source)
     for group in range(file.num_row_groups):
         # By default pyarrow makes a batch of the rows of many row groups, however large they are.
         for batch in file.iter_batches(_ROWS_PER_BATCH, row_groups=[group], columns=list(columns)):
@@ -372,7 +377,7 @@ def _write_rows(
     producer: Identity,
     records_per_second: float | None,
     piece: _Piece,
-    path: str,
+    source: Any,
     done: int,
 ) -> None:
     """Writes the records of a file behind the first `done` ones."""
@@ -385,7 +390,7 @@ def _write_rows(
     with record_writer(WriteOptions(piece.topic, options.producer), continued=continued) as writer:
         began = call(client, _now)
         written = 0
-        for batch in _batches(path, done):
+        for batch in _batches(source, done):
             step = batch.num_rows if records_per_second is None else max(1, int(records_per_second / 10))
             for start in range(0, batch.num_rows, step):
                 part = batch.slice(start, step)
@@ -403,13 +408,13 @@ def _write_rows(
             )
 
 
-def _check_same(client: ClientOptions, piece: _Piece, path: str, done: int) -> None:
+def _check_same(client: ClientOptions, piece: _Piece, source: Any, done: int) -> None:
     """Raises ReplayError unless the partition has the first `done` records of the file where they should be."""
     what = f"{piece.topic}-{piece.partition} from offset {piece.new_offset} on"
     if not 0 <= done <= piece.rows:
         raise ReplayError(f"{what}: {done} records are there, of {piece.rows} that belong there")
     wanted = PartitionRange(piece.topic, piece.partition, piece.new_offset, piece.new_offset + done)
-    batches = _batches(path, 0, COMPARED_COLUMNS)
+    batches = _batches(source, 0, COMPARED_COLUMNS)
     belongs = next(batches)
     for found in read_range(FetchOptions(client), wanted, COMPARED_COLUMNS):
         rest = found

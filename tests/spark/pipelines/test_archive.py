@@ -24,7 +24,8 @@ from klamm.protocol.vocabulary import TopicPartition as Partition
 from klamm.spark.options import OptionError, read_options
 from klamm.spark.pipelines import archive as archive_module
 from klamm.spark.pipelines.archive import Archived, Progress, archive, files, plan, write_range
-from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, locked, parse_range
+from klamm.spark.pipelines.archive_files import FilesError, files_at
+from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, adding_to, parse_range
 from klamm.spark.read import partition_reader
 from klamm.spark.read.planning import Position, initial_position
 from klamm.spark.settings import DataLoss
@@ -302,10 +303,12 @@ def test_records_that_are_gone(tmp_path):
         first, earliest, last = (
             Position({Partition("t", 0): offset}, {"t": "id"}, {}) for offset in (starting, begin, end)
         )
-        ranges = plan(CommitLog(str(tmp_path)), read_options(given, streaming=False), first, earliest, last, 10)
+        ranges = plan(
+            CommitLog(files_at(str(tmp_path))), read_options(given, streaming=False), first, earliest, last, 10
+        )
         return [(each.start_offset, each.end_offset) for each in ranges]
 
-    with locked(str(tmp_path)) as log:
+    with adding_to(files_at(str(tmp_path))) as log:
         log.commit([ArchivedRange("t", "id", 0, 0, 20, 20, 1, "file")])
     assert planned(20, 40) == planned(5, 40) == [(20, 30), (30, 40)]
     # Where new partitions begin is nothing to one that has been archived.
@@ -344,7 +347,7 @@ def test_records_that_are_removed_during_a_run(klamm_helper, tmp_path, monkeypat
         done = run(cluster, "t", tmp_path, per_file=20, more=tolerant, on_progress=remove)
         begin = log_begin()
         consumer.close()
-        ranges = CommitLog(str(tmp_path)).ranges
+        ranges = CommitLog(files_at(str(tmp_path))).ranges
         lost = [offset for each in ranges for span in each.lost for offset in range(*span)]
         assert lost == list(range(40, begin))
         assert done == Archived(147 - len(lost), len([each for each in ranges if each.rows]), ANY, len(lost))
@@ -354,7 +357,7 @@ def test_records_that_are_removed_during_a_run(klamm_helper, tmp_path, monkeypat
         fetch = replace(fetch, read_committed=True)
         (partly,) = (each for each in ranges if each.lost and each.rows)
         planned = replace(partly, file=None, rows=0, size_bytes=0, lost=())
-        assert parse_range(json.loads(write_range(str(tmp_path), fetch, planned))) == partly
+        assert parse_range(json.loads(write_range(files_at(str(tmp_path)), fetch, planned))) == partly
 
 
 def test_a_topic_that_is_replaced_while_it_is_archived(cluster, topic, tmp_path, monkeypatch):
@@ -380,7 +383,7 @@ def test_a_topic_that_is_replaced_while_it_is_archived(cluster, topic, tmp_path,
     assert 10 <= count < 100
     assert [row[3] for row in archived(tmp_path, name)] == [b"%d" % number for number in range(count)]
     assert done.lost_offsets == 100 - count
-    (partly,) = CommitLog(str(tmp_path)).ranges
+    (partly,) = CommitLog(files_at(str(tmp_path))).ranges
     assert partly.lost == ((count, 100),)
 
 
@@ -400,10 +403,10 @@ def test_a_file_that_is_taken_over_has_its_name_on_disk(cluster, topic, tmp_path
     directory = str(tmp_path / "data" / topic_id)
     with patch.object(SystemFileSystem, "sync_directory", record):
         with patch.object(SystemFileSystem, "remove", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-            write_range(str(tmp_path), options.fetch, wanted)
+            write_range(files_at(str(tmp_path)), options.fetch, wanted)
         assert any(file.endswith(".parquet") for file in os.listdir(directory))
         synced.clear()
-        write_range(str(tmp_path), options.fetch, wanted)
+        write_range(files_at(str(tmp_path)), options.fetch, wanted)
     assert directory in synced
 
 
@@ -415,7 +418,7 @@ def test_a_topic_that_was_created_again_is_another(cluster, topic, tmp_path):
     cluster.create_topic(name)
     produce(cluster.bootstrap, name, numbered(3))
     assert run(cluster, name, tmp_path).records == 3
-    log = CommitLog(str(tmp_path))
+    log = CommitLog(files_at(str(tmp_path)))
     assert [(each.start_offset, each.rows) for each in log.ranges] == [(0, 5), (0, 3)]
     assert len({each.topic_id for each in log.ranges}) == 2
 
@@ -428,7 +431,7 @@ def test_configs_and_groups_beside_the_data(cluster, topic, tmp_path):
     consumer.commit(offsets=[TopicPartition(name, 0, 7)], asynchronous=False)
     consumer.close()
     run(cluster, name, tmp_path)
-    snapshot = CommitLog(str(tmp_path)).snapshot
+    snapshot = CommitLog(files_at(str(tmp_path))).snapshot
     assert snapshot.topics[name].partitions == 2
     assert snapshot.topics[name].configs == {"retention.bytes": "1000000"}
     assert snapshot.groups[group] == {name: {0: 7}}
@@ -454,12 +457,12 @@ def test_what_is_refused(cluster, topic, tmp_path):
         run(cluster, name, tmp_path, per_file=0)
     with pytest.raises(OptionError, match="unknown option"):
         run(cluster, name, tmp_path, more={"subscribed": "x"})
-    with locked(str(tmp_path)):
+    with adding_to(files_at(str(tmp_path))):
         child = os.fork()
         if child == 0:
             try:
                 run(cluster, name, tmp_path)
-            except ArchiveError as error:
+            except FilesError as error:
                 os._exit(7 if "another program adds to the archive" in str(error) else 8)
             os._exit(9)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.protocol.vocabulary import TopicPartition
+from klamm.spark.pipelines.archive_files import files_at
 from klamm.spark.pipelines.commit_log import (
     ArchivedRange,
     ArchiveError,
     CommitLog,
     Snapshot,
     TopicSnapshot,
-    locked,
+    adding_to,
     parse_record,
 )
 
@@ -25,11 +26,11 @@ SNAPSHOT = Snapshot({"t": TopicSnapshot(ID, 2, {"retention.ms": "-1"})}, {"g": {
 
 
 def test_what_was_committed_is_there_again(tmp_path):
-    with locked(str(tmp_path)) as log:
+    with adding_to(files_at(str(tmp_path))) as log:
         log.commit_snapshot(SNAPSHOT)
         log.commit([FIRST, NEXT])
         log.commit([replace(FIRST, partition=1)])
-    again = CommitLog(str(tmp_path))
+    again = CommitLog(files_at(str(tmp_path)))
     assert again.ranges == [FIRST, NEXT, replace(FIRST, partition=1)]
     assert again.snapshot == SNAPSHOT
     assert again.ends_of({"t": ID}) == {TopicPartition("t", 0): 12, TopicPartition("t", 1): 10}
@@ -38,19 +39,19 @@ def test_what_was_committed_is_there_again(tmp_path):
 
 @pytest.mark.parametrize("start", [9, 11])
 def test_neither_overlap_nor_gap(tmp_path, start):
-    with locked(str(tmp_path)) as log:
+    with adding_to(files_at(str(tmp_path))) as log:
         log.commit([FIRST])
         with pytest.raises(ArchiveError, match=f"t-0 continues at offset {start}, but was archived to 10"):
             log.commit([replace(NEXT, start_offset=start)])
-    assert CommitLog(str(tmp_path)).ranges == [FIRST]
+    assert CommitLog(files_at(str(tmp_path))).ranges == [FIRST]
 
 
 def test_what_was_lost(tmp_path):
     lossy = replace(NEXT, end_offset=20, lost=((10, 13), (15, 20)))
-    with locked(str(tmp_path)) as log:
+    with adding_to(files_at(str(tmp_path))) as log:
         log.commit([FIRST])
         log.commit([lossy])
-    assert CommitLog(str(tmp_path)).ranges[1] == lossy
+    assert CommitLog(files_at(str(tmp_path))).ranges[1] == lossy
     assert (FIRST.lost_offsets, lossy.lost_offsets) == (0, 8)
 
 
@@ -62,24 +63,24 @@ def test_what_cannot_have_been_lost(lost):
 
 
 def test_the_ranges_from_a_record_on(tmp_path):
-    with locked(str(tmp_path)) as log:
+    with adding_to(files_at(str(tmp_path))) as log:
         log.commit([FIRST])
         log.commit_snapshot(SNAPSHOT)
         log.commit([NEXT, replace(FIRST, partition=1)])
-    for each in (log, CommitLog(str(tmp_path))):
+    for each in (log, CommitLog(files_at(str(tmp_path)))):
         assert each.next_number == 3
         assert [len(each.ranges_from(number)) for number in range(5)] == [3, 2, 2, 0, 0]
 
 
 def test_another_program_with_the_same_archive(tmp_path):
-    with locked(str(tmp_path)) as ours:
+    with adding_to(files_at(str(tmp_path))) as ours:
         (tmp_path / "commits" / f"{0:020}.json").write_text("theirs")
         with pytest.raises(ArchiveError, match="another program has added to the archive"):
             ours.commit([FIRST])
 
 
 def test_leftovers(tmp_path):
-    with locked(str(tmp_path)) as log:
+    with adding_to(files_at(str(tmp_path))) as log:
         (tmp_path / "data" / ID).mkdir()
         (tmp_path / "data" / "_delta_log").mkdir()
         (tmp_path / "data" / "_delta_log" / "0.json").touch()
@@ -91,22 +92,22 @@ def test_leftovers(tmp_path):
 
 
 def test_records_that_are_missing_or_broken(tmp_path):
-    with locked(str(tmp_path)) as log:
+    with adding_to(files_at(str(tmp_path))) as log:
         log.commit([FIRST])
         log.commit([NEXT])
     first = tmp_path / "commits" / f"{0:020}.json"
     (tmp_path / "commits" / f"{2:020}.json.tmp").write_text("{")  # of a program that was killed
-    assert len(CommitLog(str(tmp_path)).ranges) == 2
+    assert len(CommitLog(files_at(str(tmp_path))).ranges) == 2
     content = first.read_text()
     first.write_text(content[:-5])
     with pytest.raises(ArchiveError, match=r"00000\.json is not a record of an archive"):
-        CommitLog(str(tmp_path))
+        CommitLog(files_at(str(tmp_path)))
     first.write_text(content.replace('"version":1', '"version":2'))
     with pytest.raises(ArchiveError, match="has version 2; this program reads 1"):
-        CommitLog(str(tmp_path))
+        CommitLog(files_at(str(tmp_path)))
     first.unlink()
     with pytest.raises(ArchiveError, match="should be number 0"):
-        CommitLog(str(tmp_path))
+        CommitLog(files_at(str(tmp_path)))
 
 
 JSON = st.recursive(

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from klamm.processes.helper import Helper
 from klamm.spark.pipelines.archive import archive
+from klamm.spark.pipelines.archive_files import files_at
 from klamm.spark.pipelines.commit_log import CommitLog
 from klamm.spark.pipelines.offset_runs import offset_map
 from klamm.testing.cluster import Cluster
@@ -243,7 +244,7 @@ def test_brokers_killed_in_archive_and_replay(spark: "SparkSession", klamm_helpe
             reading.open()
             done.result()
         assert archived(place.archive, place.source) == in_topic(brokers, place.source)
-        assert CommitLog(place.archive).snapshot.groups == {"group": {place.source: {0: 23}}}
+        assert CommitLog(files_at(place.archive)).snapshot.groups == {"group": {place.source: {0: 23}}}
         revive(brokers, killed)
 
         with Gate() as writing:

@@ -3,7 +3,7 @@
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,8 +38,12 @@ class _OneFrame:
 
 def archived(directory: str, topic: str) -> list[tuple[Any, ...]]:
     """All rows of a topic in an archive, in the order of partitions and offsets."""
-    rows = [row for file in files(directory, topic) for row in pq.read_table(file).to_pylist()]
-    return sorted((_row(row) for row in rows), key=lambda row: row[:2])
+    return as_rows(row for file in files(directory, topic) for row in pq.read_table(file).to_pylist())
+
+
+def as_rows(rows: Iterable[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Rows of an archive as `in_topic` has them."""
+    return sorted(map(_row, rows), key=lambda row: row[:2])
 
 
 def in_delta_table(directory: "os.PathLike[str]") -> list[tuple[Any, ...]]:
@@ -47,7 +51,7 @@ def in_delta_table(directory: "os.PathLike[str]") -> list[tuple[Any, ...]]:
     path = os.path.join(directory, "data")
     if not DeltaTable.is_deltatable(path):
         return []
-    return sorted(map(_row, DeltaTable(path).to_pyarrow_table().to_pylist()), key=lambda row: row[:2])
+    return as_rows(DeltaTable(path).to_pyarrow_table().to_pylist())
 
 
 def elsewhere(work: Callable[[], object]) -> int:
