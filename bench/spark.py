@@ -13,6 +13,7 @@ to be the same ones, by a hash over all columns.
 | archive     | the first offset is asked for                    | the last file is in the archive's log           |
 | write       | the rows are in the JVM's memory                 | all are acknowledged by all in-sync replicas    |
 | first query | a session that has just begun, 1,000 records     | the query's end                                 |
+| typed       | as read: 3 of 20 fields of JSON (connector: `from_json`) | its last row has been read              |
 | scaling     | as read, for 1 to 8 partitions and for all cores |                                                 |
 | width       | a micro-batch over so many partitions begins     | it has ended; ten records in each partition     |
 | plan        | a batch query of so many partitions is written   | its tasks are known                             |
@@ -47,13 +48,15 @@ from klamm.spark.options import write_options
 from klamm.spark.write.writing import record_writer
 
 SESSION = Path(__file__).with_name("spark_session.py")
-PARTS = ("read", "archive", "write", "first", "scaling", "batches", "width")
+PARTS = ("read", "archive", "write", "first", "scaling", "batches", "width", "typed")
 # Size of a value, and how many records there are of it.
 SIZES = {100: 5_000_000, 1000: 1_000_000}
 CODECS = ("none", "lz4", "zstd")
 PARTITIONS = 4
 CONNECTORS = ("kafka", "klamm")
 CHOSEN = (["value"], ["key", "value"])
+# JSON documents of about 1 KB with twenty fields, of which three are wanted.
+TYPED_RECORDS = 1_000_000
 SCALING_RECORDS = 2_000_000
 SCALING_PARTITIONS = (1, 2, 4, 8)
 WIDTHS = (100, 1000, 3000, 10_000)
@@ -74,6 +77,7 @@ READ_TARGET, CHOSEN_TARGET, WRITE_TARGET, FIRST_TARGET, BATCH_TARGET = 2.5, 3.0,
 WIDTH_TARGET = 2.0
 # Seconds, of the plan alone.
 PLAN_TARGET = 1.0
+TYPED_TARGET = 3.0
 # Of klamm's own read of all columns.
 ARCHIVE_TARGET = 0.7
 
@@ -191,6 +195,35 @@ def chunk(random: np.random.Generator, first: int, count: int, size_bytes: int) 
     return pa.record_batch({"key": binary(keys, 8), "value": binary(values, size_bytes)})
 
 
+def fill_documents(bootstrap: str, name: str, count: int) -> None:
+    """A topic of JSON documents, which are the same each time."""
+    create_topic(bootstrap, name)
+    random = np.random.default_rng(SEED)
+    with record_writer(write_options({"kafka.bootstrap.servers": bootstrap, "topic": name})) as writer:
+        for first in range(0, count, CHUNK_RECORDS):
+            rows = min(CHUNK_RECORDS, count - first)
+            amounts = random.integers(0, 1_000_000, rows).tolist()
+            filler = random.bytes(rows * 16).hex()
+            documents = [
+                document(first + row, amounts[row] / 100, filler[32 * row : 32 * row + 32]) for row in range(rows)
+            ]
+            writer.write(pa.record_batch({"value": pa.array(documents, pa.binary())}))
+        writer.flush()
+
+
+def document(number: int, amount: float, digits: str) -> bytes:
+    """Twenty fields of several types; the wanted ones lie at the beginning, in the middle and at the end."""
+    others = {
+        f"field{place:02}": [digits + "0123456789abcd", amount * place, place % 2 == 0, [place, {"name": digits[:8]}]][
+            0 if place < 13 else place % 4
+        ]
+        for place in range(17)
+    }
+    parts = list(others.items())
+    fields = [("id", number), *parts[:8], ("customer", f"name {number}"), *parts[8:], ("amount", amount)]
+    return json.dumps(dict(fields)).encode()
+
+
 def binary(data: np.ndarray[Any, Any], size_bytes: int) -> pa.Array:
     """Bytes as an array of values of one size."""
     fixed = pa.Array.from_buffers(pa.binary(size_bytes), data.size // size_bytes, [None, pa.py_buffer(data.tobytes())])
@@ -221,6 +254,8 @@ class Bench:
                         for codec in CODECS:
                             name = f"{size_bytes}-{codec}"
                             self._topic(spark, side, name, size_bytes, codec, parts, self.count(size_bytes))
+            if "typed" in parts:
+                self._typed(side)
             if "first" in parts:
                 self._first(side)
             if "scaling" in parts:
@@ -299,6 +334,21 @@ class Bench:
                 if (found["rows"], found["digest"]) != (count, expected["digest"]):
                     raise SystemExit(f"{place['topic']} of {side.name} should have {expected}, but has {found}")
                 delete_topic(side.bootstrap, place["topic"])
+
+    def typed_count(self) -> int:
+        return int(TYPED_RECORDS * self._scale)
+
+    def _typed(self, side: Side) -> None:
+        place = {"bootstrap": side.bootstrap, "topic": "typed"}
+        fill_documents(side.bootstrap, "typed", self.typed_count())
+        with session(self._directory, os.cpu_count() or 1) as spark:
+            theirs, ours = (spark.ask("typed", connector=connector, digest=True, **place) for connector in CONNECTORS)
+            if theirs != ours or ours["rows"] != self.typed_count():
+                raise SystemExit(f"typed rows of {side.name}: the connector reads {theirs}, klamm {ours}")
+            for _ in range(self._rounds):
+                for connector in CONNECTORS:
+                    self._note("typed", connector, side, spark.ask("typed", connector=connector, **place))
+        delete_topic(side.bootstrap, "typed")
 
     def _first(self, side: Side) -> None:
         fill(side.bootstrap, "first", FIRST_RECORDS, 100, "none")
@@ -450,6 +500,11 @@ class Tables:
             made.add_section()
         return made
 
+    def typed(self) -> Table:
+        made = self._table("three of twenty fields of JSON, records a second, in thousands", "klamm / connector")
+        self._row(made, "typed", self._bench.typed_count(), TYPED_TARGET)
+        return made
+
     def archive(self) -> Table:
         """As `rates`, with klamm's own read in the place of the connector."""
         made = self._table("records a second, in thousands", "archived / read", ("read", "archived"))
@@ -542,6 +597,8 @@ def main() -> None:
         console.print(tables.rates(arguments.only))
     if "archive" in arguments.only:
         console.print(tables.archive())
+    if "typed" in arguments.only:
+        console.print(tables.typed())
     if "scaling" in arguments.only:
         console.print(tables.scaling())
     if "batches" in arguments.only:

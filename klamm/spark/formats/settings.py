@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 BINARY, STRING, JSON, CSV, AVRO, PROTOBUF = "binary", "string", "json", "csv", "avro", "protobuf"
-FORMATS = (BINARY, STRING, JSON, AVRO, PROTOBUF)
-WRITE_FORMATS = (BINARY, STRING, JSON, CSV, AVRO, PROTOBUF)
+FORMATS = (BINARY, STRING, JSON, CSV, AVRO, PROTOBUF)
+WRITE_FORMATS = FORMATS
 
 
 class MissingLibrary(RuntimeError):
