@@ -4,7 +4,7 @@ Lines without quotes are cut by Arrow; others, one by one, by this module: the e
 has a meaning within quotes only, which Arrow's and Python's readers of CSV do not have.
 
 What must stay true: a record is one row, whatever line ends it has. One with another number of fields than the schema
-is bad, and so is one with a quoted field that goes on after its closing quote.
+is bad, and so is one with a quoted field that continues after its closing quote.
 
 Source: org.apache.spark.sql.catalyst.csv.UnivocityParser, CSVOptions.
 """
