@@ -284,9 +284,10 @@ def test_security_is_that_of_readers_and_writers() -> None:
 def test_the_documentation_has_every_option_and_no_other() -> None:
     """What a table names in its first column is an option, and what the messages allow is in a table."""
     text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+    # The tables of pipelines have the keys of their files.
     documented = {
         name
-        for line in text.splitlines()
+        for line in text.partition("\n## Pipelines\n")[0].splitlines()
         if line.startswith("| `")
         for name in re.findall(r"`([^`]+)`", line.split("|")[1])
     }
