@@ -1,20 +1,45 @@
-"""Compiles the loops over bytes with numba, once for each installation where that is possible.
+"""Compiles the loops over bytes with numba, and keeps the machine code on disk.
 
-Numba keeps compiled code on disk: beside the module, or, where the module's directory is not writable, in the user's
-cache directory (or in NUMBA_CACHE_DIR). An executor may run as a user who can write to neither; then each process
-compiles the code itself.
+The code is kept in the first of these directories that can be written to: `NUMBA_CACHE_DIR` (if set), klamm's own
+`__pycache__`, the user's cache directory, and a directory of the user's below the system's temporary one. Code in any
+of the others is used, too: an image or an archive may bring it where nothing can be written.
+
+What must stay true:
+- Code is used only for the source that it was made of, wherever that lies and whatever its date is: a function's
+  directory is named by a hash of klamm's version and of the modules that the function needs.
+- numba itself compares its version, Python's, and the processor.
+- Nobody else can write to the temporary directory that is used: what numba reads from its cache is executed.
 
 Importing this module imports numba.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import hashlib
+import os
+import stat
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-from numba import njit
+import numba
+
+from klamm import __version__
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False}
+
+_compiled: list[Any] = []
+
+
+class Compilations(NamedTuple):
+    """How many functions of this process were loaded from disk, and how many were compiled."""
+
+    loaded: int
+    compiled: int
 
 
 def compiled(signature: Any = None) -> Callable[[Function], Function]:
@@ -24,12 +49,14 @@ def compiled(signature: Any = None) -> Callable[[Function], Function]:
     """
 
     def compile_(function: Function) -> Function:
+        # numba asks this setting where to keep a function, when it decorates one.
+        before = numba.config.CACHE_LOCATOR_CLASSES
+        numba.config.CACHE_LOCATOR_CLASSES = f"{__name__}.{KernelDirectory.__name__}"
         try:
-            made: Function = njit(signature, cache=True, **_OPTIONS)(function)
-        except RuntimeError as error:
-            if "cannot cache" not in str(error):
-                raise
-            made = njit(signature, **_OPTIONS)(function)
+            made: Function = numba.njit(signature, cache=_directory_of(function) is not None, **_OPTIONS)(function)
+        finally:
+            numba.config.CACHE_LOCATOR_CLASSES = before
+        _compiled.append(made)
         return made
 
     return compile_
@@ -37,5 +64,143 @@ def compiled(signature: Any = None) -> Callable[[Function], Function]:
 
 def inlined(function: Function) -> Function:
     """For a function that compiled functions call: it becomes a part of each, and is not compiled on its own."""
-    made: Function = njit(**_OPTIONS)(function)
+    made: Function = numba.njit(**_OPTIONS)(function)
     return made
+
+
+def compilations() -> Compilations:
+    statistics = [made.stats for made in _compiled]
+    return Compilations(
+        sum(sum(each.cache_hits.values()) for each in statistics),
+        sum(sum(each.cache_misses.values()) for each in statistics),
+    )
+
+
+# -- where the code is ------------------------------------------------------------------------------------------------
+
+
+def directory() -> Path | None:
+    """The directory that new code goes to; None if no directory can be written to."""
+    return _first_writable(tuple(_directories()))
+
+
+def _directories() -> Iterator[Path]:
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    if given:
+        yield Path(given).absolute() / "klamm"
+    yield Path(__file__).parent / "__pycache__" / "compiled"
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    yield Path(home) / "klamm" / "compiled"
+    yield _temporary()
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir()) / f"klamm-compiled-{os.getuid()}"
+
+
+@cache
+def _first_writable(directories: tuple[Path, ...]) -> Path | None:
+    return next((each for each in directories if _is_writable(each)), None)
+
+
+def _is_writable(path: Path) -> bool:
+    try:
+        path.mkdir(mode=0o700 if path == _temporary() else 0o777, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path != _temporary() or _is_private(path)
+    except OSError:
+        return False
+
+
+def _is_private(path: Path) -> bool:
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+class KernelDirectory:
+    """Where numba keeps one function: numba calls these methods."""
+
+    def __init__(self, path: Path, function: types.FunctionType) -> None:
+        self._path = path
+        self._function = function
+
+    @classmethod
+    def from_function(cls, function: types.FunctionType, _: str) -> "KernelDirectory | None":
+        path = _directory_of(function)
+        return None if path is None else cls(path, function)
+
+    def ensure_cache_path(self) -> None:
+        """The directory is there since `from_function`."""
+
+    def get_cache_path(self) -> str:
+        return str(self._path)
+
+    def get_source_stamp(self) -> str:
+        return _source_hash(self._function)
+
+    def get_disambiguator(self) -> str:
+        return str(self._function.__code__.co_firstlineno)
+
+
+@cache
+def _directory_of(function: types.FunctionType) -> Path | None:
+    """The directory for the code of a function, with the code that other directories have; None for no directory."""
+    home = directory()
+    if home is None:
+        return None
+    name = f"{function.__module__}-{_source_hash(function)[:16]}"
+    path = home / name
+    try:
+        path.mkdir(exist_ok=True)
+        for other in _directories():
+            if (
+                other != home
+                and os.access(other / name, os.R_OK | os.X_OK)
+                and (other != _temporary() or _is_private(other))
+            ):
+                _copy_missing(other / name, path, f".{function.__qualname__}-")
+    except OSError:
+        return None
+    return path
+
+
+def _copy_missing(source: Path, target: Path, name: str) -> None:
+    """Copies the files of a function that are not there yet: the code first, and the index last."""
+    for file in sorted(source.iterdir()):
+        if name in file.name and file.suffix in (".nbc", ".nbi") and not (target / file.name).exists():
+            with tempfile.NamedTemporaryFile(dir=target, prefix="copy-", delete=False) as copy:
+                copy.write(file.read_bytes())
+            os.chmod(copy.name, 0o644)
+            os.replace(copy.name, target / file.name)
+
+
+def _source_hash(function: types.FunctionType) -> str:
+    found = hashlib.sha256(__version__.encode())
+    for name in sorted(_modules(function, set())):
+        found.update(name.encode() + b"\0" + _source(name))
+    return found.hexdigest()
+
+
+def _modules(function: types.FunctionType, known: set[str]) -> set[str]:
+    """The modules of klamm whose code becomes a part of the function, by the names that it uses."""
+    known.add(function.__module__)
+    for name in function.__code__.co_names:
+        used = function.__globals__.get(name)
+        module = getattr(used, "__module__", None)
+        if isinstance(module, str) and module.startswith("klamm.") and used is not function:
+            inner = getattr(used, "py_func", None)
+            if inner is None:
+                known.add(module)
+            elif inner is not function:
+                _modules(inner, known)
+    return known
+
+
+@cache
+def _source(module: str) -> bytes:
+    specification = sys.modules[module].__spec__
+    assert specification is not None
+    assert specification.origin is not None
+    # The loader reads a module in a zip file, too.
+    data: bytes = specification.loader.get_data(specification.origin)  # type: ignore[union-attr]
+    return data

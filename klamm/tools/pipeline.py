@@ -272,6 +272,36 @@ def load(
         raise typer.Exit(EXIT_FAILED)
 
 
+@app.command(epilog="Example: klamm pipeline prewarm --directory kernels")
+def prewarm(
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--directory",
+            help="Where to keep the machine code: what executors get as NUMBA_CACHE_DIR. By default beside klamm,"
+            " or in the user's cache directory.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile what readers and writers run, so that no worker has to: for images, archives and read-only disks."""
+    if directory is not None:
+        os.environ["NUMBA_CACHE_DIR"] = str(directory)
+    try:
+        from klamm import compiling
+        from klamm.spark.prewarm import prewarm as run
+    except ImportError as error:
+        raise ToolError(f"Spark's workers need numba and pyarrow ({error}); pip install 'klamm[spark]'") from None
+    found = compiling.directory()
+    if directory is not None and found != directory.absolute() / "klamm":
+        raise ToolError(f"--directory: {directory} cannot be written to")
+    if found is None:
+        raise ToolError("no directory can be written to; give one with --directory")
+    loaded, compiled = run()
+    value = {"directory": str(found), "compiled": compiled, "loaded": loaded}
+    tell(value, f"Compiled {compiled} functions and found {loaded} in {found}.", as_json)
+
+
 # -- shared by the commands -------------------------------------------------------------------------------------------
 
 
