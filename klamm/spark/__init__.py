@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def register(spark: "SparkSession") -> None:
-    """Makes the format `klamm` known to a session, also one of Spark Connect."""
+    """Makes the format `klamm` known to a session, also one of Spark Connect. Raises ImportError for PySpark 3."""
+    import klamm.spark.pyspark_versions  # noqa: F401  # first, because its error says which PySpark klamm needs
     from klamm.spark.source import KlammDataSource
 
     spark.dataSource.register(KlammDataSource)

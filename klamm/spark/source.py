@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructField, StructType
 
+from klamm.spark.errors import sentences_first
 from klamm.spark.formats.settings import TypedRows
 from klamm.spark.options import (
     OptionError,
@@ -34,10 +35,12 @@ from klamm.spark.options import (
     typed_rows,
     write_options,
 )
+from klamm.spark.pyspark_versions import stream_reader, stream_writer
 from klamm.spark.schema import columns
 from klamm.spark.sql_types import TYPES, typed_schema
 
 
+@sentences_first
 class KlammDataSource(DataSource):
     """Topics of a Kafka or klamm cluster. `options.py` has the options, `schema.py` the columns."""
 
@@ -67,7 +70,11 @@ class KlammDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from klamm.spark.read.stream import KlammStreamReader
 
-        return KlammStreamReader(self._read_options(schema, streaming=True), schema)
+        try:
+            options = self._read_options(schema, streaming=True)
+            return stream_reader(KlammStreamReader(options, schema), options)
+        except OptionError as error:
+            return RefusedStreamReader(error)
 
     def _read_options(self, schema: StructType, *, streaming: bool) -> ReadOptions:
         metadata = {field.name: field.metadata for field in schema.fields}
@@ -87,7 +94,7 @@ class KlammDataSource(DataSource):
         from klamm.spark.write.sink import KlammStreamWriter
 
         # The output mode complete: each trigger appends the whole result, as with Spark's own connector.
-        return KlammStreamWriter(write_options(self.options), schema)
+        return stream_writer(KlammStreamWriter(write_options(self.options), schema), schema)
 
 
 def _with_schemas(typed: TypedRows, topics: Topics, *, needed: bool) -> TypedRows:

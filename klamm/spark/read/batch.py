@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from klamm.spark.errors import sentences_first
 from klamm.spark.options import ReadOptions
+from klamm.spark.pyspark_versions import arrow_schema
 from klamm.spark.read.planning import in_tasks, plan_batch
 from klamm.spark.sql_types import check_columns
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+@sentences_first
 class KlammReader(DataSourceReader):
     """Reads ranges of offsets, several small ones in one task."""
 
@@ -41,15 +44,15 @@ class KlammReader(DataSourceReader):
 
 
 def read_partition(options: ReadOptions, schema: StructType, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-    """The rows of a task in a worker, exactly as Spark wants them. For an empty plan PySpark passes None."""
-    if partition.value is None:
+    """The rows of a task in a worker, exactly as Spark wants them. For an empty plan PySpark passes a partition
+    without a value, or None (4.0, 4.1)."""
+    if partition is None or partition.value is None:
         return
     import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
 
     from klamm.spark.read.task_reader import read_apart, read_ranges
 
-    wanted = to_arrow_schema(schema, timezone="UTC")
+    wanted = arrow_schema(schema)
     if options.typed is not None:
         from klamm.spark.read.typed import RowDecoder
 

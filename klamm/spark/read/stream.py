@@ -15,14 +15,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from klamm.client.cluster import ClusterClient
 from klamm.client.threads import call
 from klamm.environment import SystemEnvironment
+from klamm.spark.errors import sentences_first
 from klamm.spark.offset_commits import commit_offsets
 from klamm.spark.options import ReadOptions
+from klamm.spark.pyspark_versions import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from klamm.spark.read.batch import read_partition
 from klamm.spark.read.planning import (
     Offsets,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+@sentences_first
 class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads micro-batches."""
 

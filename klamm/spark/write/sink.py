@@ -19,10 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
 
+from klamm.spark.errors import sentences_first
 from klamm.spark.options import OptionError, WriteOptions
+from klamm.spark.pyspark_versions import DataSourceStreamArrowWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,6 +48,7 @@ class Written(WriterCommitMessage):
     records: int
 
 
+@sentences_first
 class KlammWriter(DataSourceArrowWriter):
     """Writes a DataFrame. Raises OptionError when `schema` lacks a column, or a column has a wrong type."""
 
@@ -56,6 +59,7 @@ class KlammWriter(DataSourceArrowWriter):
         return _write(self._options, self._columns, iterator)
 
 
+@sentences_first
 class KlammStreamWriter(DataSourceStreamArrowWriter):
     """Writes the micro-batches of a stream. Like `KlammWriter`."""
 

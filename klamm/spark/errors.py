@@ -1,0 +1,53 @@
+"""Errors as a user's program shows them: the sentence that matters, without a page of Python's traceback above it.
+
+Spark's Python processes send an error to the JVM as text, with the traceback first, unless `SPARK_HIDE_TRACEBACK` is
+set. PySpark reads that when a process fails, and a process that has failed ends. So this module sets it for the errors
+that klamm defines, whose messages are for users. All other errors keep their traceback.
+
+What must stay true:
+- Nothing is set in a user's own process, only in one that PySpark has started and that is about to end.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from inspect import isfunction
+from typing import Any, TypeVar
+
+Class = TypeVar("Class", bound=type)
+
+
+def sentences_first(cls: Class) -> Class:
+    """For a class whose methods PySpark calls: their errors reach the user as one sentence."""
+    for name, member in list(vars(cls).items()):
+        if isfunction(member) and not name.startswith("_"):
+            setattr(cls, name, _told(member))
+    return cls
+
+
+def _told(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(*arguments: Any, **options: Any) -> Any:
+        with _shown():
+            result = method(*arguments, **options)
+        return _each(result) if isinstance(result, Iterator) else result
+
+    return call
+
+
+def _each(rows: Iterator[Any]) -> Iterator[Any]:
+    with _shown():
+        yield from rows
+
+
+@contextmanager
+def _shown() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        is_for_users = type(error).__module__.startswith("klamm.")
+        if is_for_users and "pyspark.worker_util" in sys.modules:
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
