@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import isfunction
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 Class = TypeVar("Class", bound=type)
 
@@ -25,6 +27,30 @@ def sentences_first(cls: Class) -> Class:
         if isfunction(member) and not name.startswith("_"):
             setattr(cls, name, _told(member))
     return cls
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """Raises an error as soon as Spark uses it.
+
+    PySpark stops a stream's reader also when there is none, so an error in `streamReader` would reach the user as an
+    UnboundLocalError of PySpark's.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def initialOffset(self) -> NoReturn:
+        self._refuse()
+
+    def latestOffset(self, *_: object) -> NoReturn:
+        self._refuse()
+
+    def read(self, _: InputPartition) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        with _shown():
+            raise self._error
 
 
 def _told(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructField, StructType
 
-from klamm.spark.errors import sentences_first
+from klamm.spark.errors import RefusedStreamReader, sentences_first
 from klamm.spark.formats.settings import TypedRows
 from klamm.spark.options import (
     OptionError,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 Rows = list[list[object]]
@@ -24,18 +24,22 @@ class Steps:
 
     def batch(self) -> object:
         """All columns, chosen ones, and headers."""
-        reader = self.spark.read.format("klamm").options(**self.options)
-        everything = reader.load()
+
+        def reader() -> DataFrameReader:
+            return self.spark.read.format("klamm").options(**self.options)
+
+        everything = reader().load()
         timestamps = everything.selectExpr("count(timestamp)", "min(timestamp) > timestamp'2001-01-01'").collect()
-        chosen = reader.schema("value BINARY, offset BIGINT").load()
-        headers = reader.option("includeHeaders", "true").load().where("partition = 0 and offset = 0")
+        chosen = reader().schema("value BINARY, offset BIGINT").load()
+        headers = reader().option("includeHeaders", "true").load().where("partition = 0 and offset = 0")
         return {
             "columns": everything.columns,
             "rows": _rows(everything.selectExpr("partition", "offset", "cast(value as string)")),
             "timestamps": [list(row) for row in timestamps],
             "chosen": [chosen.columns, chosen.count()],
             "headers": [[header.key, bytes(header.value).decode()] for header in headers.collect()[0].headers],
-            "nothing": reader.option("endingOffsets", json.dumps({self.options["subscribe"]: {"0": 0, "1": 0}}))
+            "nothing": reader()
+            .option("endingOffsets", json.dumps({self.options["subscribe"]: {"0": 0, "1": 0}}))
             .load()
             .count(),
         }
@@ -52,12 +56,6 @@ class Steps:
         return [
             [_text(row.key), _text(row.value), [[h.key, _text(h.value)] for h in row.headers or ()]] for row in rows
         ]
-
-    def table(self) -> object:
-        options = ", ".join(f"'{name}' '{value}'" for name, value in self.options.items())
-        self.spark.sql("DROP TABLE IF EXISTS records")
-        self.spark.sql(f"CREATE TABLE records USING klamm OPTIONS ({options})")
-        return self.spark.sql("SELECT count(*) FROM records").collect()[0][0]
 
     def stream(self) -> object:
         """What is new since the last run, with availableNow: the rows of this run alone."""
