@@ -8,7 +8,7 @@ What must stay true:
 - Code is used only for the source that it was made of, wherever that lies and whatever its date is: a function's
   directory is named by a hash of klamm's version and of the modules that the function needs.
 - numba itself compares its version, Python's, and the processor.
-- Nobody else can write to the temporary directory that is used: what numba reads from its cache is executed.
+- Only this user can write to the temporary directory: numba executes what it reads from there.
 
 Importing this module imports numba.
 """
