@@ -157,6 +157,12 @@ def test_a_registry_that_fails_makes_no_record_bad(registry: SchemaRegistry, sta
     assert ids_of(decoder.decode(data)) == [1]
 
 
+def test_a_new_version_is_found_by_a_process_that_knows_an_older_one(registry: SchemaRegistry) -> None:
+    for number, schema in enumerate((ORDER, {**ORDER, "doc": "newer"}), 1):
+        registry.register("a", schema)
+        assert schema_of_subject(use_of(registry).registry, "a", None, "avro").schema_id == number
+
+
 def test_a_registry_that_is_down_makes_no_record_bad() -> None:
     with SchemaRegistry() as registry:
         decoder = avro_decoder(registry)

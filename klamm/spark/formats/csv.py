@@ -4,7 +4,8 @@ Lines without quotes are cut by Arrow; others, one by one, by this module: the e
 has a meaning within quotes only, which Arrow's and Python's readers of CSV do not have.
 
 What must stay true: a record is one row, whatever line ends it has. One with another number of fields than the schema
-is bad, and so is one with a quoted field that continues after its closing quote.
+is bad, and so is one with a quoted field that continues after its closing quote. Time and memory grow with a record's
+bytes: of its fields at most one more than the schema has are cut.
 
 Source: org.apache.spark.sql.catalyst.csv.UnivocityParser, CSVOptions.
 """
@@ -24,7 +25,7 @@ from klamm.spark.formats.strings import utf8
 
 _INTEGERS: dict[pa.DataType, int] = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 _INTEGER = re.compile(r"[+-]?\d{1,30}", re.ASCII)
-_FLOAT = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[fFdD]?", re.ASCII)
+_FLOAT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?[fFdD]?", re.ASCII)
 _BLANK = "".join(map(chr, range(33)))
 
 
@@ -41,8 +42,9 @@ class CsvDecoder:
         self._type = data_type
         self._settings = settings
         self._separator = separator(settings)
-        self._quote = settings.get("quote", '"')[:1]
-        self._escape = settings.get("escape", "\\")[:1]
+        self._quote, self._escape = settings.get("quote", '"'), settings.get("escape", "\\")
+        # What has a meaning within quotes.
+        self._special = re.compile("|".join(map(re.escape, filter(None, (self._quote, self._escape)))))
         self._converter = texts.Converter(settings)
         self._fields = [data_type.field(index).type for index in range(data_type.num_fields)]
         self._makers = [self._maker(one) for one in self._fields]
@@ -52,7 +54,7 @@ class CsvDecoder:
     def decode(self, data: pa.Array) -> Decoded:
         rows = len(data)
         lines = utf8(data)
-        cut = pc.split_pattern(lines, self._separator)
+        cut = pc.split_pattern(lines, self._separator, max_splits=len(self._fields))
         tokens: Any = cut
         is_special = pc.fill_null(pc.match_substring(lines, self._quote), False) if self._quote else None
         if is_special is not None and pc.any(is_special).as_py():
@@ -109,21 +111,22 @@ class CsvDecoder:
                 end = len(line) if end < 0 else end
                 token, position = line[position:end], end
             found.append(token)
-            if position >= len(line):
+            if position >= len(line) or len(found) > len(self._fields):
                 return found
             position += len(self._separator)
 
     def _quoted(self, line: str, position: int) -> tuple[str, int]:
         """The text of a field after its opening quote, and where the separator or the end is; -1 for neither."""
         made: list[str] = []
-        while position < len(line):
-            character = line[position]
-            following = line[position + 1 : position + 2]
-            if character == self._escape and following and following in (self._quote, self._escape):
+        while (match := self._special.search(line, position)) is not None:
+            found = match.start()
+            made.append(line[position:found])
+            following = line[found + 1 : found + 2]
+            if line[found] == self._escape and following and following in (self._quote, self._escape):
                 made.append(following)
-                position += 2
-            elif character == self._quote:
-                position += 1
+                position = found + 2
+            elif line[found] == self._quote:
+                position = found + 1
                 while (
                     position < len(line) and line[position] in " \t" and not line.startswith(self._separator, position)
                 ):
@@ -132,8 +135,8 @@ class CsvDecoder:
                     return "", -1
                 return "".join(made) or self._settings.get("emptyValue", ""), position
             else:
-                made.append(character)
-                position += 1
+                made.append(line[found])
+                position = found + 1
         return "", -1
 
     # -- types --------------------------------------------------------------------------------------------------------
@@ -170,8 +173,10 @@ def separator(settings: Mapping[str, str]) -> str:
 
 
 def _fast(values: pa.Array, data_type: pa.DataType, convert: Callable[[str], Any]) -> tuple[pa.Array, Mask | None]:
-    """All texts by Arrow, or one by one where Arrow refuses one: Java takes a plus sign, say."""
+    """All texts by Arrow, or one by one: Java takes a plus sign, and Arrow takes 0x1F."""
     try:
+        if pc.any(pc.match_substring_regex(values, "[xX]")).as_py():
+            return texts.each(values, data_type, convert)
         return values.cast(data_type), None
     except pa.ArrowInvalid:
         return texts.each(values, data_type, convert)

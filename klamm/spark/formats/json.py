@@ -30,6 +30,8 @@ Numbers = npt.NDArray[np.int64]
 CHUNK_BYTES = 4 * 1024 * 1024
 # Of one document; Spark has no limit but its memory.
 MAX_VALUES = 1024 * 1024
+# Of a schema: what is on the tape is sorted by their numbers as int16.
+MAX_NODES = 2**15
 # Room on the tape: at first, and at most between two chunks.
 FIRST_VALUES, KEPT_VALUES = 64 * 1024, 512 * 1024
 # A field's name in a document may have escapes up to this size.
@@ -169,6 +171,8 @@ class _Tree:
         self._hashes: list[int] = []
         self.root = self._node(data_type)
         self._fill(self.root)
+        if len(self._rows) > MAX_NODES:
+            raise ValueError(f"the schema has more than {MAX_NODES} fields, which the format json does not read")
         self.table = _frozen(np.array(self._rows, np.int64))
         self.names = _frozen(np.frombuffer(bytes(self._names) or b"\0", np.uint8))
         self.hashes = _frozen(np.array(self._hashes, np.int64))

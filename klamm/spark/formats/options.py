@@ -165,7 +165,7 @@ def column_format(column: str, get: GetText, allowed: Sequence[str] = FORMATS) -
         return None
     settings = tuple((setting, text) for setting in SETTINGS.get(name, ()) if (text := get(setting)) is not None)
     for setting, text in settings:
-        if setting.startswith(("allow", "ignoreNull")) and text.strip().lower() not in _BOOLEANS:
+        if setting.startswith(("allow", "ignore")) and text.strip().lower() not in _BOOLEANS:
             raise FormatOptionError(f"option {setting} is {text!r}; allowed: {', '.join(_BOOLEANS)}")
         if setting.endswith("Format"):
             try:
@@ -174,6 +174,10 @@ def column_format(column: str, get: GetText, allowed: Sequence[str] = FORMATS) -
                 raise FormatOptionError(f"option {setting} is {text!r}, which {error}") from None
         if setting == "timeZone" and patterns.zone(text) is None:
             raise FormatOptionError(f"option timeZone is {text!r}; allowed: a zone such as UTC, +01:00, Europe/Berlin")
+        if setting in ("quote", "escape") and len(text) > 1:
+            raise FormatOptionError(f"option {setting} is {text!r}; allowed: one character, or none")
+        if setting in ("sep", "delimiter") and not text:
+            raise FormatOptionError(f"option {setting} is empty; allowed: characters")
         if setting == "locale" and text not in ("en-US", "en_US"):
             raise FormatOptionError(f"option locale is {text!r}; allowed: en-US")
     return ColumnFormat(column, name, schema, message, settings, registry_use(column, name, get))

@@ -77,13 +77,9 @@ def schema_by_id(registry: Registry, schema_id: int, kind: str) -> ResolvedSchem
 def schema_of_subject(registry: Registry, subject: str, version: int | None, kind: str) -> ResolvedSchema:
     """A version of a subject, the latest by default. Raises NotRegistered, RegistryFailure."""
     what = f"{'the latest version' if version is None else f'version {version}'} of the subject {subject}"
-
-    def ask(client: SchemaRegistryClient) -> RegisteredSchema:
-        if version is None:
-            return client.get_latest_version(subject, fmt=_format(kind))
-        return client.get_version(subject, version, fmt=_format(kind))
-
-    found = _asked(registry, what, ask)
+    # The client would remember what `get_latest_version` found.
+    wanted: Any = "latest" if version is None else version
+    found = _asked(registry, what, lambda client: client.get_version(subject, wanted, fmt=_format(kind)))
     return _resolved(registry, _id(found, what), found.schema, kind, what)
 
 
@@ -141,7 +137,7 @@ def _asked(registry: Registry, what: str, ask: Callable[[SchemaRegistryClient], 
 
 def _where(registry: Registry) -> str:
     urls = dict(registry.properties)["url"]
-    return f"the schema registry {re.sub(r'//[^/@]*@', '//', urls)}"
+    return f"the schema registry {re.sub(r'//[^/]*@', '//', urls)}"
 
 
 def _redacted(registry: Registry, text: str) -> str:
@@ -149,7 +145,7 @@ def _redacted(registry: Registry, text: str) -> str:
     properties = dict(registry.properties)
     secrets = [properties[name] for name in _SECRETS if properties.get(name)]
     secrets += [part for secret in secrets for part in secret.split(":") if len(part) > 3]
-    for secret in [*secrets, *re.findall(r"//([^/@]*)@", properties["url"])]:
+    for secret in [*secrets, *re.findall(r"//([^/]*)@", properties["url"])]:
         text = text.replace(secret, "...")
     return " ".join(text.split())[:400]
 

@@ -13,9 +13,10 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StructType
 
 from klamm.spark.formats.coding import Encoder, EncodingError, make_encoder
+from klamm.spark.formats.encoders.arrays import refuse_wrong_texts
 from klamm.spark.formats.options import WRITE_SETTINGS
 from klamm.spark.formats.resolving import with_prefix, with_schema
-from klamm.spark.formats.settings import ColumnFormat, MissingLibrary, TypedRows
+from klamm.spark.formats.settings import STRING, ColumnFormat, MissingLibrary, TypedRows
 from klamm.spark.options import OptionError
 
 
@@ -76,6 +77,8 @@ class TypedColumns:
             if column.column not in self._encoders:
                 self._encoders[column.column] = make_encoder(column, values.type)
             try:
+                if column.name != STRING:
+                    refuse_wrong_texts(values)
                 encoded = self._encoders[column.column].encode(values)
             except EncodingError as error:
                 raise UnwritableRow(

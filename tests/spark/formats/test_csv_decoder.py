@@ -67,6 +67,8 @@ def test_a_record_has_as_many_fields_as_the_schema(line: bytes, expected: object
         (b"+1", pa.int32(), 1),
         (b" 1", pa.int32(), BAD),
         (b"1.0", pa.int32(), BAD),
+        (b"0x10", pa.int32(), BAD),
+        (b"-0X1", pa.int64(), BAD),
         (b"2147483648", pa.int32(), BAD),
         (b"-128", pa.int8(), -128),
         (b"1d", pa.float64(), 1.0),
@@ -99,6 +101,11 @@ def test_options_change_how_a_record_is_cut() -> None:
     assert one(b" x , y ", TEXTS, ignoreLeadingWhiteSpace="true", ignoreTrailingWhiteSpace="true") == ("x", "y")
     assert one(b"NA,y", TEXTS, nullValue="NA") == (None, "y")
     assert one(b"-,y", {"a": pa.float64(), "b": pa.string()}, positiveInf="-") == (float("inf"), "y")
+
+
+def test_time_grows_with_a_records_bytes_and_not_with_their_square() -> None:
+    assert one(b"1" * 1_000_000 + b"x", {"a": pa.float64()}) == BAD
+    assert one(b'"x"' + b"," * 1_000_000, TEXTS) == BAD
 
 
 def test_rows_keep_their_places() -> None:

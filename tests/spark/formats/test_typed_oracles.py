@@ -117,7 +117,7 @@ def test_csv_is_what_from_csv_makes_of_it(spark: "SparkSession") -> None:
     records = [
         ",".join(
             (
-                chance.choice(("1", "-5", "+7", "", "x", " 1", "2147483648")),
+                chance.choice(("1", "-5", "+7", "0x1F", "", "x", " 1", "2147483648")),
                 chance.choice(("1.5", "Inf", "NaN", "", "1e5", "x", ".5", "1d")),
                 chance.choice(("text", '"a,b"', '"a\\"b"', "", 'a"b', '"line\nend"', "ü", " x ")),
                 chance.choice(("true", "FALSE", "", "1")),

@@ -51,7 +51,14 @@ def rows(count: int) -> list[tuple]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"sep": ";", "nullValue": "-", "emptyValue": "!"}, {"quote": "'", "escape": "#"}, {"sep": "||"}]
+    "options",
+    [
+        {},
+        {"sep": ";", "nullValue": "-", "emptyValue": "!"},
+        {"quote": "'", "escape": "#"},
+        {"sep": "||"},
+        {"sep": "\\t"},
+    ],
 )
 def test_generated_rows_are_written_as_to_csv_writes_them(spark, options: dict[str, str]) -> None:
     ddl = "t string, i int, d double, p decimal(9,2), b boolean, day date, at timestamp, u string"
@@ -68,8 +75,6 @@ def test_generated_rows_are_written_as_to_csv_writes_them(spark, options: dict[s
     [
         (pa.struct([("a", pa.list_(pa.int32()))]), (), r"value\.a is of type list"),
         (pa.struct([]), (), "the format csv writes a struct with fields"),
-        (pa.struct([("a", pa.int32())]), (("quote", "ab"),), "option quote is 'ab'; allowed: one character, or none"),
-        (pa.struct([("a", pa.int32())]), (("sep", ""),), "option sep is empty"),
     ],
 )
 def test_what_csv_lacks_is_told_before_a_row_is_seen(data_type: pa.DataType, settings: tuple, told: str) -> None:

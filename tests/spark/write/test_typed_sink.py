@@ -15,10 +15,11 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DayTimeIntervalType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DayTimeIntervalType, LongType, MapType, StringType, StructField, StructType
 
 from klamm.spark.options import OptionError, write_options
 from klamm.spark.write.sink import KlammWriter
+from klamm.spark.write.typed import TypedColumns, UnwritableRow
 from support.schema_registry import SchemaRegistry
 from support.schema_registry.messages import message_classes, proto_file
 from support.spark.reading import read, values_read
@@ -57,8 +58,6 @@ def writer(given: dict[str, str], schema: StructType = ORDER) -> KlammWriter:
 
 def encoded(made: KlammWriter, rows: list[Any], data_type: pa.DataType) -> list[bytes | None]:
     """The values as a task encodes them."""
-    from klamm.spark.write.typed import TypedColumns
-
     assert made._options.typed is not None
     batch = pa.record_batch({"value": pa.array(rows, data_type)})
     found: list[bytes | None] = TypedColumns(made._options.typed, "orders").encode(batch).column("value").to_pylist()
@@ -123,6 +122,30 @@ def test_a_row_that_cannot_be_written_fails_the_query_before_its_batch_is_sent(s
     ):
         frame.write.format("klamm").mode("append").options(**given, **{"value.schema": schema}).save()
     assert values_read(cluster, name) == {0: []}
+
+
+NOTE = row_of(StructField("notes", MapType(StringType(), StringType())))
+NOTE_TYPE = pa.struct([("notes", pa.map_(pa.string(), pa.string()))])
+ADDRESS = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "orders"}
+
+
+@pytest.mark.parametrize("name", ["json", "avro"])
+def test_a_string_that_is_no_text_is_told_with_row_and_field(name: str) -> None:
+    made = writer({**ADDRESS, "value.format": name}, NOTE)
+    keys = pa.array([b"a", b"b", b"c"]).view(pa.string())
+    texts = pa.array([b"fine", None, b"secret\xff"]).view(pa.string())
+    maps = pa.MapArray.from_arrays(pa.array([0, 1, 3], pa.int32()), keys, texts)
+    batch = pa.record_batch({"value": pa.StructArray.from_arrays([maps], fields=list(NOTE_TYPE))})
+    with pytest.raises(
+        UnwritableRow, match=r"row 2 of this task, for the topic orders, .*notes\[\]\.value is not UTF-8"
+    ):
+        TypedColumns(made._options.typed, "orders").encode(batch)
+
+
+def test_a_map_that_has_a_key_twice_is_told_with_its_row() -> None:
+    made = writer({**ADDRESS, "value.format": "avro"}, NOTE)
+    with pytest.raises(UnwritableRow, match=r"row 2 of this task, .*: a map has a key twice"):
+        encoded(made, [{"notes": [("a", "x")]}, {"notes": [("a", "x"), ("a", "y")]}], NOTE_TYPE)
 
 
 def test_avro_with_the_derived_schema_is_read_by_confluents_deserializer(registry: SchemaRegistry) -> None:
@@ -256,6 +279,9 @@ def test_no_secret_is_in_what_is_printed_of_options(registry: SchemaRegistry) ->
         ({"normalize.schemas": "yes"}, r"option normalize\.schemas is 'yes'; allowed: true, false"),
         ({"schema.registry.nonsense": "1"}, r"unknown option schema\.registry\.nonsense"),
         ({"value.format": "protobuf"}, r"the format protobuf needs value\.schema, a FileDescriptorSet in base64"),
+        ({"value.format": "csv", "quote": "ab"}, "option quote is 'ab'; allowed: one character, or none"),
+        ({"value.format": "csv", "sep": ""}, "option sep is empty; allowed: characters"),
+        ({"value.format": "csv", "ignoreLeadingWhiteSpace": "yes"}, "option ignoreLeadingWhiteSpace is 'yes'"),
         ({"value.format": "json", "dateFormat": "yyyy-MM-dd"}, "option dateFormat is for readers"),
     ],
 )

@@ -3,8 +3,14 @@
 What must stay true: each function takes slices, and what stands under a null is not seen.
 """
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from klamm.spark.formats.coding import EncodingError
 
 
 def is_list(data_type: pa.DataType) -> bool:
@@ -17,6 +23,43 @@ def is_string(data_type: pa.DataType) -> bool:
 
 def is_binary(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type))
+
+
+def refuse_wrong_texts(values: pa.Array) -> None:
+    """Spark's strings may have any bytes, and formats have texts. Raises EncodingError for bytes that are not UTF-8."""
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        _find_wrong_text(values, np.arange(len(values)), "")
+
+
+def _find_wrong_text(values: pa.Array, rows: npt.NDArray[np.int64], path: str) -> None:
+    """`rows` has the row that each value is a part of."""
+    if pa.types.is_struct(values.type):
+        for field, child in zip(values.type, values.flatten(), strict=True):
+            _find_wrong_text(child, rows, f"{path}.{field.name}" if path else field.name)
+    elif pa.types.is_map(values.type) or is_list(values.type):
+        lists = as_entries(values) if pa.types.is_map(values.type) else values
+        _find_wrong_text(lists.flatten(), rows[pc.list_parent_indices(lists).to_numpy()], f"{path}[]")
+    elif is_string(values.type):
+        for index, value in enumerate(values.cast(pa.binary())):
+            try:
+                str(value.as_py() or b"", "utf-8")
+            except UnicodeDecodeError:
+                raise EncodingError(int(rows[index]), f"the field {path} is not UTF-8") from None
+
+
+def objects(rows: pa.Array) -> list[Any]:
+    """Python's objects of the rows. Raises EncodingError for a map that has a key twice."""
+    try:
+        return list(rows.to_pylist(maps_as_pydicts="strict"))
+    except ValueError:
+        for index, row in enumerate(rows):
+            try:
+                row.as_py(maps_as_pydicts="strict")
+            except ValueError:
+                raise EncodingError(index, "a map has a key twice") from None
+        raise
 
 
 def as_entries(maps: pa.Array) -> pa.Array:

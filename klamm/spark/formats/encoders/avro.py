@@ -22,7 +22,15 @@ import pyarrow.compute as pc
 from fastavro.schema import SchemaParseException, UnknownType
 
 from klamm.spark.formats.coding import EncodingError
-from klamm.spark.formats.encoders.arrays import as_entries, is_binary, is_list, is_string, offsets, with_elements
+from klamm.spark.formats.encoders.arrays import (
+    as_entries,
+    is_binary,
+    is_list,
+    is_string,
+    objects,
+    offsets,
+    with_elements,
+)
 from klamm.spark.formats.settings import ColumnFormat
 
 _MICROSECONDS = ("timestamp-micros", "local-timestamp-micros", None)
@@ -53,7 +61,7 @@ class AvroEncoder:
 
     def encode(self, rows: pa.Array) -> pa.Array:
         values = self._converted(self._schema, rows, np.arange(len(rows)), "")
-        return pa.array(map(self._written, values.to_pylist(maps_as_pydicts="strict")), pa.binary())
+        return pa.array(map(self._written, objects(values)), pa.binary())
 
     def _written(self, value: Any) -> bytes | None:
         if value is None:

@@ -12,6 +12,7 @@ import re
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from klamm.spark.formats.csv import separator
 from klamm.spark.formats.encoders.arrays import is_string
 from klamm.spark.formats.encoders.texts import is_plain, plain
 from klamm.spark.formats.settings import ColumnFormat
@@ -26,15 +27,14 @@ def encoder(column: ColumnFormat, data_type: pa.DataType) -> "CsvEncoder":
                 f"{column.column}.{field.name} is of type {field.type}, which the format csv does not write"
             )
     settings = dict(column.settings)
-    made = CsvEncoder(
-        separator=settings.get("sep", settings.get("delimiter", ",")),
+    return CsvEncoder(
+        separator=separator(settings),
         quote=settings.get("quote", '"'),
         escape=settings.get("escape", "\\"),
         null_value=settings.get("nullValue", ""),
         empty_value=settings.get("emptyValue", '""'),
         time_zone=settings.get("timeZone"),
     )
-    return made
 
 
 class CsvEncoder:
@@ -43,11 +43,6 @@ class CsvEncoder:
     def __init__(
         self, *, separator: str, quote: str, escape: str, null_value: str, empty_value: str, time_zone: str | None
     ) -> None:
-        for name, text in (("quote", quote), ("escape", escape)):
-            if len(text) > 1:
-                raise ValueError(f"option {name} is {text!r}; allowed: one character, or none")
-        if not separator:
-            raise ValueError("option sep is empty; allowed: characters")
         self._separator, self._quote, self._escape = separator, quote, escape
         self._null_value, self._empty_value, self._time_zone = null_value, empty_value, time_zone
         special = "|".join(map(re.escape, filter(None, (separator, quote, "\n", "\r"))))

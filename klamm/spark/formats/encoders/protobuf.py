@@ -24,7 +24,15 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from klamm.spark.formats.coding import EncodingError
-from klamm.spark.formats.encoders.arrays import as_entries, is_binary, is_list, is_string, offsets, with_elements
+from klamm.spark.formats.encoders.arrays import (
+    as_entries,
+    is_binary,
+    is_list,
+    is_string,
+    objects,
+    offsets,
+    with_elements,
+)
 from klamm.spark.formats.settings import ColumnFormat
 
 _INT32 = {FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_SINT32, FieldDescriptor.TYPE_SFIXED32}
@@ -64,8 +72,7 @@ class ProtobufEncoder:
 
     def encode(self, rows: pa.Array) -> pa.Array:
         values = _converted_struct(self._descriptor, rows, np.arange(len(rows)), "")
-        pylist = values.to_pylist(maps_as_pydicts="strict")
-        return pa.array([self._written(row, value) for row, value in enumerate(pylist)], pa.binary())
+        return pa.array([self._written(row, value) for row, value in enumerate(objects(values))], pa.binary())
 
     def _written(self, row: int, value: dict[str, Any] | None) -> bytes | None:
         if value is None:
