@@ -204,6 +204,10 @@ class Connection(FrameReader):
         message = await response
         return cast(Response, await self._decode_in_slices(message) if isinstance(message, Generator) else message)
 
+    async def round_trip(self) -> None:
+        """Returns when the broker has read every request before. Raises as `send`."""
+        await self.send(ApiKey.API_VERSIONS, _versions_request)
+
     async def _decode_in_slices(self, steps: Steps[Any]) -> Any:
         try:
             message = await in_slices(steps)
@@ -543,19 +547,20 @@ async def check_sasl(host: str, port: int, options: ConnectionOptions) -> None:
     connection.close()
 
 
+def _versions_request(version: int) -> ApiVersionsRequest:
+    return ApiVersionsRequest(client_software_name="klamm", client_software_version=klamm.__version__)
+
+
 async def _ask_versions(connection: Connection) -> dict[int, tuple[int, int]]:
     """The versions of each API that the broker has, by API number."""
 
-    def build(version: int) -> ApiVersionsRequest:
-        return ApiVersionsRequest(client_software_name="klamm", client_software_version=klamm.__version__)
-
     version = ADVERTISED_MAX[ApiKey.API_VERSIONS]
-    response = await connection.send(ApiKey.API_VERSIONS, build, version=version)
+    response = await connection.send(ApiKey.API_VERSIONS, _versions_request, version=version)
     if response.error_code == ErrorCode.UNSUPPORTED_VERSION:
         # An older broker returns its versions of ApiVersions; before 2.4 it returned none. Every broker has version 0.
         theirs = {entry.api_key: entry.max_version for entry in response.api_keys}
         version = min(version, theirs.get(ApiKey.API_VERSIONS, 0))
-        response = await connection.send(ApiKey.API_VERSIONS, build, version=version)
+        response = await connection.send(ApiKey.API_VERSIONS, _versions_request, version=version)
     if response.error_code != ErrorCode.NONE:
         code = ErrorCode(response.error_code)
         raise ConnectFailed(f"{connection}: ApiVersions was refused with {code.name} ({int(code)})")

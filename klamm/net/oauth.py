@@ -25,6 +25,7 @@ PROPERTIES: Final = (
     "sasl.login.connect.timeout.ms",
     "sasl.login.read.timeout.ms",
     "sasl.login.refresh.window.factor",
+    "sasl.oauthbearer.header.urlencode",
 )
 WITHOUT_EFFECT: Final = (
     "sasl.login.refresh.buffer.seconds",
@@ -32,7 +33,6 @@ WITHOUT_EFFECT: Final = (
     "sasl.login.refresh.window.jitter",
     "sasl.login.retry.backoff.ms",
     "sasl.login.retry.backoff.max.ms",
-    "sasl.oauthbearer.header.urlencode",
     "sasl.oauthbearer.scope.claim.name",
     "sasl.oauthbearer.sub.claim.name",
 )
@@ -73,14 +73,15 @@ class OAuthError(ValueError):
 class OAuthOptions:
     """Of `endpoint`, `token_path`, `token` and `claims` exactly one is set.
 
-    - `endpoint`: the URL of an OIDC provider; `truststore_path` says whose certificate it may have.
+    - `endpoint`: the URL of an OIDC provider, whose query may hold a secret; `truststore_path` says whose certificate
+      it may have. `urlencode`: the client's id and secret are sent as in a URL (RFC 6749, 2.3.1).
     - `token_path`: a file with the token, which is read for each connection.
     - `claims`: what a token without a signature says.
     - `extensions`: sent to the broker beside the token.
     - `refresh_factor`: after which share of its life a token is renewed.
     """
 
-    endpoint: str | None = None
+    endpoint: str | None = field(default=None, repr=False)
     client_id: str = ""
     client_secret: str = field(default="", repr=False)
     scope: str | None = None
@@ -92,6 +93,12 @@ class OAuthOptions:
     connect_timeout_ms: int = 3_000
     read_timeout_ms: int = 3_000
     refresh_factor: float = 0.8
+    urlencode: bool = False
+
+    @property
+    def where(self) -> str:
+        """The endpoint, for messages."""
+        return f"{ENDPOINT}: {_shown(self.endpoint or '')}"
 
 
 def oauth_options(properties: Mapping[str, str], login: Mapping[str, str]) -> OAuthOptions:
@@ -127,6 +134,7 @@ def oauth_options(properties: Mapping[str, str], login: Mapping[str, str]) -> OA
         scope=given.get("scope"),
         truststore_path=given.get("ssl.truststore.location"),
         extensions=extensions,
+        urlencode=_boolean(properties, "sasl.oauthbearer.header.urlencode"),
         **timing,
     )
 
@@ -178,13 +186,18 @@ def _checked(url: str) -> str:
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in ("https", "http") and bool(parts.hostname) and parts.port != 0
+        (parts.hostname or "").encode("idna")
     except ValueError:
         raise OAuthError(f"{ENDPOINT} is not a URL") from None
-    if "@" in parts.netloc:
+    if "@" in parts.netloc or (not is_good and "@" in url):
         raise OAuthError(f"{ENDPOINT} has credentials; they stand in sasl.jaas.config, as clientId and clientSecret")
     if not is_good or not url.isascii() or not url.isprintable() or " " in url:
-        raise OAuthError(f"{ENDPOINT} is {url!r}; allowed: https://host/path, http://host/path, file:///path")
+        raise OAuthError(f"{ENDPOINT} is {_shown(url)!r}; allowed: https://host/path, http://host/path, file:///path")
     return url
+
+
+def _shown(url: str) -> str:
+    return url.partition("?")[0]
 
 
 def _path(url: str) -> str:
@@ -201,6 +214,13 @@ def _timeout_ms(properties: Mapping[str, str], name: str) -> int:
     if not _MS.fullmatch(text):
         raise OAuthError(f"{name} is {text!r}; allowed: a number from 1 to 999999999")
     return int(text)
+
+
+def _boolean(properties: Mapping[str, str], name: str) -> bool:
+    text = properties.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise OAuthError(f"{name} is {text!r}; allowed: true, false")
+    return text == "true"
 
 
 def _refresh_factor(properties: Mapping[str, str]) -> float:

@@ -6,7 +6,8 @@ What must stay true:
 - A secret goes to the endpoint that was given, and no further: a redirection is an error.
 - A refusal raises `AuthenticationFailed`, which is never retried; an endpoint that cannot be reached, or fails by
   itself, raises `ConnectFailed`, and the client's next attempt asks again.
-- Connections that authenticate at the same time ask for one token. An answer is at most MAX_ANSWER_BYTES.
+- Connections that authenticate at the same time ask for one token. A request ends within its timeouts, and outlives a
+  connection that has stopped waiting for it. An answer is at most MAX_ANSWER_BYTES.
 
 Source: org.apache.kafka.common.security.oauthbearer.internals.secured.HttpAccessTokenRetriever; RFC 6749, 4.4.
 """
@@ -15,7 +16,10 @@ import asyncio
 import base64
 import http.client
 import json
+import socket
 import ssl
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote_plus, urlsplit
 
@@ -44,7 +48,7 @@ class Tokens:
     def __init__(self, options: OAuthOptions, environment: Environment) -> None:
         self._options = options
         self._environment = environment
-        self._turn = asyncio.Lock()
+        self._asking: asyncio.Task[str] | None = None
         self._kept: str | None = None
         self._renew_at_s = 0.0  # the loop's clock
 
@@ -57,21 +61,38 @@ class Tokens:
             return Token(_unsigned(dict(options.claims), self._environment.now_ms() / 1000), False)
         if options.token_path is not None:
             return Token(await self._environment.run_blocking(self._read, options.token_path), False)
-        async with self._turn:
-            now_s = asyncio.get_running_loop().time()
-            if self._kept is not None and now_s < self._renew_at_s:
-                return Token(self._kept, True)
-            answer = await self._environment.run_foreign(_request, options)
-            token = answer.get("access_token")
-            if not isinstance(token, str) or not _is_sendable(token):
-                raise AuthenticationFailed(f"{ENDPOINT}: the answer of {options.endpoint} has no access_token")
-            self._kept, self._renew_at_s = token, now_s + _lifetime_s(answer, token) * options.refresh_factor
-            return Token(token, False)
+        if self._kept is not None and asyncio.get_running_loop().time() < self._renew_at_s:
+            return Token(self._kept, True)
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask(options))
+            # Nobody may be left to take its error.
+            self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return Token(await asyncio.shield(self._asking), False)
 
     def forget(self, token: Token) -> None:
         """A broker has refused the token."""
         if self._kept == token.text:
             self._kept = None
+
+    async def _ask(self, options: OAuthOptions) -> str:
+        """A new token of the endpoint."""
+        began_s = asyncio.get_running_loop().time()
+        timeout_ms = options.connect_timeout_ms + options.read_timeout_ms
+        opened: list[socket.socket] = []
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                answer = await self._environment.run_foreign(_request, options, opened.append)
+        except TimeoutError:
+            for connected in opened:
+                # Ends the thread. That of an SSLSocket would change what the thread uses.
+                with suppress(OSError):
+                    socket.socket.shutdown(connected, socket.SHUT_RDWR)
+            raise ConnectFailed(f"{options.where} does not answer within {timeout_ms} ms") from None
+        token = answer.get("access_token")
+        if not isinstance(token, str) or not _is_sendable(token):
+            raise AuthenticationFailed(f"{options.where}: the answer has no access_token")
+        self._kept, self._renew_at_s = token, began_s + _lifetime_s(answer, token) * options.refresh_factor
+        return token
 
     def _read(self, path: str) -> str:
         try:
@@ -96,24 +117,24 @@ def _is_sendable(token: str) -> bool:
 # -- the token endpoint -----------------------------------------------------------------------------------------------
 
 
-def _request(options: OAuthOptions) -> dict[str, Any]:
-    """The answer to a request for client credentials; runs beside the loop, within the timeouts of the options."""
+def _request(options: OAuthOptions, on_connect: Callable[[socket.socket], object]) -> dict[str, Any]:
+    """The answer to a request for client credentials; runs beside the loop, until its socket is shut down at last."""
     assert options.endpoint is not None
-    where = f"{ENDPOINT}: {options.endpoint}"
     parts = urlsplit(options.endpoint)
     host, timeout_s = parts.hostname or "", options.connect_timeout_ms / 1000
-    credentials = base64.b64encode(f"{options.client_id}:{options.client_secret}".encode()).decode()
+    credentials = _credentials(options)
     body = "grant_type=client_credentials"
     if options.scope:
         body += f"&scope={quote_plus(options.scope)}"
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
         context = client_context(TlsOptions(truststore_path=options.truststore_path))
-        connection = http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
+        connection = http.client.HTTPSConnection(host, parts.port or 443, timeout=timeout_s, context=context)
     else:
-        connection = http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
+        connection = http.client.HTTPConnection(host, parts.port or 80, timeout=timeout_s)
     try:
         connection.connect()
+        on_connect(connection.sock)
         connection.sock.settimeout(options.read_timeout_ms / 1000)
         connection.request(
             "POST",
@@ -130,20 +151,31 @@ def _request(options: OAuthOptions) -> dict[str, Any]:
         text = response.read(MAX_ANSWER_BYTES + 1)
     except ssl.SSLCertVerificationError as error:
         raise AuthenticationFailed(
-            f"{where}: its certificate is not trusted: {error.verify_message}; sasl.jaas.config may name a PEM file"
-            " with the issuer's, as ssl.truststore.location"
+            f"{options.where}: its certificate is not trusted: {error.verify_message}; sasl.jaas.config may name a PEM"
+            " file with the issuer's, as ssl.truststore.location"
         ) from None
     except (OSError, http.client.HTTPException) as error:
-        raise ConnectFailed(f"{where} does not answer: {error or type(error).__name__}") from None
+        why = _hidden(options, str(error) or type(error).__name__)
+        raise ConnectFailed(f"{options.where} does not answer: {why}") from None
     finally:
         connection.close()
-    # An endpoint may repeat in an error what it was sent.
-    for secret in (options.client_secret, credentials):
-        text = text.replace(secret.encode(), b"...") if response.status != http.client.OK else text
-    return _answer(where, response.status, text)
+    return _answer(options, response.status, text)
 
 
-def _answer(where: str, status: int, text: bytes) -> dict[str, Any]:
+def _credentials(options: OAuthOptions) -> str:
+    parts = (options.client_id, options.client_secret)
+    return base64.b64encode(":".join(map(quote_plus, parts) if options.urlencode else parts).encode()).decode()
+
+
+def _hidden(options: OAuthOptions, text: str) -> str:
+    """The text without what the endpoint was sent, which it may repeat in an error."""
+    for secret in (options.client_secret, quote_plus(options.client_secret), _credentials(options)):
+        text = text.replace(secret, "...")
+    return text
+
+
+def _answer(options: OAuthOptions, status: int, text: bytes) -> dict[str, Any]:
+    where = options.where
     try:
         answer = json.loads(text) if len(text) <= MAX_ANSWER_BYTES else None
     except (ValueError, RecursionError):
@@ -153,7 +185,7 @@ def _answer(where: str, status: int, text: bytes) -> dict[str, Any]:
     why = f"HTTP {status}"
     if isinstance(answer, dict):
         told = [answer[name] for name in ("error", "error_description") if isinstance(answer.get(name), str)]
-        why = ": ".join([why, *told])[:_MAX_QUOTED]
+        why = _hidden(options, ": ".join([why, *told]))[:_MAX_QUOTED]
     if status >= http.client.INTERNAL_SERVER_ERROR or status in (
         http.client.REQUEST_TIMEOUT,
         http.client.TOO_MANY_REQUESTS,
@@ -176,7 +208,10 @@ def _lifetime_s(answer: dict[str, Any], token: str) -> float:
 
 
 def _difference(end: Any, start: Any) -> float | None:
-    return end - start if isinstance(end, (int, float)) and isinstance(start, (int, float)) else None
+    try:
+        return float(end) - float(start)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _claims(token: str) -> dict[str, Any]:

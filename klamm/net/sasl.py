@@ -70,10 +70,9 @@ def _bearer(options: OAuthOptions) -> Callable[[Connection], Awaitable[int]]:
                 raise AuthenticationFailed(f"{connection}: {OAUTHBEARER}: the broker refuses the token")
         except AuthenticationFailed as error:
             tokens.forget(token)
-            if token.is_kept:
-                # It may have been revoked; the next attempt has a new one.
-                raise NotSent(*error.args) from None
-            raise
+            # A kept token may have been revoked; the next attempt has a new one.
+            kind = NotSent if token.is_kept else AuthenticationFailed
+            raise kind(str(error).replace(token.text, "...")) from None
         return int(answer.session_lifetime_ms or 0)
 
     return authenticate

@@ -5,8 +5,12 @@ import base64
 import json
 import pickle
 import random
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote_plus
 
 import pytest
 
@@ -112,6 +116,9 @@ def test_what_properties_become(way: str) -> None:
         ({ENDPOINT: URL, "sasl.jaas.config": f'{MODULE} required clientId="x";'}, "has no clientSecret"),
         ({ENDPOINT: "ftp://x/y", "sasl.jaas.config": LOGIN}, "allowed: https://host/path"),
         ({ENDPOINT: "https://", "sasl.jaas.config": LOGIN}, "allowed: https://host/path"),
+        ({ENDPOINT: f"https:/u:{CLIENT_SECRET}@x/", "sasl.jaas.config": LOGIN}, "has credentials"),
+        ({ENDPOINT: f"ftp://x/?key={CLIENT_SECRET}", "sasl.jaas.config": LOGIN}, "is 'ftp://x/'; allowed"),
+        ({ENDPOINT: "https://a..b/", "sasl.jaas.config": LOGIN}, "is not a URL"),
         ({ENDPOINT: "https://[", "sasl.jaas.config": LOGIN}, "is not a URL"),
         ({ENDPOINT: f"https://{CLIENT_SECRET}@x/", "sasl.jaas.config": LOGIN}, "has credentials"),
         ({ENDPOINT: "file:token", "sasl.jaas.config": f"{MODULE} required;"}, "allowed: file:///path"),
@@ -160,7 +167,8 @@ async def test_a_token_is_asked_for_once_and_kept() -> None:
     with token_endpoint(lambda number: answered({"access_token": f"t{number}", "expires_in": 3600})) as endpoint:
         source = tokens(endpoint.url, scope="a b&c")
         found = await asyncio.gather(*(source.get() for _ in range(10)))
-        assert found == [Token("t1", False)] + [Token("t1", True)] * 9
+        assert found == [Token("t1", False)] * 10
+        assert await source.get() == Token("t1", True)
         source.forget(found[0])
         assert await source.get() == Token("t2", False)
         assert endpoint.scopes == ["a b&c", "a b&c"]
@@ -175,6 +183,7 @@ async def test_a_token_is_asked_for_once_and_kept() -> None:
         {"access_token": "t", "expires_in": 1e300},
         {"access_token": jwt(exp=100, iat=100)},
         {"access_token": jwt(exp="x", iat=None)},
+        {"access_token": jwt(exp=10**400, iat=1.0)},
         {"access_token": "a.b.c"},
     ],
 )
@@ -226,6 +235,87 @@ async def test_wrong_credentials_are_told_without_the_secret() -> None:
         assert "guessed-word" not in str(caught.value)
 
 
+async def answer_by(write: Callable[[bytes], bytes]) -> tuple[asyncio.Server, str]:
+    """An endpoint that answers with what `write` makes of the first bytes that it gets, and its URL."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(write(await reader.readuntil(b"\r\n\r\n")))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+
+
+@pytest.mark.parametrize("secret", ["open-sesame", 'quo"ted', "a b", "sl/ash"])
+async def test_an_endpoint_that_repeats_what_it_got_is_not_quoted(secret: str) -> None:
+    credentials = base64.b64encode(f"{CLIENT_ID}:{secret}".encode()).decode()
+    body = json.dumps({"error": secret, "error_description": f"{quote_plus(secret)} {credentials}"}).encode()
+    for answer in (
+        lambda asked: b"HTTP/1.1 401 No\r\n\r\n" + body,
+        lambda asked: next(line for line in asked.split(b"\r\n") if b"Basic" in line) + b"\r\n\r\n",
+    ):
+        server, url = await answer_by(answer)
+        with pytest.raises(ClientError) as caught:
+            await tokens(f"{url}?key={quote_plus(secret)}", client_secret=secret).get()
+        assert "..." in str(caught.value)
+        assert not [text for text in (secret, quote_plus(secret), credentials) if text in str(caught.value)]
+        server.close()
+
+
+async def test_a_client_whose_secret_is_sent_as_in_a_url() -> None:
+    given = {**WAYS["Kafka 4.1"][0], "sasl.oauthbearer.header.urlencode": "true"}
+    sasl = security_options({**BEARER, **given}).sasl
+    assert sasl is not None and sasl.oauth is not None
+    asked: list[bytes] = []
+    server, url = await answer_by(lambda head: asked.append(head) or b'HTTP/1.1 200 OK\r\n\r\n{"access_token":"t"}')
+    await Tokens(replace(sasl.oauth, endpoint=url, client_secret="a/b c"), SystemEnvironment()).get()
+    assert base64.b64encode(f"{CLIENT_ID}:a%2Fb+c".encode()) in asked[0]
+    server.close()
+
+
+async def test_a_token_that_comes_after_its_connection_gave_up_is_used() -> None:
+    """Else an endpoint that is slower than a connection may be would be asked for ever."""
+    gate = threading.Event()
+
+    def answer(number: int) -> tuple[int, bytes]:
+        gate.wait(10)
+        return answered({"access_token": f"t{number}", "expires_in": 3600})
+
+    with token_endpoint(answer) as endpoint:
+        source = tokens(endpoint.url)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await source.get()
+        gate.set()
+        assert (await source.get()).text == "t1"
+        assert len(endpoint.scopes) == 1
+
+
+async def test_an_endpoint_that_never_ends_its_answer_is_cut_off() -> None:
+    is_cut_off = asyncio.Event()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        with suppress(ConnectionError):
+            while True:
+                writer.write(b"X")
+                await writer.drain()
+                await asyncio.sleep(0.005)
+        is_cut_off.set()
+        writer.close()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    with pytest.raises(ConnectFailed, match="does not answer within 150 ms"):
+        await tokens(url, connect_timeout_ms=100, read_timeout_ms=50).get()
+    async with asyncio.timeout(10):
+        await is_cut_off.wait()
+    server.close()
+
+
 async def test_nobody_at_the_endpoint() -> None:
     with pytest.raises(ConnectFailed, match=r"does not answer: .*refused"):
         await tokens(f"http://127.0.0.1:{free_port()}/").get()
@@ -273,6 +363,7 @@ class BearerBroker:
     def __init__(self, good: set[str], session_ms: int = 0) -> None:
         self.good, self.session_ms = good, session_ms
         self.messages: list[bytes] = []
+        self.refused = ""
 
     def __call__(self, asked):  # type: ignore[no-untyped-def]
         connection, header, body = asked
@@ -284,8 +375,9 @@ class BearerBroker:
             token = body.auth_bytes.decode().partition("Bearer ")[2].partition("\x01")[0]
             code, why, answer = ErrorCode.NONE, None, b""
             if body.auth_bytes == b"\x01":
-                code, why = ErrorCode.SASL_AUTHENTICATION_FAILED, "go away"
+                code, why = ErrorCode.SASL_AUTHENTICATION_FAILED, f"go away with {self.refused}"
             elif token not in self.good:
+                self.refused = token
                 answer = b'{"status":"invalid_token"}'
             response = response_class(ApiKey.SASL_AUTHENTICATE)(
                 error_code=code, error_message=why, auth_bytes=answer, session_lifetime_ms=self.session_ms
@@ -313,7 +405,10 @@ async def test_a_refused_token_is_told_at_once_and_not_shown() -> None:
         with pytest.raises(AuthenticationFailed) as caught:
             await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
         told = str(caught.value)
-        assert "OAUTHBEARER: the broker refuses the token; see sasl.jaas.config (the broker says: go away)" in told
+        assert (
+            "OAUTHBEARER: the broker refuses the token; see sasl.jaas.config (the broker says: go away with ...)"
+            in told
+        )
         assert "my-token" not in told
         assert len(listener.connections) == 1
 
