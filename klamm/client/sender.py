@@ -18,6 +18,8 @@ What must stay true:
   unknown. The other batches continue, under a new producer id unless the failed batch certainly never was appended. A
   sequence number that may be in the log, or still on its way to it, is never given to other records: a broker would
   take those for the earlier ones, and acknowledge what it does not write.
+- Where no replica is to answer, `flush` still waits until the brokers have read what was sent: the program may end
+  then, and what it has not sent would be lost with it.
 - Everything ends: a batch that is not acknowledged within `delivery_timeout_ms` is an error.
 
 Source: org.apache.kafka.clients.producer.internals.Sender, TransactionManager.
@@ -33,7 +35,7 @@ from typing import Any, NamedTuple
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.client.options import ProducerOptions
-from klamm.net.client import BuildRequest, Disconnected, InvalidResponse, NotSent
+from klamm.net.client import BuildRequest, Connection, Disconnected, InvalidResponse, NotSent
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
@@ -266,6 +268,11 @@ class Sender:
         while self._pending_bytes:
             await self._change()
         self.check()
+        unanswered = dict.fromkeys(queue.take_unanswered() for queue in self._partitions.values())
+        # A connection that has ended took its batches with it, which acks=0 accepts.
+        await asyncio.gather(
+            *(connection.round_trip() for connection in unanswered if connection is not None), return_exceptions=True
+        )
 
     async def close(self) -> None:
         """Gives up all unacknowledged batches. Idempotent."""
@@ -342,6 +349,8 @@ class PartitionQueue:
     identity: Identity | None = None
     next_sequence: int = 0  # after the last acknowledged batch
     needs_new_identity: bool = False
+    # Where batches were sent that no replica is to answer.
+    unanswered: Connection | None = None
 
     def append(self, batch: Batch) -> None:
         """Adds a batch; it is sent when it is ready."""
@@ -370,6 +379,11 @@ class PartitionQueue:
         for batch in self.batches:
             batch.failed(error)
         self.batches.clear()
+
+    def take_unanswered(self) -> Connection | None:
+        """The connection, for the first time after a batch, on which the broker may not have read it yet."""
+        connection, self.unanswered = self.unanswered, None
+        return connection
 
     # -- sending --------------------------------------------------------------------------------------------------
 
@@ -430,6 +444,7 @@ class PartitionQueue:
             )
         # A leader that has a reason to refuse closes the connection: the only sign that it may lead no longer.
         connection = await self.client.leader_connection(self.topic, self.number)
+        self.unanswered = connection
         await connection.send(ApiKey.PRODUCE, self._request(batch), expect_response=False)
         return None
 

@@ -339,7 +339,8 @@ def test_fewer_acknowledgements(acks, offsets):
         for value in values(20):
             await ledger.send(producer, value)
         await producer.flush()
-        await leader.asked(20)
+        # A program may end now, also one that waits for no acknowledgement.
+        assert len(leader.requests) == 20
 
     ledger = against(leader, scenario, acks=acks, **ONE_A_BATCH)
     assert leader.values == values(20)
