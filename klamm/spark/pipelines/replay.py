@@ -165,6 +165,8 @@ def replay(
     if "://" in output:
         raise OptionError(f"output is {output}; it must be a directory, also when the archive is in an object store")
     writing = write_options({name: value for name, value in options.items() if name.lower() != "topic"})
+    if not writing.producer.enable_idempotence:
+        raise OptionError("a replay writes each record once, which needs kafka.acks=all, kafka.enable.idempotence=true")
     output = os.path.abspath(output)
     log = CommitLog(files_at(directory, storage_options))
     with _locked(output):

@@ -49,8 +49,8 @@ def archived(cluster, topic, tmp_path):
     return name
 
 
-def run(cluster, tmp_path, topics, spark=None, output="output", **arguments):
-    given = {"kafka.bootstrap.servers": cluster.bootstrap}
+def run(cluster, tmp_path, topics, spark=None, output="output", options=None, **arguments):
+    given = {"kafka.bootstrap.servers": cluster.bootstrap, **(options or {})}
     spark = spark or OneProcess()
     return replay(spark, str(tmp_path / "archive"), str(tmp_path / output), given, topics=topics, **arguments)
 
@@ -340,6 +340,9 @@ def test_what_is_refused(cluster, archived, topic, tmp_path):
         run(cluster, tmp_path, {archived: small})
     with pytest.raises(OptionError, match="max_records_per_second is 0; allowed: 1 and more"):
         run(cluster, tmp_path, None, max_records_per_second=0)
+    for weaker in ({"kafka.acks": "1"}, {"kafka.acks": "0"}, {"kafka.enable.idempotence": "false"}):
+        with pytest.raises(OptionError, match=r"a replay writes each record once, which needs kafka\.acks=all"):
+            run(cluster, tmp_path, {archived: topic(partitions=3)}, options=weaker)
     (tmp_path / "output" / "plan.json").write_text("[]")
     with pytest.raises(ArchiveError, match=r"plan\.json is no plan of a replay"):
         run(cluster, tmp_path, None)
