@@ -37,9 +37,15 @@ _PROPERTIES = frozenset(
         "serialization.format",
     }
 )
+# A query's option takes the place of all options of its table that say the same in another way.
+_ALTERNATIVES = (
+    frozenset({"assign", "subscribe", "subscribepattern"}),
+    frozenset({"startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp"}),
+    frozenset({"endingoffsets", "endingoffsetsbytimestamp", "endingtimestamp"}),
+)
 _ARGUMENTS = frozenset({"path", "paths", "queryname"})
 _SECRET_NAME = re.compile(r"password|secret|jaas|credential|user\.info|keystore\.key|auth\.token")
-_SECRET_VALUE = re.compile(r"://[^/]*@")
+_SECRET_VALUE = re.compile(r"://([^/]*@|.*\?)|PRIVATE KEY")
 
 
 def is_of_table(options: Mapping[str, str]) -> bool:
@@ -71,9 +77,12 @@ def metadata_of(options: Mapping[str, str]) -> dict[str, Any]:
 
 def with_options_of_table(options: Mapping[str, str], columns: Mapping[str, Mapping[str, Any]]) -> Mapping[str, str]:
     """A query's options, before which come those of its table; `columns` has the metadata of each."""
-    if SERVERS in options_of_user(options):
+    given = options_of_user(options)
+    if SERVERS in given:
         return options
     for metadata in columns.values():
         if METADATA_KEY in metadata:
-            return {**json.loads(metadata[METADATA_KEY]), **options_of_user(options)}
+            replaced = {name for names in _ALTERNATIVES if names & given.keys() for name in names}
+            of_table = json.loads(metadata[METADATA_KEY])
+            return {**{name: text for name, text in of_table.items() if name not in replaced}, **given}
     return options

@@ -81,11 +81,20 @@ def test_a_query_that_names_its_cluster_has_no_options_of_another_table() -> Non
     assert (found.topics.subscribe, found.include_headers) == (("u",), False)
 
 
+def test_a_querys_option_displaces_all_of_the_table_that_say_the_same_in_another_way() -> None:
+    table = {**SERVERS, "assign": '{"t":[0]}', "startingtimestamp": "5", "endingtimestamp": "9"}
+    columns = {"value": {METADATA_KEY: json.dumps(table)}}
+    query = {"subscribe": "u", "startingOffsets": "earliest", "endingOffsets": "latest"}
+    assert read_options(query, streaming=False, columns=columns) == read_options({**SERVERS, **query}, streaming=False)
+
+
 SECRETS = {
     "kafka.sasl.jaas.config": "x",
     "kafka.ssl.key.password": "x",
     "kafka.ssl.keystore.key": "x",
     "kafka.sasl.oauthbearer.client.credentials.client.secret": "x",
+    "kafka.sasl.oauthbearer.token.endpoint.url": "https://login.example.com/token?key=secret@",
+    "kafka.ssl.truststore.certificates": "-----BEGIN PRIVATE KEY-----",
     "kafka.bootstrap.servers": "sasl://alice:secret@a:1",
 }
 
