@@ -40,6 +40,7 @@ app = typer.Typer(
 
 LOCAL: Final = "local[*]"
 PROGRESS_INTERVAL_S: Final = 1
+_TRACEBACK: Final = "Traceback (most recent call last):"
 
 Master = Annotated[str | None, typer.Option("--master", metavar="URL", help=f"Spark's master; {LOCAL} by default.")]
 Remote = Annotated[str | None, typer.Option("--remote", metavar="URL", help="A server of Spark Connect, sc://...")]
@@ -371,12 +372,12 @@ def worker_python() -> str:
 
 
 def reason(text: str) -> str:
-    """The line of a Spark error that states the cause: the last line of a worker's traceback, or the first line."""
+    """The line of a Spark error that states the cause: the end of a worker's last traceback, or the first line."""
     lines = [line for line in text.splitlines() if line.strip()]
-    traceback = next((number for number, line in enumerate(lines) if line.startswith("Traceback")), None)
-    if traceback is None:
+    tracebacks = [number for number, line in enumerate(lines) if _TRACEBACK in line]
+    if not tracebacks:
         return lines[0] if lines else "Spark failed"
-    return next((line for line in lines[traceback + 1 :] if not line.startswith(" ")), lines[0])
+    return next((line for line in lines[tracebacks[-1] + 1 :] if not line[0].isspace()), lines[0])
 
 
 @contextmanager

@@ -89,14 +89,15 @@ def _content(file: Path) -> bytes:
 
 @dataclass(slots=True)
 class Stop:
-    """Whether a signal has asked for a stop. While queries run it only sets `asked`; before that it interrupts."""
+    """Whether a signal has asked for a stop. While queries run the first one only sets `asked`; others interrupt."""
 
     asked: threading.Event = field(default_factory=threading.Event)
     interrupts: bool = True
 
     def __call__(self, *_: object) -> None:
+        interrupts = self.interrupts or self.asked.is_set()
         self.asked.set()
-        if self.interrupts:
+        if interrupts:
             raise KeyboardInterrupt
 
 

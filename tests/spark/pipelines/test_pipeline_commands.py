@@ -50,6 +50,14 @@ def test_why_spark_failed() -> None:
         "An exception was thrown:\nTraceback (most recent call last):\n  File x\nValueError: the reason\n SQLSTATE: 1"
     )
     assert reason(text) == "ValueError: the reason"
+    # Spark puts a worker's error on the line of its own message.
+    failed = (
+        "[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_DATA_SOURCE_ERROR] Failed when Python data"
+        " source instance invoke method: Traceback (most recent call last):\n  File x\nOSError: refused\n\nDuring"
+        " handling of the above exception, another exception occurred:\n\nTraceback (most recent call last):\n"
+        "  File y\nklamm.net.client.ClientError: no broker\n\tat org.apache.spark\n SQLSTATE: XXKST"
+    )
+    assert reason(failed) == "klamm.net.client.ClientError: no broker"
     assert reason("[A] the first\nthe second") == "[A] the first"
     assert reason("") == "Spark failed"
 

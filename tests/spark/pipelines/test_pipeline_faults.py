@@ -129,6 +129,8 @@ def committed(place: Place) -> list[str]:
     return sorted(path.name for path in Path(place.checkpoint, "commits").glob("[0-9]*"))
 
 
+# It starts Spark three times, on a machine that may have other work.
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("spark_environment")
 def test_a_driver_killed_twice_in_every_pipeline(
     spark: "SparkSession", cluster: Cluster, topic: MakeTopic, tmp_path: Path

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import jsonschema
 import pytest
@@ -85,13 +85,13 @@ def header(name, expression):
 
 def start(spark):
     """Starts the streaming queries and returns them by name. A batch has ended when this returns."""
-    products = spark.read.format("csv")
-    products = products.schema("product STRING, price DOUBLE")
-    products = products.options(**{
+    table = spark.read.format("csv")
+    table = table.schema("product STRING, price DOUBLE")
+    table = table.options(**{
         "path": "/products.csv",
         "header": "true",
     }).load()
-    products.createOrReplaceTempView("products")
+    table.createOrReplaceTempView("products")
     rows = spark.readStream.format("klamm")
     rows = rows.schema("key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT")
     rows = rows.options(**{**cluster, **{
@@ -159,6 +159,13 @@ if __name__ == "__main__":
 '''
 
 SMALL = "source: {options: {subscribe: a}}\nsink: {options: {topic: b}}\n"
+TYPED = """\
+errors: {topic: e}
+source:
+  schema: key BINARY, value STRUCT<id INT>, _corrupt_record BINARY, topic STRING, partition INT, offset BIGINT
+  options: {subscribe: 'a,b', value.format: json}
+sink: {options: {topic: c}}
+"""
 
 
 def problems(text: str | bytes) -> list[str]:
@@ -258,6 +265,32 @@ def test_the_smallest_pipeline() -> None:
             ["3:1: errors are for a source of the format klamm"],
         ),
         (
+            "source: {options: {subscribe: a, Subscribe: b}}\nsink: {partitionBy: [topic]}\n",
+            ["1:34: Subscribe is there twice"],
+        ),
+        (
+            "source: {format: Klamm, options: {subscribe: a}}\nsink: {format: KLAMM, partitionBy: [topic]}\n",
+            ["2:23: partitionBy is for files; a topic's column partition says where rows go"],
+        ),
+        (TYPED.replace("json", "binary"), ["1:1: errors.where is missing: the condition for a bad row"]),
+        (TYPED.replace("json", "string"), ["1:1: errors.where is missing: the condition for a bad row"]),
+        (
+            TYPED.replace("json", "json, mode: dropMalformed"),
+            ["1:1: no bad row is read with mode DROPMALFORMED; allowed: PERMISSIVE"],
+        ),
+        (
+            TYPED.replace("json", "json, columnNameOfCorruptRecord: bad"),
+            ["2:1: errors need source.schema with the column bad BINARY"],
+        ),
+        (
+            TYPED.replace("json", "json, key.format: csv"),
+            [
+                "1:1: errors are for records of which key or value is decoded: a corrupt record has the bytes of one"
+                " only"
+            ],
+        ),
+        (TYPED.replace("json", "json, mode: '${MODE}'"), ["4:51: with errors, mode has no variable"]),
+        (
             SMALL + "steps:\n" + "".join(f"- {{name: {name}, sql: a}}\n" for name in ("records", "a b", "c", "C")),
             [
                 "4:4: there is a view records before",
@@ -345,6 +378,8 @@ def test_the_value_of_a_variable_is_in_no_program(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("BROKERS", "secret")
     assert "secret" not in program(parse(WHOLE.encode(), "f"))
     assert "secret" not in repr(parse(WHOLE.encode(), "f"))
+    for quoted in ("a'b\\c", repr("a'b\\c"), '"a\'b\\\\c"'):
+        assert "b" not in hide_variables(quoted, ["P"], {"P": "a'b\\c"})
     assert hide_variables("a secret, no secrets", ["BROKERS", "NONE"], os.environ) == "a ${BROKERS}, no ${BROKERS}s"
 
 
@@ -366,6 +401,63 @@ def test_a_dollar_sign() -> None:
 )  # fmt: skip
 def test_options_that_are_not_allowed(text: str, environment: dict[str, str], told: list[str]) -> None:
     assert option_problems(text, environment) == told
+
+
+CLUSTER = "cluster: {kafka.bootstrap.servers: 'b:1'}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            CLUSTER + SMALL + "tables: [{name: t, format: klamm, options: {subscribe: a, startingOffsets: latest}}]\n",
+            ["4:59: option startingOffsets: a batch query cannot begin at latest"],
+        ),
+        (
+            CLUSTER + TYPED.replace("topic: e", "topic: b"),
+            ["2:10: b is a topic of the source: bad rows would come back"],
+        ),
+        (
+            CLUSTER + TYPED.replace("subscribe: 'a,b'", "subscribePattern: .*"),
+            ["2:10: e is a topic of the source: bad rows would come back"],
+        ),
+    ],
+)
+def test_options_of_tables_and_errors(text: str, told: list[str]) -> None:
+    assert option_problems(text, {}) == told
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "value"),
+    [
+        ("value.format: json", "key", "coalesce(`_corrupt_record`, CAST(to_json(value) AS BINARY))"),
+        ("Key.Format: csv", "coalesce(`_corrupt_record`, CAST(to_json(key) AS BINARY))", "value"),
+        (
+            "value.format: JSON, key.format: string, columnNameOfCorruptRecord: a`b",
+            "CAST(key AS BINARY)",
+            "coalesce(`a``b`, CAST(to_json(value) AS BINARY))",
+        ),
+        ("value.format: string", "key", "CAST(value AS BINARY)"),
+        ("value.format: binary", "key", "value"),
+    ],
+)
+def test_what_a_bad_row_keeps_of_a_record_that_is_decoded(options: str, key: str, value: str) -> None:
+    text = TYPED.replace("value.format: json", options).replace("topic: e", "topic: e, where: 'true'")
+    text = text.replace("_corrupt_record", "a`b") if "a`b" in options else text
+    errors = parse(text.encode(), "f").errors
+    assert errors is not None
+    assert (errors.key, errors.value) == (key, value)
+
+
+@pytest.mark.parametrize("name", ["class", "spark", "f", "cluster", "header", "rows", "queries", "os"])
+def test_a_table_may_have_any_name(name: str) -> None:
+    names: dict[str, Any] = {"__name__": "x"}
+    table = f"tables: [{{name: {name}, format: csv, options: {{path: p}}}}]\n"
+    exec(compile(program(parse((CLUSTER + TYPED + table).encode(), "f")), "f", "exec"), names)
+    spark = MagicMock()
+    with patch.dict(names, f=MagicMock()):
+        names["start"](spark)
+    spark.read.format().options().load().createOrReplaceTempView.assert_any_call(name)
 
 
 def test_the_place_of_a_wrong_option() -> None:

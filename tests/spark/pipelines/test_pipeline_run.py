@@ -185,6 +185,56 @@ def test_a_batch_in_this_session(spark: "SparkSession", cluster: Cluster, topic:
     assert place.bad() == 2 * [bad_row(place.source, n) for n in range(0, 20, 7)]
 
 
+TYPED = """\
+cluster:
+  kafka.bootstrap.servers: {brokers}
+source:
+  schema: >-
+    key BINARY, value STRUCT<product STRING, amount DOUBLE>, topic STRING, partition INT, offset BIGINT,
+    headers ARRAY<STRUCT<key STRING, value BINARY>>, _corrupt_record BINARY
+  options:
+    subscribe: {source}
+    value.format: json
+    includeHeaders: true
+errors:
+  topic: {errors}
+{where}
+steps:
+  - name: sales
+    sql: SELECT value.product AS key, to_json(struct(value.amount AS amount)) AS value FROM records
+sink:
+  options:
+    topic: {target}
+"""
+
+
+def test_records_that_are_decoded_in_the_source(
+    spark: "SparkSession", cluster: Cluster, topic: MakeTopic, tmp_path: Path
+) -> None:
+    """A corrupt record goes to the errors as it was read; one that another condition refuses, as JSON of its fields."""
+    from klamm.spark.pipelines.files.parsing import parse
+    from klamm.spark.pipelines.files.program import program
+
+    source = topic()
+    values = [b'{"product": "tea", "amount": 1}', b'{"amount": "x"}', b"\xff{", None, b'{"amount": 9, "more": 1}']
+    produce(cluster.bootstrap, source, [{"key": b"k", "value": value, "headers": [("h", b"1")]} for value in values])
+    corrupt = [(b"k", values[1], b"1", b"1"), (b"k", values[2], b"1", b"2")]
+    refused = [(b"k", b'{"amount":9.0}', b"1", b"4")]
+    good = [(b"tea", b'{"amount":1.0}'), (None, b"{}"), (None, b'{"amount":9.0}')]
+    for where, bad, rows in (
+        ("", corrupt, good),
+        ("  where: _corrupt_record IS NOT NULL OR value.amount > 5", corrupt + refused, good[:2]),
+    ):
+        target, errors = topic(), topic()
+        text = TYPED.format(brokers=cluster.bootstrap, source=source, target=target, errors=errors, where=where)
+        names: dict[str, Any] = {"__name__": "x"}
+        exec(compile(program(parse(text.encode(), "f")), "f", "exec"), names)
+        names["start"](spark)
+        found = [(each.key(), each.value(), dict(each.headers())) for each in read(cluster, errors)[0]]
+        assert [(key, value, of["h"], of["__klamm.errors.offset"]) for key, value, of in found] == bad
+        assert [(each.key(), each.value()) for each in read(cluster, target)[0]] == rows
+
+
 @pytest.mark.parametrize(
     ("text", "environment", "told"),
     [

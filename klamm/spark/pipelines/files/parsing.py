@@ -9,6 +9,7 @@ What must stay true:
 """
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from klamm.spark.options import OptionError, read_options, write_options
+from klamm.spark.formats.settings import BINARY, STRING, Mode
+from klamm.spark.options import OptionError, Topics, read_options, write_options
 from klamm.spark.pipelines.files.keys import BATCH_MODES, FILE, STREAM_MODES, Key, Kind
 
 MAX_FILE_BYTES = 1_000_000
@@ -27,6 +29,7 @@ MAX_DEPTH = 20
 
 KLAMM = "klamm"
 AVAILABLE_NOW = "availableNow"
+PERMISSIVE = Mode.PERMISSIVE.value
 SOURCE, RECORDS = "source", "records"
 
 _VARIABLE = re.compile(r"\$(\$?)\{([^}]*)\}")
@@ -34,6 +37,8 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VIEW = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTERVAL = re.compile(r"\d+ (millisecond|second|minute|hour|day)s?")
 _SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "timestamp"))
+# The options of the source that say what a bad row has.
+_TYPED = frozenset(("key.format", "value.format", "mode", "columnnameofcorruptrecord"))
 _NULL = "tag:yaml.org,2002:null"
 
 
@@ -185,10 +190,17 @@ def check_options(pipeline: Pipeline, content: bytes, path: str, environment: Ma
 
 def hide_variables(text: str, names: Sequence[str], environment: Mapping[str, str]) -> str:
     """A text in which each value of these variables is replaced by the variable's name."""
-    values = {environment.get(name, ""): name for name in names}
+    values = {form: name for name in names for form in _forms(environment.get(name, ""))}
     for value in sorted(filter(None, values), key=len, reverse=True):
         text = text.replace(value, f"${{{values[value]}}}")
     return text
+
+
+def _forms(value: str) -> Iterator[str]:
+    """A value, and as messages quote it."""
+    yield value
+    yield repr(value)[1:-1]
+    yield json.dumps(value)[1:-1]
 
 
 def _template(text: str) -> Template:
@@ -285,15 +297,19 @@ class _Reader:
 
     def _mapping(self, node: yaml.MappingNode, key: Key, path: Path) -> dict[str, Any]:
         found: dict[str, Any] = {}
+        names: set[str] = set()
         option = Key(Kind.TEXT, key.about, has_variables=key.has_variables)
         for name_node, value_node in node.value:
             name = name_node.value
             if not isinstance(name_node, yaml.ScalarNode) or not isinstance(name, str):
                 self._tell_mark(name_node.start_mark, "a key is not a text")
                 continue
-            if name in found:
+            # Spark's options have no upper and lower case.
+            same = name.lower() if key.kind is Kind.OPTIONS else name
+            if same in names:
                 self._tell_mark(name_node.start_mark, f"{name} is there twice")
                 continue
+            names.add(same)
             known = option if key.kind is Kind.OPTIONS else key.keys.get(name)
             if known is None:
                 self._tell_mark(name_node.start_mark, _unknown(name, key.keys, path))
@@ -349,11 +365,12 @@ class _Reader:
             if not name.lower().startswith("kafka."):
                 self.tell(("cluster", name), f"{name} is not of the cluster; allowed: kafka.*")
         self._check_views(found)
+        if "partitionBy" in sink and is_klamm(sink.get("format", KLAMM)):
+            self.tell(
+                ("sink", "partitionBy"), "partitionBy is for files; a topic's column partition says where rows go"
+            )
         if "errors" in found:
-            if source.get("format", KLAMM) != KLAMM:
-                self.tell(("errors",), f"errors are for a source of the format {KLAMM}")
-            elif "where" not in found["errors"] and not _is_typed(source["options"]):
-                self.tell(("errors",), "errors.where is missing: the condition for a bad row")
+            self._check_errors(found["errors"], source)
 
     def _check_views(self, found: Mapping[str, Any]) -> None:
         names = [SOURCE, RECORDS]
@@ -367,6 +384,29 @@ class _Reader:
                     self.tell(place, f"there is a view {name} before")
                 names.append(name.lower())
 
+    def _check_errors(self, errors: Mapping[str, Any], source: Mapping[str, Any]) -> None:
+        if not is_klamm(source.get("format", KLAMM)):
+            self.tell(("errors",), f"errors are for a source of the format {KLAMM}")
+            return
+        for name, text in source["options"].items():
+            if name.lower() in _TYPED and text.variables:
+                self.tell(("source", "options", name), f"with errors, {name} has no variable")
+                return
+        typed = _Typed.of(source["options"])
+        if len(typed.decoded) > 1:
+            self.tell(
+                ("errors",),
+                "errors are for records of which key or value is decoded: a corrupt record has the bytes of one only",
+            )
+        if typed.decoded and typed.corrupt_column.lower() not in source.get("schema", "").lower():
+            self.tell(("source",), f"errors need source.schema with the column {typed.corrupt_column} BINARY")
+        if "where" in errors:
+            return
+        if not typed.decoded:
+            self.tell(("errors",), "errors.where is missing: the condition for a bad row")
+        elif typed.mode != PERMISSIVE:
+            self.tell(("errors",), f"no bad row is read with mode {typed.mode}; allowed: {PERMISSIVE}")
+
     def check_options(self, pipeline: Pipeline, environment: Mapping[str, str]) -> None:
         missing = [name for name in pipeline.variables if name not in environment]
         for name in missing:
@@ -374,25 +414,30 @@ class _Reader:
         if missing:
             return
         source, sink, errors = pipeline.source, pipeline.sink, pipeline.errors
-        if source.format == KLAMM:
-            given = {**pipeline.cluster, **source.options}
-            with_texts = {name: text.text(environment) for name, text in given.items()}
-            with self._told(("source", "options"), given):
-                read_options(with_texts, streaming=source.stream)
-        if sink.format == KLAMM:
-            given = {**pipeline.cluster, **sink.options}
-            with self._told(("sink", "options"), given):
-                write_options({name: text.text(environment) for name, text in given.items()})
+        if is_klamm(source.format):
+            with self._options(("source", "options"), pipeline, source.options, environment) as given:
+                topics = read_options(given, streaming=source.stream).topics
+                if errors is not None and _is_read(errors.topic, topics):
+                    self.tell(("errors", "topic"), f"{errors.topic} is a topic of the source: bad rows would come back")
+        for number, table in enumerate(pipeline.tables):
+            if is_klamm(table.format):
+                with self._options(("tables", number, "options"), pipeline, table.options, environment) as given:
+                    read_options(given, streaming=False)
+        if is_klamm(sink.format):
+            with self._options(("sink", "options"), pipeline, sink.options, environment) as given:
+                write_options(given)
         if errors is not None:
-            given = {**pipeline.cluster, **errors.options}
-            with self._told(("errors", "options"), given):
-                write_options({name: text.text(environment) for name, text in given.items()})
+            with self._options(("errors", "options"), pipeline, errors.options, environment) as given:
+                write_options({**given, "topic": errors.topic})
 
     @contextmanager
-    def _told(self, path: Path, options: Options) -> Iterator[None]:
-        """Tells an OptionError, at the option that it names."""
+    def _options(
+        self, path: Path, pipeline: Pipeline, own: Options, environment: Mapping[str, str]
+    ) -> Iterator[dict[str, str]]:
+        """Yields the texts of options, with those of the cluster; tells an OptionError, at the option that it names."""
+        options = {**pipeline.cluster, **own}
         try:
-            yield
+            yield {name: text.text(environment) for name, text in options.items()}
         except OptionError as error:
             named = re.search(r"option ([\w.]+)", str(error))
             name = next((each for each in options if named and each.lower() == named[1].lower()), None)
@@ -416,8 +461,47 @@ def _unknown(name: str, keys: Mapping[str, Key], path: Path) -> str:
 # -- from the tree to the pipeline ------------------------------------------------------------------------------------
 
 
-def _is_typed(options: Options) -> bool:
-    return any(name.lower() in ("value.format", "key.format") for name in options)
+def is_klamm(form: str) -> bool:
+    """Spark finds a format by its name in upper and lower case."""
+    return form.lower() == KLAMM
+
+
+def _is_read(topic: str, topics: Topics) -> bool:
+    if topics.subscribe_pattern is not None:
+        return re.fullmatch(topics.subscribe_pattern, topic) is not None
+    return topic in topics.subscribe or topic in {partition.topic for partition in topics.assign}
+
+
+class _Typed(NamedTuple):
+    """Which columns of the source are texts, or decoded in another way, and what becomes of corrupt records."""
+
+    texts: frozenset[str]
+    decoded: frozenset[str]
+    mode: str
+    corrupt_column: str
+
+    @classmethod
+    def of(cls, options: Options) -> "_Typed":
+        given = {name.lower(): text.text({}) for name, text in options.items() if name.lower() in _TYPED}
+        formats = {column: given.get(f"{column}.format", BINARY).strip().lower() for column in ("key", "value")}
+        return cls(
+            frozenset(column for column, form in formats.items() if form == STRING),
+            frozenset(column for column, form in formats.items() if form not in (BINARY, STRING)),
+            given.get("mode", PERMISSIVE).strip().upper(),
+            given.get("columnnameofcorruptrecord", "_corrupt_record"),
+        )
+
+    def read(self, column: str) -> str:
+        """An expression for the bytes of a key or value: those that were read where they could not be decoded."""
+        if column in self.texts:
+            return f"CAST({column} AS BINARY)"
+        if column in self.decoded:
+            return f"coalesce({self.corrupt}, CAST(to_json({column}) AS BINARY))"
+        return column
+
+    @property
+    def corrupt(self) -> str:
+        return "`" + self.corrupt_column.replace("`", "``") + "`"
 
 
 def _pipeline(found: Mapping[str, Any]) -> Pipeline:
@@ -453,15 +537,13 @@ def _watermark(given: Mapping[str, str] | None) -> tuple[str, str] | None:
 
 
 def _errors(given: Mapping[str, Any], source: Options) -> Errors:
-    lower = {name.lower(): text for name, text in source.items()}
-    corrupt = lower.get("columnnameofcorruptrecord", Template(("_corrupt_record",)))
-    column = "`" + corrupt.text(dict.fromkeys(corrupt.variables, "")).replace("`", "``") + "`"
-    where = given.get("where", f"{column} IS NOT NULL")
+    typed = _Typed.of(source)
+    where = given.get("where", f"{typed.corrupt} IS NOT NULL")
     return Errors(
         topic=given["topic"],
         where=where,
-        key="CAST(NULL AS BINARY)" if "key.format" in lower else "key",
-        value=given.get("value", column if "value.format" in lower else "value"),
+        key=typed.read("key"),
+        value=given.get("value", typed.read("value")),
         reason=given.get("reason", "'" + where.replace("\\", "\\\\").replace("'", "\\'") + "'"),
         options=given.get("options", {}),
     )

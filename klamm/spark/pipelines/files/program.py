@@ -20,8 +20,11 @@ from klamm.spark.pipelines.files.parsing import (
     Options,
     Pipeline,
     Sink,
+    Source,
+    Table,
     Template,
     Variable,
+    is_klamm,
 )
 
 ERROR_HEADERS: Mapping[str, str] = {
@@ -67,10 +70,10 @@ def _start(pipeline: Pipeline) -> Iterator[str]:
     yield "def start(spark):"
     yield '    """Starts the streaming queries and returns them by name. A batch has ended when this returns."""'
     for table in pipeline.tables:
-        yield f"    {table.name} = spark.read.format({_text(table.format)})"
-        yield from _reading(pipeline, table.name, table.format, table.schema, table.options)
+        yield f"    table = spark.read.format({_text(table.format)})"
+        yield from _reading(pipeline, "table", table, table.name)
     yield f"    rows = spark.{'readStream' if source.stream else 'read'}.format({_text(source.format)})"
-    yield from _reading(pipeline, "rows", source.format, source.schema, source.options, view=SOURCE)
+    yield from _reading(pipeline, "rows", source, SOURCE)
     if pipeline.decode is not None:
         yield f"    rows = spark.sql({_text(pipeline.decode)})"
     yield "    queries = {}"
@@ -86,13 +89,12 @@ def _start(pipeline: Pipeline) -> Iterator[str]:
     yield "    return queries"
 
 
-def _reading(
-    pipeline: Pipeline, name: str, form: str, schema: str | None, options: Options, view: str | None = None
-) -> Iterator[str]:
-    if schema is not None:
-        yield f"    {name} = {name}.schema({_text(schema)})"
-    yield f"    {name} = {name}{_with_options(pipeline, form, options)}.load()"
-    yield f"    {name}.createOrReplaceTempView({_text(view or name)})"
+def _reading(pipeline: Pipeline, name: str, read: Source | Table, view: str) -> Iterator[str]:
+    """The statements by which the reader in the variable `name` becomes rows and a view."""
+    if read.schema is not None:
+        yield f"    {name} = {name}.schema({_text(read.schema)})"
+    yield f"    {name} = {name}{_with_options(pipeline, read.format, read.options)}.load()"
+    yield f"    {name}.createOrReplaceTempView({_text(view)})"
 
 
 def _errors(pipeline: Pipeline, errors: Errors) -> Iterator[str]:
@@ -155,7 +157,7 @@ def _main(pipeline: Pipeline) -> Iterator[str]:
 
 def _with_options(pipeline: Pipeline, form: str, options: Options) -> str:
     """The call that gives a reader or a writer its options."""
-    common = "**cluster, " if form == KLAMM and pipeline.cluster else ""
+    common = "**cluster, " if is_klamm(form) and pipeline.cluster else ""
     if not options:
         return f".options({common.removesuffix(', ')})" if common else ""
     if not common:
