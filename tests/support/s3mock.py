@@ -7,7 +7,11 @@ from pathlib import Path
 from support.oracles import bring_jars, java_command
 from support.processes import ManagedProcess, free_port
 
-S3MOCK = ("com.adobe.testing:s3mock:5.2.0",)
+S3MOCK = (
+    "com.adobe.testing:s3mock:5.2.0",
+    # Maven takes an older one, which its logback does not know.
+    "org.slf4j:slf4j-api:2.0.18",
+)
 
 
 @contextmanager

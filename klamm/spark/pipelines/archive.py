@@ -50,6 +50,8 @@ DEFAULT_OFFSETS_PER_FILE = 1_000_000
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 
 _LOST = b"klamm.lost"
+# The result of a task whose file was removed before it could name it.
+_GONE = "gone"
 # Measured: dictionaries of keys and values cost more time than they save in space, because zstd follows.
 _PARQUET: dict[str, Any] = {
     "compression": "zstd",
@@ -123,10 +125,11 @@ def archive(
                 _add(spark, log, parsed, offsets_per_file, ranges_per_commit, publishers, on_progress, added)
                 break
             except OvertakenError:
-                if place.is_locked:
+                present = CommitLog(place)
+                if present.next_number == log.next_number:
                     raise
                 # Another program adds at the same time: this one continues behind what that one has committed.
-                log = CommitLog(place)
+                log = present
         log.remove_leftovers()
     return Archived(
         sum(each.rows for each in added),
@@ -159,6 +162,8 @@ def _add(
     on_progress(Progress(0, total))
     write = partial(write_range, log.files, options.fetch)
     for results in distribute_in_rounds(spark, ranges, write, _size, round_size=ranges_per_commit):
+        if _GONE in results:
+            raise OvertakenError(f"{log.files.place}: a file was removed before the log could name it")
         written = [parse_range(json.loads(result)) for result in results]
         log.commit(written)
         added += written
@@ -265,18 +270,27 @@ def _cut(
 
 
 def write_range(files: Files, fetch: FetchOptions, records: ArchivedRange) -> str:
-    """Writes the file of a range, unless it is there; returns the range with its file, as JSON. Runs on executors."""
+    """Writes the file of a range, unless it is there; returns the range with its file, as JSON. Runs on executors.
+
+    _GONE when another program, which has committed these offsets, has removed the file.
+    """
     stem = f"{DATA}/{records.topic_id}/{_stem(fetch, records)}"
     file = files.find(stem)
     if file is None:
-        lost = _write_file(files, stem, fetch, records)
+        lost, has_file = _write_file(files, stem, fetch, records)
+        if not has_file:
+            return json.dumps({**asdict(records), "lost": lost})
         file = files.find(stem)
         if file is None:
-            return json.dumps({**asdict(records), "lost": lost})
-    # The file itself names its lost offsets.
-    footer = pq.read_metadata(files.open(file))
+            return _GONE
+    try:
+        # The file itself names its lost offsets.
+        footer = pq.read_metadata(files.open(file))
+        size_bytes = files.status(file).size_bytes
+    except FileNotFoundError:
+        return _GONE
     lost = json.loads(footer.metadata[_LOST])
-    found = replace(records, rows=footer.num_rows, size_bytes=files.status(file).size_bytes, file=file)
+    found = replace(records, rows=footer.num_rows, size_bytes=size_bytes, file=file)
     return json.dumps({**asdict(found), "lost": lost})
 
 
@@ -287,8 +301,10 @@ def _stem(fetch: FetchOptions, records: ArchivedRange) -> str:
     return name + ways
 
 
-def _write_file(files: Files, stem: str, fetch: FetchOptions, records: ArchivedRange) -> list[tuple[int, int]]:
-    """Writes the records of a range, or no file when it has none. Returns the lost offsets."""
+def _write_file(
+    files: Files, stem: str, fetch: FetchOptions, records: ArchivedRange
+) -> tuple[list[tuple[int, int]], bool]:
+    """Writes the records of a range, or no file when it has none. Returns the lost offsets, and if there is a file."""
     wanted = PartitionRange(
         records.topic, records.partition, records.start_offset, records.end_offset, records.topic_id
     )
@@ -296,7 +312,7 @@ def _write_file(files: Files, stem: str, fetch: FetchOptions, records: ArchivedR
     groups = _row_groups(read_range(fetch, wanted, COLUMNS, losses.append))
     first = next(groups, None)
     if first is None:
-        return _offsets(losses)
+        return _offsets(losses), False
     is_of_another_topic = False
 
     def fill(sink: Any) -> bool:
@@ -313,7 +329,9 @@ def _write_file(files: Files, stem: str, fetch: FetchOptions, records: ArchivedR
         return not is_of_another_topic
 
     files.write(stem, fill)
-    return [(wanted.start_offset, wanted.end_offset)] if is_of_another_topic else _offsets(losses)
+    if is_of_another_topic:
+        return [(wanted.start_offset, wanted.end_offset)], False
+    return _offsets(losses), True
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

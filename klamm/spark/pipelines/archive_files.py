@@ -159,9 +159,25 @@ def files_at(place: "str | os.PathLike[str]", storage_options: Mapping[str, str]
     if scheme not in SCHEMES:
         raise FilesError(f"{place}: there are no archives in {scheme}://; allowed: {', '.join(SCHEMES)}")
     options = {name.lower(): value for name, value in (storage_options or {}).items()}
-    files = ObjectFiles(place.rstrip("/"), tuple(sorted(options.items())))
+    place = place.rstrip("/")
+    _check_url(place)
+    files = ObjectFiles(place, tuple(sorted(options.items())))
     files.check()
     return files
+
+
+def _check_url(url: str) -> None:
+    """Refuses what obstore, deltalake and pyiceberg understand differently: they would not mean the same objects."""
+    host, *segments = url.partition("://")[2].split("/")
+    user, has_user, _ = host.rpartition("@")
+    if has_user and ":" in user:
+        # The URL is shown in errors, and Iceberg's tables have it.
+        raise FilesError("the URL of an archive has no password in it; give it as a storage option")
+    for refused in "?#%":
+        if refused in url:
+            raise FilesError(f"{url}: the URL of an archive has no {refused!r} in it")
+    if not url.isprintable() or any(segment in ("", ".", "..") for segment in segments):
+        raise FilesError(f"{url!r}: the URL of an archive has no part that is empty, '.' or '..', and no control codes")
 
 
 # -- a directory ------------------------------------------------------------------------------------------------------

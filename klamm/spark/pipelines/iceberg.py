@@ -15,6 +15,7 @@ What must stay true:
 Source: Iceberg's table spec, "Optimistic Concurrency"; configuration of tables ("gc.enabled").
 """
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -59,8 +60,8 @@ class IcebergTable:
         try:
             self._catalog: Catalog = load_catalog(catalog)
         except Exception as error:
-            # A catalog has the errors of its own libraries.
-            raise ArchiveError(f"the Iceberg catalog {catalog}: {_line(error)}") from error
+            # A catalog has the errors of its own libraries; some of them show its URI.
+            raise ArchiveError(f"the Iceberg catalog {catalog}: {_line(error)}") from None
 
     def publish(self, log: CommitLog) -> None:
         """Adds the log's records that the table lacks; creates a missing table.
@@ -131,4 +132,5 @@ def _url(address: str) -> str:
 
 
 def _line(error: Exception | None) -> str:
-    return str(error).strip().partition("\n")[0] or repr(error)
+    """The first line, without a password in a URI."""
+    return re.sub(r"//[^/\s]*@", "//", str(error).strip().partition("\n")[0] or repr(error))

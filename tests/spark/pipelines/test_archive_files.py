@@ -98,6 +98,8 @@ def test_a_parquet_file_is_found_when_it_is_complete(files: Files) -> None:
     assert status.modified_ms > 1_600_000_000_000
 
 
+# S3Mock looks whether there is an object, and then makes it: of several requests at once several succeed.
+@pytest.mark.parametrize("stores", ["moto"], indirect=True)
 def test_many_programs_create_one_file(files: Files) -> None:
     winners: list[int] = []
 
@@ -218,6 +220,21 @@ def test_a_place_that_is_none(store: Store, tmp_path: Path) -> None:
         files_at("s3://nobody/x", store.options).adding("commits"),
     ):
         pytest.fail("it may not add")
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://b/a?x", "s3://b/a#x", "s3://b/a%20x", "s3://b/../x", "s3://b/a//x", "s3://b/a\nx"]
+)
+def test_a_url_that_does_not_mean_one_place(url: str) -> None:
+    """obstore leaves out what is behind ? and #, for example: two archives would be one."""
+    with pytest.raises(FilesError, match="the URL of an archive has no "):
+        files_at(url, {"region": "x"})
+
+
+def test_a_url_with_a_password() -> None:
+    with pytest.raises(FilesError, match="has no password in it") as failure:
+        files_at(f"s3://key:{SECRET}@bucket/x")
+    assert SECRET not in str(failure.value)
 
 
 def test_secrets_are_not_shown(store: Store, remote: Files) -> None:

@@ -2,16 +2,15 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 
-from klamm.spark.pipelines import delta
 from klamm.spark.pipelines.archive import Progress, archive, files, read
-from klamm.spark.pipelines.archive_files import files_at
-from klamm.spark.pipelines.commit_log import CommitLog
+from klamm.spark.pipelines.archive_files import ObjectFiles, files_at
+from klamm.spark.pipelines.commit_log import ArchiveError, CommitLog
 from klamm.spark.pipelines.replay import replay
 from klamm.testing.cluster import Cluster
 from support.spark import object_store
@@ -21,9 +20,11 @@ from support.spark.object_store import (
     SECRET,
     Request,
     Store,
+    apart,
     archive_here,
     archived_in,
     killed_at,
+    killed_when,
     running_second_opinion,
     running_store,
 )
@@ -84,6 +85,35 @@ def finish(cluster: Cluster, name: str, store: Store, url: str, expected: list[A
     assert sorted(files(url, name, storage_options=store.options)) == data_files(store, url)
 
 
+# The archive's log has a snapshot, the ranges 0 to 10, and the ranges 10 to 15.
+@pytest.mark.parametrize("record", [1, 2])
+def test_killed_at_a_commit(cluster: Cluster, topic: MakeTopic, store: Store, url: str, record: int) -> None:
+    """Before the store has it, and when the store has it."""
+    name = topic()
+    produce(cluster.bootstrap, name, numbered(15))
+    fault = object_store.KILL_BEFORE if record == 1 else object_store.KILL_BEHIND
+    arguments = archive_here, url, store.options, options(cluster, name), 5
+    assert killed_when(store, lambda request: request.puts(f"/commits/{record:020}"), fault, *arguments)
+    assert len(archived_in(url, store.options, name)) == (0 if record == 1 else 15)
+    finish(cluster, name, store, url, in_topic(cluster, name))
+
+
+@pytest.mark.parametrize(
+    "fault", [object_store.KILL_BEFORE, pytest.param(object_store.KILL_BEHIND, marks=pytest.mark.long)]
+)
+def test_killed_between_a_commit_and_its_delta_table(
+    cluster: Cluster, topic: MakeTopic, store: Store, url: str, fault: str
+) -> None:
+    name = topic()
+    produce(cluster.bootstrap, name, numbered(15))
+    again = partial(archive_here, delta=True), url, store.options, options(cluster, name), 5
+    version = 0 if fault == object_store.KILL_BEFORE else 1
+    assert killed_when(store, lambda request: request.puts(f"/_delta_log/{version:020}.json"), fault, *again)
+    apart(*again)
+    assert in_delta_table(url, store) == in_topic(cluster, name)
+
+
+@pytest.mark.long
 def test_killed_again_and_again(cluster: Cluster, topic: MakeTopic, store: Store, url: str) -> None:
     """Each program comes a little further than the one before it."""
     name = topic(partitions=2)
@@ -137,6 +167,7 @@ def test_every_request_fails_once(cluster: Cluster, topic: MakeTopic, store: Sto
     assert sorted(files(url, name, storage_options=store.options)) == data_files(store, url)
 
 
+@pytest.mark.parametrize("stores", ["moto"], indirect=True)  # S3Mock may let both commit
 def test_two_programs_at_once_and_a_reader(cluster: Cluster, topic: MakeTopic, store: Store, url: str) -> None:
     name = topic()
     produce(cluster.bootstrap, name, numbered(60))
@@ -181,6 +212,41 @@ def test_a_program_that_is_overtaken(cluster: Cluster, topic: MakeTopic, store: 
     assert sorted(files(url, name, storage_options=store.options)) == data_files(store, url)
 
 
+def test_files_of_a_program_that_is_overtaken_are_removed_while_it_looks_at_them(
+    cluster: Cluster, topic: MakeTopic, store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = topic()
+    produce(cluster.bootstrap, name, numbered(20))
+    original, others = ObjectFiles.find, list[int]()
+
+    def overtaken(place: ObjectFiles, stem: str) -> str | None:
+        found = original(place, stem)
+        if found is not None and not others:
+            others.append(0)
+            # Its files are others, so those of the first one can no longer be committed.
+            others[0] = archive_here(url, store.options, options(cluster, name), 20).records
+        return found
+
+    monkeypatch.setattr(ObjectFiles, "find", overtaken)
+    assert archive_here(url, store.options, options(cluster, name), 10).records == 0
+    assert others == [20]
+    assert archived_in(url, store.options, name) == in_topic(cluster, name)
+    assert sorted(files(url, name, storage_options=store.options)) == data_files(store, url)
+
+
+def test_a_file_that_is_removed_by_hand_is_no_empty_range(
+    cluster: Cluster, topic: MakeTopic, store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = topic()
+    produce(cluster.bootstrap, name, numbered(5))
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectFiles, "find", lambda place, stem: None)
+        with pytest.raises(ArchiveError, match="a file was removed before the log could name it"):
+            archive_here(url, store.options, options(cluster, name), 10)
+    assert archive_here(url, store.options, options(cluster, name), 10).records == 5
+    assert archived_in(url, store.options, name) == in_topic(cluster, name)
+
+
 def test_files_that_another_program_may_be_about_to_commit_stay(
     cluster: Cluster, topic: MakeTopic, store: Store, url: str
 ) -> None:
@@ -215,8 +281,7 @@ def test_on_spark(spark: Any, cluster: Cluster, topic: MakeTopic, store: Store, 
 
 
 def in_delta_table(url: str, store: Store) -> list[tuple[Any, ...]]:
-    table = DeltaTable(f"{url}/data", storage_options=store.options)
-    return as_rows(table.to_pyarrow_table().to_pylist())
+    return apart(object_store.in_delta_table, url, store.options)
 
 
 def test_a_delta_table_in_the_store(cluster: Cluster, topic: MakeTopic, store: Store, url: str) -> None:
@@ -224,12 +289,7 @@ def test_a_delta_table_in_the_store(cluster: Cluster, topic: MakeTopic, store: S
     name = topic()
     produce(cluster.bootstrap, name, numbered(30))
     store.requests.clear()
-
-    def overtake(progress: Progress) -> None:
-        if progress.offsets_done == 10:
-            archive_here(url, store.options, options(cluster, name), 5, delta=True)
-
-    archive_here(url, store.options, options(cluster, name), 5, delta=True, on_progress=overtake)
+    apart(object_store.overtaken_archive, url, store.options, options(cluster, name))
     assert in_delta_table(url, store) == in_topic(cluster, name)
     # What deltalake promises: its log is made by conditional puts.
     log = [each for each in store.requests if each.puts("/_delta_log/")]
@@ -251,34 +311,15 @@ def test_a_delta_table_whose_answers_get_lost(
         return fault if is_new else None
 
     store.rule = once
-    archive_here(url, store.options, options(cluster, name), 5, delta=True)
+    apart(partial(archive_here, delta=True), url, store.options, options(cluster, name), 5)
     assert in_delta_table(url, store) == in_topic(cluster, name)
 
 
-def test_a_delta_table_that_two_programs_make(
-    cluster: Cluster, topic: MakeTopic, store: Store, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_delta_table_that_two_programs_make(cluster: Cluster, topic: MakeTopic, store: Store, url: str) -> None:
     name = topic()
-    produce(cluster.bootstrap, name, numbered(20))
-    archive_here(url, store.options, options(cluster, name), 5)
-    original = delta._add_action
-    others: list[bool] = []
-
-    def overtaken(*arguments: Any) -> Any:
-        # The other one publishes between this one's look at the table and its commit.
-        if not others:
-            others.append(True)
-            delta.publish(CommitLog(files_at(url, store.options)))
-        return original(*arguments)
-
-    monkeypatch.setattr(delta, "_add_action", overtaken)
-    delta.publish(CommitLog(files_at(url, store.options)))
-    assert others
-    assert in_delta_table(url, store) == in_topic(cluster, name)
-    # The same once more, with a table.
-    others.clear()
-    produce(cluster.bootstrap, name, numbered(5))
-    archive_here(url, store.options, options(cluster, name), 5)
-    delta.publish(CommitLog(files_at(url, store.options)))
-    assert others
-    assert in_delta_table(url, store) == in_topic(cluster, name)
+    # First without a table, then with one.
+    for count in (20, 5):
+        produce(cluster.bootstrap, name, numbered(count))
+        archive_here(url, store.options, options(cluster, name), 5)
+        assert apart(object_store.overtaken_publish, url, store.options)
+        assert in_delta_table(url, store) == in_topic(cluster, name)

@@ -1,6 +1,9 @@
 """An archive as an Iceberg table: the files of each commit are in it once, also when two programs add them."""
 
+import os
+import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from klamm.spark.pipelines.archive_files import files_at
 from klamm.spark.pipelines.commit_log import ArchiveError, CommitLog
 from klamm.spark.pipelines.iceberg import IcebergTable
 from klamm.testing.cluster import Cluster
-from support.spark.archiving import OneProcess, as_rows, in_topic
+from support.spark.archiving import OneProcess, as_rows, elsewhere, in_topic
 from support.spark.producing import numbered, produce
 
 MakeTopic = Callable[..., str]
@@ -96,6 +99,25 @@ def test_another_program_commits_first(cluster: Cluster, topic: MakeTopic, tmp_p
     assert in_table() == in_topic(cluster, name)
 
 
+@pytest.mark.parametrize("is_done", [False, True])
+def test_killed_at_a_commit(cluster: Cluster, topic: MakeTopic, tmp_path: Path, is_done: bool) -> None:
+    """Between the archive's commit and the table's, or behind both."""
+    name, directory = topic(), tmp_path / "archive"
+    produce(cluster.bootstrap, name, numbered(25))
+    original = SqlCatalog.commit_table
+
+    def killed(catalog: Any, *arguments: Any) -> None:
+        if is_done:
+            original(catalog, *arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with patch.object(SqlCatalog, "commit_table", killed):
+        assert elsewhere(lambda: run(cluster, name, directory, iceberg=NAME)) == signal.SIGKILL
+    assert len(in_table()) == (20 if is_done else 0)
+    run(cluster, name, directory, iceberg=NAME)
+    assert in_table() == in_topic(cluster, name)
+
+
 @pytest.mark.parametrize(
     ("error", "is_done"),
     [
@@ -155,6 +177,14 @@ def test_a_table_that_does_not_fit(cluster: Cluster, topic: MakeTopic, tmp_path:
 def test_a_name_that_is_none(name: str) -> None:
     with pytest.raises(ArchiveError, match=r"does not name an Iceberg table; the form is CATALOG.NAMESPACE.TABLE"):
         IcebergTable(name)
+
+
+def test_a_password_in_the_uri_of_a_catalog_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__OTHER__URI", "unknown://user:hunter2@host/database")
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    with pytest.raises(ArchiveError, match=r"catalog other: .* unknown://host/database") as failure:
+        IcebergTable("other.kafka.records")
+    assert "hunter2" not in "".join(traceback.format_exception(failure.value))
 
 
 def test_a_catalog_that_is_none() -> None:

@@ -11,21 +11,27 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from unittest.mock import patch
 
 import boto3
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 from moto.server import ThreadedMotoServer
 
-from klamm.spark.pipelines.archive import archive
+from klamm.spark.pipelines import delta
+from klamm.spark.pipelines.archive import Progress, archive
 from klamm.spark.pipelines.archive_files import files_at
 from klamm.spark.pipelines.commit_log import CommitLog
 from support.s3mock import running_s3mock
 from support.spark.archiving import OneProcess, as_rows
+
+T = TypeVar("T")
 
 BUCKET = "archives"
 SECRET = "a-secret-that-nobody-may-see"
@@ -205,17 +211,34 @@ def archived_in(url: str, options: Mapping[str, str], topic: str) -> list[tuple[
     return as_rows(row for file in named for row in pq.read_table(log.files.open(file)).to_pylist())
 
 
+def _fork_server() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["support.spark.object_store", "klamm.spark.read.decoding_kernels"])
+    return context
+
+
+def apart(work: Callable[..., T], *arguments: object) -> T:
+    """The result of the work in a process of its own. Where deltalake was used no fork can use it, as others do."""
+    with ProcessPoolExecutor(1, _fork_server()) as pool:
+        return pool.submit(work, *arguments).result()
+
+
 def killed_at(store: Store, number: int, fault: str, work: Callable[..., object], *arguments: object) -> bool:
-    """Does the work in a process of its own that dies at its n-th request; False when it came to its end.
+    """Does the work in a process of its own that dies at its n-th request; False when it came to its end."""
+    first = len(store.requests)
+    return killed_when(store, lambda request: request.number == first + number, fault, work, *arguments)
+
+
+def killed_when(
+    store: Store, is_last: Callable[[Request], bool], fault: str, work: Callable[..., object], *arguments: object
+) -> bool:
+    """Does the work in a process of its own that dies at such a request; False when it came to its end.
 
     The process comes from a server of forks, which has never used obstore: its threads do not survive a fork.
     """
-    first = len(store.requests)
     store.victim_is_known.clear()
-    store.rule = lambda request: fault if request.number == first + number else None
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["support.spark.object_store", "klamm.spark.read.decoding_kernels"])
-    process = context.Process(target=work, args=arguments)
+    store.rule = lambda request: fault if is_last(request) else None
+    process = _fork_server().Process(target=work, args=arguments)
     process.start()
     store.victim = process.pid
     store.victim_is_known.set()
@@ -238,3 +261,37 @@ def archive_here(
         storage_options=storage_options,
         **more,
     )
+
+
+# -- Delta tables in the store, for `apart` ---------------------------------------------------------------------------
+
+
+def in_delta_table(url: str, storage_options: dict[str, str]) -> list[tuple[Any, ...]]:
+    table = DeltaTable(f"{url}/data", storage_options=storage_options)
+    return as_rows(table.to_pyarrow_table().to_pylist())
+
+
+def overtaken_archive(url: str, storage_options: Mapping[str, str], options: Mapping[str, str]) -> None:
+    """Archives with a Delta table; another program does so between two commits."""
+
+    def overtake(progress: Progress) -> None:
+        if progress.offsets_done == 10:
+            archive_here(url, storage_options, options, 5, delta=True)
+
+    archive_here(url, storage_options, options, 5, delta=True, on_progress=overtake)
+
+
+def overtaken_publish(url: str, storage_options: Mapping[str, str]) -> bool:
+    """Publishes; another program does so between this one's look at the table and its commit. Whether it did."""
+    original = delta._add_action
+    others: list[bool] = []
+
+    def overtaken(*arguments: Any) -> Any:
+        if not others:
+            others.append(True)
+            delta.publish(CommitLog(files_at(url, storage_options)))
+        return original(*arguments)
+
+    with patch.object(delta, "_add_action", overtaken):
+        delta.publish(CommitLog(files_at(url, storage_options)))
+    return bool(others)
