@@ -5,9 +5,11 @@ The code is kept in the first of these directories that can be written to: `NUMB
 of the others is used, too: an image or an archive may bring it where nothing can be written.
 
 What must stay true:
-- Code is used only for the source that it was made of, wherever that lies and whatever its date is: a function's
-  directory is named by a hash of klamm's version and of the modules that the function needs.
-- numba itself compares its version, Python's, and the processor.
+- Code is used only for what it was made of, wherever that lies and whatever its date is: a function's directory is
+  named by a hash of the modules that the function needs, and of the versions and the processor.
+- A directory has one function, compiled for one signature. numba numbers the files of several, and two processes that
+  write at once would give both the same number.
+- Files that are damaged or cannot be written cost time, and nothing else: the function is compiled.
 - Only this user can write to the temporary directory: numba executes what it reads from there.
 
 Importing this module imports numba.
@@ -15,6 +17,7 @@ Importing this module imports numba.
 
 import hashlib
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numba
+from numba.core.registry import cpu_target
 
 from klamm import __version__
 
@@ -42,24 +46,40 @@ class Compilations(NamedTuple):
     compiled: int
 
 
-def compiled(signature: Any = None) -> Callable[[Function], Function]:
-    """Compiles a function for these types at once; without a signature, for the types of its first call.
-
-    The compiled function runs without the GIL and checks no index.
-    """
+def compiled(signature: Any) -> Callable[[Function], Function]:
+    """Compiles a function for these types at once. The compiled function runs without the GIL and checks no index."""
 
     def compile_(function: Function) -> Function:
-        # numba asks this setting where to keep a function, when it decorates one.
-        before = numba.config.CACHE_LOCATOR_CLASSES
-        numba.config.CACHE_LOCATOR_CLASSES = f"{__name__}.{KernelDirectory.__name__}"
-        try:
-            made: Function = numba.njit(signature, cache=_directory_of(function) is not None, **_OPTIONS)(function)
-        finally:
-            numba.config.CACHE_LOCATOR_CLASSES = before
+        made: Function = _loaded_or_compiled(signature, function)
         _compiled.append(made)
         return made
 
     return compile_
+
+
+def _loaded_or_compiled(signature: Any, function: Any) -> Any:
+    path = _directory_of(function)
+    if path is None:
+        return _njit(signature, function, cache=False)
+    try:
+        return _njit(signature, function, cache=True)
+    except OSError:
+        # The disk is full, for example.
+        return _njit(signature, function, cache=False)
+    except Exception:
+        # A damaged file raises whatever it leads to.
+        shutil.rmtree(path, ignore_errors=True)
+        return _njit(signature, function, cache=_is_writable(path))
+
+
+def _njit(signature: Any, function: Any, *, cache: bool) -> Any:
+    # numba asks this setting where to keep a function, when it decorates one.
+    before = numba.config.CACHE_LOCATOR_CLASSES
+    numba.config.CACHE_LOCATOR_CLASSES = f"{__name__}.{KernelDirectory.__name__}"
+    try:
+        return numba.njit(signature, cache=cache, **_OPTIONS)(function)
+    finally:
+        numba.config.CACHE_LOCATOR_CLASSES = before
 
 
 def inlined(function: Function) -> Function:
@@ -76,6 +96,14 @@ def compilations() -> Compilations:
     )
 
 
+def copy_code(target: Path) -> None:
+    """Copies the code of this process's functions to a directory, as far as it has been kept elsewhere."""
+    for made in _compiled:
+        path = _directory_of(made.py_func)
+        if path is not None and path.parent != target and not _has_code(target / path.name):
+            shutil.copytree(path, target / path.name, dirs_exist_ok=True)
+
+
 # -- where the code is ------------------------------------------------------------------------------------------------
 
 
@@ -90,7 +118,8 @@ def _directories() -> Iterator[Path]:
         yield Path(given).absolute() / "klamm"
     yield Path(__file__).parent / "__pycache__" / "compiled"
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    yield Path(home) / "klamm" / "compiled"
+    if os.path.isabs(home):  # a user without an entry has no home directory
+        yield Path(home) / "klamm" / "compiled"
     yield _temporary()
 
 
@@ -144,38 +173,25 @@ class KernelDirectory:
 
 @cache
 def _directory_of(function: types.FunctionType) -> Path | None:
-    """The directory for the code of a function, with the code that other directories have; None for no directory."""
+    """The directory with the code of a function, or where it can be kept; None for no directory."""
+    name = f"{function.__module__}.{function.__qualname__}-{_source_hash(function)[:16]}"
+    for each in _directories():
+        if _has_code(each / name) and (each != _temporary() or _is_private(each)):
+            return each / name
     home = directory()
-    if home is None:
-        return None
-    name = f"{function.__module__}-{_source_hash(function)[:16]}"
-    path = home / name
+    return home / name if home is not None and _is_writable(home / name) else None
+
+
+def _has_code(path: Path) -> bool:
     try:
-        path.mkdir(exist_ok=True)
-        for other in _directories():
-            if (
-                other != home
-                and os.access(other / name, os.R_OK | os.X_OK)
-                and (other != _temporary() or _is_private(other))
-            ):
-                _copy_missing(other / name, path, f".{function.__qualname__}-")
+        return any(file.suffix == ".nbc" for file in path.iterdir())
     except OSError:
-        return None
-    return path
-
-
-def _copy_missing(source: Path, target: Path, name: str) -> None:
-    """Copies the files of a function that are not there yet: the code first, and the index last."""
-    for file in sorted(source.iterdir()):
-        if name in file.name and file.suffix in (".nbc", ".nbi") and not (target / file.name).exists():
-            with tempfile.NamedTemporaryFile(dir=target, prefix="copy-", delete=False) as copy:
-                copy.write(file.read_bytes())
-            os.chmod(copy.name, 0o644)
-            os.replace(copy.name, target / file.name)
+        return False
 
 
 def _source_hash(function: types.FunctionType) -> str:
-    found = hashlib.sha256(__version__.encode())
+    processor = cpu_target.target_context.codegen().magic_tuple()
+    found = hashlib.sha256(repr((__version__, numba.__version__, sys.implementation.cache_tag, processor)).encode())
     for name in sorted(_modules(function, set())):
         found.update(name.encode() + b"\0" + _source(name))
     return found.hexdigest()

@@ -299,6 +299,7 @@ def prewarm(
     if found is None:
         raise ToolError("no directory can be written to; give one with --directory")
     loaded, compiled = run()
+    compiling.copy_code(found)
     value = {"directory": str(found), "compiled": compiled, "loaded": loaded}
     tell(value, f"Compiled {compiled} functions and found {loaded} in {found}.", as_json)
 

@@ -1,33 +1,30 @@
-"""`klamm pipeline prewarm`: after it, nothing is compiled; and what the command prints."""
+"""`klamm pipeline prewarm`: which loops it compiles, and what the command prints."""
 
 import json
+import re
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
 from klamm import compiling
-from klamm.spark.prewarm import prewarm
-from klamm.spark.write.columns import Columns
-from klamm.spark.write.encoding import encode, record_sizes
-from klamm.spark.write.partitioning import Topic, assign
+from klamm.spark import prewarm
 from klamm.tools import main
+from support.paths import ROOT
 
 
-@pytest.mark.parametrize("text", [pa.string(), pa.binary(), pa.large_string(), pa.large_binary()])
-@pytest.mark.parametrize("has_key", [True, False])
-@pytest.mark.parametrize("partitions", [None, pa.array([0, 0], pa.int32())])
-def test_no_columns_need_more_than_what_was_prewarmed(
-    text: pa.DataType, has_key: bool, partitions: pa.Array | None
-) -> None:
-    compiled = prewarm().compiled
-    texts = pa.array(["a", None]).cast(text)
-    columns = Columns.from_arrow(texts if has_key else None, texts, None, np.zeros(2, np.int64))
-    sizes = record_sizes(columns)
-    chosen = assign([Topic("t", 1, [0], 1000)], np.zeros(2, np.int64), partitions, columns.keys, sizes)
-    assert sum(each.record_count for each in encode(columns, chosen.targets, sizes, chosen.limits)) == 2
-    assert compiling.compilations().compiled == compiled
+def test_every_module_of_sparks_that_compiles_is_prewarmed() -> None:
+    found = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / "klamm" / "spark").rglob("*.py")
+        if re.search(r"^@compiled\b", path.read_text(), re.MULTILINE)
+    }
+    assert found == set(prewarm.KERNELS)
+
+
+def test_no_other_module_compiles() -> None:
+    """`compiled` keeps the code; numba's own decorators would compile again in each process."""
+    pattern = re.compile(r"@(numba\.)?(n?jit|vectorize|guvectorize|cfunc|generated_jit)\b")
+    assert [path for path in (ROOT / "klamm").rglob("*.py") if pattern.search(path.read_text())] == []
 
 
 def test_the_command_says_where_the_code_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,10 +36,17 @@ def test_the_command_says_where_the_code_is(capsys: pytest.CaptureFixture[str]) 
     assert text == f"Compiled {value['compiled']} functions and found {value['loaded']} in {value['directory']}.\n"
 
 
+def test_the_directory_gets_code_that_was_found_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "")
+    assert main.run(["pipeline", "prewarm", "--directory", str(tmp_path / "kernels")]) == 0
+    functions = {each.parent.name for each in (tmp_path / "kernels" / "klamm").glob("*/*.nbc")}
+    assert len(functions) == sum(compiling.compilations())
+
+
 def test_a_directory_that_cannot_be_made_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "")
     assert main.run(["pipeline", "prewarm", "--directory", str(tmp_path / "file")]) == 1
     assert capsys.readouterr().err == f"klamm: --directory: {tmp_path / 'file'} cannot be written to\n"

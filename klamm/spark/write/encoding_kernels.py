@@ -1,7 +1,7 @@
 """The loops over rows that turn columns into record batches, compiled by numba.
 
-Importing this module imports numba, and the first call of a loop compiles it or loads it from numba's cache on disk, so
-`encoding.py`, its only user, imports it when records are about to be written.
+Importing this module imports numba and compiles the loops, or loads them from disk, so it is imported where records are
+about to be written and nowhere else. `encoding.py` is its only user.
 
 What must stay true: compiled code checks no index. Every record is written into room of the size that `measure` found,
 and `measure` never finds less than what `write` needs.
@@ -12,14 +12,21 @@ Source: org.apache.kafka.common.record.DefaultRecord.
 from typing import Any
 
 import numpy as np
+from numba import types
 
 from klamm.compiling import compiled, inlined
 from klamm.memcpy import copy_bytes
-from klamm.spark.write.columns import Columns
+from klamm.spark.write.columns import Columns, Headers, Strings
 
 # The bytes of a record's attributes, and the most bytes of the difference of two offsets.
 _FIXED_BYTES = 1 + 5
 _MAX_VARLONG_BYTES = 10
+
+_integers = types.int64[::1]
+_number = types.int64
+_strings = types.NamedTuple((types.Array(types.uint8, 1, "C", readonly=True), _integers, _integers), Strings)
+_headers = types.NamedTuple((_integers, _integers, _strings, _strings), Headers)
+_columns = types.NamedTuple((_strings, _strings, _headers, _integers), Columns)
 
 
 @inlined
@@ -69,7 +76,7 @@ def _headers_size(name_sizes: Any, value_sizes: Any, first: int, count: int) -> 
 # Arrays are taken out of their tuples before a loop: inside the loop that costs as much as a record.
 
 
-@compiled()
+@compiled(types.void(_integers, _columns, types.boolean))
 def measure(sizes: Any, columns: Columns, same_timestamp: bool) -> None:
     """Sets `sizes` to the bytes that the record of each row needs, or a few more."""
     key_sizes, value_sizes = columns.keys.sizes, columns.values.sizes
@@ -82,7 +89,7 @@ def measure(sizes: Any, columns: Columns, same_timestamp: bool) -> None:
         sizes[row] = size + _varint_size(size)
 
 
-@compiled()
+@compiled(_number(_integers, _number, _integers, _integers, _integers, _integers, _integers, _integers))
 def split(
     targets: Any, target_count: int, sizes: Any, limits: Any, order: Any, first: Any, batch_targets: Any, needs: Any
 ) -> int:
@@ -114,7 +121,7 @@ def split(
     return batch + 1
 
 
-@compiled()
+@compiled(types.void(types.uint8[::1], _integers, _integers, _integers, _integers, _integers, _columns))
 def write(out: Any, starts: Any, ends: Any, max_timestamps: Any, order: Any, first: Any, columns: Columns) -> None:
     """Writes the records of each batch b into `out` from `starts[b]`, and the position after them into `ends[b]`."""
     keys, key_starts, key_sizes = columns.keys

@@ -1,7 +1,7 @@
 """The loop over rows that gives each its partition, compiled by numba.
 
-Importing this module imports numba, and the first call compiles the loop or loads it from numba's cache on disk, so
-`partitioning.py`, its only user, imports it when records are about to be written.
+Importing this module imports numba and compiles the loop, or loads it from disk, so it is imported where records are
+about to be written and nowhere else. `partitioning.py` is its only user.
 
 What must stay true: compiled code checks no index. A row's own partition is checked before it is used as one.
 
@@ -10,8 +10,10 @@ Source: org.apache.kafka.common.utils.Utils.murmur2.
 
 from typing import Any, NamedTuple
 
+from numba import types
+
 from klamm.compiling import compiled, inlined
-from klamm.spark.write.columns import Integers
+from klamm.spark.write.columns import Integers, Strings
 
 _SEED = 0x9747B28C
 _MULTIPLIER = 0x5BD1E995
@@ -63,7 +65,16 @@ def murmur2(data: Any, start: int, size: int) -> int:
     return value ^ (value >> 15)
 
 
-@compiled()
+_integers = types.int64[::1]
+_strings = types.NamedTuple((types.Array(types.uint8, 1, "C", readonly=True), _integers, _integers), Strings)
+
+
+@compiled(
+    types.int64(
+        _integers, _integers, _integers, _strings, _integers,
+        types.NamedUniTuple(_integers, 6, Layout), types.NamedUniTuple(_integers, 2, Sticky),
+    )
+)  # fmt: skip
 def assign(targets: Any, topics: Any, partitions: Any, keys: Any, sizes: Any, layout: Layout, sticky: Sticky) -> int:
     """Puts the target of each row into `targets`: its topic's first target plus its partition.
 
