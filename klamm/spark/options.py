@@ -226,7 +226,6 @@ def read_options(
     maximum = given.number("maxOffsetsPerTrigger", 1, _LONG_MAX)
     if minimum is not None and maximum is not None and minimum > maximum:
         raise OptionError(f"option minOffsetsPerTrigger ({minimum}) is larger than maxOffsetsPerTrigger ({maximum})")
-    given.text("groupIdPrefix")
     group = given.text("kafka.group.id")
     commit_offsets = given.boolean("commitOffsets", False)
     if commit_offsets and not group:
