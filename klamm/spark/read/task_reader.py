@@ -35,7 +35,7 @@ from klamm.spark.settings import FetchOptions, PartitionRange
 ROUND_PARTITIONS = 1_000
 # What an offset is expected to take before the first answer.
 FIRST_BYTES_PER_OFFSET = 256.0
-# A leader returns whole batches, which may begin before a range and end behind it.
+# Batches may begin before a range and end behind it.
 BATCH_BYTES = 64 * 1024
 
 
@@ -116,6 +116,8 @@ class _Rounds:
         # Ranges that a round has asked for in vain.
         self._missed: set[PartitionRange] = set()
         self._bytes_per_offset = FIRST_BYTES_PER_OFFSET
+        # A leader returns whole batches only, however few of their records are wanted.
+        self._bytes_per_batch = 0.0
         self._wanted: list[_Wanted] = []
         self._under_way: Future[_Round] | None = None
         # Whether records may be of another topic.
@@ -141,26 +143,31 @@ class _Rounds:
         answered: list[_Answered] = []
         alone: list[PartitionRange] = []
         again: list[PartitionRange] = []
-        size_bytes = sum(len(answer.records or b"") for answer in answers if answer is not None)
-        # A full response may have ended before these partitions.
+        found = [
+            None if answer is None else self._scan(records, answer)
+            for (records, _), answer in zip(self._wanted, answers, strict=True)
+        ]
+        size_bytes = sum(len(each.batches.records) for each in found if each is not None)
+        # A full response may have ended before these partitions. It has brought others further: this comes to an end.
         is_full = 2 * size_bytes >= self._max_bytes
-        offsets = 0
-        for (records, _), answer in zip(self._wanted, answers, strict=True):
-            found = None if answer is None else self._scan(records, answer)
-            if found is not None:
-                answered.append(found)
-                next_offset = found.batches.next_offset or 0
+        offsets = batches = 0
+        for (records, _), answer, each in zip(self._wanted, answers, found, strict=True):
+            if each is not None:
+                answered.append(each)
+                next_offset = each.batches.next_offset or 0
                 offsets += next_offset - records.start_offset
+                batches += len(each.batches.table)
                 if next_offset < records.end_offset:
                     again.append(_from(records, next_offset))
+            elif answer is not None and is_full:
+                again.append(records)
             elif records in self._missed or (answer is None and not alone):
                 alone.append(records)
             else:
                 again.append(records)
-                if answer is None or not is_full:
-                    self._missed.add(records)
+                self._missed.add(records)
         if offsets:
-            self._bytes_per_offset = size_bytes / offsets
+            self._bytes_per_offset, self._bytes_per_batch = size_bytes / offsets, size_bytes / batches
         self._rest.extendleft(reversed(again))
         return answered, alone
 
@@ -191,7 +198,8 @@ class _Rounds:
                 break
             self._rest.popleft()
             partitions.add((records.topic, records.partition))
-            expected_bytes = self._bytes_per_offset * (records.end_offset - records.start_offset)
+            offsets = records.end_offset - records.start_offset
+            expected_bytes = max(self._bytes_per_offset * offsets, self._bytes_per_batch)
             size_bytes += expected_bytes
             wanted.append(_Wanted(records, min(self._max_bytes, int(2 * expected_bytes) + BATCH_BYTES)))
         return wanted

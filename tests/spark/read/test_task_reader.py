@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -53,6 +53,8 @@ class WideCluster:
         self.refreshes = 0
         # The share of brokers that know topics by their ids.
         self.newer = 0.0
+        # Whether leaders end even their first batch where the limit is.
+        self.truncates = False
         self.logs = [self._log() for _ in range(partitions)]
         self.ends = [log[-1][1] + 1 for log in self.logs]
 
@@ -130,10 +132,11 @@ class WideCluster:
                 data = b"".join(
                     batch for _, last, _, batch in self.logs[wanted.partition] if last >= wanted.fetch_offset
                 )
-                limit = min(left, wanted.partition_max_bytes)
-                if data and not any(each.records for each in answers):
-                    limit = max(limit, int.from_bytes(data[8:12], "big") + 12)
-                answer.records = data[: max(0, limit)]
+                limit = max(0, min(left, wanted.partition_max_bytes))
+                first_bytes = int.from_bytes(data[8:12], "big") + 12
+                if limit < first_bytes and not self.truncates:
+                    limit = 0 if any(each.records for each in answers) else first_bytes
+                answer.records = data[:limit]
                 left -= len(answer.records)
                 answer.high_watermark = answer.last_stable_offset = self.ends[wanted.partition] + 5
             answers.append(answer)
@@ -145,19 +148,26 @@ class WideCluster:
         struct = ListOffsetsResponse.ListOffsetsTopicResponse
         (wanted,) = request.topics[0].partitions
         offset = 0 if wanted.timestamp == -2 else self.ends[wanted.partition_index] + 5
-        found = struct.ListOffsetsPartitionResponse(partition_index=wanted.partition_index, offset=offset)
+        found = struct.ListOffsetsPartitionResponse(partition_index=wanted.partition_index, error_code=0, offset=offset)
         return ListOffsetsResponse(topics=[struct(name="t", partitions=[found])])
 
 
 @pytest.fixture
-def on_the_spot(monkeypatch: pytest.MonkeyPatch) -> Callable[[WideCluster], None]:
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def on_the_spot(monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop) -> Callable[[WideCluster], None]:
     """Readers use this cluster, and wait for nothing."""
 
     def use(cluster: WideCluster) -> None:
         def start(_: ClientOptions, work: Callable[[Any], Any]) -> "Future[Any]":
             future: Future[Any] = Future()
             try:
-                future.set_result(asyncio.run(work(cluster)))
+                future.set_result(loop.run_until_complete(work(cluster)))
             except Exception as error:  # as a future has it
                 future.set_exception(error)
             return future
@@ -234,6 +244,27 @@ def test_a_round_is_one_request_to_each_leader_and_a_task_reads_the_metadata_twi
     assert (len(cluster.fetches), cluster.refreshes) == (15, 4)
 
 
+def test_few_records_of_large_batches_are_read_with_few_fetches(on_the_spot: Callable[[WideCluster], None]) -> None:
+    cluster = WideCluster(1, partitions=60)
+    on_the_spot(cluster)
+    batch = bytes(build_batch([Record(None, b"v" * 2000, 1, (), offset) for offset in range(100)]))
+    cluster.logs, cluster.ends = [[(0, 99, list(range(100)), batch)]] * 60, [100] * 60
+    ranges = [replace(records, start_offset=50, end_offset=51) for records in whole(cluster)]
+    options = replace(OPTIONS, fetch_max_bytes=4_000_000)
+    assert rows_of(options, ranges) == {number: [50] for number in range(60)}
+    assert len(cluster.fetches) <= 15
+
+
+def test_leaders_that_return_parts_of_batches_for_ever_are_an_error(on_the_spot: Callable[[WideCluster], None]) -> None:
+    cluster = WideCluster(1, partitions=40)
+    cluster.truncates = True
+    on_the_spot(cluster)
+    batch = bytes(build_batch([Record(None, b"v" * 5000)]))
+    cluster.logs, cluster.ends = [[(0, 0, [0], batch)]] * 40, [1] * 40
+    with pytest.raises(KafkaError, match="t-0 at offset 0: the leader returned no batch that reaches this offset"):
+        rows_of(OPTIONS, whole(cluster))
+
+
 @pytest.mark.parametrize("newer", [0.0, 1.0])
 def test_a_topic_that_was_replaced_after_the_metadata_was_read_is_a_loss(
     on_the_spot: Callable[[WideCluster], None], caplog: pytest.LogCaptureFixture, newer: float
@@ -254,22 +285,23 @@ def test_a_topic_that_was_replaced_after_the_metadata_was_read_is_a_loss(
 
 
 def test_many_ranges_of_a_topic_that_is_gone_wait_for_it_once(
-    on_the_spot: Callable[[WideCluster], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    on_the_spot: Callable[[WideCluster], None],
+    loop: asyncio.AbstractEventLoop,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = WideCluster(3, partitions=30)
     on_the_spot(cluster)
     monkeypatch.setattr(partition_reader, "GRACE_MS", 300)
     monkeypatch.setattr(partition_reader, "MAX_BACKOFF_S", 0.01)
     cluster.topic_id = None
-    loop = asyncio.new_event_loop()
     began = loop.time()
     assert rows_of(TOLERANT, whole(cluster)) == {}
     assert loop.time() - began < 5 * 0.3
-    loop.close()
     assert caplog.text.count("topic t no longer exists") == 30
     # What was read before it was deleted, was read.
     cluster.topic_id = ID
-    asyncio.run(cluster.refresh_metadata(["t"]))
+    loop.run_until_complete(cluster.refresh_metadata(["t"]))
     cluster.topic_id = None
     assert rows_of(OPTIONS, whole(cluster)) == everything(cluster)
 
