@@ -55,3 +55,14 @@ def test_only_what_lies_in_the_installed_pyspark_leaves_the_path(tmp_path: Path,
     # Without py4j beside it, the zip files are needed.
     (environment / "py4j" / "__init__.py").unlink()
     assert without_zip_files([of_it, *others]) == [of_it, *others]
+
+
+def test_the_zip_files_of_a_pyspark_stay_where_another_one_would_be_imported(tmp_path: Path) -> None:
+    for name in ("older", "newer"):
+        for package in ("pyspark", "py4j"):
+            (tmp_path / name / package).mkdir(parents=True)
+            (tmp_path / name / package / "__init__.py").touch()
+    older, newer = str(tmp_path / "older"), str(tmp_path / "newer")
+    of_newer = str(tmp_path / "newer" / "pyspark" / "python" / "lib" / "pyspark.zip")
+    assert without_zip_files([of_newer, older, newer]) == [of_newer, older, newer]
+    assert without_zip_files([of_newer, newer, older]) == [newer, older]
