@@ -160,7 +160,7 @@ def test_a_frame_is_planned_once(spark: "SparkSession", cluster: Cluster, topic:
     [
         ({"startingOffsets": "latest"}, None, "a batch query cannot begin at latest"),
         ({"startingOfsets": "latest"}, None, "did you mean startingOffsets?"),
-        ({"pushFilters": "true"}, None, "unknown option pushfilters; allowed: assign, "),
+        ({"pushFilters": "true"}, None, "unknown option pushfilters; allowed: "),
         ({"includeHeaders": "maybe"}, None, "allowed: true, false"),
         ({}, "value STRING", "the schema has value string; allowed: key binary, value binary, topic string"),
         ({}, "values BINARY", "the schema has a column values; allowed: key binary"),

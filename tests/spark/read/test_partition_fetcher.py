@@ -1,6 +1,5 @@
 """What leaders may answer to a fetch, one answer after another, from a cluster that is made up here."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from klamm.protocol.apis.list_offsets import ListOffsetsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.records import Record, build_batch
+from klamm.simulation.loop import simulated_loop
 from klamm.spark.read import partition_reader
 from klamm.spark.read.partition_reader import Loss, RangeFetcher, read_range
 from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
@@ -107,7 +107,7 @@ def losing_fetch(
     cluster: FakeCluster, offset: int = 10, options: FetchOptions = OPTIONS
 ) -> tuple[PartitionData | None, list[tuple[int, int]]]:
     """What is fetched, and the offsets that are lost."""
-    answer, losses = asyncio.run(RangeFetcher(options, RANGE).fetch(offset, 1000)(cluster))  # type: ignore[arg-type]
+    answer, losses = simulated_loop().run_until_complete(RangeFetcher(options, RANGE).fetch(offset, 1000)(cluster))  # type: ignore[arg-type]
     return answer, [(loss.start_offset, loss.end_offset) for loss in losses]
 
 
@@ -214,7 +214,7 @@ def test_leaders_that_know_topics_by_their_ids_are_asked_for_the_id_and_no_metad
     for options in (OPTIONS, tolerant):
         fetcher = RangeFetcher(options, RANGE)
         for offset in (10, 20):
-            asyncio.run(fetcher.fetch(offset, 1000)(cluster))  # type: ignore[arg-type]
+            simulated_loop().run_until_complete(fetcher.fetch(offset, 1000)(cluster))  # type: ignore[arg-type]
     assert [request.topics[0].topic_id for request in cluster.requests] == [ID, ID]
     assert cluster.refreshes == []
 
@@ -298,7 +298,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
 
         def start(_: ClientOptions, work: Callable[[Any], Any]) -> "Future[Any]":
             future: Future[Any] = Future()
-            future.set_result(asyncio.run(work(cluster)))
+            future.set_result(simulated_loop().run_until_complete(work(cluster)))
             return future
 
         monkeypatch.setattr(partition_reader, "start", start)
