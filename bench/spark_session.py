@@ -194,10 +194,12 @@ class Session:
 
     def memory(self) -> dict[str, float]:
         """The most that Spark's JVM (here driver and executor in one) and a Python worker have used so far."""
-        used = {pid: peak_megabytes(pid) for pid in descendants(os.getpid())}
-        java = [pid for pid in used if Path(f"/proc/{pid}/comm").read_text().startswith("java")]
-        workers = [size for pid, size in used.items() if pid not in java]
-        return {"driver_megabytes": max(used[pid] for pid in java), "worker_megabytes": max(workers, default=0)}
+        used = [process for pid in descendants(os.getpid()) if (process := peak_megabytes(pid)) is not None]
+        driver = max(size for name, size in used if name == "java")
+        return {
+            "driver_megabytes": driver,
+            "worker_megabytes": max((size for name, size in used if name != "java"), default=0),
+        }
 
     def archive(self, bootstrap: str, topic: str) -> dict[str, float]:
         """The topic as Parquet files, in a directory that is removed afterwards."""
@@ -246,15 +248,22 @@ class Session:
 
 
 def descendants(pid: int) -> list[int]:
-    children = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
+    try:
+        tasks = [task.read_text().split() for task in Path(f"/proc/{pid}/task").glob("*/children")]
+    except (FileNotFoundError, ProcessLookupError):
+        return []  # It has ended, or a thread of it.
+    children = [int(child) for task in tasks for child in task]
     return children + [each for child in children for each in descendants(child)]
 
 
-def peak_megabytes(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+def peak_megabytes(pid: int) -> tuple[str, float] | None:
+    """The process's name and the most memory that it has used; None when it has ended."""
+    try:
+        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    except FileNotFoundError:
+        return None
+    # A process that has ended, but that nobody has waited for, has a status without memory.
+    return (status["Name"], int(status["VmHWM"].split()[0]) / 1024) if "VmHWM" in status else None
 
 
 def main() -> None:
