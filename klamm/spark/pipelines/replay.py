@@ -185,7 +185,9 @@ def replay(
             distribute(spark, part, partial(_replay_files, log.files, writing, plan["producer"], share), _size)
             done += sum(piece.rows for found in part for piece in found)
             on_progress(Progress(done, total))
-        groups, refused = _commit_groups(writing.producer.client, log, output, plan) if commit_groups else ({}, {})
+        groups, refused = (
+            _commit_groups(writing.producer.client, log, output, plan, on_warning) if commit_groups else ({}, {})
+        )
     return Replayed(total, groups, refused)
 
 
@@ -260,7 +262,9 @@ def _make_plan(
             raise OptionError(
                 f"topic {target} has {count} partitions; the archive has records of partition {numbers[-1]}"
             )
-        begins[target] = call(options.client, partial(_begins, target=target, numbers=numbers))
+        # Groups may have committed offsets of partitions without a record, too.
+        every = sorted({*numbers, *range(min(count, topic.partitions))})
+        begins[target] = call(options.client, partial(_begins, target=target, numbers=every))
     producer = call(options.client, lambda client: Sender(client, options).init_producer_id())
     plan = {"topics": chosen, "ranges": len(log.ranges), "begins": begins, "producer": producer}
     SystemFileSystem().replace_file(os.path.join(output, "plan.json"), json.dumps(plan).encode())
@@ -268,7 +272,8 @@ def _make_plan(
 
 
 async def _begins(client: ClusterClient, *, target: str, numbers: Sequence[int]) -> dict[int, int]:
-    return {number: await _log_end(client, target, number, DEBUGGING_REPLICA_ID) for number in numbers}
+    ends = await _log_ends(client, [TopicPartition(target, number) for number in numbers], DEBUGGING_REPLICA_ID)
+    return {partition.partition: end for partition, end in ends.items()}
 
 
 def _span(files: Files, paths: Sequence[str]) -> Span | None:
@@ -459,16 +464,21 @@ async def _end(client: ClusterClient, *, piece: _Piece) -> int:
 
 
 async def _log_end(client: ClusterClient, topic: str, number: int, replica_id: int) -> int:
-    """The high watermark for a consumer; for a debugging consumer the end of the leader's log."""
-
     partition = TopicPartition(topic, number)
+    return (await _log_ends(client, [partition], replica_id))[partition]
+
+
+async def _log_ends(
+    client: ClusterClient, partitions: Sequence[TopicPartition], replica_id: int
+) -> dict[TopicPartition, int]:
+    """The high watermarks for a consumer; for a debugging consumer the ends of the leaders' logs."""
     results = await list_offsets(
         client,
-        {partition: LATEST_TIMESTAMP},
+        dict.fromkeys(partitions, LATEST_TIMESTAMP),
         replica_id=replica_id,
         missing_timeout_ms=client.retry.deadline_ms,
     )
-    return checked(results[partition]).offset
+    return {partition: checked(results[partition]).offset for partition in partitions}
 
 
 async def _now(client: ClusterClient) -> float:
@@ -483,14 +493,23 @@ async def _sleep_until(client: ClusterClient, *, time: float) -> None:
 
 
 def _commit_groups(
-    client: ClientOptions, log: CommitLog, output: str, plan: Mapping[str, Any]
+    client: ClientOptions, log: CommitLog, output: str, plan: Mapping[str, Any], on_warning: Warn
 ) -> tuple[dict[str, dict[str, dict[int, int]]], dict[str, str]]:
     """The committed offsets of each group of the archive, or the reason why there are none."""
     committed: dict[str, dict[str, dict[int, int]]] = {}
     refused: dict[str, str] = {}
+    snapshot = log.snapshot or Snapshot()
+    topics = dict(plan["topics"])
+    for name, ranges in _newest(log.ranges[: plan["ranges"]]).items():
+        # The archive may have gone on since the plan was made.
+        if name in topics and name in snapshot.topics and snapshot.topics[name].topic_id != ranges[0].topic_id:
+            on_warning(f"the offsets of groups are not translated for topic {name}, which was created again since")
+            del topics[name]
     runs_of_partition = cache(partial(read_runs, output))
-    for group, archived in (log.snapshot or Snapshot()).groups.items():
-        translated = _translated(runs_of_partition, plan["topics"], archived)
+    for group, archived in snapshot.groups.items():
+        translated = _translated(runs_of_partition, topics, plan["begins"], archived)
+        if not translated:
+            continue
         try:
             _commit(client, group, translated)
             committed[group] = translated
@@ -502,15 +521,18 @@ def _commit_groups(
 def _translated(
     runs_of_partition: Callable[[str, int], Runs],
     topics: Mapping[str, str],
+    begins: Mapping[str, Mapping[int, int]],
     committed: Mapping[str, Mapping[int, int]],
 ) -> dict[str, dict[int, int]]:
-    """A group's archived offsets as offsets of the replayed topics; partitions without a record are left out."""
+    """A group's archived offsets as offsets of the replayed topics; without a record, where the first one would be."""
     found: dict[str, dict[int, int]] = {}
     for name, target in topics.items():
         for number, offset in committed.get(name, {}).items():
             runs = runs_of_partition(target, number)
             if len(runs.old):
                 found.setdefault(target, {})[number] = translate(runs, offset)
+            elif number in begins[target]:
+                found.setdefault(target, {})[number] = begins[target][number]
     return found
 
 

@@ -275,17 +275,16 @@ def test_another_program_writes_meanwhile(cluster, archived, topic, tmp_path):
     async def too_early(client, *, piece):
         return piece.new_offset
 
+    async def zeros(client, *, target, numbers):
+        return dict.fromkeys(numbers, 0)
+
     produce(cluster.bootstrap, target, [])
-    with patch(end, too_early), patch("klamm.spark.pipelines.replay._log_end", lambda *_: _zero()):
+    with patch(end, too_early), patch("klamm.spark.pipelines.replay._begins", zeros):
         produce(cluster.bootstrap, target, numbered(1))
         with pytest.raises(
             ReplayError, match=f"{target}-0 ends at offset 3, and not at 2: another program writes to it"
         ):
             run(cluster, tmp_path, {archived: target})
-
-
-async def _zero():
-    return 0
 
 
 def test_groups_go_on_where_they_were(cluster, archived, topic, tmp_path):
@@ -295,11 +294,36 @@ def test_groups_go_on_where_they_were(cluster, archived, topic, tmp_path):
     given = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": archived}
     archive(OneProcess(), str(tmp_path / "archive"), given, offsets_per_file=20)
     produce(cluster.bootstrap, target, numbered(5, partition=2))
+    produce(cluster.bootstrap, target, numbered(3, partition=1))
     replayed = run(cluster, tmp_path, {archived: target}, commit_groups=True)
-    assert (replayed.groups, replayed.refused) == ({group: {target: {2: 28}}}, {})
-    (committed,) = consumer.committed([TopicPartition(target, 2)], timeout=30)
+    # Partition 1 has no record in the archive.
+    assert (replayed.groups, replayed.refused) == ({group: {target: {1: 3, 2: 28}}}, {})
+    committed = consumer.committed([TopicPartition(target, 1), TopicPartition(target, 2)], timeout=30)
     consumer.close()
-    assert committed.offset == 28
+    assert [each.offset for each in committed] == [3, 28]
+
+
+def test_offsets_of_a_topic_that_was_created_again_are_not_translated(cluster, archived, topic, tmp_path):
+    """The archive goes on between the death of a replay and its end."""
+    target, group = topic(partitions=3), f"group-of-{archived}"
+    with (
+        patch("klamm.spark.pipelines.replay._write_rows", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        run(cluster, tmp_path, {archived: target})
+    cluster.delete_topic(archived)
+    cluster.create_topic(archived, partitions=3)
+    produce(cluster.bootstrap, archived, numbered(40, partition=2))
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group})
+    consumer.commit(offsets=[TopicPartition(archived, 2, 30)], asynchronous=False)
+    consumer.close()
+    archive(
+        OneProcess(), str(tmp_path / "archive"), {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": archived}
+    )
+    told = []
+    replayed = run(cluster, tmp_path, None, commit_groups=True, on_warning=told.append)
+    assert replayed.groups == {}
+    assert told == [f"the offsets of groups are not translated for topic {archived}, which was created again since"]
 
 
 def test_a_rate(cluster, archived, topic, tmp_path):
