@@ -361,7 +361,8 @@ def session(
 
 def parse_storage_options(pairs: list[str] | None) -> dict[str, str]:
     """As `parse_pairs`; what it refuses is not shown, because it may be a secret."""
-    if not all(pair.partition("=")[1] for pair in pairs or ()):
+    names = [pair.partition("=")[:2] for pair in pairs or ()]
+    if not all(name.strip() and equals for name, equals in names):
         raise typer.BadParameter("one of them is not of the form NAME=VALUE", param_hint="--storage-option")
     return parse_pairs("--storage-option", pairs or ())
 

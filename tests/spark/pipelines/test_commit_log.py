@@ -1,18 +1,23 @@
 """The log of an archive: what is in it, what is refused."""
 
 import json
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.spark.pipelines.archive_files import files_at
+from klamm.spark.pipelines.archive_files import Files, files_at
 from klamm.spark.pipelines.commit_log import (
     ArchivedRange,
     ArchiveError,
     CommitLog,
+    OvertakenError,
     Snapshot,
     TopicSnapshot,
     adding_to,
@@ -132,3 +137,103 @@ def test_almost_a_record(name, value, kind, content):
             assert "the/path" in str(error)
         else:
             assert isinstance(parsed, Snapshot if found == "snapshot" else list)
+
+
+class InMemory(Files):
+    """The files of a store without a lock; `meanwhile` is called before each request."""
+
+    place = "memory"
+    is_locked = False
+
+    def __init__(self) -> None:
+        self.contents: dict[str, bytes] = {}
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def adding(self, *directories: str) -> nullcontext[None]:
+        return nullcontext()
+
+    def paths(self, directory: str, after: str = "") -> list[str]:
+        self.meanwhile()
+        return sorted(path for path in self.contents if path.startswith(f"{directory}/") and path > after)
+
+    def read(self, path: str) -> bytes:
+        return self.contents[path]
+
+    def create(self, path: str, content: bytes) -> bool:
+        self.meanwhile()
+        return self.contents.setdefault(path, content) == content
+
+    def remove(self, path: str) -> None:
+        self.meanwhile()
+        self.contents.pop(path, None)
+
+    def write(self, stem: str, fill: Callable[[Any], bool]) -> None:
+        raise NotImplementedError
+
+    find = open = status = write
+
+
+class Program:
+    """Archives one partition: makes or takes over a file, commits it, and at some time removes what is left over."""
+
+    def __init__(self, files: InMemory, chance: random.Random) -> None:
+        self.files, self.chance, self.log = files, chance, CommitLog(files)
+        self.written: ArchivedRange | None = None
+
+    def step(self) -> None:
+        self.chance.choice([self.write, self.commit, self.log.remove_leftovers])()
+
+    def write(self) -> None:
+        start = self.log.ends_of({"t": ID}).get(TopicPartition("t", 0), 0)
+        end = start + self.chance.randint(1, 3)
+        stem = f"data/{ID}/00000-{start:020}-{end:020}"
+        file = next(iter(self.files.paths(stem)), f"{stem}/{self.chance.getrandbits(64):016x}.parquet")
+        self.files.contents.setdefault(file, b"")
+        self.written = ArchivedRange("t", ID, 0, start, end, 1, 1, file)
+
+    def commit(self) -> None:
+        written, self.written = self.written, None
+        if written is not None:
+            try:
+                self.log.commit([written])
+            except OvertakenError:
+                self.log = CommitLog(self.files)
+
+
+def check_programs(seed: int) -> None:
+    """Programs whose requests come in any order: what the log names is there after each step of one of them."""
+    chance, files = random.Random(seed), InMemory()
+    programs = [Program(files, chance) for _ in range(3)]
+    busy: list[Program] = []
+
+    def others() -> None:
+        idle = [program for program in programs if program not in busy]
+        if idle and chance.random() < 0.5:
+            act(chance.choice(idle))
+
+    def act(program: Program) -> None:
+        busy.append(program)
+        program.step()
+        busy.remove(program)
+
+    files.meanwhile = others
+    for _ in range(40):
+        act(chance.choice(programs))
+        named = [
+            json.loads(content)["ranges"][0]
+            for path, content in sorted(files.contents.items())
+            if path.startswith("commits/")
+        ]
+        assert [each["start_offset"] for each in named] == [0, *(each["end_offset"] for each in named)][: len(named)]
+        assert all(each["file"] in files.contents for each in named)
+    files.meanwhile = lambda: None
+    log = CommitLog(files)
+    log.remove_leftovers()
+    end = log.ends_of({"t": ID}).get(TopicPartition("t", 0), 0)
+    left = {path for path in files.paths("data") if int(path.split("-")[1]) < end}
+    assert left == {each.file for each in log.ranges}
+
+
+def test_no_program_removes_a_file_that_another_one_commits() -> None:
+    for seed in range(50):
+        check_programs(seed)

@@ -45,6 +45,14 @@ def test_a_wrong_call_ends_with_2(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("pair", ["hunter2", "=hunter2", " =hunter2"])
+def test_a_storage_option_may_be_a_secret(capsys: pytest.CaptureFixture[str], pair: str) -> None:
+    assert main.run(["pipeline", "archive", "--directory", "d", "--topic", "t", "--storage-option", pair]) == 2
+    shown = capsys.readouterr().err
+    assert "one of them is not of the form NAME=VALUE" in shown
+    assert "hunter2" not in shown
+
+
 def test_why_spark_failed() -> None:
     text = (
         "An exception was thrown:\nTraceback (most recent call last):\n  File x\nValueError: the reason\n SQLSTATE: 1"
