@@ -16,7 +16,7 @@ from functools import wraps
 from inspect import isfunction
 from typing import Any, NoReturn, TypeVar
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader
 
 Class = TypeVar("Class", bound=type)
 
@@ -39,18 +39,16 @@ class RefusedStreamReader(DataSourceStreamReader):
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def initialOffset(self) -> NoReturn:
-        self._refuse()
-
-    def latestOffset(self, *_: object) -> NoReturn:
-        self._refuse()
-
-    def read(self, _: InputPartition) -> NoReturn:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: object) -> NoReturn:
         with _shown():
             raise self._error
+
+    # A restarted query begins with the first or the second of these, a new one with one of the others.
+    partitions: Any = _refuse
+    commit: Any = _refuse
+    initialOffset: Any = _refuse
+    latestOffset: Any = _refuse
+    read: Any = _refuse
 
 
 def _told(method: Callable[..., Any]) -> Callable[..., Any]:

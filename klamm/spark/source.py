@@ -68,12 +68,12 @@ class KlammDataSource(DataSource):
         return KlammReader(self._read_options(schema, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from klamm.spark.read.stream import KlammStreamReader
-
         try:
+            from klamm.spark.read.stream import KlammStreamReader
+
             options = self._read_options(schema, streaming=True)
             return stream_reader(KlammStreamReader(options, schema), options)
-        except OptionError as error:
+        except Exception as error:
             return RefusedStreamReader(error)
 
     def _read_options(self, schema: StructType, *, streaming: bool) -> ReadOptions:

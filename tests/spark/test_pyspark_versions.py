@@ -95,7 +95,7 @@ def test_what_a_version_can_do(
 ) -> None:
     written, streamed = topic(), topic()
     rows = [[partition, number, str(number)] for partition in (0, 1) for number in range(50)]
-    found = run(version, "batch,write,stream,limited_stream,running_stream", cluster, source, written, tmp_path)
+    found = run(version, "batch,write,table,stream,limited_stream,running_stream", cluster, source, written, tmp_path)
     assert found["batch"] == {
         "columns": COLUMNS,
         "rows": rows,
@@ -105,6 +105,7 @@ def test_what_a_version_can_do(
         "nothing": 0,
     }
     assert found["write"] == [["k", "one", [["h", "1"]]], [None, "two", []]]
+    assert found["table"] == rows
     assert found["stream"] == rows
     if version in ("4.0", "4.1"):
         assert NO_LIMIT in found["limited_stream"]

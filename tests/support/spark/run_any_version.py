@@ -57,6 +57,12 @@ class Steps:
             [_text(row.key), _text(row.value), [[h.key, _text(h.value)] for h in row.headers or ()]] for row in rows
         ]
 
+    def table(self) -> object:
+        """The rows of a table of the session's catalog, whose options Spark keeps."""
+        options = ", ".join(f"'{name}' '{value}'" for name, value in self.options.items())
+        self.spark.sql(f"CREATE TABLE records USING klamm OPTIONS ({options})")
+        return _rows(self.spark.table("records").selectExpr("partition", "offset", "cast(value as string)"))
+
     def stream(self) -> object:
         """What is new since the last run, with availableNow: the rows of this run alone."""
         rows = self.directory / "rows"
