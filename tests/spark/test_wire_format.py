@@ -4,9 +4,13 @@ import base64
 import io
 import json
 import random
+import re
 import struct
 from collections.abc import Iterator
-from typing import Any
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import fastavro
 import numpy as np
@@ -20,7 +24,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from klamm.spark.formats import wire
-from klamm.spark.formats.coding import Decoded, Decoder
+from klamm.spark.formats.coding import Decoded, Decoder, make_decoder
 from klamm.spark.formats.json_schema import ddl
 from klamm.spark.formats.registry import NotRegistered, RegistryFailure, forget, schema_by_id, schema_of_subject
 from klamm.spark.formats.settings import ColumnFormat, Registry, RegistryUse
@@ -155,6 +159,71 @@ def test_a_registry_that_fails_makes_no_record_bad(registry: SchemaRegistry, sta
         decoder.decode(data)
     registry.fail(503, times=1)
     assert ids_of(decoder.decode(data)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind", "told"),
+    [
+        ({"type": "object"}, "JSON", "is of the type JSON, but the format is avro"),
+        ({**ORDER, "fields": [{"name": "below", "type": ["null", "Order"]}]}, "AVRO", "has a type within itself"),
+    ],
+)
+def test_one_value_of_a_schema_that_cannot_be_used_does_not_end_a_query(
+    registry: SchemaRegistry, schema: dict[str, Any], kind: str, told: str
+) -> None:
+    good, strange = registry.register("a", ORDER), registry.register("b", schema, kind)
+    data = [framed(good, ORDER, {"id": 1}), b"\x00" + struct.pack(">I", strange) + b"x"]
+    column = ColumnFormat("value", "avro", schema=json.dumps(ORDER), registry=use_of(registry))
+    decoded = make_decoder(column, TYPE).decode(pa.array(data, pa.binary()))
+    assert ids_of(decoded) == [1, None]
+    assert told in decoded.reason
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers each request with `answer`, or with what the request has."""
+
+    answer: tuple[int, dict[str, str], str | None] = (200, {}, None)
+    paths: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.paths.append(self.path)
+        status, headers, text = self.answer
+        body = (text or json.dumps({"error_code": status, "message": self.headers["Authorization"]})).encode()
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ((200, {}, "<html>"), "gave no usable answer"),
+        ((200, {}, '{"schema": 5}'), "a schema that is no text"),
+        ((200, {}, '{"schema": "{\\"type\\":"}'), "cannot be used"),
+        ((200, {}, json.dumps({"schema": "[" * 100_000})), "cannot be used"),
+        ((302, {"Location": "/elsewhere"}, "moved"), "answered HTTP 302"),
+        ((403, {}, None), "answered HTTP 403"),
+    ],
+)
+def test_an_answer_that_is_none_is_an_error_without_secrets(
+    answer: tuple[int, dict[str, str], str | None], told: str
+) -> None:
+    handler = type("Handler", (Answers,), {"answer": answer, "paths": []})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        use = use_of(SimpleNamespace(url=url), **{"basic.auth.user.info": "ann:hunter2-secret"})
+        with pytest.raises(RegistryFailure, match=told) as caught:
+            schema_by_id(use.registry, 1, "avro")
+        server.shutdown()
+    assert not re.search("hunter2|" + base64.b64encode(b"ann:hunter2-secret").decode(), str(caught.value))
+    # A redirection is not followed: it would take the password elsewhere.
+    assert handler.paths == ["/schemas/ids/1"]
 
 
 def test_a_new_version_is_found_by_a_process_that_knows_an_older_one(registry: SchemaRegistry) -> None:

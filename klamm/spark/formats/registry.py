@@ -2,7 +2,7 @@
 
 What must stay true:
 - A registry that does not answer, or refuses, raises `RegistryFailure`, and the task fails: no good record is taken for
-  a bad one. Only the registry's own word that an id does not exist raises `UnknownSchema`.
+  a bad one. Only the registry's own word that an id does not exist, or is of another format, raises `UnknownSchema`.
 - A process asks for an id once, and waits for an answer a bounded time. A schema has at most `MAX_REFERENCES`
   references and `MAX_SCHEMA_CHARS` characters with all of them.
 - No message has a password, a token or a URL's user.
@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
 
 from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -41,7 +42,7 @@ class RegistryFailure(RuntimeError):
 
 
 class UnknownSchema(LookupError):
-    """The registry has no schema of an id."""
+    """The registry has no schema of an id, or one of another format."""
 
 
 class NotRegistered(RegistryFailure):
@@ -71,6 +72,8 @@ def schema_by_id(registry: Registry, schema_id: int, kind: str) -> ResolvedSchem
         if error.code == _SCHEMA_NOT_FOUND:
             raise UnknownSchema(f"the registry has no schema with the id {schema_id}") from None
         raise
+    if found.schema_type in KINDS.values() and found.schema_type != KINDS[kind]:
+        raise UnknownSchema(_other_kind(what, found, kind))
     return _resolved(registry, schema_id, found, kind, what)
 
 
@@ -145,7 +148,10 @@ def _redacted(registry: Registry, text: str) -> str:
     properties = dict(registry.properties)
     secrets = [properties[name] for name in _SECRETS if properties.get(name)]
     secrets += [part for secret in secrets for part in secret.split(":") if len(part) > 3]
-    for secret in [*secrets, *re.findall(r"//([^/]*)@", properties["url"])]:
+    secrets += re.findall(r"//([^/]*)@", properties["url"])
+    # A server may repeat the header of a request.
+    secrets += [base64.b64encode(unquote(secret).encode()).decode() for secret in secrets]
+    for secret in secrets:
         text = text.replace(secret, "...")
     return " ".join(text.split())[:400]
 
@@ -163,20 +169,24 @@ def _id(found: RegisteredSchema, what: str) -> int:
 
 def _resolved(registry: Registry, schema_id: int, schema: Schema, kind: str, what: str) -> ResolvedSchema:
     if schema.schema_type != KINDS[kind]:
-        raise RegistryFailure(f"{what} is of the type {schema.schema_type}, but the format is {kind}")
+        raise RegistryFailure(_other_kind(what, schema, kind))
     referenced: dict[str, str] = {}
     _gather(registry, schema, kind, referenced, {"chars": 0}, ())
     text = _text(schema)
     try:
         if kind == PROTOBUF:
             text = _file_set(text, referenced)
-        elif kind == AVRO and referenced:
+        elif kind == AVRO:
             text = _one_schema(text, referenced)
     except RegistryFailure:
         raise
     except Exception as error:
         raise RegistryFailure(f"{what} cannot be used: {type(error).__name__}: {str(error)[:200]}") from None
     return ResolvedSchema(schema_id, kind, text)
+
+
+def _other_kind(what: str, schema: Schema, kind: str) -> str:
+    return f"{what} is of the type {schema.schema_type}, but the format is {kind}"
 
 
 def _gather(
@@ -207,7 +217,10 @@ def _gather(
 
 
 def _text(schema: Schema) -> str:
-    return schema.schema_str or ""
+    text: Any = schema.schema_str
+    if not isinstance(text, str):
+        raise RegistryFailure("the schema registry answered with a schema that is no text")
+    return text
 
 
 def _name(reference: SchemaReference) -> str:

@@ -2,8 +2,8 @@
 to the message between id and value.
 
 What must stay true:
-- Values keep their order, whatever ids they have. A value without this form, or with an id that the registry does not
-  have, is bad; a registry that fails is an error.
+- Values keep their order, whatever ids they have. A value without this form, or with an id of a schema that the
+  registry does not have or the format cannot use, is bad; a registry that fails is an error.
 - A registry is asked once for each id, and at most for `MAX_UNKNOWN_IDS` that it does not have.
 
 Source: docs.confluent.io, "Wire format" of Schema Registry's formats and serializers.
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from klamm.spark.formats.coding import Decoded, Decoder, Encoder, Mask
+from klamm.spark.formats.schemas import SchemaError
 from klamm.spark.formats.settings import AVRO, PROTOBUF, ColumnFormat
 
 HEAD_BYTES = 5
@@ -130,7 +131,10 @@ class WireDecoder:
             written = replace(
                 self._column, registry=None, schema=schema.text, reader_schema=self._column.schema or schema.text
             )
-            made = self._for_all or self._make(written, self._type)
+            try:
+                made = self._for_all or self._make(written, self._type)
+            except SchemaError as error:
+                made = f"the schema with the id {schema_id} cannot be used: {error}"
         self._of_ids[schema_id] = made
         return made
 
