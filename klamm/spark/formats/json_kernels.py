@@ -307,10 +307,12 @@ def _unescape(data: Any, start: Any, end: Any, out: Any, at: Any) -> Any:
     return at
 
 
-@inlined
 def name_hash(first: Any, middle: Any, last: Any, size: Any) -> Any:
     """Of a name that is not empty, by three of its bytes and its size."""
     return size * 31 + first * 7 + middle * 13 + last * 3
+
+
+_name_hash = inlined(name_hash)
 
 
 @inlined
@@ -321,7 +323,7 @@ def _child(data: Any, start: Any, end: Any, nodes: Any, names: Any, hashes: Any,
     place = 0
     if size > 0:
         place = (
-            name_hash(np.int64(data[start]), np.int64(data[start + size // 2]), np.int64(data[end - 1]), size) & mask
+            _name_hash(np.int64(data[start]), np.int64(data[start + size // 2]), np.int64(data[end - 1]), size) & mask
         )
     while True:
         child = hashes[nodes[node, TABLE] + place]
