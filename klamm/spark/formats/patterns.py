@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 
 DAY_US = 86_400_000_000
 _LONG_MAX = 2**63 - 1
+_LONGEST_ZONE = 100
 _MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _LONG_MONTHS = (
@@ -136,7 +137,8 @@ def _timestamp(text: str) -> tuple[int, str] | None:
 
 
 def to_utc(local_us: int, zone_name: str) -> int | None:
-    found = zone(zone_name)
+    # The names of zones that were met are kept.
+    found = None if len(zone_name) > _LONGEST_ZONE else zone(zone_name)
     if found is None:
         return None
     try:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from klamm.spark.formats import patterns
 from klamm.spark.formats.coding import Decoded, make_decoder
 from klamm.spark.formats.settings import JSON, ColumnFormat
 
@@ -165,6 +166,12 @@ def test_not_a_number_is_a_number() -> None:
 )
 def test_a_timestamp_has_one_of_sparks_forms(text: bytes, expected: object) -> None:
     assert one(b'{"x":' + text + b"}", pa.timestamp("us", "UTC")) == expected
+
+
+def test_a_text_that_is_too_long_for_a_zone_is_not_kept() -> None:
+    before = patterns.zone.cache_info().misses
+    assert patterns.spark_timestamp("2020-01-01 00:00:00 Europe" + "/x" * 100, "UTC") is None
+    assert patterns.zone.cache_info().misses == before
 
 
 def test_timestamps_and_dates_follow_the_given_pattern_and_zone() -> None:
