@@ -65,7 +65,7 @@ class Tokens:
             return Token(self._kept, True)
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask(options))
-            # Nobody may be left to take its error.
+            # Without a caller that waits, asyncio would log its error as one that was never taken.
             self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
         return Token(await asyncio.shield(self._asking), False)
 
