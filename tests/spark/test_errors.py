@@ -1,14 +1,108 @@
-"""Errors reach the user as the sentence that matters."""
+"""The first line of every error that a user's program shows is the sentence that matters, and no traceback follows."""
 
+import json
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from klamm.spark.source import KlammDataSource
+from klamm.testing.cluster import Cluster
+from support.spark.producing import numbered, produce
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 NOBODY = "127.0.0.1:1"
+SECRET = "hunter2"
+SOON = {"kafka.default.api.timeout.ms": "1000", "kafka.request.timeout.ms": "500", "kafka.delivery.timeout.ms": "1000"}
+
+
+def first_line(run: Callable[[], object]) -> str:
+    with pytest.raises(PySparkException) as caught:
+        run()
+    return checked(str(caught.value))
+
+
+def checked(text: str) -> str:
+    assert SECRET not in text
+    assert "Traceback" not in text
+    assert 'File "' not in text
+    # Spark's own first line of a failed task.
+    return next(line for line in text.splitlines() if line.strip() and not line.startswith("An exception was thrown"))
+
+
+@pytest.fixture
+def lost(cluster: Cluster, topic: Callable[..., str]) -> str:
+    """A topic with 10 records, whose first 5 were deleted."""
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    name = topic()
+    produce(cluster.bootstrap, name, numbered(10))
+    # A client that is thrown away before the answer never gets it.
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    (deleted,) = admin.delete_records([TopicPartition(name, 0, 5)]).values()
+    deleted.result()
+    return name
+
+
+def cases(bootstrap: str, lost: str) -> dict[str, tuple[dict[str, str], str]]:
+    """The options of a reader, and what the first line of the error has."""
+    return {
+        "option": (
+            {"subscribe": "t", "startingOffset": "earliest"},
+            "unknown option startingoffset; did you mean startingOffsets?",
+        ),
+        "topic": ({"subscribe": "ordres"}, "there is no topic ordres"),
+        "brokers": ({"subscribe": "t", "kafka.bootstrap.servers": NOBODY, **SOON}, NOBODY),
+        "file": (
+            {"subscribe": "t", "kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": "/nowhere.pem"},
+            "/nowhere.pem",
+        ),
+        "registry": (
+            {
+                "subscribe": "t",
+                "value.format": "avro",
+                "schema.registry.url": "http://127.0.0.1:1",
+                "schema.registry.basic.auth.user.info": f"somebody:{SECRET}",
+            },
+            "127.0.0.1:1",
+        ),
+        "planned loss": (
+            {"subscribe": lost, "startingOffsets": json.dumps({lost: {"0": 20}})},
+            f"partition {lost}-0 ends at 10, but ",
+        ),
+        "loss": ({"subscribe": lost, "startingOffsets": json.dumps({lost: {"0": 2}})}, f"{lost}-0"),
+    }
+
+
+NAMES = list(cases("", ""))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_of_a_batch(name: str, spark: "SparkSession", cluster: Cluster, lost: str) -> None:
+    options, sentence = cases(cluster.bootstrap, lost)[name]
+    options = {"kafka.bootstrap.servers": cluster.bootstrap, **options}
+    assert sentence in first_line(lambda: spark.read.format("klamm").options(**options).load().collect())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_of_a_stream(name: str, spark: "SparkSession", cluster: Cluster, lost: str, tmp_path: Path) -> None:
+    options, sentence = cases(cluster.bootstrap, lost)[name]
+    options = {"kafka.bootstrap.servers": cluster.bootstrap, **options}
+
+    def run() -> None:
+        writer = spark.readStream.format("klamm").options(**options).load().writeStream.format("noop")
+        query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    assert sentence in first_line(run)
 
 
 @pytest.mark.parametrize(
@@ -42,3 +136,18 @@ def test_a_stream_that_cannot_be_read_says_why_whatever_spark_asks_first(
         with pytest.raises(Exception, match=sentence):
             call()
     reader.stop()
+
+
+@pytest.mark.long
+def test_of_a_writer(spark: "SparkSession", cluster: Cluster, topic: Callable[..., str]) -> None:
+    def write(frame: Any, **options: object) -> Callable[[], object]:
+        writer = frame.write.format("klamm").mode("append").option("kafka.bootstrap.servers", cluster.bootstrap)
+        return lambda: writer.options(**options).save()
+
+    name = topic()
+    rows = spark.range(1).selectExpr("'v' AS value", "7 AS partition")
+    assert "option kafka.ack" in first_line(write(rows, topic=name, **{"kafka.ack": "all"}))
+    assert "the column value is required" in first_line(write(rows.drop("value"), topic=name))
+    assert f"topic {name} has 1 partitions" in first_line(write(rows, topic=name))
+    nowhere = write(rows, topic=name, **{"kafka.bootstrap.servers": NOBODY}, **SOON)
+    assert NOBODY in first_line(nowhere)
