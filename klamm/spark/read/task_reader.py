@@ -54,14 +54,20 @@ def read_apart(
     options: FetchOptions, ranges: Sequence[PartitionRange], columns: Sequence[str]
 ) -> Iterator[tuple[PartitionRange, pa.RecordBatch]]:
     """As `read_ranges`, with the range, or the rest of a range, that each record batch is of."""
-    fails = options.fail_on_data_loss
-    if len(ranges) == 1 or options.client.client_rack:
+    if len(ranges) == 1:
+        for batch in read_range(options, ranges[0], columns):
+            yield ranges[0], batch
+        return
+    fails, doubts = options.fail_on_data_loss, Doubts()
+    if options.client.client_rack:
         # Leaders send a consumer with a rack to another broker for each partition.
         for records in ranges:
-            for batch in read_range(options, records, columns):
+            for batch in read_range(options, records, columns, checks_end=not fails, doubts=doubts):
                 yield records, batch
+        if fails:
+            call(options.client, lambda client: check_topics(client, options, ranges))
         return
-    rounds, doubts = _Rounds(options, ranges, columns), Doubts()
+    rounds = _Rounds(options, ranges, columns)
     try:
         rounds.begin()
         rounds.prepare()

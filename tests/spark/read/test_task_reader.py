@@ -244,6 +244,19 @@ def test_a_round_is_one_request_to_each_leader_and_a_task_reads_the_metadata_twi
     assert (len(cluster.fetches), cluster.refreshes) == (15, 4)
 
 
+def test_a_task_with_a_rack_asks_for_the_metadata_after_its_last_range(
+    on_the_spot: Callable[[WideCluster], None],
+) -> None:
+    cluster = WideCluster(1, partitions=60)
+    on_the_spot(cluster)
+    in_a_rack = replace(OPTIONS, client=replace(OPTIONS.client, client_rack="a"), fetch_max_bytes=10**6)
+    assert rows_of(in_a_rack, whole(cluster)) == everything(cluster)
+    assert cluster.refreshes == 2
+    cluster.topic_id = OTHER_ID
+    with pytest.raises(DataLoss, match="topic t was deleted and created again"):
+        rows_of(in_a_rack, whole(cluster))
+
+
 def test_few_records_of_large_batches_are_read_with_few_fetches(on_the_spot: Callable[[WideCluster], None]) -> None:
     cluster = WideCluster(1, partitions=60)
     on_the_spot(cluster)
