@@ -145,6 +145,7 @@ def until_in_sync(broker: Broker, brokers: set[int]) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed_first", [0, 1])
 def test_replicas_that_both_programs_compact_each_have_the_newest_values(
     killed_first: int, kafka_jars: Path, tmp_path: Path, real_zookeeper: RealZooKeeper, running: Callable[[Any], Any]

@@ -14,7 +14,8 @@ from klamm.client.threads import call
 from klamm.processes.helper import Helper
 from klamm.spark.options import OptionError, write_options
 from klamm.spark.pipelines.archive import archive
-from klamm.spark.pipelines.commit_log import TopicSnapshot, locked
+from klamm.spark.pipelines.archive_files import files_at
+from klamm.spark.pipelines.commit_log import TopicSnapshot, adding_to
 from klamm.spark.pipelines.replay import replay
 from klamm.spark.pipelines.replay_topics import (
     Problem,
@@ -202,7 +203,7 @@ def test_old_records_are_refused_before_the_first_is_written(cluster: Cluster, t
         replay(*arguments, topics={name: target})
     assert in_topic(cluster, target) == []
     told: list[str] = []
-    with locked(str(tmp_path / "archive")) as log:
+    with adding_to(files_at(str(tmp_path / "archive"))) as log:
         assert log.snapshot is not None
         snapshot = log.snapshot.topics[name]
         changed = replace(snapshot, configs={"retention.ms": "3600000", "unknown": "1"})
