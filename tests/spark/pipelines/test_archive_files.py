@@ -3,7 +3,6 @@
 import io
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,30 +11,7 @@ import pytest
 
 from klamm.spark.pipelines.archive_files import Files, FilesError, ObjectFiles, files_at
 from support.spark import object_store
-from support.spark.object_store import BUCKET, SECRET, Store, running_second_opinion, running_store
-
-
-@pytest.fixture(scope="module", params=["moto", pytest.param("S3Mock", marks=[pytest.mark.long, pytest.mark.java])])
-def stores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    if request.param == "moto":
-        with running_store() as running:
-            yield running
-    else:
-        request.getfixturevalue("java")
-        with running_second_opinion(tmp_path_factory.mktemp("s3mock") / "store") as running:
-            yield running
-
-
-@pytest.fixture
-def store(stores: Store) -> Iterator[Store]:
-    yield stores
-    stores.rule = lambda request: None
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    """A prefix of the test's own."""
-    return f"s3://{BUCKET}/{tmp_path.name}/archive"
+from support.spark.object_store import BUCKET, SECRET, Store
 
 
 @pytest.fixture

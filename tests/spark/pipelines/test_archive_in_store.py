@@ -1,7 +1,7 @@
 """Archives in an object store: programs that are killed at each request, two at once, answers that get lost."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,35 +25,10 @@ from support.spark.object_store import (
     archived_in,
     killed_at,
     killed_when,
-    running_second_opinion,
-    running_store,
 )
 from support.spark.producing import numbered, produce
 
 MakeTopic = Callable[..., str]
-
-
-@pytest.fixture(scope="module", params=["moto", pytest.param("S3Mock", marks=[pytest.mark.long, pytest.mark.java])])
-def stores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    if request.param == "moto":
-        with running_store() as running:
-            yield running
-    else:
-        request.getfixturevalue("java")
-        with running_second_opinion(tmp_path_factory.mktemp("s3mock") / "store") as running:
-            yield running
-
-
-@pytest.fixture
-def store(stores: Store) -> Iterator[Store]:
-    yield stores
-    stores.rule = lambda request: None
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    """A prefix of the test's own."""
-    return f"s3://{BUCKET}/{tmp_path.name}/archive"
 
 
 def options(cluster: Cluster, topic: str) -> dict[str, str]:
