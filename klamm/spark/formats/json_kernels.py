@@ -87,6 +87,13 @@ def _is_digit(byte: Any) -> bool:
 
 
 @inlined
+def _after_digits(data: Any, position: Any, end: Any) -> Any:
+    while position < end and _is_digit(data[position]):
+        position += 1
+    return position
+
+
+@inlined
 def _hex(byte: Any) -> Any:
     """The value of a hexadecimal digit, -1 for another byte."""
     if 48 <= byte <= 57:
@@ -189,16 +196,14 @@ def _number_end(data: Any, position: Any, end: Any, flags: Any) -> tuple[Any, An
     if data[position] == 0x30 and position + 1 < end and _is_digit(data[position + 1]) and not flags & LEADING_ZEROS:
         return -1, NUMBER, False
     marks = position - start
-    while position < end and _is_digit(data[position]):
-        position += 1
+    position = _after_digits(data, position, end)
     is_integer = True
     if position < end and data[position] == 0x2E:
         is_integer = False
         marks += 1
         position += 1
         first = position
-        while position < end and _is_digit(data[position]):
-            position += 1
+        position = _after_digits(data, position, end)
         if position == first:
             return -1, NUMBER, False
     if position < end and (data[position] == 0x65 or data[position] == 0x45):
@@ -209,8 +214,7 @@ def _number_end(data: Any, position: Any, end: Any, flags: Any) -> tuple[Any, An
             marks += 1
             position += 1
         first = position
-        while position < end and _is_digit(data[position]):
-            position += 1
+        position = _after_digits(data, position, end)
         if position == first:
             return -1, NUMBER, False
     if position - start - marks > MAX_DIGITS:
