@@ -48,6 +48,8 @@ from klamm.spark.tables import (
 )
 
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000
+# The brokers' default of transaction.max.timeout.ms: a prepared transaction waits for a restart of the driver.
+DEFAULT_TRANSACTION_TIMEOUT_MS = 15 * 60_000
 
 NO_COLUMNS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
@@ -123,12 +125,14 @@ class ReadOptions:
 class WriteOptions:
     """The options of a writer. If `topic` is None, each row names its topic in its column `topic`.
 
-    `typed` has the formats of keys and values; without one, they are written as they are.
+    `typed` has the formats of keys and values; without one, they are written as they are. `checkpoint` is where a write
+    with a transactional id keeps its state. The id is only the beginning of those of the tasks.
     """
 
     topic: str | None
     producer: ProducerOptions
     typed: TypedRows | None = None
+    checkpoint: str | None = None
 
 
 # -- the tables -------------------------------------------------------------------------------------------------------
@@ -170,6 +174,7 @@ _PRODUCER_KEYS = (
     "buffer.memory",
     "delivery.timeout.ms",
 )
+_TRANSACTION_KEYS = ("transactional.id", "transaction.timeout.ms")
 _REFUSED_KEYS = {
     "auto.offset.reset": "say where to begin with the option startingOffsets",
     "enable.auto.commit": "Spark keeps the offsets; the option commitOffsets shows them to Kafka's tools",
@@ -179,10 +184,9 @@ _REFUSED_KEYS = {
     "key.serializer": "keys are written as they are; cast the column key before writing",
     "value.serializer": "values are written as they are; cast the column value before writing",
     "partitioner.class": "give the partition in the column partition",
-    "transactional.id": "the sink writes at least once, without transactions",
     **REFUSED,
 }
-_USED_KEYS = (*CLIENT_PROPERTIES, *_CONSUMER_KEYS, *_PRODUCER_KEYS)
+_USED_KEYS = (*CLIENT_PROPERTIES, *_CONSUMER_KEYS, *_PRODUCER_KEYS, *_TRANSACTION_KEYS)
 # The other properties of Kafka's clients have no effect here.
 _KNOWN_KEYS = frozenset({*_USED_KEYS, *CONSUMER_PROPERTIES, *PRODUCER_PROPERTIES, *PROPERTIES_WITHOUT_EFFECT})
 # Options of Databricks' edition of the connector, and of other sources.
@@ -282,7 +286,10 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         producer = producer_options(properties, ProducerOptions(_client(given), CompressionType.NONE))
     except PropertyError as error:
         raise OptionError(f"option kafka.{error}") from None
-    return WriteOptions(topic, producer, _typed_rows(given, WRITE_FORMATS))
+    typed = _typed_rows(given, WRITE_FORMATS)
+    if given.text("kafka.transactional.id") is None:
+        return WriteOptions(topic, producer, typed)
+    return WriteOptions(topic, _transactional(given, producer), typed, _checkpoint(given))
 
 
 def includes_headers(options: Mapping[str, str]) -> bool:
@@ -428,6 +435,32 @@ def _client(given: _Given) -> ClientOptions:
         return client_options(properties, defaults=ClientOptions((), client_id="klamm-spark"))
     except PropertyError as error:
         raise OptionError(f"option kafka.{error}") from None
+
+
+def _transactional(given: _Given, producer: ProducerOptions) -> ProducerOptions:
+    transactional_id = given.text("kafka.transactional.id")
+    if not transactional_id:
+        raise OptionError("option kafka.transactional.id is empty; leave it out to write at least once")
+    if not producer.enable_idempotence:
+        raise OptionError(
+            "option kafka.transactional.id needs kafka.acks=all and kafka.enable.idempotence=true, the defaults of both"
+        )
+    timeout_ms = given.number("kafka.transaction.timeout.ms", 1)
+    return replace(
+        producer,
+        transactional_id=transactional_id,
+        transaction_timeout_ms=DEFAULT_TRANSACTION_TIMEOUT_MS if timeout_ms is None else timeout_ms,
+    )
+
+
+def _checkpoint(given: _Given) -> str:
+    checkpoint = given.text("checkpointLocation")
+    if not checkpoint:
+        raise OptionError(
+            "option kafka.transactional.id needs the option checkpointLocation, where the writer keeps the transactions"
+            " that it commits; Spark does not tell it the one of spark.sql.streaming.checkpointLocation"
+        )
+    return checkpoint
 
 
 def _topics(given: _Given) -> Topics:

@@ -205,7 +205,9 @@ SNIPPETS = {
         is_writer=True,
     ),
     "transactions": Snippet(
-        {**SERVERS, "topic": "t", "kafka.transactional.id": "x"}, "writes at least once", is_writer=True
+        {**SERVERS, "topic": "t", "kafka.transactional.id": "x"},
+        "needs the option checkpointLocation",
+        is_writer=True,
     ),
 }
 

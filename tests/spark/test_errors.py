@@ -1,6 +1,8 @@
 """The first line of every error that a user's program shows is the sentence that matters, and no traceback follows."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from klamm.spark.source import KlammDataSource
 from klamm.testing.cluster import Cluster
+from support.paths import TESTS
 from support.spark.producing import numbered, produce
 
 if TYPE_CHECKING:
@@ -32,7 +35,8 @@ def checked(text: str) -> str:
     assert "Traceback" not in text
     assert 'File "' not in text
     # Spark's own first line of a failed task.
-    return next(line for line in text.splitlines() if line.strip() and not line.startswith("An exception was thrown"))
+    lines = filter(None, map(str.strip, text.splitlines()))
+    return next(line for line in lines if not line.startswith("An exception was thrown"))
 
 
 @pytest.fixture
@@ -151,3 +155,32 @@ def test_of_a_writer(spark: "SparkSession", cluster: Cluster, topic: Callable[..
     assert f"topic {name} has 1 partitions" in first_line(write(rows, topic=name))
     nowhere = write(rows, topic=name, **{"kafka.bootstrap.servers": NOBODY}, **SOON)
     assert NOBODY in first_line(nowhere)
+
+
+@pytest.mark.long
+def test_with_spark_connect(spark_connect: str, cluster: Cluster, lost: str) -> None:
+    wanted = cases(cluster.bootstrap, lost)
+    given = [{"kafka.bootstrap.servers": cluster.bootstrap, **options} for options, _ in wanted.values()]
+    program = TESTS / "support" / "spark" / "show_errors.py"
+    done = subprocess.run(
+        [sys.executable, program, spark_connect, json.dumps(given)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for (_, sentence), text in zip(wanted.values(), json.loads(done.stdout.splitlines()[-1]), strict=True):
+        assert sentence in checked(text)
+
+
+@pytest.mark.long
+def test_an_error_that_is_a_fault_keeps_its_traceback(spark: "SparkSession") -> None:
+    """And a later query is not changed by what an earlier one has hidden."""
+    first_line(lambda: spark.read.format("klamm").option("subscribe", "t").load().collect())
+
+    def fail(batches: Any) -> Any:
+        raise ValueError("a fault")
+
+    with pytest.raises(PySparkException, match="Traceback"):
+        spark.range(1).mapInArrow(fail, "id long").collect()

@@ -204,7 +204,7 @@ def test_a_listener_of_spark_connect(
         [sys.executable, program, spark_connect, cluster.bootstrap, name, tmp_path],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -24,6 +24,7 @@ from klamm.spark.options import (
 )
 
 SERVERS = {"kafka.bootstrap.servers": "a:1"}
+ONCE = {"kafka.transactional.id": " Orders-1 ", "checkpointLocation": "s3a://bucket/c"}
 READ = {**SERVERS, "subscribe": "t"}
 
 
@@ -244,13 +245,31 @@ def test_a_writer_without_all_acks_is_not_idempotent(given: dict[str, str], acks
         ({"kafka.acks": "1", "kafka.enable.idempotence": "true"}, "idempotence is 'true', which needs acks=all"),
         ({"kafka.compression.type": "rar"}, "is 'rar'; allowed: none, gzip, snappy, lz4, zstd"),
         ({"kafka.key.serializer": "x"}, "not supported"),
-        ({"kafka.transactional.id": "x"}, "writes at least once"),
+        ({"kafka.transactional.id": "x"}, "needs the option checkpointLocation, where the writer keeps"),
+        ({"kafka.transactional.id": "x", "checkpointLocation": " "}, "needs the option checkpointLocation"),
+        ({"kafka.transactional.id": " ", "checkpointLocation": "/c"}, "is empty; leave it out to write at least once"),
+        ({**ONCE, "kafka.acks": "1"}, "needs kafka.acks=all and kafka.enable.idempotence=true"),
+        ({**ONCE, "kafka.enable.idempotence": "false"}, "needs kafka.acks=all and kafka.enable.idempotence=true"),
+        ({**ONCE, "kafka.transaction.timeout.ms": "0"}, "timeout.ms is '0'; allowed: a number from 1 to 2147483647"),
+        ({**ONCE, "kafka.transaction.timeout.ms": str(2**31)}, "allowed: a number from 1 to 2147483647"),
     ],
 )
 def test_a_wrong_option_of_a_writer_is_named_with_what_is_allowed(wrong: dict[str, str], told: str) -> None:
     with pytest.raises(OptionError) as caught:
         write_options({**SERVERS, **wrong})
     assert told in str(caught.value)
+
+
+def test_a_writer_with_a_transactional_id() -> None:
+    options = write_options({**SERVERS, **ONCE})
+    assert (options.producer.transactional_id, options.checkpoint) == ("Orders-1", "s3a://bucket/c")
+    assert options.producer.transaction_timeout_ms == 900_000
+    options = write_options({**SERVERS, **ONCE, "kafka.transaction.timeout.ms": "60000"})
+    assert options.producer.transaction_timeout_ms == 60_000
+    # The same options serve a reader, and Kafka's producers ignore the timeout where there is no transactional id.
+    read_options({**SERVERS, **ONCE, "subscribe": "t"}, streaming=True)
+    without = write_options({**SERVERS, "checkpointLocation": "/c", "kafka.transaction.timeout.ms": "60000"})
+    assert (without.producer.transactional_id, without.checkpoint) == (None, None)
 
 
 def test_security_is_that_of_readers_and_writers() -> None:

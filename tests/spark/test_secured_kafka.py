@@ -457,7 +457,7 @@ def test_a_command_tells_what_is_wrong_with_its_properties(
     assert message.startswith("klamm: ") and told in message
     assert message.count("\n") == 1
     assert "guess" not in message
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 9, "less than connect_timeout_ms"
 
 
 @pytest.mark.parametrize("arguments", ["topics list", "groups list", "groups describe --group g", "controller status"])
@@ -469,4 +469,4 @@ def test_a_command_without_properties_learns_at_once_what_the_broker_wants(
     assert main.run([*arguments.split(), "--bootstrap-server", secured.at(listener)]) == 1
     message = capfd.readouterr().err
     assert told in message and "see security.protocol" in message
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 9, "less than connect_timeout_ms"

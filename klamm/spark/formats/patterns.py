@@ -173,7 +173,8 @@ _LETTERS = {
     "m": r"(?P<minute>\d{1,2})",
     "ss": r"(?P<second>\d{2})",
     "s": r"(?P<second>\d{1,2})",
-    "XXX": r"(?P<zone>Z|[+-]\d{2}:\d{2})",
+    # A letter of Spark's patterns, whose number says how an offset is written.
+    "X" * 3: r"(?P<zone>Z|[+-]\d{2}:\d{2})",
     "XX": r"(?P<zone>Z|[+-]\d{4})",
     "X": r"(?P<zone>Z|[+-]\d{2}(?:\d{2})?)",
     "xxx": r"(?P<zone>[+-]\d{2}:\d{2})",

@@ -14,7 +14,7 @@ What must stay true:
 - A task has the same effect on any executor and any number of times: a task may outlive its driver.
 - A topic that was deleted and created again is another topic: it has another id.
 
-All executors must see the directory under the same path, or reach the object store (`archive_files.py`).
+All executors must see the directory under the same path, or reach the object store (`klamm.spark.files`).
 """
 
 import json
@@ -28,8 +28,8 @@ import pyarrow.parquet as pq
 
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, TopicPartition
 from klamm.spark import schema
+from klamm.spark.files import Files, files_at
 from klamm.spark.options import Bound, Limit, OptionError, ReadOptions, read_options
-from klamm.spark.pipelines.archive_files import Files, files_at
 from klamm.spark.pipelines.commit_log import DATA, ArchivedRange, CommitLog, OvertakenError, adding_to, parse_range
 from klamm.spark.pipelines.delta import check_deltalake
 from klamm.spark.pipelines.delta import publish as publish_delta

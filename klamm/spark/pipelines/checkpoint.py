@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from klamm.checksum import crc32c
-from klamm.spark.pipelines.archive_files import Files
+from klamm.spark.files import Files
 
 CHECKPOINTS: Final = "checkpoints"
 VERSION: Final = b"1"

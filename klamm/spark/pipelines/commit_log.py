@@ -30,7 +30,7 @@ from typing import Any, Final
 from klamm.checksum import crc32c
 from klamm.environment import SystemEnvironment
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.spark.pipelines.archive_files import Files
+from klamm.spark.files import Files
 from klamm.spark.pipelines.checkpoint import CHECKPOINTS, Checkpoint, checkpoints, write_checkpoint
 
 FORMAT_VERSION = 1

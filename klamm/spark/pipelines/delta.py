@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from klamm.spark import schema
-from klamm.spark.pipelines.archive_files import Files
+from klamm.spark.files import Files
 from klamm.spark.pipelines.commit_log import DATA, ArchivedRange, ArchiveError, CommitLog
 
 if TYPE_CHECKING:

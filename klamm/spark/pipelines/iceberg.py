@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from klamm.spark import schema
-from klamm.spark.pipelines.archive_files import Files
+from klamm.spark.files import Files
 from klamm.spark.pipelines.commit_log import ArchiveError, CommitLog
 
 if TYPE_CHECKING:

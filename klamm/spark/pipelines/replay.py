@@ -47,8 +47,8 @@ from klamm.net.client import ClientError
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.record_batch import advance_sequence
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, DEBUGGING_REPLICA_ID, LATEST_TIMESTAMP, TopicPartition
+from klamm.spark.files import Files, files_at
 from klamm.spark.options import OptionError, WriteOptions, write_options
-from klamm.spark.pipelines.archive_files import Files, files_at
 from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, Snapshot, TopicSnapshot
 from klamm.spark.pipelines.distribution import distribute
 from klamm.spark.pipelines.offset_runs import (

@@ -15,7 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from klamm.protocol.compression import CompressionType
-from klamm.protocol.record_batch import HEADER_SIZE_BYTES, LOG_OVERHEAD_BYTES, BatchHeader, recompress, write_header
+from klamm.protocol.record_batch import (
+    HEADER_SIZE_BYTES,
+    LOG_OVERHEAD_BYTES,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+    recompress,
+    write_header,
+)
 from klamm.spark.write import encoding_kernels as kernels
 from klamm.spark.write.columns import Columns, Integers
 
@@ -33,7 +40,13 @@ class EncodedBatch(NamedTuple):
     max_timestamp: int
 
     def seal(
-        self, codec: CompressionType, producer_id: int, producer_epoch: int, base_sequence: int
+        self,
+        codec: CompressionType,
+        producer_id: int,
+        producer_epoch: int,
+        base_sequence: int,
+        *,
+        is_transactional: bool = False,
     ) -> bytes | bytearray:
         """The batch for a broker, in memory of its own: a batch that waits long keeps no other batch in memory."""
         header = BatchHeader(
@@ -42,7 +55,7 @@ class EncodedBatch(NamedTuple):
             -1,
             2,
             0,
-            CompressionType.NONE,
+            CompressionType.NONE | (TRANSACTIONAL_FLAG if is_transactional else 0),
             self.record_count - 1,
             self.base_timestamp,
             self.max_timestamp,

@@ -9,16 +9,20 @@ What must stay true:
 - A task succeeds only when all in-sync replicas have every one of its records.
 - At least once: Spark repeats a failed task, and a micro-batch whose success it does not know; records of the failed
   attempt stay in the topic. Within one attempt no row is written twice, and a partition keeps the order of the
-  attempt's rows, whatever happens to brokers meanwhile (`producer.py`).
+  attempt's rows, whatever happens to brokers meanwhile (`klamm.client.sender`).
+- With `kafka.transactional.id` exactly once, as `transactions.py` says. Spark makes the writers anew for each step, so
+  they keep nothing that is not in the checkpoint.
 - Nothing heavy is imported before the first record is written: Spark makes the writers for the driver.
 
 Source: org.apache.spark.sql.kafka010.KafkaWriter, KafkaRowWriter.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
 
@@ -29,7 +33,14 @@ from klamm.spark.pyspark_versions import DataSourceStreamArrowWriter
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from klamm.spark.write.transaction_log import Prepared
     from klamm.spark.write.typed import TypedColumns
+    from klamm.spark.write.writing import RecordWriter
+
+# The number of a write that is no micro-batch of a stream.
+ONLY_BATCH = 0
+# The local property in which Spark tells the tasks of a stream the number of the micro-batch.
+BATCH_PROPERTY = "streaming.sql.batchId"
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _ALLOWED: dict[str, tuple[DataType, ...]] = {
@@ -43,9 +54,16 @@ _ALLOWED: dict[str, tuple[DataType, ...]] = {
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """The commit message of a task."""
+    """The commit message of a task.
+
+    With `kafka.transactional.id`: the prepared transaction, unless the task had no rows, and the transactional ids of
+    earlier attempts of the task; or that it left its rows to the record of the micro-batch.
+    """
 
     records: int
+    prepared: "Prepared | None" = None
+    earlier: tuple[str, ...] = ()
+    is_recorded: bool = False
 
 
 @sentences_first
@@ -53,10 +71,16 @@ class KlammWriter(DataSourceArrowWriter):
     """Writes a DataFrame. Raises OptionError when `schema` lacks a column, or a column has a wrong type."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        self._options, self._columns = _prepared(options, schema)
+        self._sink = _Sink(options, schema, is_stream=False)
 
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> Written:
-        return _write(self._options, self._columns, iterator)
+        return self._sink.write(iterator, ONLY_BATCH)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._sink.commit(messages, ONLY_BATCH)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._sink.abort(messages, ONLY_BATCH)
 
 
 @sentences_first
@@ -64,13 +88,70 @@ class KlammStreamWriter(DataSourceStreamArrowWriter):
     """Writes the micro-batches of a stream. Like `KlammWriter`."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        self._options, self._columns = _prepared(options, schema)
+        self._sink = _Sink(options, schema, is_stream=True)
 
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> Written:
-        return _write(self._options, self._columns, iterator)
+        return self._sink.write(iterator, _batch_of_task())
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._sink.commit(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._sink.abort(messages, batchId)
 
 
-def _prepared(options: WriteOptions, schema: StructType) -> tuple[WriteOptions, list[str]]:
+class _Sink:
+    """What both writers do. The driver makes one for each step, and the tasks get the one that planned their job."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, is_stream: bool) -> None:
+        self._options, self._columns = _resolved(options, schema)
+        # The micro-batch that was recorded last.
+        self._recorded: int | None = None
+        if self._is_transactional:
+            from klamm.spark.write import transactions
+
+            self._recorded = transactions.last_recorded(self._options, is_stream=is_stream)
+
+    @property
+    def _is_transactional(self) -> bool:
+        return self._options.producer.transactional_id is not None
+
+    def write(self, batches: "Iterator[pa.RecordBatch]", batch: int | None) -> Written:
+        if not self._is_transactional:
+            return _write(self._options, self._columns, batches)
+        if batch is None:
+            raise RuntimeError(f"the task does not know its micro-batch: Spark has not set {BATCH_PROPERTY}")
+        return _write_prepared(self._options, self._columns, batches, batch, self._recorded)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
+        if self._is_transactional:
+            from klamm.spark.write import transactions
+
+            written = [each for each in messages if isinstance(each, Written)]
+            earlier = [transactional_id for each in written for transactional_id in each.earlier]
+            is_recorded = any(each.is_recorded for each in written)
+            transactions.commit(self._options, batch, _prepared(written), earlier, is_recorded=is_recorded)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
+        if self._is_transactional:
+            from klamm.spark.write import transactions
+
+            written = [each for each in messages if isinstance(each, Written)]
+            transactions.abort(self._options, batch, _prepared(written))
+
+
+def _prepared(written: Sequence[Written]) -> "list[Prepared]":
+    return [each.prepared for each in written if each.prepared is not None]
+
+
+def _batch_of_task() -> int | None:
+    """The number of the micro-batch that this task belongs to, if Spark tells it."""
+    context = TaskContext.get()
+    batch = None if context is None else context.getLocalProperty(BATCH_PROPERTY)
+    return None if batch is None else int(batch)
+
+
+def _resolved(options: WriteOptions, schema: StructType) -> tuple[WriteOptions, list[str]]:
     """The options, with the formats of typed columns as the rows have them, and the columns that become records."""
     names = _columns(options, schema)
     if options.typed is None:
@@ -105,15 +186,58 @@ def _write(options: WriteOptions, columns: list[str], batches: "Iterator[pa.Reco
     # Compiled code and its libraries.
     from klamm.spark.write.writing import record_writer
 
-    records = 0
-    typed = _typed_columns(options)
     with record_writer(replace(options, typed=None)) as writer:
-        for batch in batches:
-            rows = batch.select(columns)
-            writer.write(rows if typed is None else typed.encode(rows))
-            records += batch.num_rows
+        records = _write_all(writer, options, columns, batches)
         writer.flush()
     return Written(records)
+
+
+def _write_prepared(
+    options: WriteOptions,
+    columns: list[str],
+    batches: "Iterator[pa.RecordBatch]",
+    batch: int,
+    recorded: int | None,
+) -> Written:
+    """Step 2 of `transactions.py`."""
+    from klamm.spark.write import transactions
+    from klamm.spark.write.transaction_log import Prepared
+    from klamm.spark.write.writing import record_writer
+
+    if recorded is not None and batch <= recorded:
+        transactions.require_newest(batch, recorded)
+        for _ in batches:
+            pass  # Spark's operators with state must see the rows.
+        return Written(0, is_recorded=True)
+    context = TaskContext.get()
+    assert context is not None
+    ids = [
+        transactions.transactional_id(options, context.partitionId(), attempt)
+        for attempt in range(context.attemptNumber() + 1)
+    ]
+    filled = (each for each in batches if each.num_rows)
+    first = next(filled, None)
+    if first is None:
+        return Written(0, None, tuple(ids[:-1]))
+    own = replace(options, typed=None, producer=replace(options.producer, transactional_id=ids[-1]))
+    with record_writer(own) as writer:
+        records = _write_all(writer, options, columns, chain([first], filled))
+        prepared = writer.prepare()
+    assert prepared is not None
+    return Written(records, Prepared(prepared, tuple(writer.partitions)), tuple(ids[:-1]))
+
+
+def _write_all(
+    writer: "RecordWriter", options: WriteOptions, columns: list[str], batches: "Iterable[pa.RecordBatch]"
+) -> int:
+    """Hands all rows to the writer. Returns how many."""
+    records = 0
+    typed = _typed_columns(options)
+    for batch in batches:
+        rows = batch.select(columns)
+        writer.write(rows if typed is None else typed.encode(rows))
+        records += batch.num_rows
+    return records
 
 
 def _typed_columns(options: WriteOptions) -> "TypedColumns | None":

@@ -4,12 +4,14 @@ What must stay true:
 - This module numbers the batches, in the order in which the producer gets them (unless it is not to be idempotent).
   So a writer that was interrupted is never used again.
 - A writer that has written everything is kept for the next task of this process, with its producer id: every id that a
-  partition has seen stays in its brokers' memory for days.
+  partition has seen stays in its brokers' memory for days. A writer with a transactional id has one transaction and is
+  not used again: its task leaves the transaction prepared, or aborts it.
 """
 
+import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +21,9 @@ import pyarrow.compute as pc
 from klamm.client import threads as network
 from klamm.client.cluster import ClusterClient
 from klamm.client.sender import NO_IDENTITY, Identity, PartitionBatch, Sender
+from klamm.client.transactions import PreparedTransaction, State, TransactionManager
 from klamm.environment import Environment, SystemEnvironment
+from klamm.net.client import ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, NO_SEQUENCE, advance_sequence
 from klamm.protocol.vocabulary import PartitionKey
@@ -34,6 +38,8 @@ GATHERED_BYTES = 8 * 1024 * 1024
 GATHERED_BYTES_PER_PARTITION = 64 * 1024
 # The memory of a batch beside its columns, which is more than the columns of a single row.
 BATCH_OVERHEAD_BYTES = 2048
+# How long a writer that is closed waits for the abort of its transaction; the brokers abort it later otherwise.
+ABORT_TIMEOUT_S = 5.0
 # Encoded batches of this size go to the producer, which sends them while more are encoded.
 HANDED_OVER_BYTES = 2 * 1024 * 1024
 
@@ -53,6 +59,8 @@ class RecordWriter:
     Only `value` and (unless the options name the topic) `topic` are required; other columns are ignored.
     Timestamps are microseconds, of which full milliseconds are kept; the default is the time of writing. When a record
     cannot be written, any method raises KafkaError or ClientError, and the writer must not be used again.
+
+    With a transactional id all records are in one transaction, which ends with `prepare`.
     """
 
     def __init__(self, options: WriteOptions, environment: Environment, continued: Continued | None = None) -> None:
@@ -60,6 +68,7 @@ class RecordWriter:
         self._options = options.producer
         self._environment = environment
         self._continued = continued
+        self._transaction: TransactionManager | None = None
         self._producer, self._identity = network.call(self._options.client, self._begin)
         self._sequences = {} if continued is None else dict(continued.sequences)
         self._topics: dict[str, Topic] = {}
@@ -83,21 +92,48 @@ class RecordWriter:
         self._send_gathered()
         network.call(self._options.client, lambda _: self._producer.flush())
 
+    def prepare(self) -> PreparedTransaction | None:
+        """Flushes, and leaves the transaction to `end_prepared`; None if it has no records."""
+        self.flush()
+        assert self._transaction is not None
+        return self._transaction.prepare()
+
+    @property
+    def partitions(self) -> list[PartitionKey]:
+        """The partitions that were written to, sorted."""
+        return sorted(self._sequences)
+
     def end_offset(self, topic: str, partition: int) -> int:
         """The offset after the last record written to a partition; complete after `flush`."""
         return self._producer.end_offsets[topic, partition]
 
     def close(self) -> None:
-        """Drops all unacknowledged batches."""
-        network.call(self._options.client, lambda _: self._producer.close())
+        """Drops all unacknowledged batches, and aborts a transaction that is not prepared."""
+        network.call(self._options.client, lambda _: self._close())
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
     async def _begin(self, client: ClusterClient) -> tuple[Sender, Identity]:
+        transactional_id = self._options.transactional_id
+        if transactional_id is not None:
+            self._transaction = TransactionManager(client, transactional_id, self._options.transaction_timeout_ms)
+            identity = await self._transaction.init()
+            self._transaction.begin()
+            return Sender(client, self._options, self._transaction), identity
         producer = Sender(client, self._options)
         if not self._options.enable_idempotence:
             return producer, NO_IDENTITY
         return producer, await producer.init_producer_id() if self._continued is None else self._continued.producer
+
+    async def _close(self) -> None:
+        transaction = self._transaction
+        if transaction is not None and transaction.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR):
+            with suppress(KafkaError, ClientError, TimeoutError):
+                async with asyncio.timeout(ABORT_TIMEOUT_S):
+                    transaction.begin_abort()
+                    await self._producer.abandon(KafkaError(ErrorCode.OPERATION_NOT_ATTEMPTED, "the task has failed"))
+                    await transaction.abort()
+        await self._producer.close()
 
     @property
     def _enough_bytes(self) -> int:
@@ -129,7 +165,12 @@ class RecordWriter:
             if self._options.enable_idempotence:
                 sequence = self._sequences.get(key, 0)
                 self._sequences[key] = advance_sequence(sequence, encoded.record_count)
-            data = encoded.seal(self._options.compression, *self._identity, sequence)
+            data = encoded.seal(
+                self._options.compression,
+                *self._identity,
+                sequence,
+                is_transactional=self._transaction is not None,
+            )
             sealed.append(PartitionBatch(*key, data, len(encoded.data)))
             size_bytes += len(data)
             if size_bytes >= HANDED_OVER_BYTES:
@@ -193,8 +234,9 @@ os.register_at_fork(after_in_child=_idle.clear)
 def record_writer(
     options: WriteOptions, environment: Environment | None = None, continued: Continued | None = None
 ) -> Iterator[RecordWriter]:
-    """A writer for one task, which ends with `flush`."""
-    idle = _idle.setdefault(options, []) if continued is None else []
+    """A writer for one task, which ends with `flush` or `prepare`."""
+    is_shared = continued is None and options.producer.transactional_id is None
+    idle = _idle.setdefault(options, []) if is_shared else []
     writer = idle.pop() if idle else RecordWriter(options, environment or SystemEnvironment(), continued)
     writer.forget_topics()
     try:

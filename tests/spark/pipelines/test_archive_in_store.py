@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from klamm.spark.files import ObjectFiles, files_at
 from klamm.spark.pipelines.archive import Progress, archive, files, read
-from klamm.spark.pipelines.archive_files import ObjectFiles, files_at
 from klamm.spark.pipelines.commit_log import ArchiveError, CommitLog
 from klamm.spark.pipelines.replay import replay
 from klamm.testing.cluster import Cluster

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from klamm.protocol.vocabulary import TopicPartition
+from klamm.spark.files import LocalFiles, files_at
 from klamm.spark.pipelines import commit_log
-from klamm.spark.pipelines.archive_files import LocalFiles, files_at
 from klamm.spark.pipelines.checkpoint import KEPT, SCHEMA, checkpoints
 from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, Snapshot, TopicSnapshot, adding_to
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.spark.pipelines.archive_files import Files, files_at
+from klamm.spark.files import Files, files_at
 from klamm.spark.pipelines.commit_log import (
     ArchivedRange,
     ArchiveError,

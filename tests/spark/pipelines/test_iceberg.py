@@ -16,8 +16,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.utils.config import Config
 
+from klamm.spark.files import files_at
 from klamm.spark.pipelines.archive import archive
-from klamm.spark.pipelines.archive_files import files_at
 from klamm.spark.pipelines.commit_log import ArchiveError, CommitLog
 from klamm.spark.pipelines.iceberg import IcebergTable
 from klamm.testing.cluster import Cluster

@@ -5,19 +5,22 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from klamm.client.options import ClientOptions
 from klamm.client.threads import call
 from klamm.client.verification.compare import Window
 from klamm.processes.helper import Helper
+from klamm.protocol.records import Record
 from klamm.protocol.vocabulary import TopicPartition as KlammPartition
 from klamm.spark.pipelines.load import ClusterCount, Counted, OffsetRange, _count_range, _plan, cut
 from klamm.spark.pipelines.load_options import LoadOptions
 from klamm.spark.pipelines.load_windows import Windows
 from klamm.spark.pipelines.replicas import _window
 from klamm.testing.cluster import Cluster
+from support import placed_topics
+from support.placed_topics import options_of, write_batches
 
 SECOND_MS = 1000
 # 2024-05-01, 10:00 UTC.
@@ -30,35 +33,25 @@ def cluster_of_three(klamm_helper: Helper) -> Iterator[Cluster]:
         yield cluster
 
 
-def options_of(cluster: Cluster) -> ClientOptions:
-    hosts = (address.split(":") for address in cluster.bootstrap.split(","))
-    return ClientOptions(tuple((host, int(port)) for host, port in hosts))
-
-
 def planned(client: ClientOptions, topic: str, options: LoadOptions) -> tuple[ClusterCount, list[OffsetRange]]:
     return call(client, partial(_plan, matches=lambda name: name == topic, options=options))
 
 
-def create(cluster: Cluster, topic: str, assignment: list[list[int]]) -> AdminClient:
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    new = NewTopic(topic, len(assignment), replica_assignment=assignment, config={"retention.ms": "-1"})
-    admin.create_topics([new])[topic].result()
-    return admin
+def create(cluster: Cluster, topic: str, assignment: list[list[int]]) -> None:
+    placed_topics.create(cluster, topic, assignment, {"retention.ms": "-1"})
 
 
 def write(cluster: Cluster, topic: str, seconds: Sequence[int], partition: int = 0) -> None:
     """A batch of ten records for each second after `BEGIN_MS`."""
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "linger.ms": 5000})
-    for second in seconds:
-        for _ in range(10):
-            producer.produce(topic, b"v", partition=partition, timestamp=BEGIN_MS + second * SECOND_MS)
-        assert producer.flush(30) == 0
+    times = (BEGIN_MS + second * SECOND_MS for second in seconds)
+    write_batches(cluster, topic, [[Record(None, b"v", time)] * 10 for time in times], partition)
 
 
 def test_time_is_chosen_and_removed_records_are_noticed(cluster_of_three: Cluster) -> None:
     """Timestamps do not ascend: the batch of second 3 comes last."""
     client = options_of(cluster_of_three)
-    admin = create(cluster_of_three, "timed", [[0, 1]])
+    admin = AdminClient({"bootstrap.servers": cluster_of_three.bootstrap})
+    create(cluster_of_three, "timed", [[0, 1]])
     write(cluster_of_three, "timed", [1, 2, 4, 5, 3])
     key = KlammPartition("timed", 0)
 

@@ -14,8 +14,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from klamm.processes.helper import Helper
+from klamm.spark.files import files_at
 from klamm.spark.pipelines.archive import archive
-from klamm.spark.pipelines.archive_files import files_at
 from klamm.spark.pipelines.commit_log import CommitLog
 from klamm.spark.pipelines.offset_runs import offset_map
 from klamm.testing.cluster import Cluster

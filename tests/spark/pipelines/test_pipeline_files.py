@@ -404,6 +404,7 @@ def test_options_that_are_not_allowed(text: str, environment: dict[str, str], to
 
 
 CLUSTER = "cluster: {kafka.bootstrap.servers: 'b:1'}\n"
+ONCE = "cluster: {kafka.bootstrap.servers: 'b:1', kafka.transactional.id: x}\n"
 
 
 @pytest.mark.parametrize(
@@ -420,6 +421,18 @@ CLUSTER = "cluster: {kafka.bootstrap.servers: 'b:1'}\n"
         (
             CLUSTER + TYPED.replace("subscribe: 'a,b'", "subscribePattern: .*"),
             ["2:10: e is a topic of the source: bad rows would come back"],
+        ),
+        (
+            "checkpoint: /c\n" + ONCE + TYPED.replace("  options", "  stream: true\n  options"),
+            ["2:43: option kafka.transactional.id is that of the sink; two writers need two"],
+        ),
+        (
+            ONCE + SMALL,
+            [
+                "1:43: option kafka.transactional.id needs the option checkpointLocation, where the writer keeps the"
+                " transactions that it commits; Spark does not tell it the one of"
+                " spark.sql.streaming.checkpointLocation"
+            ],
         ),
     ],
 )

@@ -12,9 +12,9 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from klamm.client.options import ClientOptions
 from klamm.client.threads import call
 from klamm.processes.helper import Helper
+from klamm.spark.files import files_at
 from klamm.spark.options import OptionError, write_options
 from klamm.spark.pipelines.archive import archive
-from klamm.spark.pipelines.archive_files import files_at
 from klamm.spark.pipelines.commit_log import TopicSnapshot, adding_to
 from klamm.spark.pipelines.replay import replay
 from klamm.spark.pipelines.replay_topics import (

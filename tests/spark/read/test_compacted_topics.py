@@ -56,13 +56,14 @@ class Table:
         produce(self.cluster.bootstrap, self.name, values, **{"batch.num.messages": 10})
         self.written += records
 
-    def sizes(self) -> list[int]:
-        logs = (self.cluster.broker(number).data_directory / f"{self.name}-0" for number in range(2))
-        return [sum(path.stat().st_size for path in log.glob("*.log")) for log in logs]
+    def is_clean(self, broker: int) -> bool:
+        """Whether the replica's cleaner has cleaned everything below the active segment."""
+        directory = self.cluster.broker(broker).data_directory
+        active = max(path.stem for path in (directory / f"{self.name}-0").glob("*.log"))
+        return f"{self.name} 0 {int(active)}\n" in (directory / "cleaner-offset-checkpoint").read_text()
 
     def until_clean(self) -> None:
-        """Waits until both replicas have little more than their active segments."""
-        self.cluster.until(lambda: all(size_bytes < 2 * SEGMENT_BYTES for size_bytes in self.sizes()))
+        self.cluster.until(lambda: all(map(self.is_clean, range(2))))
 
     @contextmanager
     def growing(self) -> Iterator[None]:

@@ -29,6 +29,7 @@ from klamm.testing.cluster import Cluster
 from support.clients import Librdkafka
 from support.clients import Record as Written
 from support.fetch_messages import fetch_response
+from support.placed_topics import wait_until_committed
 
 ID = UUID(int=1)
 LEADER, FOLLOWER, STRANGER = 1, 2, 9
@@ -247,6 +248,8 @@ def test_readers_in_a_rack_read_from_its_follower_while_it_lives(monkeypatch: py
         follower = (leader + 1) % 3
         values = [b"%d" % number * 100 for number in range(3000)]
         Librdkafka.write(cluster.bootstrap, "t", [Written(value) for value in values])
+        # A reader leaves a follower that has nothing for it.
+        wait_until_committed(cluster, "t", follower, len(values))
         options = {"kafka.client.rack": f"rack-{follower}", "kafka.fetch.max.bytes": "10000"}
 
         def read(**more: str) -> list[bytes]:

@@ -58,9 +58,11 @@ def writer(given: dict[str, str], schema: StructType = ORDER) -> KlammWriter:
 
 def encoded(made: KlammWriter, rows: list[Any], data_type: pa.DataType) -> list[bytes | None]:
     """The values as a task encodes them."""
-    assert made._options.typed is not None
+    assert made._sink._options.typed is not None
     batch = pa.record_batch({"value": pa.array(rows, data_type)})
-    found: list[bytes | None] = TypedColumns(made._options.typed, "orders").encode(batch).column("value").to_pylist()
+    found: list[bytes | None] = (
+        TypedColumns(made._sink._options.typed, "orders").encode(batch).column("value").to_pylist()
+    )
     return found
 
 
@@ -139,7 +141,7 @@ def test_a_string_that_is_no_text_is_told_with_row_and_field(name: str) -> None:
     with pytest.raises(
         UnwritableRow, match=r"row 2 of this task, for the topic orders, .*notes\[\]\.value is not UTF-8"
     ):
-        TypedColumns(made._options.typed, "orders").encode(batch)
+        TypedColumns(made._sink._options.typed, "orders").encode(batch)
 
 
 def test_a_map_that_has_a_key_twice_is_told_with_its_row() -> None:
@@ -263,7 +265,7 @@ def test_a_type_that_cannot_be_written_is_not_registered(registry: SchemaRegistr
 
 def test_no_secret_is_in_what_is_printed_of_options(registry: SchemaRegistry) -> None:
     made = writer(options(registry))
-    assert "hunter2" not in repr(made._options)
+    assert "hunter2" not in repr(made._sink._options)
 
 
 @pytest.mark.parametrize(

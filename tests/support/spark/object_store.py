@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from moto.server import ThreadedMotoServer
 
+from klamm.spark.files import files_at
 from klamm.spark.pipelines import delta
 from klamm.spark.pipelines.archive import Progress, archive
-from klamm.spark.pipelines.archive_files import files_at
 from klamm.spark.pipelines.commit_log import CommitLog
 from support.s3mock import running_s3mock
 from support.spark.archiving import OneProcess, as_rows

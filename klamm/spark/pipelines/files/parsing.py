@@ -29,6 +29,7 @@ MAX_DEPTH = 20
 
 KLAMM = "klamm"
 AVAILABLE_NOW = "availableNow"
+TRANSACTIONAL_ID = "kafka.transactional.id"
 PERMISSIVE = Mode.PERMISSIVE.value
 SOURCE, RECORDS = "source", "records"
 
@@ -414,6 +415,11 @@ class _Reader:
         if missing:
             return
         source, sink, errors = pipeline.source, pipeline.sink, pipeline.errors
+        # The program gives the writers of a stream this option.
+        checkpoint = (
+            {} if pipeline.checkpoint is None else {"checkpointLocation": pipeline.checkpoint.text(environment)}
+        )
+        transactional_id: str | None = None
         if is_klamm(source.format):
             with self._options(("source", "options"), pipeline, source.options, environment) as given:
                 topics = read_options(given, streaming=source.stream).topics
@@ -425,10 +431,12 @@ class _Reader:
                     read_options(given, streaming=False)
         if is_klamm(sink.format):
             with self._options(("sink", "options"), pipeline, sink.options, environment) as given:
-                write_options(given)
+                transactional_id = write_options(given | checkpoint).producer.transactional_id
         if errors is not None:
             with self._options(("errors", "options"), pipeline, errors.options, environment) as given:
-                write_options({**given, "topic": errors.topic})
+                bad_rows = write_options(given | checkpoint | {"topic": errors.topic})
+                if transactional_id is not None and bad_rows.producer.transactional_id == transactional_id:
+                    raise OptionError(f"option {TRANSACTIONAL_ID} is that of the sink; two writers need two")
 
     @contextmanager
     def _options(

@@ -1,6 +1,6 @@
-"""Where the files of an archive are: a directory, or a prefix in an object store, with the same few operations.
+"""Where files are kept: a directory, or a prefix in an object store, with the same few operations.
 
-A path is relative to the archive, with slashes. Both kinds are sent to executors as they are.
+A path is relative to that place, with slashes. Both kinds are sent to executors as they are.
 
 What must stay true:
 - A file is there as a whole or not at all, and is never changed.
@@ -38,7 +38,7 @@ PARTS_AT_ONCE: Final = 2
 _SUFFIX = ".parquet"
 _TEMPORARY = ".tmp"
 _LOCK = "lock"
-# An object that every store has which an archive was written to.
+# An object in every place of a store that files were added to.
 _PROBE = "probe"
 # How often a path is asked for of which a store says that another request is at work on it.
 _ATTEMPTS = 10
@@ -88,7 +88,7 @@ class Files(ABC):
 
     @abstractmethod
     def adding(self, *directories: str) -> AbstractContextManager[None]:
-        """Within it this program may add files, below these directories of the archive, which are made if need be.
+        """Within it this program may add files, below these directories, which are made if need be.
 
         Raises FilesError when another program has the lock, and when the store does not refuse to replace an object.
         """
@@ -157,7 +157,7 @@ def files_at(place: "str | os.PathLike[str]", storage_options: Mapping[str, str]
             raise FilesError(f"{place} is a directory; it takes no storage options")
         return LocalFiles(os.path.abspath(place))
     if scheme not in SCHEMES:
-        raise FilesError(f"{place}: there are no archives in {scheme}://; allowed: {', '.join(SCHEMES)}")
+        raise FilesError(f"{place}: files cannot be kept in {scheme}://; allowed: a directory, {', '.join(SCHEMES)}")
     options = {name.lower(): value for name, value in (storage_options or {}).items()}
     place = place.rstrip("/")
     _check_url(place)
@@ -172,12 +172,14 @@ def _check_url(url: str) -> None:
     user, has_user, _ = host.rpartition("@")
     if has_user and ":" in user:
         # The URL is shown in errors, and Iceberg's tables have it.
-        raise FilesError("the URL of an archive has no password in it; give it as a storage option")
+        raise FilesError("the URL of an object store has no password in it; give it as a storage option")
     for refused in "?#%":
         if refused in url:
-            raise FilesError(f"{url}: the URL of an archive has no {refused!r} in it")
+            raise FilesError(f"{url}: the URL of an object store has no {refused!r} in it")
     if not url.isprintable() or any(segment in ("", ".", "..") for segment in segments):
-        raise FilesError(f"{url!r}: the URL of an archive has no part that is empty, '.' or '..', and no control codes")
+        raise FilesError(
+            f"{url!r}: the URL of an object store has no part that is empty, '.' or '..', and no control codes"
+        )
 
 
 # -- a directory ------------------------------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ class LocalFiles(Files):
         try:
             lock = self.disk.lock(self.address(_LOCK))
         except BlockingIOError:
-            raise FilesError(f"another program adds to the archive {self.directory} at this moment") from None
+            raise FilesError(f"another program adds to {self.directory} at this moment") from None
         try:
             yield
         finally:
@@ -328,7 +330,7 @@ class ObjectFiles(Files):
                         raise FilesError(f"{refused}: {self._line(error)}") from None
                     raise
             else:
-                raise FilesError(f"{refused}, so of two programs one could replace what the other has archived")
+                raise FilesError(f"{refused}, so of two programs one could replace what the other has written")
         yield
 
     def paths(self, directory: str, after: str = "") -> list[str]:

@@ -1,4 +1,4 @@
-"""The files of an archive in a directory and in an object store, with the same promises; and what a store may do."""
+"""Files in a directory and in an object store, with the same promises; and what a store may do."""
 
 import io
 import re
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from klamm.spark.pipelines.archive_files import Files, FilesError, ObjectFiles, files_at
+from klamm.spark.files import Files, FilesError, ObjectFiles, files_at
 from support.spark import object_store
 from support.spark.object_store import BUCKET, SECRET, Store
 
@@ -125,7 +125,7 @@ def test_another_programs_request_that_is_not_decided(store: Store, remote: File
 
 
 def test_a_large_file_is_uploaded_in_parts(store: Store, remote: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("klamm.spark.pipelines.archive_files.PART_BYTES", 5 * 1024 * 1024)
+    monkeypatch.setattr("klamm.spark.files.PART_BYTES", 5 * 1024 * 1024)
     store.requests.clear()
     content = bytes(12 * 1024 * 1024)
 
@@ -182,7 +182,7 @@ def test_a_store_that_cannot_be_trusted_is_refused(
 
 def test_a_place_that_is_none(store: Store, tmp_path: Path) -> None:
     for place, options, reason in (
-        ("ftp://host/x", {}, "there are no archives in ftp://; allowed: s3, s3a, gs"),
+        ("ftp://host/x", {}, "files cannot be kept in ftp://; allowed: a directory, s3, s3a, gs"),
         ("s3://", {}, "s3:/.*Unable to recogni[sz]e URL"),
         ("s3://bucket/x", {"bogus": SECRET}, "Configuration key: 'bogus' is not valid"),
         ("s3://bucket/x", {"allow_http": "perhaps"}, "failed to parse"),
@@ -203,7 +203,7 @@ def test_a_place_that_is_none(store: Store, tmp_path: Path) -> None:
 )
 def test_a_url_that_does_not_mean_one_place(url: str) -> None:
     """obstore leaves out what is behind ? and #, for example: two archives would be one."""
-    with pytest.raises(FilesError, match="the URL of an archive has no "):
+    with pytest.raises(FilesError, match="the URL of an object store has no "):
         files_at(url, {"region": "x"})
 
 

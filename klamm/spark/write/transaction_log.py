@@ -1,0 +1,155 @@
+"""What a checkpoint says about the transactions of a write: which were prepared, and that they have ended.
+
+    <checkpoint>/transactions/batches/00000000000000000017.json     the transactions of micro-batch 17
+    <checkpoint>/transactions/batches/00000000000000000017.ended    all of them are committed
+    <checkpoint>/transactions/lock                                  in a directory, held by the driver that commits
+
+`transactions.py` has the protocol.
+
+What must stay true:
+- A file is there as a whole or not at all, durable, and never replaced.
+- The newest micro-batch that was recorded keeps its files. They tell which micro-batches are older.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from klamm.client.transactions import PreparedTransaction
+from klamm.protocol.vocabulary import PartitionKey
+from klamm.spark.files import Files, FilesError, files_at
+from klamm.spark.options import OptionError
+
+FORMAT_VERSION: Final = 1
+_TRANSACTIONS, _BATCHES = "transactions", "batches"
+_PREPARED, _ENDED = "json", "ended"
+_NAME = re.compile(rf"{_BATCHES}/(?P<batch>[0-9]{{20}})\.(?P<kind>{_PREPARED}|{_ENDED})")
+# Spark makes this file in the checkpoint of a query before the first micro-batch.
+_METADATA = "metadata"
+
+
+class Prepared(NamedTuple):
+    """A prepared transaction, and the partitions that it writes to."""
+
+    transaction: PreparedTransaction
+    partitions: tuple[PartitionKey, ...]
+
+    def __str__(self) -> str:
+        where = ", ".join(f"{topic}-{number}" for topic, number in self.partitions)
+        transactional_id, producer_id, epoch = self.transaction
+        return f"{transactional_id} (producer id {producer_id}, epoch {epoch}, partitions {where})"
+
+
+class Recorded(NamedTuple):
+    """A micro-batch that is decided: these transactions and no others are committed."""
+
+    batch: int
+    transactions: tuple[Prepared, ...]
+    is_ended: bool
+    owner: "Owner"
+
+
+class Owner(NamedTuple):
+    """Whose transactions these are: the id of Spark's query, None for a batch write; and the brokers' cluster id."""
+
+    query: str | None
+    cluster: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionLog:
+    """The records in a checkpoint."""
+
+    checkpoint: Files
+    files: Files
+
+    @classmethod
+    def at(cls, checkpoint: str) -> "TransactionLog":
+        """Of the checkpoint in a directory, or at the URL of an object store. Raises OptionError."""
+        url = urlsplit(checkpoint)
+        place = unquote(url.path) if url.scheme == "file" else checkpoint
+        try:
+            if url.scheme != "file" and ":/" in checkpoint and "://" not in checkpoint:
+                raise FilesError(f"{checkpoint}: files cannot be kept in {url.scheme}:")
+            return cls(files_at(place), files_at(f"{place.rstrip('/')}/{_TRANSACTIONS}"))
+        except FilesError as error:
+            raise OptionError(
+                f"option checkpointLocation, where kafka.transactional.id keeps its state: {error}"
+            ) from None
+
+    @property
+    def place(self) -> str:
+        return self.files.place
+
+    def query(self) -> str | None:
+        """The id of the query whose checkpoint this is for Spark, or None. Raises FilesError."""
+        try:
+            return str(json.loads(self.checkpoint.read(_METADATA))["id"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            raise FilesError(f"{self.checkpoint.address(_METADATA)} has no id of a query") from None
+
+    def adding(self) -> AbstractContextManager[None]:
+        """Within it this driver may add records. In a directory it is the only one."""
+        return self.files.adding(_BATCHES)
+
+    def newest(self) -> Recorded | None:
+        """The micro-batch that was recorded last."""
+        names = [name for path in self.files.paths(_BATCHES) if (name := _NAME.fullmatch(path))]
+        batch = max((int(name["batch"]) for name in names if name["kind"] == _PREPARED), default=None)
+        if batch is None:
+            return None
+        is_ended = any(int(name["batch"]) == batch and name["kind"] == _ENDED for name in names)
+        owner, transactions = self._read(batch)
+        return Recorded(batch, transactions, is_ended, owner)
+
+    def record(self, batch: int, transactions: Sequence[Prepared], owner: Owner) -> Recorded:
+        """Makes the record, unless there is one already. Returns the newest one."""
+        content = {
+            "version": FORMAT_VERSION,
+            "batch": batch,
+            "query": owner.query,
+            "cluster": owner.cluster,
+            "transactions": [[*each.transaction, each.partitions] for each in transactions],
+        }
+        self.files.create(_path(batch, _PREPARED), json.dumps(content).encode())
+        newest = self.newest()
+        assert newest is not None
+        return newest
+
+    def note_end(self, batch: int) -> None:
+        """Notes that all transactions of the micro-batch are committed."""
+        self.files.create(_path(batch, _ENDED), b"")
+
+    def remove_before(self, batch: int) -> None:
+        """Removes the files of older micro-batches, and what drivers that died have not finished."""
+        for path in self.files.paths(_BATCHES):
+            if path < _path(batch, ""):
+                self.files.remove(path)
+
+    def address(self, batch: int) -> str:
+        return self.files.address(_path(batch, _PREPARED))
+
+    def ended_address(self, batch: int) -> str:
+        return self.files.address(_path(batch, _ENDED))
+
+    def _read(self, batch: int) -> tuple[Owner, tuple[Prepared, ...]]:
+        try:
+            content = json.loads(self.files.read(_path(batch, _PREPARED)))
+            if content["version"] == FORMAT_VERSION and content["batch"] == batch:
+                return Owner(content["query"], content["cluster"]), tuple(
+                    Prepared(PreparedTransaction(*transaction), tuple((topic, number) for topic, number in partitions))
+                    for *transaction, partitions in content["transactions"]
+                )
+        except (ValueError, KeyError, TypeError):
+            pass
+        raise FilesError(f"{self.address(batch)} is not a record of transactions in version {FORMAT_VERSION}")
+
+
+def _path(batch: int, kind: str) -> str:
+    return f"{_BATCHES}/{batch:020}.{kind}"

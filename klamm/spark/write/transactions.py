@@ -1,0 +1,324 @@
+"""Writes each row exactly once (`kafka.transactional.id`), in two phases: the driver's part, and the whole protocol.
+
+Spark runs a write as a job with a task for each of its partitions, and hands what the tasks return to the driver's
+`commit`, or to `abort` when the job has failed. A stream is a sequence of such writes, the micro-batches, with numbers.
+Spark repeats a task that failed or is slow, and a micro-batch whose end it does not know, in any number of tasks and
+with its rows distributed in another way.
+
+One micro-batch, step by step:
+
+    1. plan      driver    reads which micro-batch was recorded last, completes steps 5 and 6 of it, and tells the tasks
+    2. write     task      attempt A of task P begins a transaction with the transactional id PREFIX-P-A, writes all of
+                           its rows, waits until the replicas have them, and leaves the transaction open: it is
+                           prepared. The task returns transactional id, producer id, epoch and partitions
+    3. check     driver    every prepared transaction that Spark has chosen is still open
+    4. record    driver    these transactions are written to the checkpoint, in one durable file: from now on the
+                           micro-batch is decided
+    5. end       driver    EndTxn commits exactly the recorded transactions
+    6. note      driver    a second file says that all of them are committed
+    7. clear     driver    transactions of earlier attempts are aborted, and files of older micro-batches are removed
+
+What a process that dies leaves behind, and what follows:
+
+    died in      left behind                      after a restart
+    1, 2, 3      open transactions, no record     the tasks write the rows again. The next attempt with a transactional
+                                                  id aborts what the id had left open; the brokers abort the rest after
+                                                  transaction.timeout.ms
+    4            the whole file, or no file       as in the row above or below
+    5            a record; some transactions are  the driver ends the recorded ones at once, before they time out;
+                 committed, some open             the tasks write nothing. To commit a committed one changes nothing
+    6, 7         a record; all are committed      the tasks write nothing; the driver ends nothing that is noted
+
+What must stay true:
+- Only step 5 makes rows visible, and only those of recorded transactions. A micro-batch has one record, whose file is
+  created and never replaced. So of two drivers the second one commits what the first one recorded, and aborts its own
+  transactions.
+- A record belongs to one query, or to one batch write, and to one cluster. For others its number and its producer ids
+  mean something else.
+- The tasks of a recorded micro-batch write nothing. They still take all of their rows, because Spark's operators with
+  state run in the same tasks and must see the rows.
+- Spark calls `abort` also when `commit` has failed half way. After the record `abort` aborts nothing of it.
+- An attempt without a record never becomes visible, however long its process lives. Its transaction is aborted by step
+  7, by the next attempt with its transactional id, or by the brokers' time-out; after that the leaders of partitions
+  refuse what it still sends.
+- The transactional ids are used again by each micro-batch. There are as many as tasks, times the attempts of a task.
+  Spark numbers attempts anew when it repeats a whole stage, and two attempts of a task may then have the same id: the
+  later one aborts the transaction of the earlier one. If Spark chooses the earlier one all the same, step 3 finds it,
+  and the micro-batch fails before it is decided. Tasks of two drivers have the same ids, too. If such a task begins
+  between steps 3 and 5, a recorded transaction is missing, as follows.
+- A recorded transaction that the brokers no longer have cannot be written again without writing others twice. So
+  `MissingTransactions` stops the query and says what is missing.
+
+Readers with read_committed may see the rows of one transaction before those of another one, because EndTxn ends one
+transaction at a time.
+
+A batch write is a micro-batch with the number 0, in a checkpoint directory that belongs to this one write.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import TypeVar
+
+from klamm.client import threads as network
+from klamm.client.cluster import ClusterClient
+from klamm.client.configs import ConfigEntry, ConfigResource, describe_configs
+from klamm.client.options import ClientOptions
+from klamm.client.transactions import TransactionGone, TransactionManager, end_prepared, require_prepared
+from klamm.net.client import ClientError
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.vocabulary import ConfigResourceType
+from klamm.spark.options import OptionError, WriteOptions
+from klamm.spark.write.transaction_log import Owner, Prepared, Recorded, TransactionLog
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_TIMEOUT = "transaction.max.timeout.ms"
+_ITS_OWN = "each query and each batch write needs its own"
+# How many transactions a driver ends at once.
+AT_ONCE = 64
+
+
+class NotWritten(RuntimeError):
+    """The write has failed before it was decided: nothing of it is visible, and it can be repeated."""
+
+
+class MissingTransactions(RuntimeError):
+    """Recorded transactions that the brokers no longer have: their rows are lost unless the user decides otherwise."""
+
+
+def last_recorded(options: WriteOptions, *, is_stream: bool) -> int | None:
+    """Step 1: the number of the micro-batch that was recorded last, all of which is then committed. Checks what a write
+    needs.
+
+    Raises OptionError, MissingTransactions, FilesError when the checkpoint cannot be reached, and KafkaError or
+    ClientError.
+    """
+    _check_timeout(options)
+    log = _log(options)
+    query = log.query()
+    if is_stream and query is None:
+        # Without a scheme, Spark may mean another file system than the driver's.
+        raise OptionError(
+            f"option checkpointLocation: {log.checkpoint.place} has no file metadata, so Spark means another directory;"
+            " name it with its scheme (file:///..., s3a://...)"
+        )
+    if not is_stream and query is not None:
+        raise OptionError(f"option checkpointLocation: {log.checkpoint.place} is that of a query; {_ITS_OWN}")
+    recorded = log.newest()
+    if recorded is None:
+        return None
+    if recorded.owner.query != query:
+        owner = "a batch write" if recorded.owner.query is None else "another query"
+        raise OptionError(f"option checkpointLocation: {log.place} has the transactions of {owner}; {_ITS_OWN}")
+    if not is_stream:
+        _require_same_write(options, log, recorded)
+    if not recorded.is_ended:
+        with log.adding():
+            # Another driver may have completed it meanwhile, and recorded the next one.
+            recorded = log.newest() or recorded
+            _complete(options, log, recorded)
+    return recorded.batch
+
+
+def transactional_id(options: WriteOptions, partition: int, attempt: int) -> str:
+    """The transactional id of an attempt of a task."""
+    return f"{options.producer.transactional_id}-{partition}-{attempt}"
+
+
+def require_newest(batch: int, recorded: int) -> None:
+    """Raises NotWritten for the rows of a micro-batch before the one that was recorded last: without them the query
+    would lose rows, or write them twice, and nothing says which."""
+    if batch < recorded:
+        raise NotWritten(
+            f"micro-batch {batch} is older than micro-batch {recorded}, whose transactions are recorded: the checkpoint"
+            " was set back, or another driver runs this query; begin with a new checkpoint"
+        )
+
+
+def commit(
+    options: WriteOptions, batch: int, chosen: Sequence[Prepared], earlier: Iterable[str], *, is_recorded: bool
+) -> None:
+    """Steps 3 to 7. `chosen` are the transactions of the attempts that Spark has chosen, `earlier` the transactional
+    ids of the attempts before them. `is_recorded`: the tasks found a record of the micro-batch, and wrote nothing.
+
+    Raises NotWritten, MissingTransactions, FilesError, and KafkaError or ClientError when the brokers did not answer in
+    time. The call can be repeated after each of them, also by another process.
+    """
+    log = _log(options)
+    with log.adding():
+        recorded = log.newest()
+        if recorded is None or recorded.batch < batch:
+            if is_recorded:
+                raise NotWritten(
+                    f"micro-batch {batch} is not written: its record {log.address(batch)} was removed while it ran;"
+                    " start it again"
+                )
+            if not chosen:
+                return
+            _each(options.producer.client, chosen, _require_open(batch))
+            recorded = log.record(batch, chosen, _owner(options, log))
+        if recorded.batch > batch:
+            abort(options, batch, chosen)
+            raise NotWritten(
+                f"micro-batch {batch} is older than micro-batch {recorded.batch}, which is recorded in {log.place}:"
+                " another driver runs this query"
+            )
+        _complete(options, log, recorded)
+        log.remove_before(batch)
+        recorded_ones = {each.transaction for each in recorded.transactions}
+        _abort_all(options.producer.client, [each for each in chosen if each.transaction not in recorded_ones])
+        # Still within `adding`: no other driver has recorded what this fences.
+        _fence_all(options, sorted(set(earlier) - {each.transactional_id for each in recorded_ones}))
+
+
+def abort(options: WriteOptions, batch: int, chosen: Sequence[Prepared]) -> None:
+    """Aborts the transactions of a job that has failed, unless the micro-batch is decided."""
+    recorded = _log(options).newest()
+    if recorded is None or recorded.batch < batch:
+        _abort_all(options.producer.client, chosen)
+
+
+def _log(options: WriteOptions) -> TransactionLog:
+    assert options.checkpoint is not None
+    return TransactionLog.at(options.checkpoint)
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _require_same_write(options: WriteOptions, log: TransactionLog, recorded: Recorded) -> None:
+    """Raises OptionError for the checkpoint of another batch write: this one would write nothing."""
+    ids = re.compile(rf"{re.escape(str(options.producer.transactional_id))}-\d+-\d+")
+    for each in recorded.transactions:
+        found = each.transaction.transactional_id
+        topics = {topic for topic, _ in each.partitions}
+        if ids.fullmatch(found) is None or (options.topic is not None and topics != {options.topic}):
+            raise OptionError(f"option checkpointLocation: {log.place} is that of another write ({each}); {_ITS_OWN}")
+
+
+def _owner(options: WriteOptions, log: TransactionLog) -> Owner:
+    return Owner(log.query(), network.call(options.producer.client, _cluster_id))
+
+
+def _complete(options: WriteOptions, log: TransactionLog, recorded: Recorded) -> None:
+    """Steps 5 and 6, unless they are done."""
+    cluster = _owner(options, log).cluster
+    if recorded.owner.cluster != cluster:
+        raise OptionError(
+            f"option kafka.bootstrap.servers: micro-batch {recorded.batch} is recorded for cluster"
+            f" {recorded.owner.cluster}, and these brokers are cluster {cluster}; name those. To write it to these"
+            f" brokers, too, remove {log.address(recorded.batch)}"
+        )
+    if not recorded.is_ended:
+        _end(options.producer.client, log, recorded)
+        log.note_end(recorded.batch)
+
+
+def _end(options: ClientOptions, log: TransactionLog, recorded: Recorded) -> None:
+    """Step 5: commits every recorded transaction that the brokers have, before it tells of those that they lack."""
+    gone: list[Prepared] = []
+
+    async def end(client: ClusterClient, each: Prepared) -> None:
+        try:
+            await end_prepared(client, each.transaction, commit=True)
+        except TransactionGone:
+            gone.append(each)
+
+    _each(options, recorded.transactions, end)
+    if gone:
+        count, batch = len(recorded.transactions), recorded.batch
+        lost = "; ".join(map(str, sorted(gone)))
+        twice = f", and the rows of the other {count - len(gone)} a second time" if len(gone) < count else ""
+        raise MissingTransactions(
+            f"{len(gone)} of the {count} prepared transactions of micro-batch {batch} can no longer be committed: the"
+            " brokers aborted them after transaction.timeout.ms, or another producer has their transactional ids."
+            f" Missing are the rows of {lost}. To continue without these rows, make an empty file"
+            f" {log.ended_address(batch)}. To write micro-batch {batch} again{twice}, remove {log.address(batch)}"
+        )
+
+
+def _require_open(batch: int) -> Callable[[ClusterClient, Prepared], Awaitable[None]]:
+    async def require(client: ClusterClient, each: Prepared) -> None:
+        try:
+            await require_prepared(client, each.transaction, each.partitions[0])
+        except TransactionGone as error:
+            raise NotWritten(
+                f"micro-batch {batch} is not written, and nothing of it is visible: {error.message}. Start it again; if"
+                " it takes longer than kafka.transaction.timeout.ms, raise that"
+            ) from None
+
+    return require
+
+
+def _abort_all(options: ClientOptions, losers: Sequence[Prepared]) -> None:
+    """Spares readers the wait for the time-out of these transactions. They never become visible, aborted or not."""
+
+    async def end(client: ClusterClient, each: Prepared) -> None:
+        try:
+            await end_prepared(client, each.transaction, commit=False)
+        except (KafkaError, ClientError) as error:
+            logger.info("%s was not aborted: %s", each, error)
+
+    _each(options, losers, end)
+
+
+def _fence_all(options: WriteOptions, transactional_ids: Sequence[str]) -> None:
+    """Ends what attempts have left open, and their producers, of which only the transactional ids are known."""
+
+    async def fence(client: ClusterClient, each: str) -> None:
+        try:
+            await TransactionManager(client, each, options.producer.transaction_timeout_ms).init()
+        except (KafkaError, ClientError) as error:
+            logger.info("the producer with the transactional id %s was not fenced: %s", each, error)
+
+    _each(options.producer.client, transactional_ids, fence)
+
+
+def _each(options: ClientOptions, items: Sequence[T], work: Callable[[ClusterClient, T], Awaitable[None]]) -> None:
+    """Does the work for all items, several at a time. Raises the first error after all have ended."""
+
+    async def run(client: ClusterClient) -> None:
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def one(item: T) -> None:
+            async with limit:
+                await work(client, item)
+
+        results = await asyncio.gather(*map(one, items), return_exceptions=True)
+        for error in results:
+            if error is not None:
+                raise error
+
+    if items:
+        network.call(options, run)
+
+
+@cache
+def _check_timeout(options: WriteOptions) -> None:
+    """Brokers refuse a timeout above their maximum. A prepared transaction has to outlive a restart of the driver, so a
+    lower one is never chosen silently."""
+    wanted_ms = options.producer.transaction_timeout_ms
+    for resource, configs in network.call(options.producer.client, _max_timeouts).items():
+        # A user who may not see the configs learns of it with the first transaction.
+        entry = None if isinstance(configs, KafkaError) else configs.get(MAX_TIMEOUT)
+        if entry is not None and entry.value is not None and wanted_ms > int(entry.value):
+            raise OptionError(
+                f"option kafka.transaction.timeout.ms is {wanted_ms}; broker {resource.name} allows at most"
+                f" {entry.value} ({MAX_TIMEOUT})"
+            )
+
+
+async def _cluster_id(client: ClusterClient) -> str | None:
+    await client.refresh_metadata_once(())
+    return client.metadata.cluster_id
+
+
+async def _max_timeouts(client: ClusterClient) -> Mapping[ConfigResource, dict[str, ConfigEntry] | KafkaError]:
+    await client.refresh_metadata_once(())
+    brokers = [ConfigResource(ConfigResourceType.BROKER, str(broker)) for broker in sorted(client.metadata.brokers)]
+    return await describe_configs(client, brokers, [MAX_TIMEOUT])
