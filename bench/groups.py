@@ -91,7 +91,9 @@ RETRIABLE = {
 _LOADED = re.compile(r"(?:loaded \d+ groups of|group metadata from) __consumer_offsets-\d+ in (\d+) m")
 
 # Key, title, unit, which ratio klamm / Kafka is wanted: (at most, at least).
-ROWS: list[tuple[str, str, str, tuple[float | None, float | None]]] = [
+Row = tuple[str, str, str, tuple[float | None, float | None]]
+
+ROWS: list[Row] = [
     ("stable", "100 consumers until the group is stable", "s", (0.5, None)),
     ("commits", "commits of one offset", "/s", (None, 1.0)),
     ("commit_cpu", "    CPU of the brokers per commit", "µs", (None, None)),
@@ -493,15 +495,16 @@ def offsets_size_bytes(data_directory: Path) -> int:
 # -- the results ------------------------------------------------------------------------------------------------------
 
 
-def table(samples: dict[str, list[dict[str, float]]]) -> Table:
-    made = Table(title=f"consumer groups, 3 brokers, RF 3, this machine ({os.cpu_count()} cores)")
+def table(measured: str, rows: Sequence[Row], samples: dict[str, list[dict[str, float]]]) -> Table:
+    """The medians of each program's samples and their ratios; a row without samples is left out."""
+    made = Table(title=f"{measured}, this machine ({os.cpu_count()} cores)")
     made.add_column("what", no_wrap=True)
     for side in samples:
         made.add_column(side, justify="right")
     made.add_column("unit")
     made.add_column("klamm / Kafka", justify="right")
     made.add_column("target", justify="right")
-    for key, title, unit, (most, least) in ROWS:
+    for key, title, unit, (most, least) in rows:
         if any(key not in run for runs in samples.values() for run in runs):
             continue
         medians = {side: statistics.median(run[key] for run in runs) for side, runs in samples.items()}
@@ -544,7 +547,7 @@ def main() -> None:
                     )
                     values |= uvloop.run(measure_compacted(side, place, arguments.commits))
                     samples[side].append(values)
-    console.print(table(samples))
+    console.print(table("consumer groups, 3 brokers, RF 3", ROWS, samples))
     if arguments.json:
         arguments.json.write_text(json.dumps({"cores": os.cpu_count(), "samples": samples}, indent=1) + "\n")
 

@@ -346,13 +346,15 @@ class SystemFile(File):
 class SystemFileSystem(FileSystem):
     """The operating system's files."""
 
+    file_type: type[SystemFile] = SystemFile
+
     def __init__(self) -> None:
         self._last_descriptor = 0
 
     def open(self, path: str, *, create: bool = False) -> File:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
         self._last_descriptor = descriptor
-        return SystemFile(path, descriptor)
+        return self.file_type(path, descriptor)
 
     def sync_file_system(self, directories: Sequence[str]) -> bool:
         if not directories or len({os.stat(directory).st_dev for directory in directories}) > 1:
@@ -367,7 +369,7 @@ class SystemFileSystem(FileSystem):
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise OSError(errno.EINVAL, "not a regular file", path)
-        return SystemFile(path, descriptor)
+        return self.file_type(path, descriptor)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)

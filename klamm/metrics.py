@@ -9,7 +9,7 @@ no clock, format or network.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -93,6 +93,17 @@ class Metrics:
 
     def __init__(self) -> None:
         self._metrics: dict[MetricName, Metric] = {}
+        self._walks: list[Callable[[], Generator[None, None, None]]] = []
+
+    def walk(self, steps: Callable[[], Generator[None, None, None]]) -> None:
+        """Adds work in slices that is done each time before the metrics are read, for numbers that need a look at
+        thousands of things."""
+        self._walks.append(steps)
+
+    def walks(self) -> Generator[None, None, None]:
+        """The steps of all work that must be done before the metrics are read."""
+        for steps in self._walks:
+            yield from steps()
 
     def gauge(self, name: MetricName, documentation: str, read: Callable[[], float]) -> None:
         self._add(Metric(name, Kind.GAUGE, documentation, "", lambda: {"": read()}))

@@ -14,7 +14,7 @@ What must stay true:
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Generic, NamedTuple, TypeVar
@@ -85,6 +85,20 @@ class Purgatory(Generic[Key]):
     def __len__(self) -> int:
         """How many (key, operation) pairs are watched; 0 when nothing waits."""
         return sum(map(len, self._watchers.values()))
+
+    def count(self) -> Generator[None, None, tuple[int, int]]:
+        """The steps to count the (key, operation) pairs that are watched, and the operations that wait."""
+        pairs, left = 0, KEYS_PER_SLICE
+        waiting: dict[Waiting[Key], None] = {}
+        for key in list(self._watchers):
+            watchers = self._watchers.get(key, {})
+            pairs += len(watchers)
+            waiting.update(watchers)
+            left -= len(watchers) + 1
+            if left <= 0:
+                left = KEYS_PER_SLICE
+                yield
+        return pairs, len(waiting)
 
     def watched_keys(self) -> list[Key]:
         """The keys under which operations wait."""

@@ -173,3 +173,21 @@ async def test_nobody_waits_any_more_when_the_block_of_a_watch_is_left() -> None
         watch.add(["a"])
         assert len(purgatory) == 1
     assert len(purgatory) == 0
+
+
+async def test_pairs_and_operations_are_counted_in_steps() -> None:
+    purgatory: Purgatory[int] = Purgatory()
+    keys = range(KEYS_PER_SLICE)
+    waiting = [purgatory.put(Switch(), keys, 60_000, lambda is_ready: None) for _ in range(2)]
+    waiting.append(purgatory.put(Switch(), [0], 60_000, lambda is_ready: None))
+    steps, count = purgatory.count(), 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            assert end.value == (2 * KEYS_PER_SLICE + 1, 3)
+            break
+        count += 1
+    assert count >= 2
+    for operation in waiting:
+        operation.cancel()

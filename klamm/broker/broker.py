@@ -19,6 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
+from klamm.broker.broker_state import BrokerState
 from klamm.broker.configs.broker import DynamicBrokerConfig
 from klamm.broker.finalized_features import SUPPORTED_FEATURES, FinalizedFeatureCache
 from klamm.broker.parts import BrokerParts, log_directories
@@ -157,6 +158,7 @@ class Broker:
             parts.registrar.metrics_port = parts.metrics_endpoint.port
 
     async def _open_logs(self, parts: BrokerParts) -> None:
+        parts.state = BrokerState.RECOVERY
         self._closing.append(parts.controller.shutdown)
         self._closing.append(parts.log_manager.stop)
         topics = await self.zookeeper.store.topic_names()
@@ -168,6 +170,7 @@ class Broker:
         """Registers this broker."""
         # From here on a stop writes high watermarks: the directories are known to be this broker's.
         self._closing.append(parts.controller_channel.close)
+        self._closing.append(parts.transaction_markers.stop)
         self._closing.append(parts.isr_changes.stop)
         self._closing.append(parts.replica_manager.stop)
         # A stop ends the connections before it stops the parts that serve them.
@@ -175,12 +178,15 @@ class Broker:
         await parts.register()
 
     async def _serve(self, parts: BrokerParts) -> None:
-        await parts.services.producer_ids.start()
+        await parts.producer_ids.start()
         parts.log_manager.start()
         await parts.offsets_topic.load()
+        await parts.transaction_topic.load()
         # Stopped before a stop waits for pending requests: joins wait for minutes.
         self._closing.append(parts.group_coordinator.stop)
         parts.group_coordinator.start()
+        self._closing.append(parts.transaction_coordinator.stop)
+        parts.transaction_coordinator.start()
         self._closing.append(parts.metadata_updates.stop)
         self._closing.append(parts.config_change_listener.stop)
         self._closing.append(parts.log_dir_failures.stop)
@@ -195,6 +201,7 @@ class Broker:
         parts.config_change_listener.start()
         self.zookeeper.keep(parts.controller.session_expired, self._set_up_session)
         self._closing.append(partial(self._hand_over, parts))
+        parts.state = BrokerState.RUNNING
         _log.info("broker %d of cluster %s serves %s", self.broker_id, self.cluster_id, parts.listeners.addresses)
 
     # -- sessions -------------------------------------------------------------------------------------------------
@@ -212,6 +219,7 @@ class Broker:
             raise BrokerStartError(f"ZooKeeper at {connect} holds {found}; this broker belongs to {self.cluster_id}")
         await self._finalized_features.load()
         await self.parts.offsets_topic.load()
+        await self.parts.transaction_topic.load()
         # Before this broker may be elected: the configs decide whether an out-of-sync replica may lead.
         await self.parts.config_handlers.brokers_changed()
         await self.parts.controller.new_session(store)
@@ -235,4 +243,6 @@ class Broker:
     async def _hand_over(self, parts: BrokerParts) -> None:
         """Hands the leaderships over to other brokers, unless this one has failed."""
         if not self.failure.done() and self._config.current.controlled_shutdown_enable:
+            parts.state = BrokerState.PENDING_CONTROLLED_SHUTDOWN
             await parts.controlled_shutdown.run(self.zookeeper.store)
+        parts.state = BrokerState.SHUTTING_DOWN

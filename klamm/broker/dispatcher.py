@@ -10,7 +10,7 @@ What must stay true:
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from types import CoroutineType, GeneratorType
 from typing import Any, TypeVar
@@ -47,7 +47,8 @@ class Dispatcher:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._apis: Mapping[int, Api] = {int(key): api for key, api in services.apis.items()}
+        # A server under faults puts rows of its own here (`klamm.faults.answers`).
+        self.apis: dict[int, Api] = {int(key): api for key, api in services.apis.items()}
         self._pipelined = tuple(key.to_bytes(2) for key, api in services.apis.items() if api.pipelined)
         self.on_unencodable: Callable[[ServerConnection, UnencodableMessage], None] = _log_unencodable
 
@@ -63,7 +64,7 @@ class Dispatcher:
             header = messages.parse_request_header(frame)
         except InvalidFrame as error:
             raise InvalidRequest(f"request header: {error}") from None
-        api = self._apis.get(header.api_key)
+        api = self.apis.get(header.api_key)
         if api is None:
             name = header.api_key.message_name
             raise InvalidRequest(f"{name} ({int(header.api_key)}) is not served, see docs/unsupported.md")

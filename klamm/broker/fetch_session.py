@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from klamm.environment import Random
+from klamm.metrics import MetricName, Metrics
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Steps
@@ -119,9 +120,27 @@ class FetchSessionCache:
         self._now_ms = now_ms
         # In the order of their last use, the least recently used first.
         self._sessions: dict[int, _Session] = {}
+        self._evictions = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def register(self, metrics: Metrics) -> None:
+        """Under Kafka's names."""
+        for name, documentation, read in (
+            ("NumIncrementalFetchSessions", "Fetch sessions.", lambda: len(self)),
+            (
+                "NumIncrementalFetchPartitionsCached",
+                "Partitions in fetch sessions, counted for each session.",
+                lambda: sum(len(session.partitions) for session in self._sessions.values()),
+            ),
+        ):
+            metrics.gauge(MetricName("kafka.server", "FetchSessionCache", name), documentation, read)
+        metrics.meter(
+            MetricName("kafka.server", "FetchSessionCache", "IncrementalFetchSessionEvictionsPerSec"),
+            "Fetch sessions that had to make room for others.",
+            lambda: self._evictions,
+        )
 
     def begin(
         self,
@@ -143,6 +162,11 @@ class FetchSessionCache:
         if epoch == INITIAL_EPOCH:
             session = yield from self._create(wanted, is_follower)
         return FetchExchange(INVALID_SESSION_ID if session is None else session.id, wanted, session, False)
+
+    def partitions_of(self, session_id: int, epoch: int) -> Sequence[PartitionKey]:
+        """The partitions of a session; none if there is no such session in this epoch."""
+        session = self._sessions.get(session_id)
+        return () if session is None or session.epoch != epoch else tuple(session.partitions)
 
     def throttled(self, exchange: FetchExchange) -> int:
         """The session id of an answer without partitions, because the client is throttled. A client that asked for a
@@ -224,6 +248,7 @@ class FetchSessionCache:
         stalest = next(iter(self._sessions.values()))
         if now_ms - stalest.used_ms > EVICTION_MS:
             del self._sessions[stalest.id]
+            self._evictions += 1
             return True
         # A follower may take the place of any young consumer; all others are protected for their first two minutes.
         evictable = [
@@ -235,4 +260,5 @@ class FetchSessionCache:
         if cheapest is None or (is_follower, size, 0) < cheapest.value:
             return False
         del self._sessions[cheapest.id]
+        self._evictions += 1
         return True

@@ -21,11 +21,11 @@ class LeaderElections:
     def __init__(self, controller: KafkaController, metadata_cache: MetadataCache) -> None:
         self._controller = controller
         self._metadata_cache = metadata_cache
-        self._purgatory: Purgatory[str] = Purgatory()
+        self.purgatory: Purgatory[str] = Purgatory()
 
     def metadata_changed(self, topic: str) -> None:
         """The topic has changed in the metadata cache: waiting elections look again."""
-        self._purgatory.check(topic)
+        self.purgatory.check(topic)
 
     async def elect(
         self, partitions: Sequence[PartitionKey], election_type: ElectionType
@@ -54,7 +54,7 @@ class LeaderElections:
                 leaders[partition] = result
                 topics[partition[0]] = None
         elected = _LeadersKnown(self._metadata_cache, leaders)
-        are_known = await self._purgatory.wait(elected, topics, timeout_ms)
+        are_known = await self.purgatory.wait(elected, topics, timeout_ms)
         timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the leader is elected, but not known here yet")
         return {
             partition: errors.get(partition) or (None if are_known or elected.is_known(partition) else timed_out)

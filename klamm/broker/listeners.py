@@ -220,7 +220,19 @@ class Listeners(Mapping[str, SocketServer]):
                 for server in self._servers.values()
             ),
         )
+        metrics.gauge(
+            MetricName("kafka.network", "RequestChannel", "RequestQueueSize"),
+            "Requests that wait for an earlier one of their connection.",
+            lambda: len(self._request_queue),
+        )
         group, type_ = "kafka.server", "socket-server-metrics"
+        metrics.tagged_gauges(
+            MetricName(group, type_, "connection-count"),
+            "Open connections of each listener.",
+            ("listener", "networkProcessor"),
+            # All connections have the same loop.
+            lambda: iter([((name, "0"), server.connection_count) for name, server in self._servers.items()]),
+        )
         metrics.gauge(
             MetricName(group, type_, "broker-connection-accept-rate"),
             "New connections per second.",

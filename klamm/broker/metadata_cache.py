@@ -85,6 +85,12 @@ class MetadataCache:
         self.is_filled = asyncio.Event()
         self._given_up_at_s: float | None = None
 
+    def begin_with(self, own: BrokerMetadata) -> None:
+        """This broker is alive, whatever a controller says later. From an answer without any broker librdkafka never
+        recovers: it gives up the brokers that an answer does not name."""
+        if not self.is_filled.is_set():
+            self.snapshot = replace(self.snapshot, brokers={own.id: own})
+
     async def first_snapshot(self) -> MetadataSnapshot:
         """The snapshot for a client's answer, after the first update from the controller.
 

@@ -32,7 +32,7 @@ from klamm.broker.configs.topics import TopicConfigs
 from klamm.broker.leader_elections import LeaderElections
 from klamm.broker.metadata_cache import MetadataCache, MetadataSnapshot
 from klamm.broker.topic_admin import TopicAdmin
-from klamm.coordinator.group_coordinator import GroupCoordinator
+from klamm.coordinator.groups.group_coordinator import GroupCoordinator
 from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import PartitionKey

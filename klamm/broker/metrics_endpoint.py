@@ -12,7 +12,7 @@ What must stay true: requests only read, and large answers are made in slices.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 
 import orjson
 
@@ -33,11 +33,14 @@ IDLE = b'{"kind":"idle"}\n'
 
 LAG_CHECK_S = 0.1
 
+# Some hundred kilobytes, which are copied and sent in less than a millisecond.
+PIECES_PER_SLICE = 50
+
 
 class MetricsEndpoint:
     """See the module. Nothing is measured or served before `start`; `bind` replaces port 0 by the system's choice.
 
-    `metrics` are shown, with those that are measured here.
+    `metrics` are shown, with those that are measured here. Read only.
     """
 
     def __init__(
@@ -53,9 +56,9 @@ class MetricsEndpoint:
         self._broker_id = broker_id
         self._controller = controller
         self._environment = environment
-        self._metrics = metrics
+        self.metrics = metrics
         self._pauses = PauseWatch(environment)
-        self._pauses.register(self._metrics)
+        self._pauses.register(self.metrics)
         routes = {
             "/metrics": self._show_metrics,
             "/controller": self._show_controller,
@@ -85,7 +88,10 @@ class MetricsEndpoint:
         await self._environment.run_blocking(_import_prometheus)
         from klamm.broker.prometheus_text import CONTENT_TYPE, render
 
-        return Answer(200, await in_slices(render(self._metrics)), CONTENT_TYPE)
+        pieces = await in_slices(render(self.metrics))
+        # With its length, so that a scrape that was cut short is not taken for a whole one.
+        length = {"Content-Length": str(sum(map(len, pieces)))}
+        return Answer(200, _joined(pieces), CONTENT_TYPE, length)
 
     async def _show_controller(self, _request: Request) -> Answer:
         return Answer(200, orjson.dumps(await controller_status(self._controller)), JSON)
@@ -133,6 +139,11 @@ class MetricsEndpoint:
             )
             for sequence, record in records
         )
+
+
+async def _joined(pieces: Sequence[bytes]) -> AsyncGenerator[bytes, None]:
+    async for some in slices(pieces, PIECES_PER_SLICE):
+        yield b"".join(some)
 
 
 def _import_prometheus() -> None:

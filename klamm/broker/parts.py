@@ -8,8 +8,11 @@ import asyncio
 import logging
 import os.path
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from klamm.broker.auto_topic_creation import AutoTopicCreation
+from klamm.broker.broker_state import BrokerState
 from klamm.broker.configs.admin import ConfigAdmin
 from klamm.broker.configs.broker import DynamicBrokerConfig
 from klamm.broker.configs.change_listener import ConfigChangeListener
@@ -18,6 +21,8 @@ from klamm.broker.configs.quotas import QuotaConfigs
 from klamm.broker.configs.topics import TopicConfigs
 from klamm.broker.controlled_shutdown import ControlledShutdown
 from klamm.broker.controller_channel import ControllerChannel
+from klamm.broker.coordinator_log import CoordinatorLog, offsets_log_settings, transaction_log_settings
+from klamm.broker.coordinator_topic import CoordinatorTopic, offsets_topic, transaction_topic
 from klamm.broker.dispatcher import Dispatcher
 from klamm.broker.fetch_session import FetchSessionCache
 from klamm.broker.finalized_features import FinalizedFeatureCache
@@ -26,41 +31,47 @@ from klamm.broker.leader_elections import LeaderElections
 from klamm.broker.listener_changes import ListenerChanges
 from klamm.broker.listeners import Listeners
 from klamm.broker.log_dir_failures import LogDirFailures
-from klamm.broker.metadata_cache import MetadataCache
+from klamm.broker.marker_appends import MarkerAppends
+from klamm.broker.metadata_cache import BrokerMetadata, MetadataCache
 from klamm.broker.metadata_updates import Look, MetadataUpdates
 from klamm.broker.metrics_endpoint import MetricsEndpoint
-from klamm.broker.offsets_log import OffsetsLog
-from klamm.broker.offsets_topic import OffsetsTopic
 from klamm.broker.plugins import ALTER_CONFIG_POLICY, CREATE_TOPIC_POLICY, Plugins
 from klamm.broker.policies import Policy
 from klamm.broker.producer_ids import ProducerIds
+from klamm.broker.purgatory_metrics import register_purgatory_metrics
 from klamm.broker.quotas.admin import QuotaAdmin
 from klamm.broker.quotas.client_quotas import ClientQuotas
 from klamm.broker.registration import Registrar
 from klamm.broker.security import Authorizer
 from klamm.broker.services import Services
 from klamm.broker.topic_admin import TopicAdmin
+from klamm.broker.transaction_markers import TransactionMarkers
 from klamm.broker.zookeeper_session import ZooKeeperSession
 from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
 from klamm.controller.channel_manager import ControllerChannelManager
 from klamm.controller.controller import KafkaController
 from klamm.controller.controller_metrics import register_controller_metrics
-from klamm.coordinator.group_coordinator import GroupCoordinator
-from klamm.coordinator.group_metadata_manager import GroupMetadataManager
-from klamm.coordinator.group_metrics import register_group_metrics
+from klamm.coordinator.groups.group_coordinator import GroupCoordinator
+from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
+from klamm.coordinator.groups.group_metrics import register_group_metrics
+from klamm.coordinator.transactions.coordinator import TransactionCoordinator
+from klamm.coordinator.transactions.transaction_metrics import register_transaction_metrics
 from klamm.environment import Environment
-from klamm.metrics import Metrics
+from klamm.metrics import MetricName, Metrics
 from klamm.net.response_memory import ResponseMemory
 from klamm.plugins.policies import AlterConfigRequest, NewTopicRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, PartitionKey
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME, PartitionKey
+from klamm.purgatory import Purgatory
 from klamm.replication.alter_isr import AlterIsrManager
 from klamm.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.replication.partition import Partition
 from klamm.replication.read_replicas import ReadReplicas
 from klamm.replication.replica_manager import ReplicaManager, log_config
+from klamm.replication.replica_metrics import register_replica_metrics
 from klamm.replication.throttles import ReplicationThrottles
+from klamm.replication.transaction_metrics import register_open_transaction_metrics
 from klamm.replication.zk_isr import ZkIsrManager
 from klamm.slices import Turns
 from klamm.storage.log_cleaner import CleanerSettings
@@ -93,6 +104,7 @@ class BrokerParts:
         self._broker_id = broker_id
         self._zookeeper = zookeeper
         self._on_failure = on_failure
+        self.state = BrokerState.STARTING
         self.response_memory = ResponseMemory(static.klamm_queued_max_response_bytes)
 
         # Data from ZooKeeper and the controller.
@@ -112,7 +124,11 @@ class BrokerParts:
             environment, config, self.metadata_cache, self._store, self._create_topic_policy(plugins, environment)
         )
         self.auto_topic_creation = AutoTopicCreation(self.topic_admin, on_failure)
-        self.offsets_topic = OffsetsTopic(config, self.metadata_cache, self.auto_topic_creation, self._store)
+        topics = self.metadata_cache, self.auto_topic_creation, self._store
+        self.offsets_topic = CoordinatorTopic(GROUP_METADATA_TOPIC_NAME, partial(offsets_topic, config), *topics)
+        self.transaction_topic = CoordinatorTopic(
+            TRANSACTION_STATE_TOPIC_NAME, partial(transaction_topic, config), *topics
+        )
         self.controller_channel = ControllerChannel(self.metadata_cache, broker_id, static)
 
         # Logs and replicas.
@@ -157,13 +173,41 @@ class BrokerParts:
         # Coordinator and controller.
         self.groups = GroupMetadataManager(
             static,
-            OffsetsLog(config, environment, self.replica_manager, on_failure),
+            CoordinatorLog(
+                GROUP_METADATA_TOPIC_NAME,
+                lambda: offsets_log_settings(config.current),
+                environment,
+                self.replica_manager,
+                on_failure,
+            ),
             self.offsets_topic.partition_for,
             environment.now_ms,
             on_failure,
             self._groups_loaded,
         )
         self.group_coordinator = GroupCoordinator(config, self.groups, environment, on_failure)
+        self.marker_appends = MarkerAppends(
+            static, environment, self.replica_manager, self.group_coordinator, on_failure
+        )
+        self.transaction_markers = TransactionMarkers(
+            static, broker_id, self.metadata_cache, self._inter_broker_address, self.marker_appends, self._store
+        )
+        self.producer_ids = ProducerIds(self._allocate_producer_ids)
+        self.transaction_coordinator = TransactionCoordinator(
+            static,
+            CoordinatorLog(
+                TRANSACTION_STATE_TOPIC_NAME,
+                lambda: transaction_log_settings(config.current),
+                environment,
+                self.replica_manager,
+                on_failure,
+            ),
+            self.transaction_topic.partition_for,
+            self.producer_ids,
+            self.transaction_markers,
+            environment,
+            on_failure,
+        )
         self.controller = KafkaController(
             config,
             environment,
@@ -226,12 +270,15 @@ class BrokerParts:
             ),
             leader_elections=leader_elections,
             finalized_features=finalized_features,
-            producer_ids=ProducerIds(self._allocate_producer_ids),
             replica_manager=self.replica_manager,
             log_manager=self.log_manager,
             fetch_sessions=_fetch_sessions(static, environment),
             offsets_topic=self.offsets_topic,
+            transaction_topic=self.transaction_topic,
             group_coordinator=self.group_coordinator,
+            transaction_coordinator=self.transaction_coordinator,
+            transaction_markers=self.transaction_markers,
+            marker_appends=self.marker_appends,
             long_answers=Turns(),
         )
         self.dispatcher = Dispatcher(self.services)
@@ -279,9 +326,23 @@ class BrokerParts:
         metrics = Metrics()
         register_controller_metrics(metrics, self.controller)
         register_group_metrics(metrics, self.groups)
+        register_transaction_metrics(metrics, self.transaction_coordinator)
         self.listeners.register(metrics)
         self.log_manager.cleaner.register(metrics)
         self.replica_manager.log_dir_moves.register(metrics)
+        self.followers.register(metrics)
+        register_replica_metrics(metrics, self.replica_manager)
+        self.services.fetch_sessions.register(metrics)
+        register_purgatory_metrics(metrics, self._purgatories())
+        metrics.gauge(
+            MetricName("kafka.server", "KafkaServer", "BrokerState"),
+            "What the broker does: 1 starts, 2 loads its logs, 3 runs, 6 hands its leaderships over, 7 stops.",
+            lambda: self.state,
+        )
+        self._zookeeper.register(metrics)
+        register_open_transaction_metrics(
+            metrics, self.replica_manager.partitions, environment.now_ms, self._config.transaction_max_timeout_ms
+        )
         self.throttles.register(metrics, _loop_clock_ms())
         self.quotas.register(metrics)
         self.log_manager.register(metrics)
@@ -295,13 +356,25 @@ class BrokerParts:
             self._on_failure,
         )
 
+    def _purgatories(self) -> dict[str, list[Purgatory[Any]]]:
+        """By the names that they have in Kafka."""
+        replicas = self.replica_manager
+        return {
+            "Produce": [replicas.produce_purgatory],
+            "Fetch": [replicas.fetch_purgatory, replicas.follower_fetch_purgatory],
+            "DeleteRecords": [replicas.delete_records_purgatory],
+            "ElectLeader": [self.services.leader_elections.purgatory],
+            "topic": [self.topic_admin.purgatory],
+            **self.group_coordinator.rebalances.purgatories,
+        }
+
     # -- what one part tells another --------------------------------------------------------------------------------
 
     async def register(self) -> None:
         """Registers this broker in the current session. The listeners must be bound and the log directories locked."""
-        await self.registrar.register(
-            self._store(), self.listener_changes.endpoints, self.log_manager.live_directories[0]
-        )
+        endpoints = self.listener_changes.endpoints
+        self.metadata_cache.begin_with(BrokerMetadata(self._broker_id, endpoints, self._config.broker_rack))
+        await self.registrar.register(self._store(), endpoints, self.log_manager.live_directories[0])
 
     async def _allocate_producer_ids(self) -> tuple[int, int]:
         return await self._store().allocate_producer_id_block(self._broker_id)
@@ -328,14 +401,19 @@ class BrokerParts:
         self.metadata_updates.look_for_deleted_topics(Look.UNKNOWN_TOPICS)
 
     def _leadership_changed(self, key: PartitionKey, leads: bool, leader_epoch: int | None) -> None:
-        """The leader of a partition of the offsets topic coordinates its groups."""
+        """The leader of a partition of a coordinator's topic coordinates its groups, or its transactional ids."""
         topic, partition = key
-        if topic != GROUP_METADATA_TOPIC_NAME:
+        coordinator: GroupCoordinator | TransactionCoordinator
+        if topic == GROUP_METADATA_TOPIC_NAME:
+            coordinator = self.group_coordinator
+        elif topic == TRANSACTION_STATE_TOPIC_NAME:
+            coordinator = self.transaction_coordinator
+        else:
             return
         if leads and leader_epoch is not None:
-            self.group_coordinator.on_election(partition, leader_epoch)
+            coordinator.on_election(partition, leader_epoch)
         else:
-            self.group_coordinator.on_resignation(partition, leader_epoch)
+            coordinator.on_resignation(partition, leader_epoch)
 
     def _directory_failed(self, directory: str, error: OSError) -> None:
         _log.error("log directory %s is offline: %s", directory, error)

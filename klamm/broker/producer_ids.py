@@ -1,4 +1,4 @@
-"""Producer ids for idempotent producers (Kafka's `ProducerIdManager`).
+"""Producer ids for idempotent and transactional producers (Kafka's `ProducerIdManager`).
 
 Ids come from ZooKeeper in blocks of 1,000, so that no two brokers ever give out the same one. A block that a broker
 did not use up when it stopped is lost, as in Kafka.
@@ -6,6 +6,11 @@ did not use up when it stopped is lost, as in Kafka.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+
+from klamm.broker.request_errors import as_kafka_error
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.znodes.fields import ZnodeError
+from klamm.zookeeper.errors import ZooKeeperError
 
 
 class ProducerIds:
@@ -18,13 +23,22 @@ class ProducerIds:
         self._last = -1
 
     async def start(self) -> None:
-        """Takes the first block."""
+        """Takes the first block. Raises the errors of `allocate_block`."""
         await self._take_block()
 
     async def next(self) -> int:
-        """An id that was never given out before. Raises the errors of `allocate_block` when a new block is needed."""
+        """An id that was never given out before.
+
+        Raises KafkaError when a new block is needed and ZooKeeper does not give it. COORDINATOR_LOAD_IN_PROGRESS is
+        retried by every client; with most other codes Java's producer fails for good.
+        """
         while self._next > self._last:
-            await self._take_block()
+            try:
+                await self._take_block()
+            except ZooKeeperError as error:
+                raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"ZooKeeper: {error}") from error
+            except ZnodeError as error:
+                raise as_kafka_error(error) from error
         self._next += 1
         return self._next - 1
 

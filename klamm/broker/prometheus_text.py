@@ -37,17 +37,20 @@ VALUES_PER_SLICE = 100
 _QUANTILE_LABELS = ("0.50", "0.75", "0.95", "0.98", "0.99", "0.999")
 
 
-def render(metrics: Metrics) -> Steps[bytes]:
-    """All metrics. Values may change between two steps."""
+def render(metrics: Metrics) -> Steps[list[bytes]]:
+    """All metrics, in pieces: together they may be long. A step reads one metric or some of its values, which may
+    change between two steps."""
+    yield from metrics.walks()
     pieces = []
     for metric in metrics:
         values = metric.values()
         pieces.append(_text(metric, islice(values, VALUES_PER_SLICE)))
+        yield
         while some := list(islice(values, VALUES_PER_SLICE)):
-            yield
             _help, _type, lines = _text(metric, some).split(b"\n", 2)
             pieces.append(lines)
-    return b"".join(pieces)
+            yield
+    return pieces
 
 
 def prometheus_name(name: MetricName) -> str:

@@ -11,13 +11,20 @@ from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
 _HEAD = """\
 # Protocol support
 
-Every API that a broker of Apache Kafka 2.8.2 advertises, and the versions of it that klamm serves. What is listed here
-is what klamm answers to ApiVersions; a request of another API or version closes its connection, as in Kafka. The last
-column is what a client must be authorized for. Made by `python -m klamm.broker.protocol_table > docs/protocol.md`.
+Every API that a broker of Apache Kafka 2.8.2 advertises, two of later Kafkas, and the versions of each that klamm
+serves. What is listed here is what klamm answers to ApiVersions; a request of another API or version closes its
+connection, as in Kafka. The last column is what a client must be authorized for. Made by
+`python -m klamm.broker.protocol_table > docs/protocol.md`.
 
 | key | API | klamm | Kafka 2.8.2 | needs |
 |---:|---|---|---|---|
 """
+
+# What brokers of Kafka 2.8.2 do not have. No broker sends these requests to another; tools do.
+_LATER = {
+    ApiKey.DESCRIBE_TRANSACTIONS: "none; 3.0 has 0",
+    ApiKey.LIST_TRANSACTIONS: "none; 3.8 has 0-1",
+}
 
 
 def render(apis: Mapping[ApiKey, Api]) -> str:
@@ -31,7 +38,8 @@ def _row(key: ApiKey, api: Api | None) -> str:
         served = _range(api.min_version, api.max_version)
         if api.operation is not None and api.resource_type is not None:
             needs = f"{_words(api.operation.name)} on {_words(api.resource_type.name)}"
-    return f"| {int(key)} | {key.message_name} | {served} | {_range(0, ADVERTISED_MAX[key])} | {needs} |\n"
+    in_kafka = _LATER.get(key) or _range(0, ADVERTISED_MAX[key])
+    return f"| {int(key)} | {key.message_name} | {served} | {in_kafka} | {needs} |\n"
 
 
 def _range(low: int, high: int) -> str:

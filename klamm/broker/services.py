@@ -8,21 +8,23 @@ from klamm.broker.auto_topic_creation import AutoTopicCreation
 from klamm.broker.configs.admin import ConfigAdmin
 from klamm.broker.configs.topics import TopicConfigs
 from klamm.broker.controller_channel import ControllerChannel
+from klamm.broker.coordinator_topic import CoordinatorTopic
 from klamm.broker.fetch_session import FetchSessionCache
 from klamm.broker.finalized_features import FinalizedFeatureCache
 from klamm.broker.leader_elections import LeaderElections
+from klamm.broker.marker_appends import MarkerAppends
 from klamm.broker.metadata_cache import MetadataCache
 from klamm.broker.metadata_updates import MetadataUpdates
-from klamm.broker.offsets_topic import OffsetsTopic
-from klamm.broker.producer_ids import ProducerIds
 from klamm.broker.quotas.admin import QuotaAdmin
 from klamm.broker.quotas.client_quotas import ClientQuotas
 from klamm.broker.registration import Registrar
 from klamm.broker.security import Authorizer
 from klamm.broker.topic_admin import TopicAdmin
+from klamm.broker.transaction_markers import TransactionMarkers
 from klamm.config.current import CurrentConfig
 from klamm.controller.controller import KafkaController
-from klamm.coordinator.group_coordinator import GroupCoordinator
+from klamm.coordinator.groups.group_coordinator import GroupCoordinator
+from klamm.coordinator.transactions.coordinator import TransactionCoordinator
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -54,12 +56,15 @@ class Services:
     config_admin: ConfigAdmin
     leader_elections: LeaderElections
     finalized_features: FinalizedFeatureCache
-    producer_ids: ProducerIds
     replica_manager: ReplicaManager
     log_manager: LogManager
     fetch_sessions: FetchSessionCache
-    offsets_topic: OffsetsTopic
+    offsets_topic: CoordinatorTopic
+    transaction_topic: CoordinatorTopic
     group_coordinator: GroupCoordinator
+    transaction_coordinator: TransactionCoordinator
+    transaction_markers: TransactionMarkers
+    marker_appends: MarkerAppends
     # Large answers are made one after another: before encoding, an answer takes ten times the memory of its bytes.
     long_answers: Turns
 

@@ -90,11 +90,11 @@ class TopicAdmin:
         self._metadata_cache = metadata_cache
         self._zookeeper = zookeeper
         self._policy = policy
-        self._purgatory: Purgatory[str] = Purgatory()
+        self.purgatory: Purgatory[str] = Purgatory()
 
     def metadata_changed(self, topic: str) -> None:
         """The topic has changed in the metadata cache: waiting requests look again."""
-        self._purgatory.check(topic)
+        self.purgatory.check(topic)
 
     # -- creation -------------------------------------------------------------------------------------------------
 
@@ -318,7 +318,7 @@ class TopicAdmin:
         """The topics that are done after at most `timeout_ms`. Without a timeout no topic counts as done."""
         if timeout_ms <= 0:
             return []
-        await self._purgatory.wait(operation, list(topics), timeout_ms)
+        await self.purgatory.wait(operation, list(topics), timeout_ms)
         return [topic for topic in topics if operation.is_done(topic)]
 
 

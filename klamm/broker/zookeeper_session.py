@@ -13,11 +13,13 @@ What must stay true:
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from klamm.config.broker import BrokerConfig
 from klamm.environment import Environment
+from klamm.metrics import MetricName, Metrics
 from klamm.tasks import OnFailure, start_task
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.client import State, ZooKeeperClient
@@ -46,6 +48,8 @@ class ZooKeeperSession:
         self._on_failure = on_failure
         self._client: ZooKeeperClient | None = None
         self._renewal: asyncio.Task[None] | None = None
+        # How often each state was entered.
+        self._states: Counter[State] = Counter()
         # Sets the broker up in a new session; None before `keep` and after `stop`.
         self._renew: Callable[[], Coroutine[Any, Any, None]] | None = None
 
@@ -79,9 +83,27 @@ class ZooKeeperSession:
             session_timeout_ms=self._config.zookeeper_session_timeout_ms,
             max_in_flight=self._config.zookeeper_max_in_flight_requests or MAX_IN_FLIGHT,
         )
-        client.add_listener(lambda _state: self._check_session())
+        client.add_listener(self._state_changed)
         await client.start(timeout_ms)
         self.store = KafkaZooKeeper(client)
+
+    def register(self, metrics: Metrics) -> None:
+        """Under Kafka's names."""
+        for name, documentation, state in (
+            ("ZooKeeperSyncConnectsPerSec", "Connections to ZooKeeper.", State.CONNECTED),
+            ("ZooKeeperDisconnectsPerSec", "Lost connections to ZooKeeper.", State.DISCONNECTED),
+            ("ZooKeeperExpiresPerSec", "ZooKeeper sessions that have expired.", State.EXPIRED),
+            ("ZooKeeperAuthFailuresPerSec", "Refused authentications at ZooKeeper.", State.AUTH_FAILED),
+        ):
+            metrics.meter(
+                MetricName("kafka.server", "SessionExpireListener", name),
+                documentation,
+                lambda state=state: self._states[state],  # type: ignore[misc]
+            )
+
+    def _state_changed(self, state: State) -> None:
+        self._states[state] += 1
+        self._check_session()
 
     @property
     def _has_expired(self) -> bool:

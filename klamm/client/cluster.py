@@ -182,8 +182,10 @@ class ClusterClient:
         if not bootstrap:
             raise ValueError("no bootstrap address")
         self.metadata = ClusterMetadata()
-        # The coordinators of groups, by broker id, as far as they were asked for and not found wrong.
+        # The broker ids of the coordinators of groups and of transactional ids, as far as they were asked for and not
+        # found wrong.
         self.coordinators: dict[str, int] = {}
+        self.transaction_coordinators: dict[str, int] = {}
         # Consumers of this client read from followers in its rack.
         self.read_replicas = ReadReplicas(rack)
         self._bootstrap = list(bootstrap)

@@ -14,6 +14,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TypeVar
 
 from klamm.client.cluster import RETRIABLE_ERRORS, Attempts, ClusterClient, RetryPolicy
@@ -21,7 +22,7 @@ from klamm.net.client import Connection, Disconnected, NotSent
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.vocabulary import TopicPartition
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME, TopicPartition
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -31,7 +32,12 @@ CONTROLLER_ERRORS = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.THROTTLING_QU
 # A broker answers a request with a timeout of its own when that is over; the client waits a little longer.
 ANSWER_MARGIN_MS = 2_000
 
-_GROUP = 0
+
+class CoordinatorType(IntEnum):
+    """What a coordinator is asked for (`FindCoordinatorRequest.CoordinatorType`)."""
+
+    GROUP = 0
+    TRANSACTION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,51 +217,59 @@ def _no_leader(client: ClusterClient, partition: TopicPartition) -> tuple[KafkaE
     return KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {partition} has no leader"), True
 
 
-def coordinators(client: ClusterClient) -> Route[str]:
-    """Groups go to their coordinators. Each time another broker is asked: one that is cut off knows a former one."""
+def coordinators(client: ClusterClient, of: CoordinatorType = CoordinatorType.GROUP) -> Route[str]:
+    """Groups, or transactional ids, go to their coordinators. Each time another broker is asked: one that is cut off
+    knows a former one."""
     any_broker = in_turn(client)
+    is_of_groups = of is CoordinatorType.GROUP
+    known = client.coordinators if is_of_groups else client.transaction_coordinators
 
-    async def route(groups: Sequence[str], stale: bool) -> dict[str, int | Unroutable]:
+    def what(key: str) -> str:
+        return f"the coordinator of {'group' if is_of_groups else 'transactional id'} {key}"
+
+    async def find(connection: Connection, key: str, errors: dict[str, KafkaError]) -> None:
+        """Asks a broker for a coordinator, and notes it or the error."""
+        request = find_coordinator_request(key, of)
+        found = await connection.send(ApiKey.FIND_COORDINATOR, lambda version: request)
+        text = what(key)
+        if found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE:
+            topic = GROUP_METADATA_TOPIC_NAME if is_of_groups else TRANSACTION_STATE_TOPIC_NAME
+            text += f": {topic} cannot be created, or no broker leads its partition; the brokers' logs say why"
+        if (error := error_of(found.error_code, text)) is None:
+            known[key] = found.node_id
+        else:
+            errors[key] = error
+
+    async def route(keys: Sequence[str], stale: bool) -> dict[str, int | Unroutable]:
         if stale:
-            for group in groups:
-                client.coordinators.pop(group, None)
+            for key in keys:
+                known.pop(key, None)
         if stale or not client.metadata.brokers:
             await client.refresh_metadata_once((), elsewhere=stale)
         errors: dict[str, KafkaError] = {}
-        unknown = [group for group in groups if group not in client.coordinators]
+        unknown = [key for key in keys if key not in known]
         asked = any_broker()
         if unknown and asked is not None:
             connection = await client.connection_to(asked)
-            await asyncio.gather(*(_find(client, connection, group, errors) for group in unknown))
+            await asyncio.gather(*(find(connection, key, errors) for key in unknown))
         found: dict[str, int | Unroutable] = {}
-        for group in groups:
-            broker_id = client.coordinators.get(group)
-            if group in errors:
-                found[group] = Unroutable(errors[group], errors[group].code in RETRIABLE_ERRORS)
+        for key in keys:
+            broker_id = known.get(key)
+            if key in errors:
+                found[key] = Unroutable(errors[key], errors[key].code in RETRIABLE_ERRORS)
             elif broker_id is not None and broker_id in client.metadata.brokers:
-                found[group] = broker_id
+                found[key] = broker_id
             else:
                 # It has died meanwhile, or one of the two brokers that were asked knows less than the other.
-                what = f"the coordinator of group {group}" + ("" if broker_id is None else f", {broker_id}")
-                found[group] = Unroutable(KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, what))
+                text = what(key) + ("" if broker_id is None else f", {broker_id}")
+                found[key] = Unroutable(KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, text))
         return found
 
     return route
 
 
-async def _find(client: ClusterClient, connection: Connection, group: str, errors: dict[str, KafkaError]) -> None:
-    """Asks a broker for a group's coordinator, and notes it or the error."""
-    request = find_coordinator_request(group)
-    found = await connection.send(ApiKey.FIND_COORDINATOR, lambda version: request)
-    error = error_of(found.error_code, f"the coordinator of group {group}")
-    if error is None:
-        client.coordinators[group] = found.node_id
-    else:
-        errors[group] = error
-
-
-def find_coordinator_request(group: str) -> FindCoordinatorRequest:
-    return FindCoordinatorRequest(key=group, key_type=_GROUP)
+def find_coordinator_request(key: str, of: CoordinatorType = CoordinatorType.GROUP) -> FindCoordinatorRequest:
+    return FindCoordinatorRequest(key=key, key_type=of)
 
 
 def in_turn(client: ClusterClient) -> Callable[[], int | None]:
@@ -267,6 +281,27 @@ def in_turn(client: ClusterClient) -> Callable[[], int | None]:
         return known[next(turns) % len(known)] if known else None
 
     return any_broker
+
+
+async def ask_every_broker(client: ClusterClient, ask: Callable[[int], Awaitable[T]]) -> list[T]:
+    """What `ask(broker_id)` returns for each live broker, by broker id.
+
+    What a broker coordinates moves when the broker dies, so all are asked again when one is lost or not ready. Raises
+    KafkaError and ClientError.
+    """
+    attempts = Attempts(client.retry)
+    while True:
+        is_last = attempts.is_last
+        try:
+            await client.refresh_metadata_once(())
+            return await asyncio.gather(*map(ask, sorted(client.metadata.brokers)))
+        except (NotSent, Disconnected):
+            if is_last or client.is_closed:
+                raise
+        except KafkaError as error:
+            if is_last or error.code not in {*RETRIABLE_ERRORS, ErrorCode.BROKER_NOT_AVAILABLE}:
+                raise
+        await attempts.pause()
 
 
 def brokers(client: ClusterClient) -> Route[int]:

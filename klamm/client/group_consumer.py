@@ -12,10 +12,11 @@ Source: org.apache.kafka.clients.consumer.KafkaConsumer; internals.ConsumerCoord
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 
 from klamm.client.cluster import ClusterClient
 from klamm.client.consumer import Consumer, ConsumerRecord
-from klamm.client.group_member import NO_GENERATION, GroupMember, MustRejoin
+from klamm.client.group_member import NO_GENERATION, GroupMember, Membership, MustRejoin
 from klamm.client.options import ConsumerOptions, GroupOptions
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import TopicPartition
@@ -73,6 +74,11 @@ class GroupConsumer:
     @property
     def generation_id(self) -> int:
         return self._member.membership.generation_id
+
+    @property
+    def membership(self) -> Membership:
+        """As what this member commits offsets, for a transaction that does so (Java's `groupMetadata`)."""
+        return replace(self._member.membership)
 
     async def poll(self, timeout_ms: int, max_records: int | None = None) -> list[ConsumerRecord]:
         """As `Consumer.poll`. Joins the group when that is due, within the same time."""

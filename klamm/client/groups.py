@@ -3,13 +3,12 @@
 Source: org.apache.kafka.clients.admin.KafkaAdminClient.
 """
 
-import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from klamm.client.cluster import RETRIABLE_ERRORS, Attempts, ClusterClient
-from klamm.client.fan_out import coordinators, error_of, fan_out
-from klamm.net.client import Connection, Disconnected, NotSent, UnsupportedVersion
+from klamm.client.cluster import ClusterClient
+from klamm.client.fan_out import ask_every_broker, coordinators, error_of, fan_out
+from klamm.net.client import Connection, UnsupportedVersion
 from klamm.protocol.apis.delete_groups import DeleteGroupsRequest
 from klamm.protocol.apis.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from klamm.protocol.apis.list_groups import ListGroupsRequest
@@ -74,27 +73,11 @@ class GroupDescription:
 async def list_groups(client: ClusterClient, states: Collection[str] = ()) -> list[GroupListing]:
     """The groups of all brokers in these states (in any state if empty), sorted by name.
 
-    Groups move when a broker dies, so a lost broker means that all brokers are asked again. Raises KafkaError and
-    ClientError.
+    Raises KafkaError and ClientError.
     """
-    attempts = Attempts(client.retry)
-    while True:
-        is_last = attempts.is_last
-        try:
-            await client.refresh_metadata_once(())
-            answers = await asyncio.gather(
-                *(_list_groups(client, broker_id, states) for broker_id in sorted(client.metadata.brokers))
-            )
-        except (NotSent, Disconnected):
-            if is_last or client.is_closed:
-                raise
-        except KafkaError as error:
-            if is_last or error.code not in {*RETRIABLE_ERRORS, ErrorCode.BROKER_NOT_AVAILABLE}:
-                raise
-        else:
-            found = {listing.group: listing for answer in answers for listing in answer}
-            return [found[name] for name in sorted(found)]
-        await attempts.pause()
+    answers = await ask_every_broker(client, lambda broker_id: _list_groups(client, broker_id, states))
+    found = {listing.group: listing for answer in answers for listing in answer}
+    return [found[name] for name in sorted(found)]
 
 
 async def _list_groups(client: ClusterClient, broker_id: int, states: Collection[str]) -> list[GroupListing]:

@@ -45,6 +45,8 @@ class ProducerOptions:
     - `linger_ms` (linger.ms): how long a batch of single records waits for more of them.
     - `acks`: ACKS_ALL, ACKS_LEADER or ACKS_NONE.
     - `enable_idempotence` (enable.idempotence): only with ACKS_ALL; without it a repeated batch may be written twice.
+    - `transactional_id` (transactional.id): of a transactional producer, which is idempotent.
+    - `transaction_timeout_ms` (transaction.timeout.ms): how long the brokers leave a transaction open.
     """
 
     client: ClientOptions
@@ -56,6 +58,8 @@ class ProducerOptions:
     linger_ms: int = 0
     acks: int = ACKS_ALL
     enable_idempotence: bool = True
+    transactional_id: str | None = None
+    transaction_timeout_ms: int = 60_000
 
 
 class OffsetReset(Enum):

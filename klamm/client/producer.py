@@ -17,7 +17,7 @@ from typing import NamedTuple
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ProducerOptions
 from klamm.client.partitioner import StickyPartitions, partition_of_key
-from klamm.client.sender import Batch, Identity, PartitionQueue, Sender, TopicPartitions
+from klamm.client.sender import Batch, Identity, PartitionQueue, Sender, TopicPartitions, Transaction
 from klamm.environment import Environment
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -26,6 +26,7 @@ from klamm.protocol.record_batch import (
     HEADER_SIZE_BYTES,
     LOG_OVERHEAD_BYTES,
     NO_TIMESTAMP,
+    TRANSACTIONAL_FLAG,
     BatchHeader,
     compressed_batch,
     write_header,
@@ -70,10 +71,19 @@ class _Topic:
 
 
 class Producer:
-    """Writes records. Belongs to the loop of its client, which stays the caller's."""
+    """Writes records. Belongs to the loop of its client, which stays the caller's.
 
-    def __init__(self, client: ClusterClient, options: ProducerOptions, environment: Environment) -> None:
-        self._sender = Sender(client, options)
+    `transactional_producer.py` makes it a transactional one.
+    """
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        options: ProducerOptions,
+        environment: Environment,
+        transaction: Transaction | None = None,
+    ) -> None:
+        self._sender = Sender(client, options, transaction)
         self._options = options
         self._environment = environment
         self._sticky = StickyPartitions(environment.random)
@@ -121,6 +131,10 @@ class Producer:
     async def flush(self) -> None:
         """Returns when every record has been written or has failed. Raises what ended the producer."""
         await self._sender.flush()
+
+    async def abandon(self, error: KafkaError) -> None:
+        """Gives up the records that were not sent: each fails. Returns when the others are answered or have failed."""
+        await self._sender.abandon(error)
 
     async def close(self) -> None:
         """Gives up all unacknowledged records: each fails. Idempotent."""
@@ -216,7 +230,7 @@ class _ProducerBatch(Batch):
             # The network may still hold the earlier bytes.
             sealed = bytearray(self._sealed)
             header = self._header(len(sealed), identity, sequence)
-            write_header(sealed, 0, header._replace(attributes=int(self._codec)))
+            write_header(sealed, 0, header._replace(attributes=header.attributes | self._codec))
         else:
             self._is_closed = True
             header = self._header(HEADER_SIZE_BYTES + len(self._body), identity, sequence)
@@ -266,7 +280,7 @@ class _ProducerBatch(Batch):
             -1,
             2,
             0,
-            0,
+            0 if self.queue.sender.transaction is None else TRANSACTIONAL_FLAG,
             count - 1,
             self._callbacks[0][0],
             self._max_timestamp_ms,

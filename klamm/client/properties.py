@@ -44,6 +44,7 @@ _PRODUCER_NUMBERS: Final = {
     "delivery.timeout.ms": ("delivery_timeout_ms", 1),
     "linger.ms": ("linger_ms", 0),
     "max.request.size": ("max_request_size_bytes", 1),
+    "transaction.timeout.ms": ("transaction_timeout_ms", 1),
 }
 _CONSUMER_NUMBERS: Final = {
     "fetch.max.bytes": ("fetch_max_bytes", 1),
@@ -73,6 +74,7 @@ PRODUCER_PROPERTIES: Final = (
     "enable.idempotence",
     "max.block.ms",
     "max.in.flight.requests.per.connection",
+    "transactional.id",
     *_PRODUCER_NUMBERS,
 )
 CONSUMER_PROPERTIES: Final = (
@@ -167,7 +169,10 @@ def producer_options(properties: Mapping[str, str], defaults: ProducerOptions) -
         is_idempotent = _one_of("enable.idempotence", given["enable.idempotence"], {"true": True, "false": False})
         if is_idempotent and acks != ACKS_ALL:
             raise PropertyError("enable.idempotence is 'true', which needs acks=all")
-    return replace(defaults, **changes, acks=acks, enable_idempotence=is_idempotent)
+    transactional_id = given.get("transactional.id") or defaults.transactional_id
+    if transactional_id is not None and not is_idempotent:
+        raise PropertyError("transactional.id is set, which needs acks=all and enable.idempotence=true")
+    return replace(defaults, **changes, acks=acks, enable_idempotence=is_idempotent, transactional_id=transactional_id)
 
 
 def consumer_options(properties: Mapping[str, str], defaults: ConsumerOptions) -> ConsumerOptions:

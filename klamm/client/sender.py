@@ -18,6 +18,9 @@ What must stay true:
   unknown. The other batches continue, under a new producer id unless the failed batch certainly never was appended. A
   sequence number that may be in the log, or still on its way to it, is never given to other records: a broker would
   take those for the earlier ones, and acknowledge what it does not write.
+- The batches of a transactional producer go only to partitions that their transaction's coordinator knows of. When one
+  of them fails, the transaction fails: what was not sent is not sent any longer, and what was sent is sent again until
+  it is answered, because a batch that a leader appends after the end of its transaction stays open.
 - Where no replica is to answer, `flush` still waits until the brokers have read what was sent: the program may end
   then, and what it has not sent would be lost with it.
 - Everything ends: a batch that is not acknowledged within `delivery_timeout_ms` is an error.
@@ -106,6 +109,32 @@ class Identity(NamedTuple):
 NO_IDENTITY = Identity(NO_PRODUCER_ID, -1)
 
 
+class TransactionFailed(KafkaError):
+    """Nothing more can be sent in this transaction."""
+
+
+class Transaction(ABC):
+    """The transactions of a producer, one at a time, as far as its sender must know them."""
+
+    transactional_id: str
+    identity: Identity
+    """The producer id and epoch. Sequence numbers begin at 0 with each epoch."""
+
+    @abstractmethod
+    async def add_partition(self, partition: PartitionKey) -> None:
+        """Returns when the coordinator knows that the transaction writes to this partition.
+
+        Raises TransactionFailed; KafkaError and ClientError when the coordinator did not answer in time.
+        """
+
+    @abstractmethod
+    def batch_failed(self, error: BaseException, *, may_come_late: bool) -> None:
+        """A batch will not be written, or perhaps not. So the transaction cannot be committed.
+
+        With `may_come_late` a batch may still be on its way to a leader, after this.
+        """
+
+
 async def init_producer_id(client: ClusterClient) -> Identity:
     """A new producer id and its epoch. Raises KafkaError, ClientError."""
     response = await client.send_to_any(
@@ -120,10 +149,12 @@ async def init_producer_id(client: ClusterClient) -> Identity:
     return Identity(response.producer_id, response.producer_epoch)
 
 
-def produce_request(partition: PartitionKey, batch: Buffer | None, *, acks: int, timeout_ms: int) -> ProduceRequest:
+def produce_request(
+    partition: PartitionKey, batch: Buffer | None, *, acks: int, timeout_ms: int, transactional_id: str | None = None
+) -> ProduceRequest:
     """The request with one batch, for the leader of its partition."""
     topic, number = partition
-    return ProduceRequest.of(None, acks, timeout_ms, [(topic, [(number, batch)])])
+    return ProduceRequest.of(transactional_id, acks, timeout_ms, [(topic, [(number, batch)])])
 
 
 class Batch(ABC):
@@ -191,11 +222,16 @@ class _SealedBatch(Batch):
 
 
 class Sender:
-    """Sends batches to their partitions' leaders until all are acknowledged. Belongs to the loop of its client."""
+    """Sends batches to their partitions' leaders until all are acknowledged. Belongs to the loop of its client.
 
-    def __init__(self, client: ClusterClient, options: ProducerOptions) -> None:
+    With a `transaction`, each batch belongs to the transaction in which it is appended. Batches that come sealed have
+    the transaction's identity.
+    """
+
+    def __init__(self, client: ClusterClient, options: ProducerOptions, transaction: Transaction | None = None) -> None:
         self._client = client
         self._options = options
+        self.transaction = transaction
         self._partitions: dict[tuple[str, int], PartitionQueue] = {}
         # Those whose last batch may wait for more records, in the order in which they got it.
         self._waiting: dict[tuple[str, int], PartitionQueue] = {}
@@ -274,6 +310,15 @@ class Sender:
             *(connection.round_trip() for connection in unanswered if connection is not None), return_exceptions=True
         )
 
+    async def abandon(self, error: KafkaError) -> None:
+        """Gives up the batches that were never sent, and returns when the others are answered or have failed."""
+        for queue in self._partitions.values():
+            queue.abandon(error)
+        self._make_all_ready()
+        while self._pending_bytes and self._failure is None:
+            self._changed.clear()
+            await self._changed.wait()
+
     async def close(self) -> None:
         """Gives up all unacknowledged batches. Idempotent."""
         self.fail(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the producer is closed"))
@@ -309,6 +354,8 @@ class Sender:
         if self._failure is None:
             self._failure = error
             self._changed.set()
+            if self.transaction is not None:
+                self.transaction.batch_failed(error, may_come_late=True)
             if self._identity is not None:
                 self._identity.cancel()
             for partition in self._partitions.values():
@@ -380,6 +427,14 @@ class PartitionQueue:
             batch.failed(error)
         self.batches.clear()
 
+    def abandon(self, error: KafkaError) -> None:
+        """Gives up all batches if the first was never sent. Behind one that was sent, `_seal` refuses the others."""
+        if self.batches and not self.batches[0].attempts:
+            if self.task is not None:
+                self.task.cancel()
+                self.task = None
+            self._fail_all(error)
+
     def take_unanswered(self) -> Connection | None:
         """The connection, for the first time after a batch, on which the broker may not have read it yet."""
         connection, self.unanswered = self.unanswered, None
@@ -389,6 +444,9 @@ class PartitionQueue:
 
     async def _deliver(self) -> None:
         while self._is_ready(0):
+            transaction = self.sender.transaction
+            if transaction is not None and self.identity != transaction.identity:
+                self.identity, self.next_sequence, self.in_step = transaction.identity, 0, False
             try:
                 if self.in_step:
                     await self._send_many()
@@ -423,7 +481,7 @@ class PartitionQueue:
         except (NotSent, Disconnected) as error:
             why = str(error)
         except KafkaError as error:
-            if error.code not in RETRIABLE_ERRORS:
+            if error.code not in RETRIABLE_ERRORS or isinstance(error, TransactionFailed):
                 raise _Refused(error.code, error.message) from None
             why = str(error)
         else:
@@ -488,6 +546,8 @@ class PartitionQueue:
 
     async def _seal(self, index: int) -> None:
         batch = self.batches[index]
+        if self.sender.transaction is not None and not batch.attempts:
+            await self.sender.transaction.add_partition((self.topic, self.number))
         if batch.data is not None:
             return
         identity, sequence = NO_IDENTITY, NO_SEQUENCE
@@ -505,7 +565,14 @@ class PartitionQueue:
     def _request(self, batch: Batch) -> BuildRequest[ProduceResponse]:
         timeout_ms = self.options.client.request_timeout_ms
         partition = (self.topic, self.number)
-        request = produce_request(partition, batch.data, acks=self.options.acks, timeout_ms=timeout_ms)
+        transaction = self.sender.transaction
+        request = produce_request(
+            partition,
+            batch.data,
+            acks=self.options.acks,
+            timeout_ms=timeout_ms,
+            transactional_id=None if transaction is None else transaction.transactional_id,
+        )
 
         def build(version: int) -> ProduceRequest:
             batch.attempts += 1
@@ -542,7 +609,7 @@ class PartitionQueue:
             batch.acknowledged(result.base_offset, result.log_append_time_ms)
         elif code is ErrorCode.MESSAGE_TOO_LARGE and header.record_count > 1:
             self._split(batch, header)
-        elif code in _PRODUCER_LOST and batch.unseal():
+        elif code in _PRODUCER_LOST and self.sender.transaction is None and batch.unseal():
             self._begin_anew()
             return False
         elif code not in RETRIABLE_ERRORS:
@@ -578,6 +645,11 @@ class PartitionQueue:
         """Fails the first batch, and those behind it that may be in the log. Raises `refused` for a sealed batch."""
         if isinstance(batch, _SealedBatch):
             raise refused
+        if self.sender.transaction is not None:
+            unanswered = sum(each.attempts for each in self.batches) - isinstance(refused, _RefusedByLeader)
+            self.sender.transaction.batch_failed(refused.public(), may_come_late=unanswered > 0)
+            self._fail_all(refused.public())
+            return
         may_be_in_log = batch.attempts > 1 or (batch.attempts == 1 and refused.code not in _NOT_APPENDED)
         self._forget(batch).failed(refused.public())
         self.in_step = False
@@ -593,6 +665,11 @@ class PartitionQueue:
         if may_be_in_log:
             self.identity, self.next_sequence, self.needs_new_identity = None, 0, True
 
+    def _fail_all(self, error: KafkaError) -> None:
+        self.in_step = False
+        while self.batches:
+            self._forget(self.batches[0]).failed(error)
+
     def _refused(self, batch: Batch, result: Result) -> "_Refused":
         assert batch.data is not None
         code = ErrorCode(result.error_code)
@@ -603,7 +680,7 @@ class PartitionQueue:
         ]
         why = "; ".join(filter(None, reasons)) or _EXPLANATIONS.get(code, "")
         what = f"{self.topic}-{self.number}: a batch of {count} records in {len(batch.data)} bytes was refused"
-        return _Refused(code, f"{what}: {why}" if why else what)
+        return _RefusedByLeader(code, f"{what}: {why}" if why else what)
 
     def _timed_out(self, why: str) -> "_Refused":
         return _Refused(
@@ -617,6 +694,10 @@ class _Refused(KafkaError):
 
     def public(self) -> KafkaError:
         return KafkaError(self.code, self.message)
+
+
+class _RefusedByLeader(_Refused):
+    """The leader has answered so."""
 
 
 _EXPLANATIONS = {
@@ -639,6 +720,7 @@ def _rebuilt(records: Sequence[Record], header: BatchHeader, first: int) -> byte
         producer_id=header.producer_id,
         producer_epoch=header.producer_epoch,
         base_sequence=sequence if sequence == NO_SEQUENCE else advance_sequence(sequence, first),
+        is_transactional=header.is_transactional,
     )
 
 

@@ -48,7 +48,6 @@ from klamm.config.without_effect import (
     SECURITY,
     TLS,
     TOKENS,
-    TRANSACTIONS,
 )
 
 COMPRESSION_TYPES = one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
@@ -455,33 +454,30 @@ class BrokerKeys:
     transactional_id_expiration_ms: int = integer(
         604800000, "An unused producer is forgotten after this.", at_least(1), importance=HIGH
     )
-    transaction_max_timeout_ms: int = integer(
-        900000, "Longest transaction allowed.", at_least(1), importance=HIGH, without_effect=TRANSACTIONS
-    )
+    transaction_max_timeout_ms: int = integer(900000, "Longest transaction allowed.", at_least(1), importance=HIGH)
     transaction_state_log_replication_factor: int = short(
-        3, "Replicas of the transaction topic.", at_least(1), importance=HIGH, without_effect=TRANSACTIONS
+        3, "Replicas of the transaction topic.", at_least(1), importance=HIGH
     )
     transaction_state_log_min_isr: int = integer(
-        2, "min.insync.replicas of the transaction topic.", at_least(1), importance=HIGH, without_effect=TRANSACTIONS
+        2, "min.insync.replicas of the transaction topic.", at_least(1), importance=HIGH
     )
     transaction_state_log_num_partitions: int = integer(
-        50, "Partitions of the transaction topic.", at_least(1), importance=HIGH, without_effect=TRANSACTIONS
+        50, "Partitions of the transaction topic.", at_least(1), importance=HIGH
     )
     transaction_state_log_segment_bytes: int = integer(
-        104857600, "Segment size of the transaction topic.", at_least(1), importance=HIGH, without_effect=TRANSACTIONS
+        104857600, "Segment size of the transaction topic.", at_least(1), importance=HIGH
     )
     transaction_state_log_load_buffer_size: int = integer(
-        5242880, "Batch size when transactions are loaded.", at_least(1), importance=HIGH, without_effect=TRANSACTIONS
+        5242880, "Batch size when transactions are loaded.", at_least(1), importance=HIGH
     )
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = integer(
-        10000, "How often overdue transactions are aborted.", at_least(1), importance=LOW, without_effect=TRANSACTIONS
+        10000, "How often overdue transactions are aborted.", at_least(1), importance=LOW
     )
     transaction_remove_expired_transaction_cleanup_interval_ms: int = integer(
         3600000,
         "How often unused transactional ids are removed.",
         at_least(1),
         importance=LOW,
-        without_effect=TRANSACTIONS,
     )
 
     # -- quotas ---------------------------------------------------------------------------------------------------

@@ -16,5 +16,4 @@ SASL = "security: logins (SASL) come later; a broker does not start with a liste
 TOKENS = "security: delegation tokens come with SASL"
 PASSWORDS = "security: stored passwords come with TLS and SASL"
 SECURITY = "security comes later"
-TRANSACTIONS = "the transaction coordinator comes later"
 CLEANER_WINDOWS = "the cleaner reads a log in windows of 1 MB, which grow where a batch is larger"

@@ -86,8 +86,14 @@ class KafkaController(ControllerRequests):
         self._events = ControllerEventManager(
             self._process, on_failure, self.state_changes, lambda: self._parts.context.epoch
         )
+        self.on_illegal_transition = on_illegal_transition
         self._parts = ControllerParts(
-            config, environment, broker_id, self._events.put, self.state_changes, on_illegal_transition
+            config,
+            environment,
+            broker_id,
+            self._events.put,
+            self.state_changes,
+            self._illegal_transition,
         )
         super().__init__(self._events.put)
         self._retry: asyncio.TimerHandle | None = None
@@ -103,8 +109,11 @@ class KafkaController(ControllerRequests):
             Expire: self._expire,
             ControllerChange: self._controller_change,
         }
-        self._flows = flows(self._parts)
+        self.flows = flows(self._parts)
         config.subscribe(self._config_changed)
+
+    def _illegal_transition(self, message: str) -> None:
+        self.on_illegal_transition(message)
 
     # -- what the broker uses ---------------------------------------------------------------------------------------
 
@@ -198,7 +207,7 @@ class KafkaController(ControllerRequests):
             if election is not None:
                 await election(event)
             elif self._is_active:
-                await self._flows[type(event)](event)
+                await self.flows[type(event)](event)
             else:
                 event.preempt()
                 self.state_changes.event_turns_out("ignored: this broker is not the controller")

@@ -48,6 +48,9 @@ CLOSE_TIMEOUT_MS = 1_000
 
 # The client authenticates again after this share of a session's life. The rest is a margin for delays (KIP-368).
 SESSION_SHARE = 0.85
+# A broker of Kafka takes no second authentication within a second of the last one. A shorter session, of a token that
+# is about to end, ends with the connection.
+LEAST_SESSION_S = 1
 
 # Makes a request in the version that the broker and the client have in common.
 Response = TypeVar("Response")
@@ -231,7 +234,8 @@ class Connection(FrameReader):
         if self._options.authenticate is not None:
             session_ms = await self._options.authenticate(self)
             now_s = asyncio.get_running_loop().time()
-            self._authenticate_at_s = now_s + session_ms / 1000 * SESSION_SHARE if session_ms > 0 else None
+            again_in_s = max(session_ms / 1000 * SESSION_SHARE, LEAST_SESSION_S)
+            self._authenticate_at_s = now_s + again_in_s if session_ms > 0 else None
         self.ready = True
         self._first_correlation_id = self._next_correlation_id
 

@@ -1,8 +1,10 @@
-"""A small HTTP server for a broker's metrics and status: GET only, one request for each connection, no request body.
+"""A small HTTP server: one request for each connection. A broker's metrics and status are read with GET and have no
+request bodies; a server with `max_body_bytes` takes other methods, and bodies.
 
 What must stay true:
-- Bad input gets an answer (400, 404, 405, 503) or a closed connection, and affects no other client. A request is at
-  most `MAX_HEAD_BYTES` long and complete after `HEAD_TIMEOUT_S`; the client reads the answer within `READ_TIMEOUT_S`.
+- Bad input gets an answer (400, 404, 405, 413, 503) or a closed connection, and affects no other client. The head of a
+  request is at most `MAX_HEAD_BYTES` long, its body at most `max_body_bytes`; both are complete after
+  `HEAD_TIMEOUT_S`; the client reads the answer within `READ_TIMEOUT_S`.
 - The connection closes after its answer. A client may close its sending side after the request and still gets the
   answer; because a client that is gone looks the same, an answer then takes no longer than `READ_TIMEOUT_S`.
 - Answers are produced only as fast as the client reads: the next piece of a streamed body is requested only when there
@@ -14,7 +16,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -31,22 +33,45 @@ MAX_CONNECTIONS = 100
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_REASONS = {
+    200: "OK",
+    201: "Created",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    409: "Conflict",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/1\.[01]")
-_HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00\r\n]*")
+_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\x00\r\n]*)")
+_LENGTH = re.compile(r"[0-9]{1,18}")
+# Two of them could be read in two ways.
+_SINGLE_HEADERS = ("host", "origin", "content-length", "authorization", "content-type")
 
 
 class BadRequest(Exception):
     """Not a valid HTTP request; the message says why."""
 
+    def __init__(self, why: str, status: int = 400) -> None:
+        super().__init__(why)
+        self.status = status
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`path` is decoded. If a parameter is given twice, the last value counts."""
+    """`path` is decoded. If a parameter is given twice, the last value counts. The names of `headers` are in lower
+    case."""
 
     method: str
     path: str
     parameters: Mapping[str, str]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +97,15 @@ def parse_request(head: bytes) -> Request:
     match = _REQUEST_LINE.fullmatch(line)
     if match is None:
         raise BadRequest("the first line is not METHOD target HTTP/1.1")
+    values: dict[str, str] = {}
     for header in headers:
-        if _HEADER.fullmatch(header) is None:
+        parsed = _HEADER.fullmatch(header)
+        if parsed is None:
             raise BadRequest("a header is not name: value")
+        name = parsed[1].decode("ascii").lower()
+        if name in values and name in _SINGLE_HEADERS:
+            raise BadRequest(f"there are two headers {name}")
+        values[name] = parsed[2].decode("latin-1").strip(" \t")
     target = match[2].decode("ascii")
     try:
         parts = urlsplit(target)
@@ -83,16 +114,34 @@ def parse_request(head: bytes) -> Request:
         raise BadRequest(f"the target cannot be understood: {error}") from None
     if not parts.path.startswith("/"):
         raise BadRequest("the target is not a path")
-    return Request(match[1].decode("ascii"), unquote(parts.path), parameters)
+    return Request(match[1].decode("ascii"), unquote(parts.path), parameters, values)
+
+
+def body_length(request: Request, max_body_bytes: int) -> int:
+    """How many bytes follow the head. Raises BadRequest."""
+    if "transfer-encoding" in request.headers:
+        raise BadRequest("a body needs a Content-Length; Transfer-Encoding is not served")
+    text = request.headers.get("content-length", "0")
+    if _LENGTH.fullmatch(text) is None:
+        raise BadRequest(f"Content-Length: {text[:20]!r} is not a number of bytes")
+    if int(text) > max_body_bytes:
+        raise BadRequest(f"a body may have {max_body_bytes} bytes, this one has {text}", 413)
+    return int(text)
 
 
 class HttpServer:
-    """Serves `routes` (path -> handler): `bind`, then `start`; `stop` at any time."""
+    """Serves `routes` (path -> handler): `bind`, then `start`; `stop` at any time.
 
-    def __init__(self, host: str, port: int, routes: Mapping[str, Handler], on_failure: OnFailure) -> None:
+    With `max_body_bytes` a request may have a body, and another method than GET; the handler looks at both.
+    """
+
+    def __init__(
+        self, host: str, port: int, routes: Mapping[str, Handler], on_failure: OnFailure, *, max_body_bytes: int = 0
+    ) -> None:
         self.host = host
         self.port = port
         self.on_failure = on_failure
+        self.max_body_bytes = max_body_bytes
         self._routes = routes
         self._server: Any = None  # asyncio.Server, uvloop's or the simulator's
         self._connections: dict[_Connection, None] = {}
@@ -127,11 +176,15 @@ class HttpServer:
     def closed(self, connection: "_Connection") -> None:
         del self._connections[connection]
 
+    def refused(self, status: int, why: str) -> Answer:
+        """The answer to what is no request, or one too many."""
+        return refusal(status, why)
+
     async def answer(self, request: Request) -> Answer:
         handler = self._routes.get(request.path)
         if handler is None:
             return refusal(404, f"there is nothing at {request.path[:100]!r}; there is {', '.join(self._routes)}")
-        if request.method != "GET":
+        if request.method != "GET" and not self.max_body_bytes:
             return refusal(405, "only GET is allowed", {"Allow": "GET"})
         return await handler(request)
 
@@ -145,6 +198,9 @@ class _Connection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._received = bytearray()
+        # The request whose body is being received, and how many bytes it has.
+        self._request: Request | None = None
+        self._body_bytes = 0
         self._is_answering = self._is_lingering = False
         self._writable = asyncio.Event()
         self._writable.set()
@@ -155,7 +211,7 @@ class _Connection(asyncio.Protocol):
         # uvloop's transports have asyncio's methods but are no subclasses of its classes.
         self._transport = cast(asyncio.Transport, transport)
         if not self._server.opened(self):
-            self._answer(refusal(503, "too many connections"))
+            self._answer(self._server.refused(503, "too many connections"))
             return
         self._begin_timeout(HEAD_TIMEOUT_S)
 
@@ -171,17 +227,34 @@ class _Connection(asyncio.Protocol):
         if self._is_answering:
             return  # Only one request is answered.
         self._received += data
+        if self._request is not None:
+            self._body_received(self._request)
+            return
         end = self._received.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
         if end < 0:
             if len(self._received) >= MAX_HEAD_BYTES:
-                self._answer(refusal(400, f"the request is longer than {MAX_HEAD_BYTES} bytes"), is_sending=True)
+                why = f"the request is longer than {MAX_HEAD_BYTES} bytes"
+                self._answer(self._server.refused(400, why), is_sending=True)
             return
         try:
             request = parse_request(bytes(self._received[:end]))
+            if limit := self._server.max_body_bytes:
+                self._body_bytes = body_length(request, limit)
         except BadRequest as error:
-            self._answer(refusal(400, str(error)))
+            self._answer(self._server.refused(error.status, str(error)), is_sending=error.status == 413)
             return
-        self._answer(request)
+        if not self._body_bytes:
+            self._answer(request)
+            return
+        del self._received[: end + 4]
+        self._request = request
+        if not self._received and request.headers.get("expect", "").lower() == "100-continue":
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._body_received(request)
+
+    def _body_received(self, request: Request) -> None:
+        if len(self._received) >= self._body_bytes:
+            self._answer(replace(request, body=bytes(self._received[: self._body_bytes])))
 
     def eof_received(self) -> bool:
         """Whether the connection stays open."""

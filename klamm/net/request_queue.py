@@ -18,6 +18,10 @@ class RequestQueue:
         self._length = 0
         self.is_full = False
 
+    def __len__(self) -> int:
+        """How many requests wait."""
+        return self._length
+
     def add(self, requests: int) -> None:
         """So many more wait; fewer if negative."""
         self._length += requests

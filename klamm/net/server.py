@@ -612,6 +612,10 @@ class SocketServer:
         for connection in list(self._connections):
             connection.transport.abort()
 
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
     def opened(self, connection: ServerConnection) -> None:
         """Registers a new connection, or refuses it if a limit is reached."""
         self._connections[connection] = None
@@ -665,10 +669,6 @@ class SocketServer:
     def _wake_stop(self) -> None:
         if self.stopping and not self._connections and not self._abandoned:
             _wake(self._all_closed)
-
-    @property
-    def connection_count(self) -> int:
-        return len(self._connections)
 
     def _make_connection(self) -> ServerConnection:
         return ServerConnection(self, self._size_limit, self._receive_buffer)

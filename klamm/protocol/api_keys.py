@@ -1,10 +1,11 @@
-"""The APIs of Kafka 2.8 and their numbers. `apis/` defines their messages."""
+"""The APIs of Kafka 2.8, two later ones, and their numbers. `apis/` defines their messages."""
 
 from enum import IntEnum
 
 
 class ApiKey(IntEnum):
-    """Every API of Kafka 2.8 (`org.apache.kafka.common.protocol.ApiKeys`)."""
+    """Every API of Kafka 2.8 (`org.apache.kafka.common.protocol.ApiKeys`), and those of Kafka 3.0 that tools for
+    transactions need (KIP-664)."""
 
     PRODUCE = 0
     FETCH = 1
@@ -71,6 +72,8 @@ class ApiKey(IntEnum):
     BROKER_REGISTRATION = 62
     BROKER_HEARTBEAT = 63
     UNREGISTER_BROKER = 64
+    DESCRIBE_TRANSACTIONS = 65
+    LIST_TRANSACTIONS = 66
 
     @property
     def message_name(self) -> str:

@@ -1,7 +1,7 @@
 """The versions of requests between brokers, which inter.broker.protocol.version implies. Pure.
 
-From Kafka's `ControllerBrokerRequestBatch`, `KafkaServer.controlledShutdown` and `ReplicaFetcherThread`. An older
-inter.broker.protocol.version than 2.4-IV0 is not supported.
+From Kafka's `ControllerBrokerRequestBatch`, `KafkaServer.controlledShutdown`, `ReplicaFetcherThread` and
+`TransactionMarkerChannelManager`. An older inter.broker.protocol.version than 2.4-IV0 is not supported.
 """
 
 from klamm.config.versions import ApiVersion
@@ -15,6 +15,7 @@ _VERSIONS: dict[ApiKey, tuple[tuple[ApiVersion, int], ...]] = {
     ApiKey.CONTROLLED_SHUTDOWN: ((ApiVersion.V2_4_IV1, 3), (ApiVersion.V2_4_IV0, 2)),
     ApiKey.FETCH: ((ApiVersion.V2_7_IV1, 12), (ApiVersion.V2_4_IV0, 11)),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: ((ApiVersion.V2_8_IV0, 4), (ApiVersion.V2_4_IV0, 3)),
+    ApiKey.WRITE_TXN_MARKERS: ((ApiVersion.V2_8_IV0, 1), (ApiVersion.V2_4_IV0, 0)),
     ApiKey.LIST_OFFSETS: ((ApiVersion.V2_8_IV0, 6), (ApiVersion.V2_4_IV0, 5)),
 }
 

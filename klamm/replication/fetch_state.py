@@ -71,6 +71,13 @@ class PartitionFetch:
         self.leader_high_watermark: int | None = None
 
     @property
+    def lag(self) -> int:
+        """How many offsets before the leader's high watermark the log lacks; -1 before the leader's first answer."""
+        if self.leader_high_watermark is None:
+            return -1
+        return max(self.leader_high_watermark - self.partition.log.log_end_offset, 0)
+
+    @property
     def is_lagging(self) -> bool:
         """Whether the log does not have all committed records, as far as is known: the replica is out of sync."""
         return self.leader_high_watermark is None or self.partition.log.log_end_offset < self.leader_high_watermark

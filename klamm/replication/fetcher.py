@@ -30,7 +30,7 @@ Source: kafka.server.AbstractFetcherThread, ReplicaFetcherThread.
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
@@ -144,6 +144,12 @@ class ReplicaFetcher:
         """The epoch in which the partition is copied here; None if it is not."""
         fetch = self._fetches.get(topic_partition)
         return None if fetch is None else fetch.leader_epoch
+
+    def lags(self) -> Iterator[tuple[PartitionKey, int]]:
+        """The partitions copied here, and how many offsets of the leader's high watermark each log lacks; -1 before
+        the leader's first answer."""
+        for topic_partition, fetch in list(self._fetches.items()):
+            yield topic_partition, fetch.lag
 
     def add(self, topic_partition: PartitionKey, partition: FollowerPartition, leader_epoch: int) -> None:
         """Starts to copy the partition. Does nothing if it is already copied in this epoch."""

@@ -10,16 +10,18 @@ Source: kafka.server.ReplicaFetcherManager.
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
+from klamm.metrics import MetricName, Metrics
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.fetch_state import FollowerPartition, InitialFetchState
 from klamm.replication.fetcher import ReplicaFetcher
 from klamm.replication.leader_endpoint import LeaderEndpoint
 from klamm.replication.quota import ReplicationQuota
-from klamm.slices import slices
+from klamm.slices import Slices, slices
 from klamm.tasks import OnFailure, start_task
 
 # A fetcher without partitions lives on for this long: a change of leadership removes partitions and adds them again.
@@ -50,6 +52,8 @@ class ReplicaFetcherManager:
         self._failed: dict[PartitionKey, None] = {}
         self._ending: dict[asyncio.Task[None], None] = {}
         self._is_stopping = False
+        # As of the last walk.
+        self._max_lag = 0
         config.subscribe(self._changed)
 
     @property
@@ -70,6 +74,41 @@ class ReplicaFetcherManager:
             for (leader_id, _), fetcher in self._fetchers.items()
             for topic_partition, leader_epoch in fetcher.leader_epochs().items()
         }
+
+    def register(self, metrics: Metrics) -> None:
+        """Under Kafka's names."""
+        metrics.walk(self._find_max_lag)
+        for name, documentation, read in (
+            ("MaxLag", "Offsets that the partition lacks that is furthest behind its leader.", lambda: self._max_lag),
+            ("FailedPartitionsCount", "Partitions that are no longer copied.", lambda: len(self._failed)),
+            ("DeadThreadCount", "Always 0: a fetcher that dies ends the broker.", lambda: 0),
+        ):
+            metrics.gauges(
+                MetricName("kafka.server", "ReplicaFetcherManager", name),
+                documentation,
+                "clientId",
+                lambda read=read: {"Replica": read()},  # type: ignore[misc]
+            )
+        metrics.tagged_gauges(
+            MetricName("kafka.server", "FetcherLagMetrics", "ConsumerLag"),
+            "Offsets that a partition lacks; -1 before the leader's first answer.",
+            ("clientId", "topic", "partition"),
+            self._lags,
+        )
+
+    def _lags(self) -> Iterator[tuple[tuple[str, ...], int]]:
+        for (leader_id, number), fetcher in list(self._fetchers.items()):
+            for (topic, partition), lag in fetcher.lags():
+                yield (f"ReplicaFetcherThread-{number}-{leader_id}", topic, str(partition)), lag
+
+    def _find_max_lag(self) -> Steps[None]:
+        max_lag, looked_at = 0, Slices()
+        for fetcher in list(self._fetchers.values()):
+            for _, lag in fetcher.lags():
+                max_lag = max(max_lag, lag)
+                if looked_at.is_over():
+                    yield
+        self._max_lag = max_lag
 
     def add_fetchers(self, initial_states: Mapping[PartitionKey, InitialFetchState]) -> None:
         """Copies these partitions from their leaders. A partition already copied in the same epoch is left as it is."""

@@ -79,6 +79,10 @@ class HostedPartitions:
         return key in self._offline and self._has_failed_directory
 
     @property
+    def offline_count(self) -> int:
+        return len(self._offline)
+
+    @property
     def _has_failed_directory(self) -> bool:
         return len(self._log_manager.live_directories) < len(self._log_manager.directories)
 

@@ -76,6 +76,22 @@ PendingIsr = PendingExpandIsr | PendingShrinkIsr
 IsrState = CommittedIsr | PendingIsr
 
 
+class IsrStatistics:
+    """Counts what has become of the proposals of a broker's partitions."""
+
+    __slots__ = ("expands", "failed_updates", "shrinks")
+
+    def __init__(self) -> None:
+        self.expands = self.shrinks = self.failed_updates = 0
+
+    def decided(self, proposal: PendingIsr) -> None:
+        """The controller has written the proposal."""
+        if isinstance(proposal, PendingExpandIsr):
+            self.expands += 1
+        else:
+            self.shrinks += 1
+
+
 def high_watermark(
     log_end_offset: int, replicas: Iterable[Replica], maximal_isr: tuple[int, ...], now_ms: float, max_lag_ms: float
 ) -> int:

@@ -146,8 +146,14 @@ class LogDirMoves:
             ("MaxLag", "Offsets that the future log lacks that is furthest behind.", lambda: self.max_lag),
             ("FailedPartitionsCount", "Moves whose last step has failed.", lambda: self.failing_count),
             ("PartitionsCount", "Replicas that are being moved to another log directory.", lambda: len(self._moves)),
+            ("DeadThreadCount", "Always 0: a move that dies ends the broker.", lambda: 0),
         ):
-            metrics.gauge(MetricName("kafka.server", "ReplicaAlterLogDirsManager", name), documentation, read)
+            metrics.gauges(
+                MetricName("kafka.server", "ReplicaAlterLogDirsManager", name),
+                documentation,
+                "clientId",
+                lambda read=read: {"ReplicaAlterLogDirs": read()},  # type: ignore[misc]
+            )
 
     # -- what clients ask for -------------------------------------------------------------------------------------
 

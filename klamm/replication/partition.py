@@ -33,6 +33,7 @@ from klamm.protocol.vocabulary import (
 from klamm.replication.isr import (
     CommittedIsr,
     IsrState,
+    IsrStatistics,
     PendingExpandIsr,
     PendingIsr,
     PendingShrinkIsr,
@@ -67,6 +68,7 @@ class Partition:
         replica_lag_time_max_ms: float,
         clock_ms: Callable[[], float],
         isr_changes: IsrChanges,
+        isr_statistics: IsrStatistics,
         on_high_watermark: Callable[["Partition"], None],
         on_low_watermark: Callable[["Partition"], None],
     ) -> None:
@@ -98,6 +100,7 @@ class Partition:
         self._max_lag_ms = replica_lag_time_max_ms
         self.clock_ms = clock_ms
         self._isr_changes = isr_changes
+        self._isr_statistics = isr_statistics
         self._on_high_watermark = on_high_watermark
         self._on_low_watermark = on_low_watermark
         self._remote_replicas: dict[int, Replica] = {}
@@ -127,13 +130,32 @@ class Partition:
     @property
     def is_under_replicated(self) -> bool:
         """Whether this broker leads and a replica is out of sync. Replicas that a reassignment adds do not count."""
-        return self.is_leader and len(self.replicas) - len(self.adding_replicas) > len(self.isr)
+        return self.is_leader and self.replication_factor > len(self.isr)
+
+    @property
+    def is_under_min_isr(self) -> bool:
+        """Whether this broker leads and refuses records with acks=all."""
+        return self.is_leader and len(self.isr) < self.min_insync_replicas
+
+    @property
+    def is_at_min_isr(self) -> bool:
+        """Whether this broker leads and would refuse records with acks=all if one more replica left the ISR."""
+        return self.is_leader and len(self.isr) == self.min_insync_replicas
+
+    @property
+    def is_reassigning(self) -> bool:
+        return bool(self.adding_replicas or self.removing_replicas)
+
+    @property
+    def replication_factor(self) -> int:
+        """The number of replicas, without those that a reassignment adds."""
+        return len(self.replicas) - len(self.adding_replicas)
 
     @property
     def min_insync_replicas(self) -> int:
         """The number of in-sync replicas that acks=all needs."""
         configured = self.topic_config.min_insync_replicas
-        return len(self.replicas) - len(self.adding_replicas) if configured == ALL_REPLICAS else configured
+        return self.replication_factor if configured == ALL_REPLICAS else configured
 
     # -- what the controller says ---------------------------------------------------------------------------------
 
@@ -430,11 +452,14 @@ class Partition:
         if isinstance(result, ErrorCode):
             # The controller sends the true state in a LeaderAndIsr. Until then the maximal ISR holds.
             _log.info("The controller has refused %s for %s: %s", proposal, self, result.name)
+            self._isr_statistics.failed_updates += 1
             return
         if result.leader_epoch != self.leader_epoch or result.zk_version < self.zk_version:
             _log.info("%s, epoch %d version %d, ignores %s", self, self.leader_epoch, self.zk_version, result)
+            self._isr_statistics.failed_updates += 1
             return
         _log.info("The ISR of %s is %s now, in version %d", self, result.isr, result.zk_version)
+        self._isr_statistics.decided(proposal)
         self._commit_isr(result.isr)
         self.zk_version = result.zk_version
         # Records and deletions that waited for the replicas that have left may be committed now.

@@ -73,9 +73,8 @@ class IsrChanges(Protocol):
 
 # Host and port of a live broker's inter-broker listener, as the metadata cache knows it.
 LiveBroker = Callable[[int], tuple[str, int] | None]
-# Called when a hosted partition changes, with whether this broker leads it now, and an epoch. If this broker leads: the
-# leader epoch since which it leads. If not: the current leader epoch, or None when the partition is no longer hosted or
-# its log has failed. A repeated call does nothing.
+# Called when a hosted partition changes, with whether this broker leads it now, and the current leader epoch, or None
+# when the partition is no longer hosted or its log has failed. A repeated call does nothing.
 OnLeadership = Callable[[PartitionKey, bool, int | None], None]
 # Whether the metadata cache has that partition of that topic.
 IsKnownPartition = Callable[[str, int], bool]

@@ -45,6 +45,7 @@ from klamm.replication.delayed_operations import (
     decide,
 )
 from klamm.replication.hosted_partitions import HostedPartitions, log_config
+from klamm.replication.isr import IsrStatistics
 from klamm.replication.log_dir_moves import LogDirMoves
 from klamm.replication.partition import Partition
 from klamm.replication.ports import (
@@ -122,10 +123,13 @@ class ReplicaManager:
         self._leader_quota = leader_quota
         self._followers = followers
         self._isr_changes = isr_changes
+        self.isr_statistics = IsrStatistics()
         self._on_leadership = on_leadership
         self._notify_log_dir_failure = notify_log_dir_failure
         self._on_failure = on_failure
         self._read_replicas = read_replicas
+        # What makes a hosted partition. Servers under faults put a class with witnesses here.
+        self.new_partition: Callable[..., Partition] = Partition
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._reopening: asyncio.Task[None] | None = None
@@ -155,7 +159,7 @@ class ReplicaManager:
         self.partition = self._hosted.require
 
     def _make_partition(self, topic: str, partition: int, log: Log, config: TopicConfig) -> Partition:
-        return Partition(
+        return self.new_partition(
             topic,
             partition,
             self._broker_id,
@@ -164,6 +168,7 @@ class ReplicaManager:
             replica_lag_time_max_ms=self._config.replica_lag_time_max_ms,
             clock_ms=self._clock_ms,
             isr_changes=self._isr_changes,
+            isr_statistics=self.isr_statistics,
             on_high_watermark=self._high_watermark_advanced,
             on_low_watermark=self._low_watermark_changed,
         )
@@ -174,6 +179,11 @@ class ReplicaManager:
     @property
     def partitions(self) -> Mapping[PartitionKey, Partition]:
         return self._hosted.all
+
+    @property
+    def offline_count(self) -> int:
+        """The number of this broker's replicas whose logs cannot be used."""
+        return self._hosted.offline_count
 
     def hosted_partition(self, key: PartitionKey) -> Partition | None:
         return self._hosted.get(key)
@@ -565,7 +575,7 @@ class ReplicaManager:
         elif not partition.is_leader:
             self._on_leadership(key, False, partition.leader_epoch)
         else:
-            self._on_leadership(key, True, partition.leading_since_epoch)
+            self._on_leadership(key, True, partition.leader_epoch)
 
 
 def _look(

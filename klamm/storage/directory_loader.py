@@ -163,6 +163,7 @@ class DirectoryLoader:
                         log_start_offset=self._log_start_offsets.get(key, 0),
                         recovery_point=self._recovery_points.get(key, 0),
                         first_dirty_offset=self._first_dirty_offsets.get(key, 0),
+                        high_watermark=self._high_watermarks.get(key),
                         is_clean=self.is_clean,
                         now_ms=self._environment.now_ms(),
                     )

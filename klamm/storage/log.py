@@ -25,6 +25,7 @@ from typing import NamedTuple, Protocol, TypeGuard
 from uuid import UUID
 
 from klamm.environment import Environment, File
+from klamm.metrics import Histogram
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record_batch import (
@@ -73,7 +74,9 @@ class AppendInfo(NamedTuple):
 
 
 class LogHost(Protocol):
-    """Later work that a log leaves to its manager."""
+    """Later work that a log leaves to its manager, and what all logs count together."""
+
+    flush_times_ms: Histogram
 
     def log_rolled(self, log: "Log") -> None:
         """A segment has become inactive; it should be flushed."""
@@ -196,6 +199,10 @@ class Log:
     @property
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self._segments)
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
 
     @property
     def has_unflushed(self) -> bool:
@@ -393,6 +400,13 @@ class Log:
             0,
         )
 
+    def would_sync(self, records: int) -> bool:
+        """Whether an append of so many records would wait for a sync of the log."""
+        return self.is_truncation_unsynced or self._is_sync_due(self._log_end_offset + records)
+
+    def _is_sync_due(self, end_offset: int) -> bool:
+        return end_offset - self.recovery_point >= self.config.flush_messages
+
     def _append(self, records: Buffer, batches: Sequence[Batch], now_ms: int) -> None:
         if self.is_truncation_unsynced:
             self._flush_now(now_ms, may_be_repeated=True)
@@ -406,7 +420,7 @@ class Log:
                 self.leader_epochs.assign(header.partition_leader_epoch, header.base_offset)
         spare: File | None = None
         try:
-            if last.next_offset - self.recovery_point >= self.config.flush_messages:
+            if self._is_sync_due(last.next_offset):
                 # A sync opens one file after another. It must not fail after the append for lack of a descriptor: the
                 # records would be in the log and count as replicated.
                 spare = self._file_system.open(self._segments.active.path)
@@ -616,12 +630,7 @@ class Log:
                 LastRecord(producer_id, entry.batches[-1].last_offset if entry.batches else -1, entry.producer_epoch)
                 for producer_id, entry in producers.items()
             ),
-            aborted_transactions=tuple(
-                each
-                for segment in self._segments
-                for each in segment.aborted_transactions
-                if each.first_offset < end_offset
-            ),
+            packed_aborted=tuple(filter(None, (segment.packed_aborted() for segment in self._segments))),
             segment_bytes=self.config.segment_bytes,
             segment_index_bytes=self.config.segment_index_bytes,
             index_interval_bytes=self.config.index_interval_bytes,
@@ -746,7 +755,8 @@ class Log:
             offset,
             generation=self._reader.generation,
             log_end_offset=self._log_end_offset,
-            has_producers=not self._producer_state.is_empty,
+            high_watermark=self._high_watermark,
+            has_producers=self._producer_state.has_had_producers,
         )
 
     def _is_valid(self, truncation: Truncation | None, offset: int) -> TypeGuard[Truncation]:
@@ -842,11 +852,10 @@ class Log:
         """(producer id, first offset) of the aborted transactions with records in [fetch_offset, upper_offset)."""
         found = []
         for segment in self._segments.starting_with(fetch_offset):
-            for entry in segment.aborted_transactions:
-                if entry.last_offset >= fetch_offset and entry.first_offset < upper_offset:
-                    found.append((entry.producer_id, entry.first_offset))
-                if entry.last_stable_offset >= upper_offset:
-                    return found
+            entries, are_all = segment.find_aborted(fetch_offset, upper_offset)
+            found += [(entry.producer_id, entry.first_offset) for entry in entries]
+            if are_all:
+                break
         return found
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int, int] | None:
@@ -909,6 +918,7 @@ class Log:
         end, generation = self._log_end_offset, self._reader.generation
         now_ms = self._environment.now_ms()
         pending = self._unsynced.pending()
+        started_s = self._environment.work_clock_s()
         try:
             missing = await self._environment.run_blocking(sync, self._file_system, pending) if pending else []
             if self._is_abandoned:
@@ -918,6 +928,7 @@ class Log:
             if self._is_abandoned:
                 return
             raise self._sync_error(error) from error
+        self._host.flush_times_ms.update(1000 * (self._environment.work_clock_s() - started_s))
         if generation == self._reader.generation:
             self._flushed(end, now_ms)
 
@@ -936,12 +947,14 @@ class Log:
                 raise self._storage_error(error, "flushing") from error
             end = self.recovery_point
         pending = self._unsynced.pending()
+        started_s = self._environment.work_clock_s()
         try:
             self._unsynced.settle(pending, sync(self._file_system, pending))
         except OSError as error:
             if may_be_repeated:
                 raise self._sync_error(error) from error
             raise self.log_directory.fail(error, f"syncing {self.name}") from error
+        self._host.flush_times_ms.update(1000 * (self._environment.work_clock_s() - started_s))
         self._flushed(end, now_ms)
 
     def _sync_error(self, error: OSError) -> KafkaError:

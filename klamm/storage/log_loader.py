@@ -84,15 +84,17 @@ def load_log(
     is_clean: bool,
     now_ms: int,
     first_dirty_offset: int = 0,
+    high_watermark: int | None = None,
 ) -> LoadedLog:
     """Opens the log in `directory`, which must exist. An empty directory gives an empty log at `log_start_offset`.
 
-    `first_dirty_offset` is the checkpointed offset up to which the log was compacted.
+    `first_dirty_offset` is the checkpointed offset up to which the log was compacted, `high_watermark` the checkpointed
+    high watermark.
 
     Raises OSError; KafkaError(KAFKA_STORAGE_ERROR) when partition.metadata is malformed after a clean shutdown, or when
     a part of the log below the recovery point is damaged: a cut there would lose acknowledged records.
     """
-    loader = _Loader(file_system, directory, config, now_ms, first_dirty_offset)
+    loader = _Loader(file_system, directory, config, now_ms, first_dirty_offset, high_watermark)
     try:
         return loader.load(log_start_offset, recovery_point, is_clean)
     except KafkaError as error:
@@ -119,13 +121,20 @@ def write_unsynced(file_system: FileSystem, path: str, content: bytes, unsynced:
 
 class _Loader:
     def __init__(
-        self, file_system: FileSystem, directory: str, config: LogConfig, now_ms: int, first_dirty_offset: int
+        self,
+        file_system: FileSystem,
+        directory: str,
+        config: LogConfig,
+        now_ms: int,
+        first_dirty_offset: int,
+        high_watermark: int | None,
     ) -> None:
         self._file_system = file_system
         self._directory = directory
         self._config = config
         self._now_ms = now_ms
         self._first_dirty_offset = first_dirty_offset
+        self._high_watermark = high_watermark
         self._unsynced = UnsyncedFiles()
         self._segments = LogSegments()
         self._recovered_from: int | None = None
@@ -346,13 +355,37 @@ class _Loader:
 
     def _load_producer_state(self, end: int) -> ProducerState:
         """Used after a clean shutdown. Without any snapshot there were no producers, and nothing is read."""
-        state = self._snapshots.load_latest(end)
-        if state is None:
-            return ProducerState(end)
+        state = self._load_snapshot(end, without=end)
         if state.end_offset < end:
             self._replay(self._segments.starting_with(state.end_offset), state)
             state.end_offset = end
         return state
+
+    def _load_snapshot(self, at_most: int, without: int) -> ProducerState:
+        """The state that a replay up to `at_most` begins with; without any snapshot, an empty one at `without`.
+
+        A transaction that was finished above the high watermark is not stable yet, which only a replay of its batches
+        shows.
+        """
+        state = self._snapshots.load_latest(at_most)
+        if state is None:
+            return ProducerState(without)
+        high_watermark = self._high_watermark
+        if high_watermark is None or not state.has_markers or not self._has_marker(high_watermark, state.end_offset):
+            return state
+        return self._snapshots.load_latest(high_watermark) or ProducerState(self._segments.first.base_offset)
+
+    def _has_marker(self, start_offset: int, end_offset: int) -> bool:
+        """Whether a transaction ends from `start_offset` on and before `end_offset`."""
+        for segment in self._segments.starting_with(start_offset) if start_offset < end_offset else ():
+            segment.load_indexes()
+            position = segment.offset_index.lookup(start_offset)
+            for _, header in batch_scan.headers(segment.file().read, position, segment.size_bytes):
+                if header.base_offset >= end_offset:
+                    return False
+                if header.is_control and header.base_offset >= start_offset:
+                    return True
+        return False
 
     def _recover(self, recovery_point: int, is_clean: bool) -> tuple[int, ProducerState]:
         """Verifies the segments from the recovery point on. Returns (log end offset, producer state there)."""
@@ -366,9 +399,7 @@ class _Loader:
                 _LOGGER.warning("Recovering from %s on: %s", segment.path, error)
                 return self._recover(segment.base_offset, is_clean)
         self._snapshots.distrust_after(start)
-        state = self._snapshots.load_latest(start)
-        if state is None:
-            state = ProducerState(start if is_clean else self._segments.first.base_offset)
+        state = self._load_snapshot(start, without=start if is_clean else self._segments.first.base_offset)
         first_replayed = self._segments.starting_with(state.end_offset)[0].base_offset
         self._replay([segment for segment in trusted if segment.base_offset >= first_replayed], state)
         self._epochs.truncate_from_end(start)

@@ -18,11 +18,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from typing import Any, TypeVar
 from uuid import UUID
 
 from klamm.environment import Environment, FileSystem
-from klamm.metrics import MetricName, Metrics
+from klamm.metrics import Histogram, MetricName, Metrics
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import Slices, each
@@ -102,6 +103,7 @@ class LogManager:
         self._directories = [
             LogDirectory(environment.file_system, path, self._directory_failed) for path in dict.fromkeys(directories)
         ]
+        self.flush_times_ms = Histogram()
         self.open_files = OpenFiles(environment.file_system.is_short_of_descriptors)
         self._logs: dict[PartitionKey, Log] = {}
         self._future_logs: dict[PartitionKey, Log] = {}
@@ -251,7 +253,36 @@ class LogManager:
         log.update_high_watermark(log.log_start_offset if high_watermark is None else high_watermark)
 
     def register(self, metrics: Metrics) -> None:
-        """Adds the gauges of the logs: those that are still to be recovered (KIP-831), and open files."""
+        """Adds the gauges of the logs, of those that are still to be recovered (KIP-831), of log directories, and of
+        open files."""
+        for name, documentation, read in (
+            ("Size", "Bytes of the log's segments.", attrgetter("size_bytes")),
+            ("LogStartOffset", "The log start offset.", attrgetter("log_start_offset")),
+            ("LogEndOffset", "The log end offset.", attrgetter("log_end_offset")),
+            ("NumLogSegments", "Segments of the log.", attrgetter("segment_count")),
+        ):
+            metrics.tagged_gauges(
+                MetricName("kafka.log", "Log", name),
+                documentation,
+                ("topic", "partition"),
+                functools.partial(self._of_each, read),
+            )
+        metrics.histogram(
+            MetricName("kafka.log", "LogFlushStats", "LogFlushRateAndTimeMs"),
+            "How long syncs of logs took.",
+            self.flush_times_ms,
+        )
+        metrics.gauge(
+            MetricName("kafka.log", "LogManager", "OfflineLogDirectoryCount"),
+            "Log directories that have failed.",
+            lambda: sum(not directory.is_online for directory in self._directories),
+        )
+        metrics.gauges(
+            MetricName("kafka.log", "LogManager", "LogDirectoryOffline"),
+            "1 for a log directory that has failed.",
+            "logDirectory",
+            lambda: {directory.path: int(not directory.is_online) for directory in self._directories},
+        )
         metrics.gauges(
             MetricName("kafka.log", "LogManager", "remainingLogsToRecover"),
             "Logs that are still to be recovered after an unclean shutdown.",
@@ -263,6 +294,11 @@ class LogManager:
             "Log files that are kept open.",
             lambda: len(self.open_files),
         )
+
+    def _of_each(self, read: Callable[[Log], float]) -> Iterator[tuple[tuple[str, ...], float]]:
+        """The value of each log, without future logs."""
+        for log in list(self._logs.values()):
+            yield (log.topic, str(log.partition)), read(log)
 
     def _remaining_logs_to_recover(self) -> dict[str, int]:
         loaders = [progress.loader for progress in self._loading]

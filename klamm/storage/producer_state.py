@@ -7,7 +7,8 @@ What must stay true:
 - The state is a function of the log: replaying the batches from a snapshot gives the state at any later offset.
 - `check` may refuse a batch and never changes the state. `update` changes the state and never refuses; it is called
   once for each batch in the log, in order.
-- A finished transaction stays unstable until its marker is below the high watermark.
+- A finished transaction stays unstable until its marker is below the high watermark. A snapshot does not know when it
+  began, so a state above the high watermark is replayed from a snapshot below it.
 - While the log has all its records and no producer has expired, the state knows every producer. A client's batch of an
   unknown producer is then refused unless it begins with sequence number 0: batches before it are missing, and clients
   such as librdkafka would count them as acknowledged together with this one. Kafka 2.8 accepts it (KIP-360).
@@ -113,8 +114,10 @@ class ProducerState:
         self.end_offset = end_offset
         self._entries: dict[int, ProducerEntry] = {}
         self._has_expired = False  # whether a producer has
-        self._ongoing: dict[int, int] = {}  # first offset of an open transaction -> producer id
-        self._unreplicated: dict[int, int] = {}  # first offset of a finished one -> offset of its marker
+        # First offset of an open transaction -> producer id, in the order of the offsets.
+        self._ongoing: dict[int, int] = {}
+        # First offset of a finished one -> offset of its marker, in the order of the markers.
+        self._unreplicated: dict[int, int] = {}
         self._first_unstable_offset: int | None = None
 
     @property
@@ -127,9 +130,24 @@ class ProducerState:
         return not self._entries and not self._unreplicated
 
     @property
+    def has_had_producers(self) -> bool:
+        """Whether the log may have batches of producers, perhaps of forgotten ones."""
+        return self._has_expired or not self.is_empty
+
+    @property
+    def has_markers(self) -> bool:
+        """Whether a producer has ended a transaction."""
+        return any(entry.coordinator_epoch >= 0 for entry in self._entries.values())
+
+    @property
     def first_unstable_offset(self) -> int | None:
         """The start of the earliest transaction that is open, or whose marker is not yet replicated everywhere."""
         return self._first_unstable_offset
+
+    def has_idle_transaction(self, since_ms: int) -> bool:
+        """Whether the producer of the earliest open transaction has written nothing since that time."""
+        producer_id = next(iter(self._ongoing.values()), None)
+        return producer_id is not None and 0 < self._entries[producer_id].last_timestamp_ms < since_ms
 
     # -- what an append may do ------------------------------------------------------------------------------------
 
@@ -201,7 +219,8 @@ class ProducerState:
         if header.is_transactional and entry.transaction_first_offset == NO_OFFSET:
             entry.transaction_first_offset = header.base_offset
             self._ongoing[header.base_offset] = header.producer_id
-            self._find_first_unstable()
+            if self._first_unstable_offset is None:
+                self._first_unstable_offset = header.base_offset
 
     def _marker_appended(self, header: BatchHeader, marker: EndTransactionMarker) -> CompletedTransaction | None:
         entry = self._entry(header.producer_id)
@@ -215,8 +234,7 @@ class ProducerState:
         entry.transaction_first_offset = NO_OFFSET
         del self._ongoing[first_offset]
         self._unreplicated[first_offset] = header.base_offset
-        self._find_first_unstable()
-        last_stable_offset = min(self._ongoing, default=header.base_offset + 1)
+        last_stable_offset = next(iter(self._ongoing), header.base_offset + 1)
         is_aborted = marker.type is ControlRecordType.ABORT
         return CompletedTransaction(
             header.producer_id, first_offset, header.base_offset, is_aborted, last_stable_offset
@@ -232,12 +250,17 @@ class ProducerState:
 
     def high_watermark_updated(self, high_watermark: int) -> None:
         """Transactions whose markers are below the high watermark become stable."""
-        if self._unreplicated:
-            stable = [first for first, marker in self._unreplicated.items() if marker < high_watermark]
-            for first_offset in stable:
-                del self._unreplicated[first_offset]
-            if stable:
-                self._find_first_unstable()
+        if not self._unreplicated:
+            return
+        stable = []
+        for first_offset, marker_offset in self._unreplicated.items():
+            if marker_offset >= high_watermark:
+                break
+            stable.append(first_offset)
+        for first_offset in stable:
+            del self._unreplicated[first_offset]
+        if self._first_unstable_offset in stable:
+            self._find_first_unstable()
 
     def remove_expired(self, now_ms: int, expiration_ms: int) -> None:
         """Forgets producers that have been idle for `expiration_ms` and have no transaction open."""
@@ -251,7 +274,7 @@ class ProducerState:
             self._has_expired = True
 
     def _find_first_unstable(self) -> None:
-        first = min(self._ongoing, default=None)
+        first = next(iter(self._ongoing), None)
         if self._unreplicated:
             finished = min(self._unreplicated)
             first = finished if first is None else min(first, finished)
@@ -293,7 +316,12 @@ class ProducerState:
             raise _malformed(path, f"{count} producers do not fit into {len(content)} bytes")
         state = cls(end_offset)
         for fields in _SNAPSHOT_ENTRY.iter_unpack(content[_SNAPSHOT_HEADER.size :]):
+            producer_id, first_offset = fields[0], fields[-1]
+            # Each transaction has its own first record, which is in the log.
+            if first_offset in state._ongoing or first_offset >= end_offset:
+                raise _malformed(path, f"no transaction of producer {producer_id} can begin at offset {first_offset}")
             state._load_entry(*fields)
+        state._ongoing = dict(sorted(state._ongoing.items()))
         state._find_first_unstable()
         return state
 

@@ -13,7 +13,7 @@ Source: kafka.log.LogSegment.
 """
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from klamm.environment import Buffer, File, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -140,10 +140,15 @@ class LogSegment:
             self._transaction_index = TransactionIndex(self._file_system, path, self.base_offset, self._unsynced)
         return self._transaction_index
 
-    @property
-    def aborted_transactions(self) -> Sequence[AbortedTransaction]:
-        """The entries of the transaction index."""
-        return () if self._transaction_index is None else self._transaction_index.entries
+    def packed_aborted(self) -> bytes:
+        """As `TransactionIndex.packed`."""
+        return b"" if self._transaction_index is None else self._transaction_index.packed
+
+    def find_aborted(self, start_offset: int, end_offset: int) -> tuple[list[AbortedTransaction], bool]:
+        """As `TransactionIndex.find`."""
+        return (
+            ([], False) if self._transaction_index is None else self._transaction_index.find(start_offset, end_offset)
+        )
 
     def _path_of(self, kind: str) -> str:
         return f"{self._directory}/{file_name(self.base_offset, kind)}{self._suffix}"
@@ -272,7 +277,7 @@ class LogSegment:
         try:
             self.write_all()
             self._offset_index = self._time_index = self._path = None
-            if not self.aborted_transactions:
+            if self._transaction_index is not None and self._transaction_index.is_empty:
                 self._transaction_index = None
         except OSError as error:
             # Entries for which the disk has no space stay in memory.

@@ -59,6 +59,7 @@ def find_truncation(
     *,
     generation: int,
     log_end_offset: int,
+    high_watermark: int,
     has_producers: bool,
 ) -> Steps:
     """Finds how to cut a log at `offset`, which is within the log. Skips the producer state if there are no producers.
@@ -78,7 +79,9 @@ def find_truncation(
     largest = yield from _find_largest_timestamp(file_system, segment, position, end_offset)
     state = ProducerState(end_offset)
     if has_producers:
-        state = yield from _find_producer_state(file_system, segments, snapshots, segment, position, end_offset)
+        state = yield from _find_producer_state(
+            file_system, segments, snapshots, segment, position, end_offset, high_watermark
+        )
     return Truncation(offset, generation, log_end_offset, segment, position, end_offset, largest, state)
 
 
@@ -170,8 +173,12 @@ def _find_producer_state(
     cut_segment: LogSegment,
     cut_position: int,
     end_offset: int,
+    high_watermark: int,
 ) -> Generator[Callable[[], Any], Any, ProducerState]:
     state = yield from _load_snapshot(snapshots, end_offset)
+    if state is not None and state.end_offset > high_watermark and state.has_markers:
+        # Only a replay shows which transactions were finished above the high watermark, and are not stable yet.
+        state = yield from _load_snapshot(snapshots, high_watermark)
     if state is None:
         state = ProducerState(segments.first.base_offset)
     for segment in segments.starting_with(state.end_offset):

@@ -159,7 +159,7 @@ async def test_the_answer_waits_for_the_metadata_or_for_the_time() -> None:
     for timeout_ms in (1, 0, -5):
         results = await elect(timeout_ms)
         assert codes(results) == [NONE, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.ELECTION_NOT_NEEDED]
-    assert len(elections._purgatory) == 0
+    assert len(elections.purgatory) == 0
     controller.is_active = False
     results = await elect(60_000)
     assert codes(results) == [ErrorCode.NOT_CONTROLLER] * 3

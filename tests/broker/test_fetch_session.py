@@ -5,11 +5,13 @@ import random
 import pytest
 
 from klamm.broker.fetch_session import ABANDONED_MS, EVICTION_MS, MAX_ID, FetchSessionCache
+from klamm.metrics import Metrics
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import in_one_go
 from klamm.protocol.vocabulary import FINAL_EPOCH, INITIAL_EPOCH, INVALID_SESSION_ID
 from support.fetch_messages import to_fetch
+from support.metrics import Values
 
 
 class Clock:
@@ -137,12 +139,27 @@ def test_eviction_stale_first_then_less_valuable() -> None:
     follower = begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0)], is_follower=True)
     assert follower.session_id != INVALID_SESSION_ID
     assert len(sessions) == 2
+    assert metrics(sessions) == (2, 3, 1)
     # Stale ones go for anybody.
     clock.now_ms = EVICTION_MS + 1
     begin(sessions, follower.session_id, 1)
     fresh = begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0)])
     assert fresh.session_id != INVALID_SESSION_ID
     begin(sessions, follower.session_id, 2)
+    assert metrics(sessions) == (2, 2, 2)
+
+
+def metrics(sessions: FetchSessionCache) -> tuple[float, ...]:
+    """Sessions, their partitions, and evictions."""
+    registry = Metrics()
+    sessions.register(registry)
+    found = Values.of(registry)
+    names = (
+        "NumIncrementalFetchSessions",
+        "NumIncrementalFetchPartitionsCached",
+        "IncrementalFetchSessionEvictionsPerSec",
+    )
+    return tuple(found[f"kafka.server:type=FetchSessionCache,name={name}"] for name in names)
 
 
 def test_sessions_of_clients_that_are_gone_are_forgotten_long_before_the_slots_are_full() -> None:

@@ -5,7 +5,7 @@ import asyncio
 import struct
 from pathlib import Path
 
-from klamm.coordinator.group_records import (
+from klamm.coordinator.groups.group_records import (
     EXPIRING_OFFSET_VALUE_VERSION,
     group_metadata_key,
     offset_commit_key,
@@ -13,8 +13,16 @@ from klamm.coordinator.group_records import (
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.records import Record, build_batch
-from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
+from klamm.protocol.primitives import in_one_go
+from klamm.protocol.records import (
+    ControlRecordType,
+    EndTransactionMarker,
+    Record,
+    build_batch,
+    build_end_transaction_marker,
+)
+from klamm.protocol.vocabulary import ACKS_NONE, GROUP_METADATA_TOPIC_NAME
+from klamm.storage.producer_state import AppendOrigin
 from support.group_wire import find_coordinator, join, sync
 from support.hostile_bytes import Hostile, seeds
 from support.one_broker import Client, OneBroker, running, until
@@ -70,6 +78,36 @@ def stored(hostile: Hostile) -> list[Record]:
     return [Record(key, value, hostile.sometimes(1000, 64)) for key, value in made]
 
 
+def write_transaction(cluster: OneBroker, hostile: Hostile, producer_id: int) -> None:
+    """Hostile records in a transaction."""
+    batch = build_batch(
+        stored(hostile), producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True
+    )
+    append(cluster, batch)
+
+
+def end_transaction(cluster: OneBroker, hostile: Hostile, producer_id: int) -> None:
+    """A marker in the log that the coordinator may be told of."""
+    is_committed = hostile.chance.random() < 0.7
+    marker = EndTransactionMarker(ControlRecordType(is_committed), 0)
+    offset = append(
+        cluster, build_end_transaction_marker(marker, producer_id=producer_id, producer_epoch=0, timestamp_ms=1000)
+    )
+    if hostile.chance.random() < 0.7:
+        ended = cluster.broker.parts.group_coordinator.transaction_ended(
+            0, producer_id, hostile.sometimes(offset, 64), is_committed=is_committed
+        )
+        in_one_go(ended)
+
+
+def append(cluster: OneBroker, batch: bytearray) -> int:
+    appended = cluster.broker.parts.replica_manager.append_records(
+        GROUP_METADATA_TOPIC_NAME, 0, memoryview(batch), ACKS_NONE, AppendOrigin.COORDINATOR
+    )
+    assert appended.error_code == 0
+    return appended.base_offset
+
+
 async def ask_everything(client: Client, hostile: Hostile) -> None:
     """Of a coordinator that has just read such groups."""
     listed = (await client.ask(ApiKey.LIST_GROUPS, states_filter=[])).groups
@@ -106,15 +144,24 @@ async def test_groups_of_hostile_records(tmp_path: Path) -> None:
         body = ProduceRequest.of(None, 1, 1000, [(GROUP_METADATA_TOPIC_NAME, [(0, build_batch(stored(hostile)))])])
         (answer,) = (await client.request(ApiKey.PRODUCE, 9, body, client_id=TOOL)).responses[0].partition_responses
         assert answer.error_code == 0, answer
+        producer_ids = [1000 * seed + number for number in range(3)]
+        for producer_id in producer_ids:
+            write_transaction(cluster, hostile, producer_id)
+        end_transaction(cluster, hostile, producer_ids[0])
         # A leader that has followed another meanwhile reads the partition anew.
         await cluster.begin_leader_epoch(
             client, GROUP_METADATA_TOPIC_NAME, 2 * seed + 1000, leader=1, isr=(1,), replicas=(0, 1)
         )
         await cluster.begin_leader_epoch(client, GROUP_METADATA_TOPIC_NAME, 2 * seed + 1001)
+        end_transaction(cluster, hostile, producer_ids[1])
         await until(lambda: not cluster.broker.parts.groups.is_loading)
         await ask_everything(client, hostile)
         for group in GROUPS:
             await asyncio.wait_for(take_part(client, hostile, group), 30)
+        end_transaction(cluster, hostile, producer_ids[2])
+        for group in GROUPS:
+            await client.ask(ApiKey.OFFSET_FETCH, group_id=group, topics=None, require_stable=True)
+        await client.ask(ApiKey.DELETE_GROUPS, groups_names=list(GROUPS))
 
     async with running(
         tmp_path,

@@ -8,6 +8,7 @@ import asyncio
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,10 @@ import pytest
 
 from klamm.broker.dispatcher import Dispatcher
 from klamm.broker.handlers import APIS, altered_resources
+from klamm.faults.answers import Answers
+from klamm.faults.commands import FailAnswers
+from klamm.faults.request_subjects import ONE_BY_ONE, PARTITIONED
+from klamm.faults.tally import Tally
 from klamm.net.server import AnswerOnly, Response
 from klamm.protocol import compiler, messages
 from klamm.protocol.apis import HAND_WRITTEN
@@ -81,7 +86,9 @@ def value(field: Field, version: int, path: tuple[str, ...], index: int) -> Any:
         return [element(field.kind, version, inner, number) for number in range(count)]
     if field.is_left_out_as_none:
         return None
-    return VALUES[field.name] if field.name in VALUES else element(field.kind, version, (), index)
+    if field.name in VALUES and (VALUES[field.name] is not None or version in field.nullable):
+        return VALUES[field.name]
+    return element(field.kind, version, (), index)
 
 
 def element(kind: str | type[Struct], version: int, path: tuple[str, ...], index: int) -> Any:
@@ -165,6 +172,47 @@ async def test_no_step_grows_with_the_request(tmp_path: Path, small_steps: None)
             frame = frame_of(key, path)
             with counted_steps() as steps:
                 await answered(client, frame)
+            if steps.opcodes > max_opcodes(key, path):
+                too_long.append(f"{key.name} {'.'.join(path)}: {steps.opcodes} opcodes, most in {steps.function}")
+    assert not too_long, "\n".join(too_long)
+
+
+# Where the errors of a fault stand in items: the longest lists.
+STRUCK = [
+    (key, path)
+    for key, path in CASES
+    if key in (*ONE_BY_ONE, ApiKey.FETCH, ApiKey.OFFSET_FETCH)
+    and path[0] != "forgotten_topics_data"
+    and path[-1] in (("partitions", "partition_data", "partition_indexes") if key in PARTITIONED else ("topics",))
+]
+
+
+@pytest.mark.long
+async def test_no_step_grows_with_a_request_that_faults_strike(tmp_path: Path, small_steps: None) -> None:
+    too_long = []
+    properties = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
+    properties["zookeeper_session_timeout_ms"] = 60_000  # counting makes steps slow
+    async with running(tmp_path, auto_create_topics_enable=False, **properties) as (cluster, client):
+        await client.create_topic(TOPIC)
+        await find_coordinator(client, "g")
+        answers = Answers()
+        answers.serve(cluster.broker.parts.dispatcher)
+        numbers = count(1)
+        for key, path in STRUCK:
+            frame = frame_of(key, path)
+            conditions = [{"topic": f"name-{ELEMENTS - 1}"}, {"topic": f"name-{ELEMENTS - 2}"}]
+            conditions += [{"partition": ELEMENTS - 1}, {"partition": ELEMENTS - 2}] if key in PARTITIONED else []
+            faults = [
+                FailAnswers(api=key.message_name, error="INVALID_REQUEST", after=index % 2 == 1, **condition)
+                for index, condition in enumerate(conditions)
+            ]
+            tallies = [Tally(next(numbers), str(tmp_path), lambda *_: None) for _ in faults]
+            removes = [answers.install(fault, tally) for fault, tally in zip(faults, tallies, strict=True)]
+            with counted_steps() as steps:
+                await answered(client, frame)
+            for remove in removes:
+                remove()
+            assert any(tally.hits for tally in tallies), f"{key.name} {path}"
             if steps.opcodes > max_opcodes(key, path):
                 too_long.append(f"{key.name} {'.'.join(path)}: {steps.opcodes} opcodes, most in {steps.function}")
     assert not too_long, "\n".join(too_long)

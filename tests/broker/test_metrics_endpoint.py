@@ -11,13 +11,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from klamm.broker import metrics_endpoint
-from klamm.broker.prometheus_text import prometheus_name, render
+from klamm.broker.prometheus_text import VALUES_PER_SLICE, prometheus_name, render
 from klamm.broker.quotas.bounds import QuotaEntity
 from klamm.metrics import Histogram, MetricName, Metrics
 from klamm.net.framing import FIRST_ALLOCATION_BYTES
-from klamm.slices import in_slices
+from klamm.replication.replica_metrics import register_replica_metrics
+from klamm.slices import SLICE, in_slices
 from support.group_wire import commit, committed, find_coordinator
 from support.one_broker import OneBroker, batch, running
+from support.replicas import hosting_broker, state
 
 
 class Answer:
@@ -70,7 +72,7 @@ async def test_names_and_kinds() -> None:
     tree.gauges(MetricName("g.h", "T", "QueueSize"), "Sizes.", "broker-id", lambda: {"1": 4, "2": 5})
     tree.meter(MetricName("g.h", "T", "ThingsPerSec"), "Things.", lambda: 6)
     tree.histograms(MetricName("g.h", "T", "TimeMs"), "Times.", "broker-id", lambda: {"1": seen})
-    assert (await in_slices(render(tree))).decode() == (
+    assert b"".join(await in_slices(render(tree))).decode() == (
         "# HELP g_h_t_size A size.\n# TYPE g_h_t_size gauge\ng_h_t_size 3.0\n"
         "# HELP g_h_t_queuesize Sizes.\n# TYPE g_h_t_queuesize gauge\n"
         'g_h_t_queuesize{broker_id="1"} 4.0\ng_h_t_queuesize{broker_id="2"} 5.0\n'
@@ -99,7 +101,7 @@ def test_the_values_of_thousands_of_clients_are_read_and_written_in_steps() -> N
         try:
             next(steps)
         except StopIteration as end:
-            text = end.value
+            text = b"".join(end.value)
         read_in_steps.append(len(read) - before)
     assert max(read_in_steps) <= 200
     assert text.decode().splitlines() == [
@@ -127,7 +129,7 @@ async def test_metrics_of_a_broker(tmp_path: Path) -> None:
         assert found[f"{prefix}controllerchannelmanager_queuesize"] == {"broker_id=0": 0}
         assert found[f"{prefix}controllerchannelmanager_requestrateandqueuetimems_count"]["broker_id=0"] >= 2
         for name in ("maxlag", "failedpartitionscount", "partitionscount"):
-            assert found[f"kafka_server_replicaalterlogdirsmanager_{name}"] == {"": 0}
+            assert found[f"kafka_server_replicaalterlogdirsmanager_{name}"] == {"clientId=ReplicaAlterLogDirs": 0}
         for side in ("leader", "follower", "alterlogdirs"):
             assert found[f"kafka_server_{side}replication_byte_rate"] == {"": 0}
             assert found[f"kafka_server_{side}replication_throttled_rate"] == {"": float(2**63 - 1)}
@@ -136,6 +138,35 @@ async def test_metrics_of_a_broker(tmp_path: Path) -> None:
         while not (found := await metrics(cluster))["klamm_eventloop_lagms_count"][""]:  # noqa: ASYNC110  # a timer
             await asyncio.sleep(0.01)
         assert found["klamm_eventloop_longestlagms"][""] >= 0
+
+
+async def test_a_long_answer_says_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_endpoint, "PIECES_PER_SLICE", 1)
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, _):
+        answer = await get(cluster, "/metrics")
+        assert f"Content-Length: {len(await answer.body())}\r\n" in answer.head
+
+
+async def test_the_values_of_many_partitions_are_read_and_written_in_steps(tmp_path: Path) -> None:
+    async with hosting_broker(tmp_path) as broker:
+        await broker.tell(*(state(number) for number in range(600)))
+        metrics = Metrics()
+        register_replica_metrics(metrics, broker.manager)
+        broker.log_manager.register(metrics)
+        steps = render(metrics)
+        assert next(steps) is None
+        # Not a line is written while the partitions are counted.
+        counted = len(list(metrics.walks()))
+        assert counted == 600 // SLICE
+        with pytest.raises(StopIteration) as end:
+            while True:
+                next(steps)
+        lines = b"".join(end.value.value).decode().splitlines()
+        assert lines.count("kafka_server_replicamanager_leadercount 600.0") == 1
+        for name in ("kafka_cluster_partition_replicascount", "kafka_log_log_size"):
+            assert sum(line.startswith(f"{name}{{") for line in lines) == 600
+            assert lines.count(f"# TYPE {name} gauge") == 1
+        assert max(piece.count(b"\n") for piece in end.value.value) <= VALUES_PER_SLICE + 2
 
 
 async def test_metrics_of_groups(tmp_path: Path) -> None:

@@ -120,16 +120,14 @@ async def test_the_first_records_after_an_unclean_start_wait_for_the_disk_off_th
     assert not synced_on_the_loop
 
 
-@pytest.mark.parametrize("transactional_id", [None, "tx"])
-async def test_a_transactional_batch_refuses_its_request_and_holds_no_reader_up(
-    tmp_path: Path, transactional_id: str | None
+async def test_a_transactional_batch_without_a_transactional_id_refuses_its_request_and_holds_no_reader_up(
+    tmp_path: Path,
 ) -> None:
-    """Nobody could ever end the transaction, so the last stable offset would stay where it is."""
     plain = build_batch([Record(None, b"plain")])
     opening = build_batch([Record(None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
     async with running(tmp_path) as (_, client):
         await client.create_topic("t", partitions=2)
-        body = ProduceRequest.of(transactional_id, -1, 1000, [("t", [(0, plain), (1, opening)])])
+        body = ProduceRequest.of(None, -1, 1000, [("t", [(0, plain), (1, opening)])])
         answers = (await client.request(ApiKey.PRODUCE, 9, body)).responses[0].partition_responses
         assert {ErrorCode(answer.error_code) for answer in answers} == {NOT_AUTHORIZED}
         fetched = await client.fetch("t", 0, 0, isolation_level=1)

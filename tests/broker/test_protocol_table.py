@@ -19,4 +19,5 @@ def test_rows():
     document = protocol_table.render({ApiKey.FETCH: APIS[ApiKey.FETCH]})
     assert "| 1 | Fetch | 4-12 | 0-12 | " in document
     assert "| 45 | AlterPartitionReassignments |  | 0 |  |" in document
-    assert document.count("\n| ") == 56 + 1
+    assert "| 66 | ListTransactions |  | none; 3.8 has 0-1 |  |" in document
+    assert document.count("\n| ") == 58 + 1

@@ -13,6 +13,7 @@ from klamm.broker.handlers import APIS
 from klamm.broker.security import Client as Principal
 from klamm.broker.security import Operation
 from klamm.protocol import messages
+from klamm.protocol.apis.add_partitions_to_txn import AddPartitionsToTxnTopic
 from klamm.protocol.apis.fetch import EpochEndOffset
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.compression import CompressionType
@@ -23,7 +24,7 @@ from klamm.protocol.records import Record, build_batch
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import ResourceType
-from support import group_wire
+from support import group_wire, transaction_wire
 from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.one_broker import Client, batch, running, until, values
 
@@ -280,14 +281,6 @@ async def test_producer_ids_differ(tmp_path: Path) -> None:
         assert len(set(ids)) == len(ids)
 
 
-async def test_transactions_are_refused_for_good(tmp_path: Path) -> None:
-    async with running(tmp_path) as (_, client):
-        denied = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        answer = await client.ask(ApiKey.INIT_PRODUCER_ID, transactional_id="tx", transaction_timeout_ms=1)
-        assert answer.error_code == denied
-        assert (await client.ask(ApiKey.FIND_COORDINATOR, key="tx", key_type=1)).error_code == denied
-
-
 # -- what is not a proper produce
 
 
@@ -440,6 +433,7 @@ async def test_api_versions_lists_the_registrations(tmp_path: Path) -> None:
                 0: (0, 9), 1: (4, 12), 2: (1, 6), 3: (0, 11), 4: (0, 5), 5: (0, 3), 6: (0, 7), 7: (0, 3), 8: (2, 8),
                 9: (1, 7), 10: (0, 3), 11: (0, 7), 12: (0, 4), 13: (0, 4), 14: (0, 5), 15: (0, 5), 16: (0, 4),
                 18: (0, 3), 19: (2, 7), 20: (1, 6), 21: (0, 2), 22: (0, 4), 23: (2, 4), 29: (1, 2),
+                24: (0, 3), 25: (0, 3), 26: (0, 3), 27: (0, 1), 28: (0, 3), 61: (0, 0), 65: (0, 0), 66: (0, 1),
                 30: (1, 2), 31: (1, 2), 32: (1, 4), 33: (0, 2), 34: (1, 2), 35: (1, 2),
                 37: (0, 3), 43: (0, 2), 44: (0, 1), 45: (0, 0), 46: (0, 0), 56: (0, 0), 57: (0, 0), 60: (0, 0),
                 42: (0, 2), 47: (0, 0), 48: (0, 1), 49: (0, 1),
@@ -868,6 +862,7 @@ def every_request() -> dict[ApiKey, Any]:
         request[ApiKey.OFFSET_FOR_LEADER_EPOCH].OffsetForLeaderTopic,
     )
     member = {"group_id": "g", "generation_id": 1, "member_id": "m", "group_instance_id": None}
+    producer = {"transactional_id": "tx", "producer_id": 7, "producer_epoch": 0}
     altered = request[ApiKey.ALTER_CONFIGS].AlterConfigsResource
     altered_a_bit = request[ApiKey.INCREMENTAL_ALTER_CONFIGS].AlterConfigsResource
     return {
@@ -944,6 +939,32 @@ def every_request() -> dict[ApiKey, Any]:
         ApiKey.DESCRIBE_CLIENT_QUOTAS: {"components": [], "strict": False},
         ApiKey.ALTER_CLIENT_QUOTAS: {"entries": [quota_of_a_client()], "validate_only": False},
         ApiKey.DESCRIBE_CLUSTER: {"include_cluster_authorized_operations": True},
+        ApiKey.ADD_PARTITIONS_TO_TXN: {
+            "v3_and_below_transactional_id": "tx",
+            "v3_and_below_topics": [AddPartitionsToTxnTopic(name="t", partitions=[0])],
+        },
+        ApiKey.ADD_OFFSETS_TO_TXN: {**producer, "group_id": "g"},
+        ApiKey.END_TXN: {**producer, "committed": True},
+        ApiKey.WRITE_TXN_MARKERS: {"markers": [transaction_wire.marker(("t", 0))]},
+        ApiKey.TXN_OFFSET_COMMIT: {
+            **producer,
+            "group_id": "g",
+            "topics": [
+                transaction_wire.CommittedTopic(
+                    name="t",
+                    partitions=[
+                        transaction_wire.CommittedPartition(
+                            partition_index=0, committed_offset=1, committed_metadata=None
+                        )
+                    ],
+                )
+            ],
+        },
+        ApiKey.DESCRIBE_PRODUCERS: {
+            "topics": [request[ApiKey.DESCRIBE_PRODUCERS].TopicRequest(name="t", partition_indexes=[0])]
+        },
+        ApiKey.DESCRIBE_TRANSACTIONS: {"transactional_ids": ["tx"]},
+        ApiKey.LIST_TRANSACTIONS: {"state_filters": [], "producer_id_filters": []},
     }
 
 
@@ -964,7 +985,7 @@ def error_codes(answer: Any) -> set[int]:
     if isinstance(answer, str | bytes | int | memoryview | set | None):
         return set()
     names = list(getattr(answer, "_fields", None) or answer.__slots__)
-    found = {answer.error_code} - {0} if "error_code" in names else set()
+    found = {getattr(answer, name) for name in ("error_code", "partition_error_code") if name in names} - {0}
     return found.union(*(error_codes(getattr(answer, name)) for name in names))
 
 
@@ -1056,6 +1077,14 @@ DENIALS = {
     ApiKey.DESCRIBE_CLIENT_QUOTAS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.ALTER_CLIENT_QUOTAS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.DESCRIBE_CLUSTER: None,  # answered with no allowed operation
+    ApiKey.ADD_PARTITIONS_TO_TXN: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ApiKey.ADD_OFFSETS_TO_TXN: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ApiKey.END_TXN: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ApiKey.WRITE_TXN_MARKERS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ApiKey.TXN_OFFSET_COMMIT: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ApiKey.DESCRIBE_PRODUCERS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ApiKey.DESCRIBE_TRANSACTIONS: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ApiKey.LIST_TRANSACTIONS: None,  # answered with no transaction
 }
 
 

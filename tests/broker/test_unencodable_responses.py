@@ -185,7 +185,7 @@ async def test_a_large_response_with_a_wrong_value_closes_its_connection(caplog:
 async def test_a_broker_survives_a_response_that_cannot_be_encoded(tmp_path: Path, caplog: Any) -> None:
     async with running(tmp_path) as (cluster, client):
         other = await cluster.connect()
-        apis: Any = cluster.broker.parts.dispatcher._apis
+        apis: Any = cluster.broker.parts.dispatcher.apis
         served = apis[ApiKey.LIST_GROUPS]
         apis[ApiKey.LIST_GROUPS] = replace(
             served, handle=lambda request: ListGroupsResponse(error_code=70_000, groups=[])
@@ -208,6 +208,7 @@ def throttling_all() -> ClientQuotas:
 
 # The requests of brokers, which are never throttled.
 OF_BROKERS = {
+    ApiKey.WRITE_TXN_MARKERS,
     ApiKey.LEADER_AND_ISR,
     ApiKey.STOP_REPLICA,
     ApiKey.UPDATE_METADATA,

@@ -12,6 +12,7 @@ import pytest
 
 from klamm.broker.broker import Broker, BrokerStartError
 from klamm.environment import SystemEnvironment
+from klamm.metrics import Metrics
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -19,12 +20,22 @@ from klamm.protocol.vocabulary import NO_LEADER
 from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.errors import ConnectionLoss, SessionExpired
+from klamm.zookeeper.server import sessions
 from support.fetch_messages import fetch_request, result_of, to_fetch
+from support.metrics import Values
 from support.one_broker import Client, OneBroker, batch, running, until, values
 from support.zookeeper.proxy import Proxy
 
 NONE = ErrorCode.NONE
+# Short sessions, which outlive a process that stands still for half of one.
+SESSION_MS = 1_000
+LATE_S = 0.1
 FORBIDDEN = b'{"version":1,"config":{"unclean.leader.election.enable":"false"}}'
+
+
+@pytest.fixture(autouse=True)
+def short_pauses_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_LATE_S", LATE_S)
 
 
 class Behind(OneBroker):
@@ -112,6 +123,16 @@ async def test_zookeeper_absent_at_start(tmp_path: Path) -> None:
         assert not (tmp_path / "other").exists()
 
 
+async def test_expired_sessions_are_counted_by_the_names_of_kafkas_mbeans(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (cluster, _):
+        metrics = Metrics()
+        cluster.broker.zookeeper.register(metrics)
+        await cluster.expire_session()
+        found = Values.of(metrics)
+        for name, count in {"SyncConnects": 2, "Disconnects": 1, "Expires": 1, "AuthFailures": 0}.items():
+            assert (name, found[f"kafka.server:type=SessionExpireListener,name=ZooKeeper{name}PerSec"]) == (name, count)
+
+
 async def test_zookeeper_away_within_the_session(tmp_path: Path) -> None:
     async with playing(tmp_path) as (cluster, client):
         await client.create_topic("t")
@@ -164,7 +185,7 @@ async def test_topics_that_exist_are_told_of_while_zookeeper_is_away_and_others_
 async def test_without_a_session_each_item_of_a_request_gets_its_own_answer(tmp_path: Path) -> None:
     """An item that needs no ZooKeeper to be refused, or served, is; the others are to be tried again."""
     timed_out = ErrorCode.REQUEST_TIMED_OUT
-    async with playing(tmp_path, zookeeper_session_timeout_ms=300) as (cluster, client):
+    async with playing(tmp_path, zookeeper_session_timeout_ms=SESSION_MS) as (cluster, client):
         await client.create_topic("t")
         cluster.proxy.refusing = True
         cluster.proxy.cut()
@@ -203,7 +224,7 @@ async def test_without_a_session_each_item_of_a_request_gets_its_own_answer(tmp_
 
 
 async def test_a_stop_does_not_wait_for_zookeeper(tmp_path: Path) -> None:
-    async with playing(tmp_path, zookeeper_session_timeout_ms=400) as (cluster, client):
+    async with playing(tmp_path, zookeeper_session_timeout_ms=SESSION_MS) as (cluster, client):
         await client.create_topic("t")
         cluster.proxy.refusing = True
         cluster.proxy.cut()
@@ -257,7 +278,7 @@ async def test_an_expired_session_is_followed_by_another(tmp_path: Path) -> None
 
 
 async def test_zookeeper_away_for_longer_than_the_session(tmp_path: Path) -> None:
-    async with playing(tmp_path, zookeeper_session_timeout_ms=300) as (cluster, client):
+    async with playing(tmp_path, zookeeper_session_timeout_ms=SESSION_MS) as (cluster, client):
         await client.create_topic("t")
         epoch = cluster.controller_epoch
         expired = asyncio.Event()
@@ -343,7 +364,7 @@ async def test_a_session_that_expires_while_the_broker_is_set_up_in_it(tmp_path:
 
 async def test_no_producer_ids_while_there_is_no_session(tmp_path: Path) -> None:
     """A producer that needs an id meanwhile is told to ask again; one that finds some left gets one."""
-    async with playing(tmp_path, zookeeper_session_timeout_ms=300) as (cluster, client):
+    async with playing(tmp_path, zookeeper_session_timeout_ms=SESSION_MS) as (cluster, client):
 
         async def ask(client: Client) -> Any:
             return await client.ask(ApiKey.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=1)
@@ -399,7 +420,7 @@ async def test_an_address_that_another_broker_advertises(tmp_path: Path) -> None
 
 async def test_the_id_is_taken_while_the_session_is_gone(tmp_path: Path) -> None:
     """Then there are two: the one that lost its session stops."""
-    async with playing(tmp_path, may_fail=True, zookeeper_session_timeout_ms=300) as (cluster, client):
+    async with playing(tmp_path, may_fail=True, zookeeper_session_timeout_ms=SESSION_MS) as (cluster, client):
         await client.create_topic("t")
         expired = asyncio.Event()
         await cluster.zk.exists("/brokers/ids/0", lambda event: expired.set())
@@ -420,7 +441,7 @@ async def test_zookeeper_loses_its_data(tmp_path: Path) -> None:
     (It knows when the empty ZooKeeper has had more transactions than the lost one, and so lets it in again.) The logs
     stay as they are, and the broker refuses to join the new, empty cluster, until an operator has decided.
     """
-    async with running(tmp_path, may_fail=True, zookeeper_session_timeout_ms=500) as (cluster, client):
+    async with running(tmp_path, may_fail=True, zookeeper_session_timeout_ms=SESSION_MS) as (cluster, client):
         await client.create_topic("t")
         assert await produce(client, "t", b"a") == NONE
         port = cluster.zookeeper.port

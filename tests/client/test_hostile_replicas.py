@@ -57,12 +57,12 @@ class Replicas:
         self.log_start, self.log_end = 0, END
         self.topic_id = UUID(int=1)
 
-    async def verify(self, patience_s: float = 0.15) -> PartitionCheck:
+    async def verify(self, patience_s: float = 0.15, request_timeout_ms: int = 20_000) -> PartitionCheck:
         for broker in self.brokers.values():
             await broker.start()
         client = ClusterClient(
             [self.brokers[0].address],
-            ConnectionOptions(request_timeout_ms=150, connect_timeout_ms=150),
+            ConnectionOptions(request_timeout_ms=request_timeout_ms),
             RetryPolicy(200, 5, 20),
         )
         try:
@@ -214,7 +214,7 @@ def a_high_watermark_that_stays_behind(asked: Asked, offset: int, data: Partitio
 
 
 HOSTILE = [
-    (hangs, "no response to Fetch within 150 ms"),
+    (hangs, "no response to Fetch within 1000 ms"),
     (hangs_up, "the broker closed the connection"),
     (hangs_up_in_the_middle, "in the middle of a response"),
     (garbage, "a response to request"),
@@ -236,7 +236,8 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("fetched", "reason"), HOSTILE, ids=[fetched.__name__ for fetched, _ in HOSTILE])
 async def test_a_broker_that_misbehaves_is_named_and_the_others_are_verified(fetched: Fetched, reason: str) -> None:
-    check = await Replicas(fetched).verify()
+    # A busy machine may keep the honest brokers from answering for a while, too.
+    check = await Replicas(fetched).verify(request_timeout_ms=1_000 if fetched is hangs else 20_000)
     assert list(check.set_aside) == [2]
     assert reason in check.set_aside[2].reason
     assert (check.position, check.active, check.differences.found) == (END, [0, 1], [])

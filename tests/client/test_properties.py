@@ -97,9 +97,11 @@ def test_the_properties_of_producers_and_consumers() -> None:
             "enable.idempotence": "false",
             "linger.ms": "3",
             "max.request.size": "4",
+            "transaction.timeout.ms": "5",
         },
         defaults,
-    ) == ProducerOptions(client, CompressionType.ZSTD, 0, 4, 1, 2, 3, ACKS_ALL, False)
+    ) == ProducerOptions(client, CompressionType.ZSTD, 0, 4, 1, 2, 3, ACKS_ALL, False, None, 5)
+    assert producer_options({"transactional.id": "tx"}, defaults).transactional_id == "tx"
     without_replicas = producer_options({"acks": "1"}, defaults)
     assert (without_replicas.acks, without_replicas.enable_idempotence) == (ACKS_LEADER, False)
 
@@ -133,6 +135,11 @@ def test_the_properties_of_producers_and_consumers() -> None:
         ({"compression.type": "rar"}, "compression.type is 'rar'; allowed: none, gzip, snappy, lz4, zstd"),
         ({"enable.idempotence": "yes"}, "enable.idempotence is 'yes'; allowed: true, false"),
         ({"enable.idempotence": "true", "acks": "1"}, "enable.idempotence is 'true', which needs acks=all"),
+        (
+            {"transactional.id": "x", "acks": "1"},
+            "transactional.id is set, which needs acks=all and enable.idempotence",
+        ),
+        ({"transaction.timeout.ms": "0"}, "transaction.timeout.ms is '0'; allowed: a number from 1 to 2147483647"),
         ({"linger.ms": "-1"}, "linger.ms is '-1'; allowed: a number from 0 to 2147483647"),
         ({"isolation.level": "x"}, "isolation.level is 'x'; allowed: read_uncommitted, read_committed"),
         ({"auto.offset.reset": "x"}, "auto.offset.reset is 'x'; allowed: earliest, latest, none"),

@@ -5,6 +5,7 @@ each record that a producer took is told once what became of it.
 """
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.configs import ConfigResource, alter_configs, describe_configs, incremental_alter_configs
 from klamm.client.elections import elect_leaders
+from klamm.client.group_member import Membership
 from klamm.client.groups import delete_groups, describe_groups, list_groups
 from klamm.client.log_dirs import TopicPartitionReplica, alter_replica_log_dirs, describe_log_dirs
 from klamm.client.offsets import (
@@ -34,6 +36,14 @@ from klamm.client.topics import (
     delete_topics,
     describe_topics,
 )
+from klamm.client.transaction_admin import (
+    abort_transaction,
+    describe_producers,
+    describe_transactions,
+    list_transactions,
+)
+from klamm.client.transactional_producer import TransactionalProducer
+from klamm.client.transactions import PreparedTransaction, State, end_prepared
 from klamm.client.verification.verifier import Replicated, VerifyOptions, verify_replicas
 from klamm.environment import SystemEnvironment
 from klamm.net.client import ClientError, ConnectionOptions
@@ -99,7 +109,13 @@ class Nonsense:
                     error_code=choose([0, 0, 0, 0, 3, 5, 29]),
                     name=name,
                     partitions=[
-                        topic.MetadataResponsePartition(partition_index=number, leader_id=choose([0, 1, 1, -1, 7]))
+                        topic.MetadataResponsePartition(
+                            error_code=0,
+                            partition_index=number,
+                            leader_id=choose([0, 1, 1, -1, 7]),
+                            replica_nodes=[0, 1],
+                            isr_nodes=[0],
+                        )
                         for number in range(choose([0, 2, 2, 2]))
                     ],
                 )
@@ -150,6 +166,48 @@ async def produce(client: ClusterClient, acks: int) -> list[int]:
     finally:
         await producer.close()
     return sorted(told)
+
+
+async def produce_in_transactions(client: ClusterClient) -> list[int]:
+    """As `produce`, in transactions that are committed or aborted; a producer that has ended is replaced."""
+    options = ProducerOptions(
+        ClientOptions(()), CompressionType.NONE, batch_size_bytes=200, delivery_timeout_ms=100, transactional_id="x"
+    )
+    told: list[int] = []
+    producer = TransactionalProducer(client, options, SystemEnvironment())
+    for number in range(20):
+        try:
+            if producer.state is State.FATAL_ERROR:
+                await producer.close()
+                producer = TransactionalProducer(client, options, SystemEnvironment())
+            if producer.state is State.UNINITIALIZED:
+                await producer.init()
+            if producer.state is State.READY:
+                producer.begin()
+            record = ProducerRecord("tu"[number % 2], b"x" * 30)
+            await producer.send(record, lambda metadata, error, number=number: told.append(number))  # type: ignore[misc]
+        except (KafkaError, ClientError, RuntimeError):
+            told.append(number)
+        try:
+            if number % 4 == 1:
+                await producer.send_offsets(dict.fromkeys(PARTITIONS, 5), Membership("g"))
+            if number % 4 == 3:
+                await producer.commit()
+        except (KafkaError, ClientError, RuntimeError):
+            with contextlib.suppress(KafkaError, ClientError, RuntimeError):
+                await producer.abort()
+    await producer.close()
+    return sorted(told)
+
+
+async def end(client: ClusterClient) -> Collection[Any]:
+    """A prepared transaction is ended, or an error says why not."""
+    await end_prepared(client, PreparedTransaction("x", 1, 1), commit=True)
+    return ()
+
+
+async def mark(client: ClusterClient) -> Collection[Any] | KafkaError:
+    return await abort_transaction(client, PARTITIONS[0], 1, 1, 1) or ()
 
 
 async def verify(client: ClusterClient) -> list[TopicPartition]:
@@ -206,6 +264,12 @@ CALLS: dict[str, tuple[Call, Collection[Any] | None]] = {
     "produce": (lambda client: produce(client, ACKS_ALL), range(20)),
     "produce_acks_leader": (lambda client: produce(client, ACKS_LEADER), range(20)),
     "produce_acks_none": (lambda client: produce(client, ACKS_NONE), range(20)),
+    "produce_in_transactions": (produce_in_transactions, range(20)),
+    "end_prepared": (end, ()),
+    "list_transactions": (list_transactions, None),
+    "describe_transactions": (lambda client: describe_transactions(client, "xy"), "xy"),
+    "describe_producers": (lambda client: describe_producers(client, PARTITIONS), PARTITIONS),
+    "abort_transaction": (mark, ()),
 }
 
 

@@ -207,6 +207,12 @@ async def test_a_broker_that_wants_sasl_from_a_client_without():
 # -- sessions that end (KIP-368) --------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def short_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("klamm.net.client.LEAST_SESSION_S", 0)
+
+
+@pytest.mark.usefixtures("short_sessions")
 async def test_a_session_is_renewed_between_requests():
     broker = SaslBroker(session_ms=20)
     async with ScriptedBroker(broker) as listener:
@@ -218,6 +224,17 @@ async def test_a_session_is_renewed_between_requests():
         assert len(listener.connections) == 1
 
 
+async def test_no_session_is_renewed_within_a_second_of_the_last_time():
+    """A broker of Kafka takes the request for one like any other, and refuses it."""
+    broker = SaslBroker(session_ms=20)
+    async with ScriptedBroker(broker) as listener:
+        connection = await connect(*listener.address, secured())
+        await asyncio.sleep(0.05)
+        assert (await connection.send(ApiKey.HEARTBEAT, heartbeat())).error_code == 0
+        assert broker.authentications == 1
+
+
+@pytest.mark.usefixtures("short_sessions")
 async def test_a_session_that_is_not_renewed_ends_the_connection():
     broker = SaslBroker(session_ms=20)
     async with ScriptedBroker(broker) as listener:
@@ -235,6 +252,7 @@ async def test_a_session_that_is_not_renewed_ends_the_connection():
         assert (await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())).error_code == 0
 
 
+@pytest.mark.usefixtures("short_sessions")
 async def test_a_renewal_that_is_lost_or_broken_off_lost_no_request():
     broker = SaslBroker(session_ms=20)
     async with ScriptedBroker(broker) as listener:

@@ -325,13 +325,16 @@ async def test_a_throttled_client_sends_nothing_until_its_time_is_over():
 
 async def test_requests_sent_before_a_throttle_have_its_time_more():
     async with ScriptedBroker() as broker:
-        connection = await connect(*broker.address, ConnectionOptions(request_timeout_ms=150))
+        connection = await connect(*broker.address, ConnectionOptions(request_timeout_ms=60_000))
+        began_s = asyncio.get_running_loop().time()
         both = [asyncio.ensure_future(connection.send(ApiKey.HEARTBEAT, heartbeat(name))) for name in "ab"]
         first, second = [await broker.requests.get() for _ in both]
-        first.answer(HeartbeatResponse(throttle_time_ms=10_000, error_code=0))
-        # No longer than a request may take: 150 ms, and then the second's own.
-        await asyncio.sleep(0.2)
-        assert not both[1].done()
+        first.answer(HeartbeatResponse(throttle_time_ms=600_000, error_code=0))
+        await both[0]
+        # No longer than a request may take, a minute, and then the second's own minute.
+        assert 60 <= connection._throttled_until_s - began_s < 600
+        (waiting,) = connection._pending
+        assert waiting.timer.when() == pytest.approx(connection._throttled_until_s + 60, abs=0.01)
         second.answer(HeartbeatResponse(throttle_time_ms=0, error_code=0))
         assert (await both[1]).error_code == 0
         connection.close()

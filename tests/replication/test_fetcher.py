@@ -11,6 +11,7 @@ import pytest
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
 from klamm.config.topic import TopicConfig
+from klamm.metrics import Metrics
 from klamm.protocol.apis.fetch import EpochEndOffset, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
@@ -18,10 +19,12 @@ from klamm.protocol.messages import ApiKey, response_class
 from klamm.replication import fetcher
 from klamm.replication.fetch_state import InitialFetchState
 from klamm.replication.fetcher_manager import ReplicaFetcherManager
+from klamm.replication.isr import IsrStatistics
 from klamm.replication.partition import Partition
 from klamm.replication.quota import UNLIMITED, ReplicationQuota
 from support.fetch_messages import fetch_response, forgotten_of, wanted_of
 from support.logs import NOW_MS, DiskEnvironment, append, batch, open_log, read_all
+from support.metrics import Values
 from support.scripted_broker import Asked, ScriptedBroker
 
 pytestmark = pytest.mark.loop("asyncio", "uvloop")
@@ -83,6 +86,7 @@ def make_partition(topic_partition, config, broker_id, environment=None):
         replica_lag_time_max_ms=30_000,
         clock_ms=lambda: 0.0,
         isr_changes=Isr(),
+        isr_statistics=IsrStatistics(),
         on_high_watermark=lambda partition: None,
         on_low_watermark=lambda partition: None,
     )
@@ -306,6 +310,30 @@ async def test_what_arrives_is_appended_and_acknowledged_by_the_next_fetch():
         # The last bytes may be a part of a batch.
         asked.answer_fetch([result(T0, records(3, b"d") + records(4, b"e")[:30], hw=3)])
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (1, 4, 1)}
+
+
+async def test_lags_have_the_names_of_kafkas_mbeans():
+    async with following() as (follower, leader):
+        metrics = Metrics()
+        follower.manager.register(metrics)
+        follower.follow(T0, T1)
+        lag = "kafka.server:type=FetcherLagMetrics,name=ConsumerLag,clientId=ReplicaFetcherThread-0-2,"
+        lag += "topic=t,partition={}"
+        max_lag = "kafka.server:type=ReplicaFetcherManager,name=MaxLag,clientId=Replica"
+        asked = await leader.next(ApiKey.FETCH)
+        found = Values.of(metrics)
+        # Before the leader's first answer.
+        assert [found[lag.format(0)], found[lag.format(1)], found[max_lag]] == [-1, -1, 0]
+        asked.answer_fetch([result(T0, records(0, b"a", b"b"), hw=5), result(T1, hw=1)])
+        asked = await leader.next(ApiKey.FETCH)
+        found = Values.of(metrics)
+        assert [found[lag.format(0)], found[lag.format(1)], found[max_lag]] == [3, 1, 3]
+        asked.answer_fetch([result(T0, records(2, b"c"), hw=2)])
+        await leader.next(ApiKey.FETCH)
+        found = Values.of(metrics)
+        assert [found[lag.format(0)], found[max_lag]] == [0, 1]
+        follower.manager.remove_fetchers([T0, T1])
+        assert Values.of(metrics)[max_lag] == 0
 
 
 async def test_the_high_watermark_and_the_log_start_follow_the_leader():
@@ -1042,6 +1070,7 @@ async def test_the_partitions_of_a_leader_are_spread_over_its_fetchers():
 
 
 async def test_partitions_move_when_the_number_of_fetchers_changes(monkeypatch):
+    monkeypatch.setattr(fetcher, "LONG_POLL_MS", 1)
     monkeypatch.setattr("klamm.replication.fetcher_manager.IDLE_FETCHER_MS", 5)
     async with following(num_replica_fetchers=2) as (follower, leader):
         follower.follow(T0, T1)

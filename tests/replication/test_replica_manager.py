@@ -26,6 +26,7 @@ from support.replicas import (
     batch,
     hosting_broker,
     leader_and_isr,
+    scenario,
     settle,
     state,
     values_in,
@@ -35,19 +36,6 @@ from support.replicas import (
 pytestmark = pytest.mark.loop("virtual")
 
 OK, STALE = ErrorCode.NONE, ErrorCode.STALE_CONTROLLER_EPOCH
-
-
-def scenario(function=None, **options):
-    """A test with a broker: `async def test(broker)`."""
-    if function is None:
-        return lambda wrapped: scenario(wrapped, **options)
-
-    async def test(tmp_path):
-        async with hosting_broker(tmp_path, **options) as broker:
-            await function(broker)
-
-    test.__name__, test.__doc__ = function.__name__, function.__doc__
-    return test
 
 
 def append(broker, *values, partition=0, acks=-1):
@@ -113,6 +101,14 @@ async def test_only_a_newer_leader_epoch_counts(broker):
     assert broker.manager.partitions[T0].is_leader
     assert await broker.tell(state(0, epoch=6, leader=2)) == [OK]
     assert not broker.manager.partitions[T0].is_leader
+
+
+@scenario
+async def test_coordinators_hear_of_each_new_epoch_also_of_one_that_changes_no_leader(broker):
+    """Another broker may have been elected and replaced in between: its markers have the epoch in between."""
+    for epoch, leader in ((5, 1), (7, 1), (8, 2), (9, 1)):
+        await broker.tell(state(0, epoch=epoch, leader=leader))
+    assert list(dict.fromkeys(broker.leaderships)) == [(T0, True, 5), (T0, True, 7), (T0, False, 8), (T0, True, 9)]
 
 
 async def test_after_a_restart_any_epoch_is_accepted_once(tmp_path):

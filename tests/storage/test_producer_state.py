@@ -187,6 +187,16 @@ def test_the_snapshot_is_kafkas():
     assert ProducerState(3).to_snapshot().hex() == "0001" + "48674bc7" + "00000000"
 
 
+@pytest.mark.parametrize(("first", "second"), [(10, 10), (10, 12), (13, 10), (2**63 - 1, -1)])
+def test_a_snapshot_with_impossible_transactions_is_refused(first, second):
+    state = ProducerState()
+    for producer, first_offset in enumerate((first, second)):
+        state.update(data(producer, 0, producer=producer), None)
+        state.entries[producer].transaction_first_offset = first_offset
+    with pytest.raises(KafkaError, match="can begin at offset"):
+        ProducerState.from_snapshot(state.to_snapshot(), 12, "f")
+
+
 @given(st.binary(max_size=80))
 def test_garbage_snapshots_are_refused(content):
     with pytest.raises(KafkaError, match="f: "):

@@ -1,6 +1,8 @@
 """The APIs that a broker serves: one module per API key, each registering itself in `klamm.broker.registry`."""
 
 from klamm.broker.handlers import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
     alter_client_quotas,
     alter_configs,
     alter_isr,
@@ -21,7 +23,10 @@ from klamm.broker.handlers import (
     describe_configs,
     describe_groups,
     describe_log_dirs,
+    describe_producers,
+    describe_transactions,
     elect_leaders,
+    end_txn,
     fetch,
     find_coordinator,
     heartbeat,
@@ -33,6 +38,7 @@ from klamm.broker.handlers import (
     list_groups,
     list_offsets,
     list_partition_reassignments,
+    list_transactions,
     metadata,
     offset_commit,
     offset_delete,
@@ -41,8 +47,10 @@ from klamm.broker.handlers import (
     produce,
     stop_replica,
     sync_group,
+    txn_offset_commit,
     update_features,
     update_metadata,
+    write_txn_markers,
 )
 from klamm.broker.registry import registered
 
@@ -51,6 +59,8 @@ APIS = registered()
 
 __all__ = [
     "APIS",
+    "add_offsets_to_txn",
+    "add_partitions_to_txn",
     "alter_client_quotas",
     "alter_configs",
     "alter_isr",
@@ -71,7 +81,10 @@ __all__ = [
     "describe_configs",
     "describe_groups",
     "describe_log_dirs",
+    "describe_producers",
+    "describe_transactions",
     "elect_leaders",
+    "end_txn",
     "fetch",
     "find_coordinator",
     "heartbeat",
@@ -83,6 +96,7 @@ __all__ = [
     "list_groups",
     "list_offsets",
     "list_partition_reassignments",
+    "list_transactions",
     "metadata",
     "offset_commit",
     "offset_delete",
@@ -91,6 +105,8 @@ __all__ = [
     "produce",
     "stop_replica",
     "sync_group",
+    "txn_offset_commit",
     "update_features",
     "update_metadata",
+    "write_txn_markers",
 ]

@@ -1,13 +1,11 @@
 """FindCoordinator (key 10), versions 0 to 3: which broker coordinates a group or a transactional id.
 
-The coordinator of a group is the leader of its partition of `__consumer_offsets`; while there is none, the answer is
-COORDINATOR_NOT_AVAILABLE, which clients retry. The first request creates the topic.
-
-There is no transaction coordinator yet: a transactional id is answered with TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-because a producer then gives up at once instead of waiting for a coordinator that never comes.
+The coordinator of a group is the leader of its partition of `__consumer_offsets`, that of a transactional id the leader
+of its partition of `__transaction_state`. While there is none, the answer is COORDINATOR_NOT_AVAILABLE, which clients
+retry. The first request creates the topic.
 """
 
-from klamm.broker.registry import NO_BROKER, Request, handler
+from klamm.broker.registry import DENIED, NO_BROKER, Request, handler
 from klamm.broker.security import Operation
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -36,16 +34,16 @@ def error_response(request: Request[FindCoordinatorRequest], error: KafkaError) 
     ends_with_client=True,
 )
 async def handle(request: Request[FindCoordinatorRequest]) -> FindCoordinatorResponse:
-    body = request.body
-    if body.key_type == TRANSACTION:
-        raise KafkaError(
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "this version of klamm has no transaction coordinator"
-        )
-    if body.key_type != GROUP:
+    body, services = request.body, request.services
+    if body.key_type == GROUP:
+        kind, topic = ResourceType.GROUP, services.offsets_topic
+    elif body.key_type == TRANSACTION:
+        kind, topic = ResourceType.TRANSACTIONAL_ID, services.transaction_topic
+    else:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"key type {body.key_type}: allowed are 0 (group), 1 (transaction)")
-    if not request.allows(body.key):
-        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
-    node_id, endpoint = await request.services.offsets_topic.find_coordinator(
+    if not request.allows(body.key, resource_type=kind):
+        raise KafkaError(DENIED[kind])
+    node_id, endpoint = await topic.find_coordinator(
         body.key, request.listener_name, request.changes(strict=False, throttles=False)
     )
     return FindCoordinatorResponse(

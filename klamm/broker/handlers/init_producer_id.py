@@ -1,22 +1,27 @@
-"""InitProducerId (key 22), versions 0 to 4: a producer id for an idempotent producer (KIP-98, KIP-360).
+"""InitProducerId (key 22), versions 0 to 4: a producer id for an idempotent producer, or the producer id and the next
+epoch for a transactional one (KIP-98, KIP-360).
 
-Transactional producers are refused at once and for good with TRANSACTIONAL_ID_AUTHORIZATION_FAILED (see
-FindCoordinator). While ZooKeeper, where ids come from, has no session for this broker, the answer is
+A transactional id that has a transaction open gets CONCURRENT_TRANSACTIONS while the transaction is being aborted; the
+client asks again. While ZooKeeper, where ids come from, has no session for this broker, the answer is
 COORDINATOR_LOAD_IN_PROGRESS. As in Kafka, an idempotent producer that names its last id and epoch gets a new id all the
 same.
 """
 
+from klamm.broker.handlers.fenced_producers import code_for
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation
+from klamm.coordinator.transactions.transaction import ProducerIdAndEpoch
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.vocabulary import ResourceType
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.protocol.record_batch import NO_PRODUCER_ID
+from klamm.protocol.vocabulary import NO_EPOCH, ResourceType
+
+FIRST_VERSION_WITH_PRODUCER_FENCED = 4
 
 
 def error_response(request: Request[InitProducerIdRequest], error: KafkaError) -> InitProducerIdResponse:
-    return InitProducerIdResponse(error_code=error.code, producer_id=-1, producer_epoch=-1)
+    return InitProducerIdResponse(error_code=error.code, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH)
 
 
 @handler(
@@ -27,17 +32,24 @@ def error_response(request: Request[InitProducerIdRequest], error: KafkaError) -
 )
 async def handle(request: Request[InitProducerIdRequest]) -> InitProducerIdResponse:
     body = request.body
-    if body.transactional_id == "":
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
-    if body.transactional_id is not None:
-        raise KafkaError(
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "this version of klamm has no transaction coordinator"
-        )
-    if not request.allows(CLUSTER_NAME):
-        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    try:
-        producer_id = await request.services.producer_ids.next()
-    except ZooKeeperError as error:
-        # Every client retries after this error; with most other codes Java's producer fails for good.
-        raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"ZooKeeper: {error}") from error
-    return InitProducerIdResponse(error_code=ErrorCode.NONE, producer_id=producer_id, producer_epoch=0)
+    if body.transactional_id is None:
+        if not request.allows(CLUSTER_NAME):
+            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    elif not request.allows(body.transactional_id, Operation.WRITE, ResourceType.TRANSACTIONAL_ID):
+        raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    result = await request.services.transaction_coordinator.init_producer_id(
+        body.transactional_id, body.transaction_timeout_ms, _expected(body)
+    )
+    return InitProducerIdResponse(
+        error_code=code_for(request, result.error_code, FIRST_VERSION_WITH_PRODUCER_FENCED),
+        producer_id=result.producer_id,
+        producer_epoch=result.producer_epoch,
+    )
+
+
+def _expected(body: InitProducerIdRequest) -> ProducerIdAndEpoch | None:
+    """What the producer has now; None for a new one."""
+    if (body.producer_id == NO_PRODUCER_ID) is not (body.producer_epoch == NO_EPOCH):
+        reason = f"producer id {body.producer_id} with epoch {body.producer_epoch}: both are needed, or neither"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, reason)
+    return None if body.producer_id == NO_PRODUCER_ID else ProducerIdAndEpoch(body.producer_id, body.producer_epoch)

@@ -7,7 +7,7 @@ to the largest rebalance timeout of the members. From version 4 on a member firs
 
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
-from klamm.coordinator.group import NO_MEMBER_ID, JoinResult
+from klamm.coordinator.groups.group import NO_MEMBER_ID, JoinResult
 from klamm.protocol.apis.join_group import JoinGroupRequest, JoinGroupResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

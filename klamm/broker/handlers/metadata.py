@@ -17,7 +17,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import UpdateMetadataPartitionState
-from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, INTERNAL_TOPICS, ResourceType
+from klamm.protocol.vocabulary import INTERNAL_TOPICS, ResourceType
 from klamm.slices import Slices, each, mapped
 
 Topic = MetadataResponse.MetadataResponseTopic
@@ -86,7 +86,14 @@ async def _names(topics: Sequence[MetadataRequest.MetadataRequestTopic]) -> dict
 async def _missing_topics(
     request: Request[MetadataRequest], snapshot: MetadataSnapshot, names: Iterable[str]
 ) -> dict[str, ErrorCode]:
-    """The error code for each name that is missing in the snapshot, NONE for the others. Creates topics if allowed."""
+    """The error code for each name that is missing in the snapshot, NONE for the others. Creates topics if allowed.
+
+    A broker that has not heard from a controller since its start knows no topic. It must not say that there is none:
+    librdkafka would forget the topic's partitions.
+    """
+    missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if not request.services.metadata_cache.is_filled.is_set():
+        missing = ErrorCode.LEADER_NOT_AVAILABLE
     codes = {}
     to_create = []
     async for name in each(names):
@@ -95,7 +102,7 @@ async def _missing_topics(
         elif name in snapshot.topics:
             codes[name] = ErrorCode.NONE
         else:
-            codes[name] = _check_name(name)
+            codes[name] = _name_error(name) or missing
             if codes[name] is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and _may_auto_create(request):
                 if _may_create(request, name):
                     to_create.append(name)
@@ -105,12 +112,12 @@ async def _missing_topics(
     return codes
 
 
-def _check_name(name: str) -> ErrorCode:
+def _name_error(name: str) -> ErrorCode | None:
     try:
         validate_topic_name(name)
     except KafkaError as error:
         return error.code
-    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return None
 
 
 def _may_auto_create(request: Request[MetadataRequest]) -> bool:
@@ -135,7 +142,11 @@ async def _auto_create(request: Request[MetadataRequest], names: Sequence[str]) 
 
 
 def _new_topic(request: Request[MetadataRequest], name: str) -> NewTopic:
-    return request.services.offsets_topic.new_topic() if name == GROUP_METADATA_TOPIC_NAME else NewTopic(name)
+    services = request.services
+    for topic in (services.offsets_topic, services.transaction_topic):
+        if topic.name == name:
+            return topic.new_topic()
+    return NewTopic(name)
 
 
 def _topics(

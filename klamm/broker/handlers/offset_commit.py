@@ -5,12 +5,11 @@ refused by itself. Versions 2 to 4 may set the retention of the offsets. Version
 offsets in ZooKeeper, and no client of the last ten years uses it.
 """
 
-import asyncio
 from collections.abc import Callable
 
+from klamm.broker.handlers.committed_offsets import committed_offsets
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
-from klamm.coordinator.group import OffsetAndMetadata
 from klamm.protocol.apis.offset_commit import NO_RETENTION, OffsetCommitRequest, OffsetCommitResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -40,27 +39,9 @@ async def handle(request: Request[OffsetCommitRequest]) -> OffsetCommitResponse:
     body, services = request.body, request.services
     if not request.allows(body.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
-    known_topics = services.metadata_cache.snapshot.topics
     now_ms = services.environment.now_ms()
     expire_ms = None if body.retention_time_ms == NO_RETENTION else min(now_ms + body.retention_time_ms, END_OF_TIME_MS)
-    codes: dict[PartitionKey, ErrorCode] = {}
-    offsets: dict[PartitionKey, OffsetAndMetadata] = {}
-    slices = Slices()
-    for topic in body.topics:
-        known = known_topics.get(topic.name, ())
-        allowed = request.allows(topic.name, Operation.READ, ResourceType.TOPIC)
-        for one in topic.partitions:
-            key = topic.name, one.partition_index
-            if not allowed:
-                codes[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            elif one.partition_index not in known:
-                codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            else:
-                offsets[key] = OffsetAndMetadata(
-                    one.committed_offset, one.committed_leader_epoch, one.committed_metadata or "", now_ms, expire_ms
-                )
-            if slices.is_over():
-                await asyncio.sleep(0)
+    codes, offsets = await in_slices(committed_offsets(request, now_ms, expire_ms))
     if offsets:
         codes |= await services.group_coordinator.commit_offsets(
             body.group_id, body.generation_id_or_member_epoch, body.member_id, body.group_instance_id, offsets

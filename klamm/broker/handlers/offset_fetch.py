@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from klamm.broker.handlers.named_partitions import named_partitions
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
-from klamm.coordinator.group import OffsetAndMetadata
+from klamm.coordinator.groups.group import OffsetAndMetadata
 from klamm.protocol.apis.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

@@ -1,10 +1,12 @@
 """Produce (key 0), versions 0 to 9: appends one batch to each partition (acks 0, 1, all).
 
 Versions 0 to 2 are served only to answer old clients with a reason: their records are message sets, but klamm stores
-only record batches (magic 2), so they get UNSUPPORTED_FOR_MESSAGE_FORMAT. A request with a transactional batch is
-refused as a whole, whatever its transactional id, because klamm has no transaction coordinator to end the transaction.
-With acks=0 there is no answer; an error then closes the connection, as in Kafka, so that the client notices. From
-version 8 on the answer names the records for which a batch is refused (KIP-467), at most MAX_NAMED_RECORDS.
+only record batches (magic 2), so they get UNSUPPORTED_FOR_MESSAGE_FORMAT. A request with a transactional batch needs a
+transactional id that the client is authorized for; otherwise it is refused as a whole, as in Kafka. The log judges each
+batch by the producer id in it, so a request may have batches of several producers, and batches inside and outside of
+transactions. With acks=0 there is no answer; an error then closes the connection, as in Kafka, so that the client
+notices. From version 8 on the answer names the records for which a batch is refused (KIP-467), at most
+MAX_NAMED_RECORDS.
 """
 
 import asyncio
@@ -70,7 +72,7 @@ def handle(request: Request[ProduceRequest]) -> object:
     body = request.body
     if is_large(body):
         return _handle_in_steps(request)
-    batches = [_checked(topic.name, one) for topic in body.topic_data for one in topic.partition_data]
+    batches = [_checked(request, topic.name, one) for topic in body.topic_data for one in topic.partition_data]
     _check_acks(body)
     appended: list[tuple[str, int, ProduceResult]] = []
     unsynced = request.services.replica_manager.unsynced_logs(batches)
@@ -102,17 +104,25 @@ def _handle_in_steps(request: Request[ProduceRequest]) -> Steps[object]:
     batches: list[Batch] = []
     slices = Slices(CHECKS_PER_SLICE)
     for topic in request.body.topic_data:
-        batches += yield from mapped(partial(_checked, topic.name), topic.partition_data, slices)
+        batches += yield from mapped(partial(_checked, request, topic.name), topic.partition_data, slices)
     _check_acks(request.body)
     return _append_later(request, batches, [])
 
 
-def _checked(topic: str, data: ProduceRequest.TopicProduceData.PartitionProduceData) -> Batch:
+def _checked(
+    request: Request[ProduceRequest], topic: str, data: ProduceRequest.TopicProduceData.PartitionProduceData
+) -> Batch:
     records: Any = data.records
     if records is not None and is_transactional(records):
-        message = "this version of klamm has no transaction coordinator"
-        raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, message)
+        _require_transactional_id(request)
     return topic, data.index, records
+
+
+def _require_transactional_id(request: Request[ProduceRequest]) -> None:
+    named = request.body.transactional_id
+    if named is None or not request.allows(named, Operation.WRITE, ResourceType.TRANSACTIONAL_ID):
+        reason = "no transactional id is named" if named is None else f"no right to write as {named}"
+        raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, f"a transactional batch: {reason}")
 
 
 def _check_acks(body: ProduceRequest) -> None:

@@ -6,7 +6,7 @@ expects (KIP-559).
 
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
-from klamm.coordinator.group import SyncResult
+from klamm.coordinator.groups.group import SyncResult
 from klamm.protocol.apis.sync_group import SyncGroupRequest, SyncGroupResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

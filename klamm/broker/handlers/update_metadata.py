@@ -10,7 +10,8 @@ from klamm.broker.security import Operation
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
-from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, ResourceType
+from klamm.protocol.vocabulary import ResourceType
+from klamm.slices import in_slices
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +37,9 @@ async def handle(request: Request[UpdateMetadataRequest]) -> UpdateMetadataRespo
         listeners = {broker_id: sorted(broker.endpoints) for broker_id, broker in now.brokers.items()}
         _log.error("Listeners are not identical across brokers: %s", listeners)
     services.controller_channel.controller_changed()
-    if GROUP_METADATA_TOPIC_NAME in services.metadata_cache.snapshot.topics:
-        await services.offsets_topic.load()
+    services.transaction_markers.brokers_changed()
+    await in_slices(services.transaction_coordinator.markers.leaders_changed())
+    for topic in (services.offsets_topic, services.transaction_topic):
+        if topic.name in services.metadata_cache.snapshot.topics:
+            await topic.load()
     return UpdateMetadataResponse()

@@ -55,6 +55,7 @@ from klamm.storage.compaction.last_offsets import LastOffsets
 from klamm.storage.compaction.offset_map import MapSize
 from klamm.storage.compaction.plain_kernel import Kernel, PlainKernel
 from klamm.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, file_name
+from klamm.storage.transaction_index import unpack_entries
 
 _STEP_BYTES = 1024 * 1024
 # The plain kernel cleans a smaller log in less time than numba takes to load, and without its hundred megabytes.
@@ -107,6 +108,12 @@ class _Cleaning:
         self._kernel = kernel_type(job, self._size, self._statistics)
         following = [segment.base_offset for segment in job.segments[1:]]
         self._ends = dict(zip(job.segments, [*following, job.first_uncleanable_offset], strict=True))
+        self._aborted = [
+            each
+            for packed in job.packed_aborted
+            for each in unpack_entries(packed)
+            if each.first_offset < job.first_uncleanable_offset
+        ]
         self._last_records = {last.producer_id: last for last in job.last_records}
         self._unreported_bytes = 0
         self._last_offsets: LastOffsets  # known after the first pass
@@ -120,7 +127,7 @@ class _Cleaning:
         self._statistics.map_utilization = self._kernel.key_count / self._size.most_slots
         end_offset = self._kernel.latest_offset + 1
         segments = [segment for segment in self._job.segments if segment.base_offset < end_offset]
-        transactions = CleanedTransactions(self._job.aborted_transactions)
+        transactions = CleanedTransactions(self._aborted)
         groups = []
         for sources in self._group(segments):
             groups.append((yield from self._clean_group(sources, transactions)))
@@ -137,9 +144,7 @@ class _Cleaning:
     def _fill_map(self) -> Generator[CleaningProgress, None, None]:
         job = self._job
         # A transaction whose marker this pass does not meet must not begin here.
-        transactions = CleanedTransactions(
-            each for each in job.aborted_transactions if each.last_offset >= job.first_dirty_offset
-        )
+        transactions = CleanedTransactions(each for each in self._aborted if each.last_offset >= job.first_dirty_offset)
         for segment in job.segments:
             end_offset = self._ends[segment]
             if end_offset > job.first_dirty_offset:

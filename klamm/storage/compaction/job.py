@@ -22,8 +22,6 @@ What the caller keeps to:
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from klamm.storage.transaction_index import AbortedTransaction
-
 
 class SourceSegment(NamedTuple):
     """A segment of the log that is to be cleaned."""
@@ -47,9 +45,9 @@ class CleaningJob:
 
     `segments` are all segments below `first_uncleanable_offset`, which is a segment's base offset; the records from
     `first_dirty_offset` on are dirty. Tombstones and markers leave segments that were modified at or before
-    `delete_horizon_ms`. `aborted_transactions` are all that begin below the first uncleanable offset.
-    `map_bytes` is the memory for the offset map, of which `map_load_factor` may be filled. `digest_key` makes the
-    digests of keys unpredictable for clients. `truncations` says which history of the log the job belongs to.
+    `delete_horizon_ms`. `packed_aborted` are the transaction indexes of the log's segments, packed because they may be
+    large. `map_bytes` is the memory for the offset map, of which `map_load_factor` may be filled. `digest_key` makes
+    the digests of keys unpredictable for clients. `truncations` says which history of the log the job belongs to.
     """
 
     log_name: str
@@ -59,7 +57,7 @@ class CleaningJob:
     first_uncleanable_offset: int
     delete_horizon_ms: int
     last_records: tuple[LastRecord, ...]
-    aborted_transactions: tuple[AbortedTransaction, ...]
+    packed_aborted: tuple[bytes, ...]
     segment_bytes: int
     segment_index_bytes: int
     index_interval_bytes: int

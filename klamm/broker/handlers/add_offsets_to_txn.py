@@ -1,0 +1,44 @@
+"""AddOffsetsToTxn (key 25), versions 0 to 3: a group whose offsets a transaction is about to commit.
+
+The group's partition of `__consumer_offsets` becomes a partition of the transaction. The topic is created if no client
+has asked for a group before; the answer is then COORDINATOR_NOT_AVAILABLE, and the client asks again.
+"""
+
+from klamm.broker.handlers.fenced_producers import code_for
+from klamm.broker.registry import Request, handler
+from klamm.broker.security import Operation
+from klamm.coordinator.groups.group_metadata_manager import UNKNOWN_PARTITION
+from klamm.protocol.apis.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
+
+FIRST_VERSION_WITH_PRODUCER_FENCED = 2
+
+
+def error_response(request: Request[AddOffsetsToTxnRequest], error: KafkaError) -> AddOffsetsToTxnResponse:
+    return AddOffsetsToTxnResponse(error_code=error.code)
+
+
+@handler(
+    ApiKey.ADD_OFFSETS_TO_TXN,
+    operation=Operation.WRITE,
+    resource_type=ResourceType.TRANSACTIONAL_ID,
+    error_response=error_response,
+)
+async def handle(request: Request[AddOffsetsToTxnRequest]) -> AddOffsetsToTxnResponse:
+    body, services = request.body, request.services
+    if not request.allows(body.transactional_id):
+        raise KafkaError(request.denied)
+    if not request.allows(body.group_id, Operation.READ, ResourceType.GROUP):
+        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    partition = services.offsets_topic.partition_for(body.group_id)
+    if partition == UNKNOWN_PARTITION:
+        await services.offsets_topic.find_coordinator(
+            body.group_id, request.listener_name, request.changes(strict=False, throttles=False)
+        )
+        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    code = await services.transaction_coordinator.add_partitions(
+        body.transactional_id, body.producer_id, body.producer_epoch, [(services.offsets_topic.name, partition)]
+    )
+    return AddOffsetsToTxnResponse(error_code=code_for(request, code, FIRST_VERSION_WITH_PRODUCER_FENCED))

@@ -1,0 +1,46 @@
+"""EndTxn (key 26), versions 0 to 3: a producer commits or aborts its transaction.
+
+Answered when the outcome is in the log of the coordinator, on all in-sync replicas. From then on the transaction has
+ended; the markers in its partitions follow.
+"""
+
+from collections.abc import Awaitable, Coroutine
+from typing import Any
+
+from klamm.broker.handlers.fenced_producers import code_for
+from klamm.broker.registry import Request, handler
+from klamm.broker.security import Operation
+from klamm.protocol.apis.end_txn import EndTxnRequest, EndTxnResponse
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
+
+FIRST_VERSION_WITH_PRODUCER_FENCED = 2
+
+
+def error_response(request: Request[EndTxnRequest], error: KafkaError) -> EndTxnResponse:
+    return EndTxnResponse(error_code=error.code)
+
+
+@handler(
+    ApiKey.END_TXN,
+    operation=Operation.WRITE,
+    resource_type=ResourceType.TRANSACTIONAL_ID,
+    error_response=error_response,
+)
+def handle(request: Request[EndTxnRequest]) -> EndTxnResponse | Coroutine[Any, Any, EndTxnResponse]:
+    body = request.body
+    if not request.allows(body.transactional_id):
+        raise KafkaError(request.denied)
+    ended = request.services.transaction_coordinator.end_transaction(
+        body.transactional_id, body.producer_id, body.producer_epoch, committed=body.committed
+    )
+    return _response(request, ended.result()) if ended.done() else _answer_later(request, ended)
+
+
+async def _answer_later(request: Request[EndTxnRequest], ended: Awaitable[ErrorCode]) -> EndTxnResponse:
+    return _response(request, await ended)
+
+
+def _response(request: Request[EndTxnRequest], code: ErrorCode) -> EndTxnResponse:
+    return EndTxnResponse(error_code=code_for(request, code, FIRST_VERSION_WITH_PRODUCER_FENCED))

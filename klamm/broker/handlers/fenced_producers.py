@@ -1,0 +1,13 @@
+"""The error for a producer that another one has fenced, which older clients do not know (KIP-588)."""
+
+from typing import Any
+
+from klamm.broker.registry import Request
+from klamm.protocol.errors import ErrorCode
+
+
+def code_for(request: Request[Any], code: ErrorCode, first_version_with_producer_fenced: int) -> ErrorCode:
+    """The code as the version of the request has it: INVALID_PRODUCER_EPOCH stands for PRODUCER_FENCED before."""
+    if code is ErrorCode.PRODUCER_FENCED and request.version < first_version_with_producer_fenced:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return code

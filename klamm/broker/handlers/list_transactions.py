@@ -1,0 +1,50 @@
+"""ListTransactions (key 66), versions 0 and 1: the transactional ids that this broker coordinates (KIP-664, KIP-994).
+
+Kafka 2.8 does not have it; tools of Kafka 3.0 and later ask for it. The client gets the ids that it may describe.
+"""
+
+from klamm.broker.registry import Request, handler
+from klamm.broker.security import Operation
+from klamm.coordinator.transactions.coordinator import ListedTransaction
+from klamm.protocol.apis.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
+from klamm.protocol.vocabulary import ResourceType
+from klamm.slices import mapped
+
+Transaction = ListTransactionsResponse.TransactionState
+
+
+def error_response(request: Request[ListTransactionsRequest], error: KafkaError) -> ListTransactionsResponse:
+    return ListTransactionsResponse(error_code=error.code, unknown_state_filters=[], transaction_states=[])
+
+
+@handler(
+    ApiKey.LIST_TRANSACTIONS,
+    operation=Operation.DESCRIBE,
+    resource_type=ResourceType.TRANSACTIONAL_ID,
+    error_response=error_response,
+    ends_with_client=True,
+)
+async def handle(request: Request[ListTransactionsRequest]) -> ListTransactionsResponse:
+    return await request.services.long_answers.take(_listed(request))
+
+
+def _listed(request: Request[ListTransactionsRequest]) -> Steps[ListTransactionsResponse]:
+    body = request.body
+    listing = yield from request.services.transaction_coordinator.list_transactions(
+        dict.fromkeys(body.state_filters), body.producer_id_filters, body.duration_filter
+    )
+    transactions = yield from mapped(lambda one: _described(request, one), listing.transactions)
+    return ListTransactionsResponse(
+        error_code=listing.error_code,
+        unknown_state_filters=listing.unknown_states,
+        transaction_states=[one for one in transactions if one is not None],
+    )
+
+
+def _described(request: Request[ListTransactionsRequest], one: ListedTransaction) -> Transaction | None:
+    if not request.allows(one.transactional_id):
+        return None
+    return Transaction(transactional_id=one.transactional_id, producer_id=one.producer_id, transaction_state=one.state)

@@ -1,0 +1,40 @@
+"""Metrics of the requests that wait, under the names of Kafka's purgatories.
+
+The requests are counted in slices when the metrics are read.
+
+Source: kafka.server.DelayedOperationPurgatory.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from klamm.metrics import MetricName, Metrics
+from klamm.protocol.primitives import Steps
+from klamm.purgatory import Purgatory
+
+
+def register_purgatory_metrics(metrics: Metrics, purgatories: Mapping[str, Sequence[Purgatory[Any]]]) -> None:
+    """`purgatories` are those that have one name together in Kafka."""
+    sizes: dict[str, int] = {}
+    delayed: dict[str, int] = {}
+
+    def walk() -> Steps[None]:
+        for name, some in purgatories.items():
+            size = count = 0
+            for purgatory in some:
+                pairs, operations = yield from purgatory.count()
+                size += pairs
+                count += operations
+            sizes[name], delayed[name] = size, count
+
+    metrics.walk(walk)
+    for name, documentation, counts in (
+        ("PurgatorySize", "Requests that wait, counted for each partition or other thing that they wait for.", sizes),
+        ("NumDelayedOperations", "Requests that wait.", delayed),
+    ):
+        metrics.gauges(
+            MetricName("kafka.server", "DelayedOperationPurgatory", name),
+            documentation,
+            "delayedOperation",
+            lambda counts=counts: counts,  # type: ignore[misc]
+        )

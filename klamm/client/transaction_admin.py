@@ -1,0 +1,240 @@
+"""What operators ask about transactions, and how they end one that hangs (KIP-664).
+
+A transaction hangs on a partition when its coordinator no longer knows of it and so never writes its marker. The last
+stable offset of the partition then stays before it.
+
+Source: org.apache.kafka.clients.admin.KafkaAdminClient; internals.AbortTransactionHandler.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from klamm.client.cluster import ClusterClient
+from klamm.client.fan_out import (
+    CoordinatorType,
+    Route,
+    ask_every_broker,
+    by_topic,
+    coordinators,
+    error_of,
+    fan_out,
+    leaders,
+    of_brokers,
+)
+from klamm.net.client import Connection, UnsupportedVersion
+from klamm.protocol.apis.describe_producers import DescribeProducersRequest
+from klamm.protocol.apis.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
+from klamm.protocol.apis.list_transactions import ListTransactionsRequest
+from klamm.protocol.apis.write_txn_markers import WriteTxnMarkersRequest
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
+
+ANY_DURATION: Final = -1
+NO_TIMESTAMP: Final = -1
+NO_OFFSET: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionListing:
+    """A transactional id as its coordinator lists it."""
+
+    transactional_id: str
+    coordinator: int
+    producer_id: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    """The transaction of a transactional id; `start_time_ms` is None unless one is open.
+
+    `partitions` are those that the transaction writes to, and after its end those that still lack its marker.
+    """
+
+    transactional_id: str
+    coordinator: int
+    producer_id: int
+    producer_epoch: int
+    state: str
+    timeout_ms: int
+    start_time_ms: int | None
+    partitions: Sequence[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """What a replica knows of a producer; `transaction_start_offset` is None unless a transaction is open there.
+
+    `coordinator_epoch` is that of the last marker, -1 before the first.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    last_sequence: int
+    last_timestamp_ms: int
+    transaction_start_offset: int | None
+
+
+class OpenTransaction(NamedTuple):
+    """A transaction that is open on a partition."""
+
+    partition: TopicPartition
+    producer: ProducerState
+
+
+async def list_transactions(
+    client: ClusterClient, *, producer_ids: Collection[int] = (), longer_than_ms: int = ANY_DURATION
+) -> list[TransactionListing]:
+    """The transactional ids of all coordinators, sorted; all producers if none is named.
+
+    Raises KafkaError and ClientError.
+    """
+
+    def build(version: int) -> ListTransactionsRequest:
+        if longer_than_ms >= 0 and version < 1:
+            raise UnsupportedVersion("brokers before Kafka 3.8 do not list transactions by their duration")
+        return ListTransactionsRequest(
+            state_filters=[], producer_id_filters=sorted(producer_ids), duration_filter=longer_than_ms
+        )
+
+    async def ask(broker_id: int) -> list[TransactionListing]:
+        connection = await client.connection_to(broker_id)
+        response = await connection.send(ApiKey.LIST_TRANSACTIONS, build)
+        if (error := error_of(response.error_code, f"the transactions of broker {broker_id}")) is not None:
+            raise error
+        return [
+            TransactionListing(each.transactional_id, broker_id, each.producer_id, each.transaction_state)
+            for each in response.transaction_states
+        ]
+
+    answers = await ask_every_broker(client, ask)
+    return sorted((each for answer in answers for each in answer), key=lambda each: each.transactional_id)
+
+
+async def describe_transactions(
+    client: ClusterClient, transactional_ids: Iterable[str]
+) -> dict[str, TransactionDescription | KafkaError]:
+    """The transactions of these ids; TRANSACTIONAL_ID_NOT_FOUND for an unknown id."""
+
+    async def ask(connection: Connection, ids: Sequence[str]) -> dict[str, TransactionDescription | KafkaError]:
+        request = DescribeTransactionsRequest(transactional_ids=list(ids))
+        response = await connection.send(ApiKey.DESCRIBE_TRANSACTIONS, lambda version: request)
+        coordinator = client.transaction_coordinators.get(ids[0], NO_LEADER)
+        return {
+            each.transactional_id: error_of(each.error_code, f"transactional id {each.transactional_id}")
+            or _description(each, coordinator)
+            for each in response.transaction_states
+        }
+
+    return await fan_out(client, transactional_ids, coordinators(client, CoordinatorType.TRANSACTION), ask)
+
+
+def _description(state: DescribeTransactionsResponse.TransactionState, coordinator: int) -> TransactionDescription:
+    start_time_ms = state.transaction_start_time_ms
+    return TransactionDescription(
+        state.transactional_id,
+        coordinator,
+        state.producer_id,
+        state.producer_epoch,
+        state.transaction_state,
+        state.transaction_timeout_ms,
+        None if start_time_ms == NO_TIMESTAMP else start_time_ms,
+        sorted(TopicPartition(topic.topic, number) for topic in state.topics for number in topic.partitions),
+    )
+
+
+async def describe_producers(
+    client: ClusterClient, partitions: Iterable[TopicPartition], *, broker_id: int | None = None
+) -> dict[TopicPartition, Sequence[ProducerState] | KafkaError]:
+    """The producers of these partitions as their leaders know them, or as the replicas on one broker do."""
+
+    async def ask(
+        connection: Connection, asked: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, Sequence[ProducerState] | KafkaError]:
+        struct = DescribeProducersRequest.TopicRequest
+        request = DescribeProducersRequest(
+            topics=[struct(name=name, partition_indexes=numbers) for name, numbers in by_topic(asked).items()]
+        )
+        response = await connection.send(ApiKey.DESCRIBE_PRODUCERS, lambda version: request)
+        return {
+            TopicPartition(topic.name, each.partition_index): error_of(
+                each.error_code, each.error_message or f"partition {topic.name}-{each.partition_index}"
+            )
+            or [
+                ProducerState(
+                    producer.producer_id,
+                    producer.producer_epoch,
+                    producer.coordinator_epoch,
+                    producer.last_sequence,
+                    producer.last_timestamp,
+                    None if producer.current_txn_start_offset < 0 else producer.current_txn_start_offset,
+                )
+                for producer in each.active_producers
+            ]
+            for topic in response.topics
+            for each in topic.partitions
+        }
+
+    route: Route[TopicPartition] = leaders(client)
+    if broker_id is not None:
+        replicas_on = broker_id
+        route = of_brokers(client, lambda _: replicas_on)
+    return await fan_out(client, partitions, route, ask)
+
+
+async def abort_transaction(
+    client: ClusterClient, partition: TopicPartition, producer_id: int, producer_epoch: int, coordinator_epoch: int
+) -> KafkaError | None:
+    """Writes an abort marker to one partition, in the place of the coordinator, and returns the leader's error.
+
+    Only for a transaction that hangs: the records of one that its coordinator then commits would be lost.
+    """
+
+    async def ask(
+        connection: Connection, asked: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, KafkaError | None]:
+        struct = WriteTxnMarkersRequest.WritableTxnMarker
+        marker = struct(
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            transaction_result=False,
+            topics=[struct.WritableTxnMarkerTopic(name=partition.topic, partition_indexes=[partition.partition])],
+            # A producer without a marker so far has no coordinator epoch; 0 is that of any coordinator or an older one.
+            coordinator_epoch=max(coordinator_epoch, 0),
+        )
+        request = WriteTxnMarkersRequest(markers=[marker])
+        response = await connection.send(ApiKey.WRITE_TXN_MARKERS, lambda version: request)
+        return {
+            TopicPartition(topic.name, each.partition_index): error_of(each.error_code, f"partition {partition}")
+            for result in response.markers
+            for topic in result.topics
+            for each in topic.partitions
+        }
+
+    # A second marker of the same end changes nothing.
+    return (await fan_out(client, [partition], leaders(client), ask))[partition]
+
+
+def hanging_transactions(
+    candidates: Iterable[OpenTransaction],
+    listings: Iterable[TransactionListing],
+    descriptions: Mapping[str, TransactionDescription | KafkaError],
+) -> list[OpenTransaction]:
+    """The open transactions whose coordinators do not know of them: those will never write a marker. Pure.
+
+    Raises KafkaError when a coordinator could not be asked.
+    """
+    ids = {listing.producer_id: listing.transactional_id for listing in listings}
+    hanging = []
+    for candidate in candidates:
+        described = descriptions.get(ids.get(candidate.producer.producer_id, ""))
+        if isinstance(described, KafkaError):
+            if described.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                raise described
+        elif described is not None and candidate.partition in described.partitions:
+            continue
+        hanging.append(candidate)
+    return hanging

@@ -1,0 +1,107 @@
+"""A producer of single records whose records become visible together, or not at all.
+
+    producer = TransactionalProducer(client, options, environment)
+    await producer.init()
+    producer.begin()
+    await producer.send(ProducerRecord("orders", b"..."))
+    await producer.send_offsets(consumer.positions(), consumer.membership)
+    await producer.commit()
+
+What must stay true:
+- `commit` and `prepare` wait for every record. When one has failed they raise TransactionAborted, and only `abort` is
+  left.
+- `abort` ends the transaction only when every record of it is answered or given up, and so that no leader appends those
+  that were given up: a record that is appended after the end of its transaction would hold back the last stable offset.
+
+Source: org.apache.kafka.clients.producer.KafkaProducer.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+
+from klamm.client.cluster import ClusterClient
+from klamm.client.group_member import Membership
+from klamm.client.offsets import OffsetAndMetadata
+from klamm.client.options import ProducerOptions
+from klamm.client.producer import OnCompletion, Producer, ProducerRecord
+from klamm.client.sender import Identity, TopicPartitions
+from klamm.client.transactions import PreparedTransaction, State, TransactionManager
+from klamm.environment import Environment
+from klamm.net.client import ClientError
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import ACKS_ALL, TopicPartition
+
+# How long a producer that closes waits for the abort of an open transaction; the brokers abort it later otherwise.
+CLOSE_TIMEOUT_S = 5.0
+
+
+class TransactionalProducer:
+    """Writes records in transactions, one at a time. Belongs to the loop of its client, which stays the caller's.
+
+    The methods raise as those of `TransactionManager` and `Producer` do. After an error of the coordinator that is
+    neither TransactionAborted nor ProducerEnded the same call may be repeated.
+    """
+
+    def __init__(self, client: ClusterClient, options: ProducerOptions, environment: Environment) -> None:
+        if not options.transactional_id:
+            raise ValueError("transactional.id is not set")
+        if options.acks != ACKS_ALL or not options.enable_idempotence:
+            raise ValueError("transactional.id needs acks=all and enable.idempotence=true")
+        self._transactions = TransactionManager(client, options.transactional_id, options.transaction_timeout_ms)
+        self._producer = Producer(client, options, environment, self._transactions)
+
+    @property
+    def state(self) -> State:
+        return self._transactions.state
+
+    async def init(self) -> Identity:
+        """Fences every earlier producer with this transactional id and aborts what it left open."""
+        return await self._transactions.init()
+
+    def begin(self) -> None:
+        """Begins a transaction."""
+        self._transactions.begin()
+
+    async def partitions_for(self, topic: str) -> TopicPartitions:
+        """As `Producer.partitions_for`."""
+        return await self._producer.partitions_for(topic)
+
+    async def send(self, record: ProducerRecord, on_completion: OnCompletion | None = None) -> None:
+        """As `Producer.send`, in the transaction."""
+        self._transactions.require_open()
+        await self._producer.send(record, on_completion)
+
+    async def send_offsets(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], membership: Membership
+    ) -> None:
+        """Commits these offsets of a group together with the transaction: the next ones to be read (KIP-447)."""
+        await self._transactions.send_offsets(offsets, membership)
+
+    async def prepare(self) -> PreparedTransaction | None:
+        """Writes every record and hands the end of the transaction over to `end_prepared`.
+
+        None if the transaction has no records and no offsets. Until the end this producer does nothing else.
+        """
+        self._transactions.require_open()
+        await self._producer.flush()
+        return self._transactions.prepare()
+
+    async def commit(self) -> None:
+        """Writes every record and commits the transaction."""
+        await self._producer.flush()
+        await self._transactions.commit()
+
+    async def abort(self) -> None:
+        """Aborts the transaction; records that were not sent fail."""
+        self._transactions.begin_abort()
+        await self._producer.abandon(KafkaError(ErrorCode.OPERATION_NOT_ATTEMPTED, "the transaction was aborted"))
+        await self._transactions.abort()
+
+    async def close(self) -> None:
+        """Aborts an open transaction, but not a prepared one, and gives up all unacknowledged records. Idempotent."""
+        if self.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR):
+            with contextlib.suppress(KafkaError, ClientError, TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self.abort()
+        await self._producer.close()

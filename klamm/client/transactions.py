@@ -1,0 +1,644 @@
+"""Transactions of a producer (KIP-98, KIP-360, KIP-447), as their coordinator sees them, and their end in two phases.
+
+`TransactionManager` holds one producer's transactions; a `Sender` sends their records. `prepare` makes the end of a
+transaction a thing of its own: any process may commit or abort it later (`end_prepared`).
+
+What must stay true:
+- A transaction is committed only if every record and every offset of it has been acknowledged.
+- The errors that end a transaction and those that end its producer are those of Java's `TransactionManager`.
+- Every call ends: what the coordinator cannot do within the client's time is an error, and `commit` and `abort` may
+  then be called again.
+- No record is appended after its transaction has ended: where one may still be on its way to a leader, the transaction
+  is aborted in the next epoch, in which the leaders refuse it.
+- A `PreparedTransaction` names exactly one transaction: no other one begins under its producer epoch. So ending it
+  twice ends nothing else.
+- No request needs a version of KIP-890's second part, in which the coordinator raises the epoch with each transaction:
+  all brokers since Kafka 2.5 are served in the same way.
+
+Source: org.apache.kafka.clients.producer.internals.TransactionManager.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from enum import Enum
+from typing import Any, Final, NamedTuple, NoReturn
+
+from klamm.client.cluster import RETRIABLE_ERRORS, Attempts, ClusterClient
+from klamm.client.fan_out import CoordinatorType, Unroutable, by_topic, coordinators, error_of
+from klamm.client.group_member import Membership
+from klamm.client.offsets import OffsetAndMetadata
+from klamm.client.sender import NO_IDENTITY, Identity, Transaction, TransactionFailed
+from klamm.net.client import ClientError, Disconnected, NotSent, UnsupportedVersion
+from klamm.protocol.apis.add_offsets_to_txn import AddOffsetsToTxnRequest
+from klamm.protocol.apis.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from klamm.protocol.apis.end_txn import EndTxnRequest, EndTxnResponse
+from klamm.protocol.apis.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import PartitionKey, TopicPartition
+
+# The wait while the markers of the last transaction are written, which takes a few milliseconds.
+CONCURRENT_TRANSACTIONS_BACKOFF_S: Final = 0.02
+# From this version on InitProducerId continues a producer whose id and epoch the request names (KIP-360).
+_CONTINUING_VERSION: Final = 3
+
+_MOVED: Final = frozenset({ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.REQUEST_TIMED_OUT})
+_TRANSIENT: Final = RETRIABLE_ERRORS | {ErrorCode.CONCURRENT_TRANSACTIONS}
+_FENCED: Final = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
+_UNKNOWN_TO_COORDINATOR: Final = frozenset({ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.UNKNOWN_PRODUCER_ID})
+# The coordinator no longer has a prepared transaction open.
+_GONE: Final = _FENCED | _UNKNOWN_TO_COORDINATOR | {ErrorCode.INVALID_TXN_STATE}
+
+# Errors after which the transaction can be aborted and the producer continues; all others of these requests end it.
+_ABORTABLE: Final = {
+    ApiKey.INIT_PRODUCER_ID: frozenset({ErrorCode.TRANSACTION_ABORTABLE}),
+    ApiKey.ADD_OFFSETS_TO_TXN: _UNKNOWN_TO_COORDINATOR
+    | {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TRANSACTION_ABORTABLE},
+    ApiKey.TXN_OFFSET_COMMIT: frozenset(
+        {
+            ErrorCode.GROUP_AUTHORIZATION_FAILED,
+            ErrorCode.FENCED_INSTANCE_ID,
+            ErrorCode.UNKNOWN_MEMBER_ID,
+            ErrorCode.ILLEGAL_GENERATION,
+            ErrorCode.TRANSACTION_ABORTABLE,
+        }
+    ),
+    ApiKey.END_TXN: _UNKNOWN_TO_COORDINATOR | {ErrorCode.TRANSACTION_ABORTABLE},
+}
+# Errors that end the producer; after all others of these requests the transaction can be aborted. A leader's
+# INVALID_PRODUCER_EPOCH may be older than what the coordinator knows (KIP-588): the abort shows who is fenced.
+_FATAL: Final = {
+    ApiKey.ADD_PARTITIONS_TO_TXN: _FENCED
+    | {ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.INVALID_TXN_STATE},
+    ApiKey.PRODUCE: frozenset(
+        {
+            ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            ErrorCode.PRODUCER_FENCED,
+            ErrorCode.UNSUPPORTED_VERSION,
+        }
+    ),
+}
+
+_EXPLANATIONS: Final = {
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "needs Write on the transactional id",
+    ErrorCode.INVALID_TRANSACTION_TIMEOUT: (
+        "transaction.timeout.ms must be more than 0 and no more than the brokers' transaction.max.timeout.ms"
+    ),
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "writing needs Write on the topic",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "committing offsets needs Read on the group",
+    ErrorCode.INVALID_TXN_STATE: "the coordinator has no such transaction open",
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING: "the coordinator knows the transactional id under another producer id",
+    ErrorCode.ILLEGAL_GENERATION: "the group has rebalanced since its offsets were read",
+    ErrorCode.UNKNOWN_MEMBER_ID: "the group has removed the member whose offsets these are",
+    ErrorCode.FENCED_INSTANCE_ID: "another member has taken over the group instance id",
+    ErrorCode.CONCURRENT_TRANSACTIONS: "the end of the last transaction is not complete yet",
+}
+_FENCED_TEXT: Final = "a newer producer has this transactional id, or the transaction has timed out"
+
+
+class TransactionAborted(TransactionFailed):
+    """The transaction cannot be committed. `abort` ends it, and the next one may begin."""
+
+
+class ProducerEnded(TransactionFailed):
+    """The producer can do nothing more, not even abort. A new one with the same transactional id ends what is open."""
+
+
+class ProducerFenced(ProducerEnded):
+    """A newer producer has the transactional id, or the transaction has timed out; both have aborted it."""
+
+
+class TransactionGone(KafkaError):
+    """The coordinator no longer has a prepared transaction open, and did not end it as asked.
+
+    It has timed out and was aborted; or a newer producer with its transactional id has aborted it, or began after it
+    had ended; or another process ended it in the other way.
+    """
+
+
+class PreparedTransaction(NamedTuple):
+    """A transaction whose records are all written and whose end is decided later, perhaps by another process.
+
+    A plain tuple: `json.dumps(prepared)` and `PreparedTransaction(*json.loads(text))` store it.
+    """
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
+async def end_prepared(client: ClusterClient, prepared: PreparedTransaction, *, commit: bool) -> None:
+    """Commits or aborts exactly this transaction. Repeating the call does nothing more.
+
+    Raises TransactionGone when the coordinator no longer has it. Raises KafkaError and ClientError when the coordinator
+    did not answer in time, or refused (TRANSACTIONAL_ID_AUTHORIZATION_FAILED); then the call may be repeated.
+    """
+    coordinator = _Coordinator(client, prepared.transactional_id, CoordinatorType.TRANSACTION)
+    response = await coordinator.ask(ApiKey.END_TXN, _end_request(prepared, commit=commit), _code_of)
+    error = _error_of(response.error_code, f"the {'commit' if commit else 'abort'} of {_name(prepared)}")
+    if error is None:
+        return
+    raise _gone(prepared, error, "can no longer be committed" if commit else "is no longer open")
+
+
+async def require_prepared(client: ClusterClient, prepared: PreparedTransaction, partition: PartitionKey) -> None:
+    """Raises TransactionGone unless the coordinator still has this transaction open; otherwise as `end_prepared`.
+
+    `partition` is one that the transaction writes to: adding it once more changes nothing and shows who is fenced. Not
+    to be called after `end_prepared`, when it would begin another transaction.
+    """
+    coordinator = _Coordinator(client, prepared.transactional_id, CoordinatorType.TRANSACTION)
+    response = await coordinator.ask(
+        ApiKey.ADD_PARTITIONS_TO_TXN, _add_request(prepared, [partition]), lambda response: _added(response).values()
+    )
+    code = _added(response).get(partition, int(ErrorCode.UNKNOWN_SERVER_ERROR))
+    error = _error_of(code, f"the partition {partition[0]}-{partition[1]} of {_name(prepared)}")
+    if error is not None:
+        raise _gone(prepared, error, "is no longer open")
+
+
+class State(Enum):
+    """The states of a `TransactionManager` (Java's `TransactionManager.State`, and PREPARED)."""
+
+    UNINITIALIZED = "UNINITIALIZED"
+    READY = "READY"
+    IN_TRANSACTION = "IN_TRANSACTION"
+    PREPARED = "PREPARED"
+    COMMITTING = "COMMITTING"
+    ABORTING = "ABORTING"
+    ABORTABLE_ERROR = "ABORTABLE_ERROR"
+    FATAL_ERROR = "FATAL_ERROR"
+
+
+VALID_PREVIOUS_STATES: Final[Mapping[State, Collection[State]]] = {
+    State.UNINITIALIZED: (),
+    State.READY: (State.UNINITIALIZED, State.COMMITTING, State.ABORTING),
+    State.IN_TRANSACTION: (State.READY,),
+    State.PREPARED: (State.IN_TRANSACTION,),
+    State.COMMITTING: (State.IN_TRANSACTION, State.PREPARED, State.COMMITTING),
+    State.ABORTING: (State.IN_TRANSACTION, State.PREPARED, State.ABORTABLE_ERROR, State.ABORTING),
+    State.ABORTABLE_ERROR: (State.IN_TRANSACTION, State.COMMITTING),
+    State.FATAL_ERROR: tuple(State),
+}
+
+
+class TransactionManager(Transaction):
+    """The transactions of one producer: `init` once, then `begin` and `commit` or `abort`, again and again.
+
+    The records are sent by a `Sender` that knows this object. It is flushed before `commit` and `prepare`, and abandons
+    what is not sent before `abort`; `TransactionalProducer` does that for records, as must the owner of a `Sender`.
+
+    Methods raise TransactionAborted and ProducerEnded (see there), RuntimeError when they are called in the wrong
+    order, and KafkaError or ClientError when the coordinator did not answer within the client's time.
+    """
+
+    def __init__(self, client: ClusterClient, transactional_id: str, timeout_ms: int) -> None:
+        self.transactional_id = transactional_id
+        self.identity = NO_IDENTITY
+        self.state = State.UNINITIALIZED
+        self._client = client
+        self._timeout_ms = timeout_ms
+        self._coordinator = _Coordinator(client, transactional_id, CoordinatorType.TRANSACTION)
+        self._error: TransactionFailed | None = None
+        # The partitions of this transaction that the coordinator knows of, and those that it is yet to be told.
+        self._partitions: set[PartitionKey] = set()
+        self._wanted: dict[PartitionKey, None] = {}
+        self._adding = asyncio.Lock()
+        self._has_offsets = False
+        # The coordinator may have opened the transaction.
+        self._may_be_open = False
+        # The next transaction must not begin under this epoch.
+        self._must_bump_epoch = False
+        # A batch that was given up may still reach a leader, or offsets the coordinator of their group.
+        self._may_come_late = False
+
+    async def init(self) -> Identity:
+        """Registers the producer. Fences every earlier one with its transactional id and aborts what it left open."""
+        if self.state is not State.UNINITIALIZED:
+            self._wrong_order("init", State.READY)
+        self.identity = await self._init_producer_id(NO_IDENTITY)
+        self._change(State.READY, "init")
+        return self.identity
+
+    def begin(self) -> None:
+        """Begins a transaction. The coordinator learns of it with its first partition or offset."""
+        self._change(State.IN_TRANSACTION, "begin")
+
+    def require_open(self) -> None:
+        """Raises unless records and offsets can be added to a transaction now."""
+        if self._error is not None:
+            raise self._error
+        if self.state is not State.IN_TRANSACTION:
+            raise RuntimeError(f"the producer {self.transactional_id} is {self.state.value}, not in a transaction")
+
+    async def add_partition(self, partition: PartitionKey) -> None:
+        self._require_sending()
+        if partition in self._partitions:
+            return
+        self._wanted[partition] = None
+        async with self._adding:
+            # Partitions that get their first batches at the same time share a request.
+            await asyncio.sleep(0)
+            self._require_sending()
+            if partition not in self._partitions:
+                await self._add_partitions(list(self._wanted))
+
+    async def send_offsets(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], membership: Membership
+    ) -> None:
+        """Commits offsets of a group with this transaction: the next ones that its consumers will read.
+
+        The coordinator of the group refuses members of a generation that is over (KIP-447).
+        """
+        self.require_open()
+        if not offsets:
+            return
+        self._may_be_open = True
+        added = await self._ask(
+            self._coordinator,
+            ApiKey.ADD_OFFSETS_TO_TXN,
+            AddOffsetsToTxnRequest(
+                transactional_id=self.transactional_id,
+                producer_id=self.identity.producer_id,
+                producer_epoch=self.identity.producer_epoch,
+                group_id=membership.group_id,
+            ),
+            _code_of,
+        )
+        self._check(ApiKey.ADD_OFFSETS_TO_TXN, added.error_code, f"offsets of group {membership.group_id}")
+        self._has_offsets = True
+        await self._commit_offsets(offsets, membership)
+
+    def prepare(self) -> PreparedTransaction | None:
+        """Hands the end of the transaction over to `end_prepared`; None if there is nothing to end.
+
+        This producer may still `commit` or `abort` it, and does nothing else before.
+        """
+        self._change(State.PREPARED, "prepare")
+        if not self._may_be_open:
+            return None
+        self._must_bump_epoch = True
+        return PreparedTransaction(self.transactional_id, *self.identity)
+
+    async def commit(self) -> None:
+        """Commits the transaction, whose records are all acknowledged."""
+        self._change(State.COMMITTING, "commit")
+        if self._may_be_open:
+            response = await self._end(commit=True)
+            self._check(ApiKey.END_TXN, response.error_code, "the commit")
+        with suppress(ProducerEnded):
+            # The transaction is committed; `begin` raises the error.
+            await self._begin_anew()
+
+    async def abort(self) -> None:
+        """Aborts the transaction."""
+        self.begin_abort()
+        if self._may_come_late:
+            self.identity = await self._abort_in_next_epoch()
+            self._must_bump_epoch = False
+        elif self._may_be_open:
+            response = await self._end(commit=False)
+            code = response.error_code
+            if code in _UNKNOWN_TO_COORDINATOR:
+                # The coordinator has forgotten the producer, and has no transaction of it.
+                self._must_bump_epoch = True
+            elif code != ErrorCode.INVALID_TXN_STATE or self._partitions or self._has_offsets:
+                # Without a confirmed partition or group it may never have heard of the transaction.
+                self._check(ApiKey.END_TXN, code, "the abort")
+        await self._begin_anew()
+
+    def begin_abort(self) -> None:
+        """From now on nothing is added to the transaction; `abort` follows."""
+        self._change(State.ABORTING, "abort")
+
+    def batch_failed(self, error: BaseException, *, may_come_late: bool) -> None:
+        self._must_bump_epoch = True
+        self._may_come_late |= may_come_late
+        code = error.code if isinstance(error, KafkaError) else ErrorCode.UNKNOWN_SERVER_ERROR
+        message = error.message if isinstance(error, KafkaError) else str(error)
+        if self._error is not None and self._error.code is code:
+            return  # the batch failed because of this error
+        if code in _FATAL[ApiKey.PRODUCE]:
+            self._fail(ProducerFenced if code in _FENCED else ProducerEnded, code, message)
+        elif self.state in (State.IN_TRANSACTION, State.COMMITTING):
+            self._fail(TransactionAborted, code, message)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _require_sending(self) -> None:
+        """Raises TransactionFailed unless records can be sent now."""
+        if self._error is not None:
+            raise self._error
+        if self.state is not State.IN_TRANSACTION:
+            what = f"the record came too late, the producer is {self.state.value}"
+            raise TransactionFailed(ErrorCode.OPERATION_NOT_ATTEMPTED, what)
+
+    async def _init_producer_id(self, continued: Identity) -> Identity:
+        """A new epoch, or a new producer id. `continued` is the one that this producer has, if any."""
+        return self._registered(await self._register(continued))
+
+    async def _abort_in_next_epoch(self) -> Identity:
+        """Aborts the transaction, so that leaders refuse its batches from the marker on, and returns a new epoch.
+
+        After an EndTxn they would still take batches of the old epoch, and open a transaction that never ends.
+        """
+        response = await self._register(self.identity)
+        if response.error_code in _FENCED:
+            # Kafka's coordinator forgets who asked for the abort. No producer gets the epoch in which it aborts.
+            aborted = self.identity._replace(producer_epoch=self.identity.producer_epoch + 1)
+            response = await self._register(aborted)
+        return self._registered(response)
+
+    def _registered(self, response: InitProducerIdResponse) -> Identity:
+        self._check(ApiKey.INIT_PRODUCER_ID, response.error_code, "the registration")
+        return Identity(response.producer_id, response.producer_epoch)
+
+    async def _register(self, continued: Identity) -> InitProducerIdResponse:
+        def build(version: int) -> InitProducerIdRequest:
+            if continued != NO_IDENTITY and version < _CONTINUING_VERSION:
+                raise UnsupportedVersion(
+                    "brokers before Kafka 2.5 let no producer continue after a failed or prepared transaction; make a"
+                    " new one"
+                )
+            return InitProducerIdRequest(
+                transactional_id=self.transactional_id,
+                transaction_timeout_ms=self._timeout_ms,
+                producer_id=continued.producer_id,
+                producer_epoch=continued.producer_epoch,
+            )
+
+        response: InitProducerIdResponse = await self._ask(self._coordinator, ApiKey.INIT_PRODUCER_ID, build, _code_of)
+        return response
+
+    async def _add_partitions(self, partitions: Collection[PartitionKey]) -> None:
+        self._may_be_open = True
+        response = await self._ask(
+            self._coordinator,
+            ApiKey.ADD_PARTITIONS_TO_TXN,
+            _add_request(PreparedTransaction(self.transactional_id, *self.identity), partitions),
+            lambda response: _added(response).values(),
+        )
+        codes = _added(response)
+        results = {partition: codes.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR) for partition in partitions}
+        failures = [(partition, code) for partition, code in results.items() if code != ErrorCode.NONE]
+        failures.sort(key=lambda failure: _precedence(failure[1]))
+        for (topic, number), code in failures:
+            self._check(ApiKey.ADD_PARTITIONS_TO_TXN, code, f"partition {topic}-{number}")
+        for partition in partitions:
+            self._partitions.add(partition)
+            self._wanted.pop(partition, None)
+
+    async def _commit_offsets(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], membership: Membership
+    ) -> None:
+        def build(version: int) -> TxnOffsetCommitRequest:
+            if version < 3 and membership.generation_id >= 0:
+                raise UnsupportedVersion("brokers before Kafka 2.5 do not check the member whose offsets are committed")
+            return _offset_request(self.transactional_id, self.identity, offsets, membership)
+
+        coordinator = _Coordinator(self._client, membership.group_id, CoordinatorType.GROUP)
+        try:
+            response = await self._ask(
+                coordinator, ApiKey.TXN_OFFSET_COMMIT, build, lambda response: _committed(response).values()
+            )
+            codes = _committed(response)
+            for partition in offsets:
+                code = codes.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
+                self._check(ApiKey.TXN_OFFSET_COMMIT, code, f"the offset of {partition} for {membership.group_id}")
+        except TransactionFailed:
+            raise
+        except BaseException as error:
+            # Some of the offsets may be committed with the transaction and others not, or come after its end.
+            self._may_come_late = True
+            code = error.code if isinstance(error, KafkaError) else ErrorCode.NETWORK_EXCEPTION
+            what = f"offsets of group {membership.group_id} may be missing"
+            self._fail(TransactionAborted, code, f"{what}: {error}" if str(error) else what)
+            if isinstance(error, KafkaError | ClientError):
+                raise self._failed() from None
+            raise
+
+    async def _end(self, *, commit: bool) -> EndTxnResponse:
+        prepared = PreparedTransaction(self.transactional_id, *self.identity)
+        request = _end_request(prepared, commit=commit)
+        response: EndTxnResponse = await self._ask(self._coordinator, ApiKey.END_TXN, request, _code_of)
+        return response
+
+    async def _ask(
+        self, coordinator: "_Coordinator", api_key: ApiKey, request: Any, codes_of: Callable[[Any], Iterable[int]]
+    ) -> Any:
+        """As `_Coordinator.ask`. An error that ends the transaction or the producer does so here, too."""
+        try:
+            return await coordinator.ask(api_key, request, codes_of)
+        except UnsupportedVersion as error:
+            self._fail(ProducerEnded, ErrorCode.UNSUPPORTED_VERSION, str(error))
+            raise self._failed() from None
+        except KafkaError as error:
+            self._raise(api_key, error)
+
+    async def _begin_anew(self) -> None:
+        """The transaction has ended."""
+        self._may_be_open = False
+        if self._must_bump_epoch:
+            self.identity = await self._init_producer_id(self.identity)
+        self._partitions.clear()
+        self._wanted.clear()
+        self._has_offsets = self._must_bump_epoch = self._may_come_late = False
+        self._error = None
+        self._change(State.READY, "end")
+
+    def _change(self, state: State, operation: str) -> None:
+        """Goes to the next state. Raises the error that ended the transaction or the producer, and RuntimeError."""
+        if self.state in VALID_PREVIOUS_STATES[state]:
+            self.state = state
+            return
+        self._wrong_order(operation, state)
+
+    def _wrong_order(self, operation: str, state: State) -> NoReturn:
+        if self._error is not None:
+            raise self._error
+        allowed = ", ".join(previous.value for previous in VALID_PREVIOUS_STATES[state])
+        raise RuntimeError(
+            f"{operation}: the producer {self.transactional_id} is {self.state.value}; allowed: {allowed}"
+        )
+
+    def _check(self, api_key: ApiKey, code: int, what: str) -> None:
+        """Raises the error of an answer, after it has changed the state if it ends the transaction or the producer."""
+        error = _error_of(code, f"{what} of {self.transactional_id}")
+        if error is not None:
+            self._raise(api_key, error)
+
+    def _raise(self, api_key: ApiKey, error: KafkaError) -> NoReturn:
+        if error.code in _TRANSIENT:
+            raise error  # not within the client's time
+        is_fatal = error.code in _FATAL[api_key] if api_key in _FATAL else error.code not in _ABORTABLE[api_key]
+        if error.code in _UNKNOWN_TO_COORDINATOR:
+            self._must_bump_epoch = True
+        if not is_fatal:
+            self._fail(TransactionAborted, error.code, error.message)
+        elif error.code in _FENCED:
+            self._fail(ProducerFenced, error.code, f"{error.message}: {_FENCED_TEXT}")
+        else:
+            self._fail(ProducerEnded, error.code, error.message)
+        raise self._failed()
+
+    def _fail(self, kind: type[TransactionFailed], code: ErrorCode, message: str) -> None:
+        if issubclass(kind, ProducerEnded):
+            self._error, self.state = kind(code, message), State.FATAL_ERROR
+        elif self.state not in (State.ABORTABLE_ERROR, State.FATAL_ERROR):
+            self._error = kind(code, message)
+            if self.state in VALID_PREVIOUS_STATES[State.ABORTABLE_ERROR]:
+                self.state = State.ABORTABLE_ERROR
+
+    def _failed(self) -> TransactionFailed:
+        assert self._error is not None
+        return self._error
+
+
+class _Coordinator:
+    """Requests to the coordinator of a transactional id or of a group, repeated until they are answered for good."""
+
+    def __init__(self, client: ClusterClient, key: str, of: CoordinatorType) -> None:
+        self._client = client
+        self._key = key
+        self._route = coordinators(client, of)
+        self._is_stale = False
+
+    async def ask(self, api_key: ApiKey, request: Any, codes_of: Callable[[Any], Iterable[int]]) -> Any:
+        """The answer, with a transient error only if the client's time is over. `request` may be built by a function.
+
+        Raises KafkaError when there is no coordinator, and ClientError.
+        """
+        build = request if callable(request) else lambda version: request
+        attempts = Attempts(self._client.retry)
+        while True:
+            is_last = attempts.is_last or self._client.is_closed
+            waits_for_markers = False
+            try:
+                broker = (await self._route([self._key], self._is_stale))[self._key]
+                self._is_stale = True
+                if isinstance(broker, Unroutable):
+                    if is_last or not broker.is_transient:
+                        raise broker.error
+                else:
+                    connection = await self._client.connection_to(broker)
+                    response = await connection.send(api_key, build)
+                    codes = set(codes_of(response)) - {ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED}
+                    if is_last or not codes or not codes <= _TRANSIENT:
+                        self._is_stale = False
+                        return response
+                    self._is_stale = bool(codes & _MOVED)
+                    waits_for_markers = ErrorCode.CONCURRENT_TRANSACTIONS in codes
+            except (NotSent, Disconnected):
+                self._is_stale = True
+                if is_last:
+                    raise
+            if waits_for_markers:
+                await asyncio.sleep(CONCURRENT_TRANSACTIONS_BACKOFF_S)
+            else:
+                await attempts.pause()
+
+
+def _gone(prepared: PreparedTransaction, error: KafkaError, what: str) -> KafkaError:
+    """The error of a request for this transaction."""
+    if error.code not in _GONE:
+        return error
+    why = "it has timed out, a newer producer has its transactional id, or it was ended otherwise"
+    return TransactionGone(error.code, f"{_name(prepared)} {what}: {why}")
+
+
+def _name(prepared: PreparedTransaction) -> str:
+    return (
+        f"the transaction of {prepared.transactional_id}"
+        f" (producer id {prepared.producer_id}, epoch {prepared.producer_epoch})"
+    )
+
+
+def _error_of(code: int, what: str) -> KafkaError | None:
+    explanation = _EXPLANATIONS.get(ErrorCode(code))
+    return error_of(code, f"{what}: {explanation}" if explanation else what)
+
+
+def _code_of(response: Any) -> Iterable[int]:
+    return (response.error_code,)
+
+
+def _precedence(code: int) -> int:
+    """The order of the errors of partitions: one of the whole transaction explains the others."""
+    if code in _FATAL[ApiKey.ADD_PARTITIONS_TO_TXN]:
+        return 0
+    return 2 if code == ErrorCode.OPERATION_NOT_ATTEMPTED else 1
+
+
+def _added(response: Any) -> dict[PartitionKey, int]:
+    return {
+        (topic.name, each.partition_index): each.partition_error_code
+        for topic in response.results_by_topic_v3_and_below
+        for each in topic.results_by_partition
+    }
+
+
+def _committed(response: Any) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(topic.name, each.partition_index): each.error_code
+        for topic in response.topics
+        for each in topic.partitions
+    }
+
+
+def _add_request(of: PreparedTransaction, partitions: Iterable[PartitionKey]) -> AddPartitionsToTxnRequest:
+    return AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=of.transactional_id,
+        v3_and_below_producer_id=of.producer_id,
+        v3_and_below_producer_epoch=of.producer_epoch,
+        v3_and_below_topics=[
+            AddPartitionsToTxnTopic(name=topic, partitions=numbers)
+            for topic, numbers in by_topic(TopicPartition(*each) for each in partitions).items()
+        ],
+    )
+
+
+def _end_request(prepared: PreparedTransaction, *, commit: bool) -> EndTxnRequest:
+    return EndTxnRequest(
+        transactional_id=prepared.transactional_id,
+        producer_id=prepared.producer_id,
+        producer_epoch=prepared.producer_epoch,
+        committed=commit,
+    )
+
+
+def _offset_request(
+    transactional_id: str,
+    identity: Identity,
+    offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+    membership: Membership,
+) -> TxnOffsetCommitRequest:
+    struct = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+    return TxnOffsetCommitRequest(
+        transactional_id=transactional_id,
+        group_id=membership.group_id,
+        producer_id=identity.producer_id,
+        producer_epoch=identity.producer_epoch,
+        generation_id=membership.generation_id,
+        member_id=membership.member_id,
+        group_instance_id=membership.group_instance_id,
+        topics=[
+            struct(
+                name=topic,
+                partitions=[
+                    struct.TxnOffsetCommitRequestPartition(
+                        partition_index=number,
+                        committed_offset=each.offset,
+                        committed_leader_epoch=each.leader_epoch,
+                        committed_metadata=each.metadata,
+                    )
+                    for number in numbers
+                    for wanted in [offsets[TopicPartition(topic, number)]]
+                    for each in [OffsetAndMetadata(wanted) if isinstance(wanted, int) else wanted]
+                ],
+            )
+            for topic, numbers in by_topic(sorted(offsets)).items()
+        ],
+    )

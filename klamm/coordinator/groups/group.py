@@ -1,0 +1,626 @@
+"""One group in its coordinator: state, members, generation, committed offsets (Kafka's `GroupMetadata`).
+
+| state               | may follow on                              | what members are doing                            |
+|---------------------|--------------------------------------------|---------------------------------------------------|
+| Empty               | PreparingRebalance                         | no members exist; offsets may exist               |
+| PreparingRebalance  | Empty, CompletingRebalance, Stable         | they (re)join                                     |
+| CompletingRebalance | PreparingRebalance                         | they wait for the leader's assignment             |
+| Stable              | CompletingRebalance                        | they work, and send heartbeats                    |
+| Dead                | every state                                | the group was deleted, or has another coordinator |
+
+What must stay true:
+- This module is pure: no clock, no timers, no log. Times are arguments. A waiting request is a callback that is called
+  once, also when the member leaves, is replaced, or sends another request.
+- A member has one id; an instance id (KIP-345) has one member. The leader is a member, if there are members.
+- The protocol of a generation is one that all its members support.
+- A committed offset is replaced only by one that is later in the log, whenever the transaction of either one ends.
+
+Source: kafka.coordinator.group.GroupMetadata, MemberMetadata.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from klamm.coordinator.groups.transactional_offsets import PendingCommit, TransactionalOffsets
+from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, subscribed_topics
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.vocabulary import PartitionKey
+
+NO_GENERATION = -1
+_LAST_GENERATION = 2**31 - 1
+NO_GROUP_LEADER = ""
+NO_MEMBER_ID = ""
+
+
+class GroupState(StrEnum):
+    """The states, by the names that clients and tools see."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+VALID_PREVIOUS_STATES: Mapping[GroupState, frozenset[GroupState]] = {
+    GroupState.EMPTY: frozenset({GroupState.PREPARING_REBALANCE}),
+    GroupState.PREPARING_REBALANCE: frozenset({GroupState.EMPTY, GroupState.COMPLETING_REBALANCE, GroupState.STABLE}),
+    GroupState.COMPLETING_REBALANCE: frozenset({GroupState.PREPARING_REBALANCE}),
+    GroupState.STABLE: frozenset({GroupState.COMPLETING_REBALANCE}),
+    GroupState.DEAD: frozenset(GroupState),
+}
+
+# (name, metadata), in the order of preference.
+Protocols = Sequence[tuple[str, bytes]]
+
+
+class JoinedMember(NamedTuple):
+    """A member as the leader learns of it."""
+
+    member_id: str
+    group_instance_id: str | None
+    metadata: bytes
+
+
+class JoinResult(NamedTuple):
+    """The answer to a JoinGroup. Only the leader gets `members`."""
+
+    error_code: ErrorCode
+    member_id: str
+    generation_id: int = NO_GENERATION
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    leader_id: str = NO_GROUP_LEADER
+    members: Sequence[JoinedMember] = ()
+
+
+class SyncResult(NamedTuple):
+    """The answer to a SyncGroup."""
+
+    error_code: ErrorCode
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    assignment: bytes = b""
+
+
+JoinCallback = Callable[[JoinResult], None]
+SyncCallback = Callable[[SyncResult], None]
+
+
+class OffsetAndMetadata(NamedTuple):
+    """A committed offset. `expire_timestamp_ms` is set only if the client chose its own retention (until version 4)."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_timestamp_ms: int
+    expire_timestamp_ms: int | None = None
+
+
+class MemberSummary(NamedTuple):
+    """A member as DescribeGroups shows it; metadata and assignment are empty unless the group is Stable."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+class GroupSummary(NamedTuple):
+    """A group as DescribeGroups shows it. `state` is a `GroupState`, or empty with an error."""
+
+    state: str
+    protocol_type: str
+    protocol: str
+    members: Sequence[MemberSummary]
+
+
+class GroupOverview(NamedTuple):
+    """A group as ListGroups shows it."""
+
+    group_id: str
+    protocol_type: str
+    state: GroupState
+
+
+class Member:
+    """A member. `rebalance_timeout_ms` is how long others wait for it, `session_timeout_ms` how long it may be silent.
+
+    `is_new` until the member's first generation: until then the member may not have received its id.
+    """
+
+    def __init__(
+        self,
+        member_id: str,
+        group_instance_id: str | None,
+        client_id: str,
+        client_host: str,
+        rebalance_timeout_ms: int,
+        session_timeout_ms: int,
+        protocol_type: str,
+        protocols: Protocols,
+        assignment: bytes = b"",
+    ) -> None:
+        self.member_id = member_id
+        self.group_instance_id = group_instance_id
+        self.client_id = client_id
+        self.client_host = client_host
+        self.rebalance_timeout_ms = rebalance_timeout_ms
+        self.session_timeout_ms = session_timeout_ms
+        self.protocol_type = protocol_type
+        self.protocols = protocols
+        self.assignment = assignment
+        self.is_new = False
+        self.on_joined: JoinCallback | None = None
+        self.on_synced: SyncCallback | None = None
+
+    @property
+    def is_static(self) -> bool:
+        return self.group_instance_id is not None
+
+    @property
+    def is_awaiting_join(self) -> bool:
+        return self.on_joined is not None
+
+    @property
+    def is_awaiting_sync(self) -> bool:
+        return self.on_synced is not None
+
+    def matches(self, protocols: Protocols) -> bool:
+        """Whether the member's protocols are unchanged."""
+        return list(protocols) == list(self.protocols)
+
+    def metadata(self, protocol: str) -> bytes:
+        """The member's metadata for this protocol. LookupError if the member does not support it."""
+        for name, metadata in self.protocols:
+            if name == protocol:
+                return metadata
+        raise LookupError(f"member {self.member_id} does not support protocol {protocol!r}")
+
+    def vote(self, candidates: Collection[str]) -> str:
+        """The member's preferred protocol among the candidates. LookupError if it supports no candidate."""
+        for name, _ in self.protocols:
+            if name in candidates:
+                return name
+        raise LookupError(f"member {self.member_id} supports none of {sorted(candidates)}")
+
+
+class Group:
+    """A group. `now_ms` is when it entered this state, by the wall clock, because the time is stored."""
+
+    def __init__(self, group_id: str, state: GroupState, now_ms: int | None) -> None:
+        self.group_id = group_id
+        self.state = state
+        # None if the group's record has no timestamp.
+        self.state_timestamp_ms = now_ms
+        self.protocol_type: str | None = None
+        self.protocol_name: str | None = None
+        self.generation_id = 0
+        self.leader_id: str | None = None
+        self.members: dict[str, Member] = {}
+        self.static_members: dict[str, str] = {}
+        # Member ids that were assigned but have not joined yet (KIP-394). Dicts serve as ordered sets.
+        self.pending_members: dict[str, None] = {}
+        # Members of this generation that have not asked for their assignment yet.
+        self.pending_sync_members: dict[str, None] = {}
+        # The leader has sent this generation's assignment; later ones are ignored.
+        self.has_assignment = False
+        # None if the subscriptions are not known.
+        self.subscribed_topics: frozenset[str] | None = None
+        # A member has joined during the initial rebalance delay.
+        self.new_member_added = False
+        self._awaiting_join = 0
+        self._supported_protocols: Counter[str] = Counter()
+        # (offset of the record in __consumer_offsets, committed offset)
+        self._offsets: dict[PartitionKey, tuple[int, OffsetAndMetadata]] = {}
+        self._pending_commits: dict[PartitionKey, list[OffsetAndMetadata]] = {}
+        self._transactional: TransactionalOffsets[OffsetAndMetadata] = TransactionalOffsets()
+
+    @classmethod
+    def load(
+        cls,
+        group_id: str,
+        generation_id: int,
+        protocol_type: str | None,
+        protocol_name: str | None,
+        leader_id: str | None,
+        state_timestamp_ms: int | None,
+        members: Iterable[Member],
+    ) -> "Group":
+        """Makes the group of a record: Stable if it has members, else Empty."""
+        members = list(members)
+        group = cls(group_id, GroupState.STABLE if members else GroupState.EMPTY, state_timestamp_ms)
+        group.generation_id = generation_id
+        group.protocol_type = protocol_type or None
+        group.protocol_name = protocol_name
+        for member in members:
+            group.add(member)
+        if leader_id in group.members:
+            group.leader_id = leader_id
+        group.subscribed_topics = group._compute_subscribed_topics()
+        return group
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def transition_to(self, state: GroupState, now_ms: int) -> None:
+        """Raises ValueError for a transition that the table does not have."""
+        if self.state not in VALID_PREVIOUS_STATES[state]:
+            raise ValueError(f"group {self.group_id} cannot go from {self.state} to {state}")
+        self.state = state
+        self.state_timestamp_ms = now_ms
+
+    @property
+    def can_rebalance(self) -> bool:
+        return self.state in VALID_PREVIOUS_STATES[GroupState.PREPARING_REBALANCE]
+
+    def begin_next_generation(self, now_ms: int) -> None:
+        """All members have joined: CompletingRebalance, or Empty without members."""
+        # A log may hold any generation; the largest int32 is followed by 1.
+        self.generation_id = self.generation_id + 1 if self.generation_id < _LAST_GENERATION else 1
+        self.protocol_name = self.select_protocol() if self.members else None
+        self.subscribed_topics = self._compute_subscribed_topics()
+        self.transition_to(GroupState.COMPLETING_REBALANCE if self.members else GroupState.EMPTY, now_ms)
+        self.pending_sync_members.clear()
+        self.has_assignment = False
+
+    # -- members ----------------------------------------------------------------------------------------------------
+
+    def add(self, member: Member, on_joined: JoinCallback | None = None) -> None:
+        """Adds a member. The first member sets the group's protocol type and becomes the leader."""
+        if not self.members:
+            self.protocol_type = member.protocol_type
+        if self.leader_id is None:
+            self.leader_id = member.member_id
+        self.members[member.member_id] = member
+        if member.group_instance_id is not None:
+            self.static_members[member.group_instance_id] = member.member_id
+        self._supported_protocols.update(_names(member.protocols))
+        self._set_awaiting_join(member, on_joined)
+        self.pending_members.pop(member.member_id, None)
+
+    def remove(self, member_id: str) -> None:
+        """Removes the member or pending id. Its waiting request is answered with UNKNOWN_MEMBER_ID."""
+        self.pending_members.pop(member_id, None)
+        self.pending_sync_members.pop(member_id, None)
+        member = self.members.get(member_id)
+        if member is None:
+            return
+        self.answer_join(member, JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, NO_MEMBER_ID))
+        self.answer_sync(member, SyncResult(ErrorCode.UNKNOWN_MEMBER_ID))
+        del self.members[member_id]
+        self._supported_protocols.subtract(_names(member.protocols))
+        if member.group_instance_id is not None:
+            self.static_members.pop(member.group_instance_id, None)
+        if self.leader_id == member_id:
+            self.leader_id = next(iter(self.members), None)
+
+    def update_member(
+        self,
+        member: Member,
+        rebalance_timeout_ms: int,
+        session_timeout_ms: int,
+        protocols: Protocols,
+        on_joined: JoinCallback | None,
+    ) -> None:
+        """The member has rejoined with new properties. This ends its earlier JoinGroup."""
+        self.answer_join(member, JoinResult(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+        self._supported_protocols.subtract(_names(member.protocols))
+        self._supported_protocols.update(_names(protocols))
+        member.protocols = protocols
+        member.rebalance_timeout_ms = rebalance_timeout_ms
+        member.session_timeout_ms = session_timeout_ms
+        self._set_awaiting_join(member, on_joined)
+
+    def await_sync(self, member: Member, on_synced: SyncCallback) -> None:
+        """The member has asked for its assignment. This ends its earlier SyncGroup."""
+        self.answer_sync(member, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS))
+        member.on_synced = on_synced
+        self.pending_sync_members.pop(member.member_id, None)
+
+    def replace_static_member(self, group_instance_id: str, new_member_id: str) -> Member:
+        """The instance has rejoined under a new member id. Requests that wait under the old id are fenced."""
+        old_member_id = self.static_members[group_instance_id]
+        member = self.members.pop(old_member_id)
+        self.answer_join(member, JoinResult(ErrorCode.FENCED_INSTANCE_ID, old_member_id))
+        self.answer_sync(member, SyncResult(ErrorCode.FENCED_INSTANCE_ID))
+        member.member_id = new_member_id
+        self.members[new_member_id] = member
+        self.static_members[group_instance_id] = new_member_id
+        if self.leader_id == old_member_id:
+            self.leader_id = new_member_id
+        if old_member_id in self.pending_sync_members:
+            del self.pending_sync_members[old_member_id]
+            self.pending_sync_members[new_member_id] = None
+        return member
+
+    def is_fenced(self, member_id: str, group_instance_id: str | None) -> bool:
+        """Whether the instance has another member id (KIP-345)."""
+        return group_instance_id is not None and self.static_members.get(group_instance_id, member_id) != member_id
+
+    def is_leader(self, member_id: str) -> bool:
+        return self.leader_id == member_id
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    # -- joining ----------------------------------------------------------------------------------------------------
+
+    @property
+    def awaiting_join_count(self) -> int:
+        """How many members wait for an answer to their JoinGroup."""
+        return self._awaiting_join
+
+    @property
+    def has_all_members_joined(self) -> bool:
+        return self._awaiting_join == len(self.members) and not self.pending_members
+
+    def elect_joined_leader(self) -> bool:
+        """Makes a joined member the leader. Returns False if the group has members but no member has joined."""
+        if self.leader_id is None or self.members[self.leader_id].is_awaiting_join:
+            return True
+        joined = next((member for member in self.members.values() if member.is_awaiting_join), None)
+        if joined is None:
+            return False
+        self.leader_id = joined.member_id
+        return True
+
+    def answer_join(self, member: Member, result: JoinResult) -> None:
+        """Answers the member's JoinGroup, if one is waiting."""
+        callback = member.on_joined
+        if callback is not None:
+            self._set_awaiting_join(member, None)
+            callback(result)
+
+    def answer_sync(self, member: Member, result: SyncResult) -> bool:
+        """Answers the member's SyncGroup; returns whether one was waiting."""
+        callback, member.on_synced = member.on_synced, None
+        if callback is None:
+            return False
+        callback(result)
+        return True
+
+    def joined(self, member_id: str) -> JoinResult:
+        """The answer to JoinGroup for a member of this generation."""
+        return JoinResult(
+            ErrorCode.NONE,
+            member_id,
+            self.generation_id,
+            self.protocol_type,
+            self.protocol_name,
+            self.leader_id or NO_GROUP_LEADER,
+            self._joined_members() if self.is_leader(member_id) else (),
+        )
+
+    def synced(self, member: Member) -> SyncResult:
+        """The answer to SyncGroup for a member of a Stable group."""
+        return SyncResult(ErrorCode.NONE, self.protocol_type, self.protocol_name, member.assignment)
+
+    def _joined_members(self) -> list[JoinedMember]:
+        assert self.protocol_name is not None
+        return [
+            JoinedMember(member.member_id, member.group_instance_id, member.metadata(self.protocol_name))
+            for member in self.members.values()
+        ]
+
+    def _set_awaiting_join(self, member: Member, on_joined: JoinCallback | None) -> None:
+        self._awaiting_join += (on_joined is not None) - member.is_awaiting_join
+        member.on_joined = on_joined
+
+    # -- protocols --------------------------------------------------------------------------------------------------
+
+    def supports_protocols(self, protocol_type: str, protocols: Protocols) -> bool:
+        """Whether a member with these protocols can be in the group."""
+        if self.state is GroupState.EMPTY:
+            return bool(protocol_type and protocols)
+        return protocol_type == self.protocol_type and any(
+            self._supported_protocols[name] == len(self.members) for name, _ in protocols
+        )
+
+    def select_protocol(self) -> str:
+        """The protocol that all members support and most members prefer; among equals, the one voted for first."""
+        candidates = {name for name, count in self._supported_protocols.items() if count == len(self.members)}
+        votes = Counter(member.vote(candidates) for member in self.members.values())
+        return votes.most_common(1)[0][0]
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        """Whether a member may be subscribed to the topic. True if the subscriptions are not known."""
+        return self.subscribed_topics is None or topic in self.subscribed_topics
+
+    def _compute_subscribed_topics(self) -> frozenset[str] | None:
+        if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return None
+        if not self.members:
+            return frozenset()
+        if self.protocol_name is None:
+            return None
+        try:
+            metadata = [member.metadata(self.protocol_name) for member in self.members.values()]
+            return frozenset().union(*map(subscribed_topics, metadata))
+        except ValueError:
+            return None  # The client uses its own format for the consumer protocol.
+
+    # -- what others see --------------------------------------------------------------------------------------------
+
+    def overview(self) -> GroupOverview:
+        return GroupOverview(self.group_id, self.protocol_type or "", self.state)
+
+    def summary(self) -> GroupSummary:
+        protocol = self.protocol_name if self.state is GroupState.STABLE else None
+        members = [
+            MemberSummary(
+                member.member_id,
+                member.group_instance_id,
+                member.client_id,
+                member.client_host,
+                member.metadata(protocol) if protocol is not None else b"",
+                member.assignment if protocol is not None else b"",
+            )
+            for member in self.members.values()
+        ]
+        return GroupSummary(self.state, self.protocol_type or "", protocol or "", members)
+
+    # -- offsets ----------------------------------------------------------------------------------------------------
+
+    @property
+    def offsets(self) -> Mapping[PartitionKey, OffsetAndMetadata]:
+        """A copy of the committed offsets."""
+        return {partition: offset for partition, (_, offset) in self._offsets.items()}
+
+    @property
+    def offset_count(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether an offset is committed or a commit is pending."""
+        return bool(self._offsets or self._pending_commits or self._transactional.partitions)
+
+    def offset(self, partition: PartitionKey) -> OffsetAndMetadata | None:
+        found = self._offsets.get(partition)
+        return None if found is None else found[1]
+
+    def has_offset(self, partition: PartitionKey) -> bool:
+        """Whether an offset of the partition is committed or a commit is pending."""
+        return partition in self._offsets or self.is_commit_pending(partition)
+
+    def is_commit_pending(self, partition: PartitionKey) -> bool:
+        """Whether an offset is being appended, or waits for the end of its transaction."""
+        return partition in self._pending_commits or partition in self._transactional.partitions
+
+    def load_offset(self, partition: PartitionKey, record_offset: int, offset: OffsetAndMetadata) -> None:
+        """Loads the offset from the record at `record_offset` of the log."""
+        self._offsets[partition] = record_offset, offset
+
+    def prepare_commit(self, offsets: Mapping[PartitionKey, OffsetAndMetadata]) -> None:
+        """Marks offsets as being appended. Each ends with `complete_commit` or `fail_commit` with the same object."""
+        for partition, offset in offsets.items():
+            self._pending_commits.setdefault(partition, []).append(offset)
+
+    def complete_commit(self, partition: PartitionKey, record_offset: int, offset: OffsetAndMetadata) -> None:
+        """The prepared offset is in the log at `record_offset`, on all in-sync replicas."""
+        if not self.fail_commit(partition, offset):
+            return  # The offset has been removed meanwhile, for example with its topic.
+        self._commit(partition, record_offset, offset)
+
+    def _commit(self, partition: PartitionKey, record_offset: int, offset: OffsetAndMetadata) -> None:
+        known = self._offsets.get(partition)
+        if known is None or known[0] < record_offset:
+            self._offsets[partition] = record_offset, offset
+
+    def fail_commit(self, partition: PartitionKey, offset: OffsetAndMetadata) -> bool:
+        """Ends the pending commit; other commits of the partition may stay pending. Returns whether it was pending."""
+        pending = self._pending_commits.get(partition, [])
+        for index, candidate in enumerate(pending):
+            if candidate is offset:
+                del pending[index]
+                if not pending:
+                    del self._pending_commits[partition]
+                return True
+        return False
+
+    @property
+    def open_producer_ids(self) -> Collection[int]:
+        """The producers with a pending commit in a transaction."""
+        return self._transactional.producer_ids
+
+    def load_transactional_commit(
+        self, producer_id: int, partition: PartitionKey, record_offset: int, offset: OffsetAndMetadata
+    ) -> None:
+        """Loads the offset of an open transaction from the record at `record_offset` of the log."""
+        self._transactional.add(producer_id, {partition: offset}, record_offset)
+
+    def prepare_transactional_commit(
+        self, producer_id: int, offsets: Mapping[PartitionKey, OffsetAndMetadata]
+    ) -> PendingCommit[OffsetAndMetadata]:
+        """Marks offsets of a transaction as being appended. The append ends with `transactional_commit_appended` or
+        `fail_transactional_commit`."""
+        return self._transactional.add(producer_id, offsets)
+
+    def transactional_commit_appended(
+        self, commit: PendingCommit[OffsetAndMetadata], record_offset: int, transaction_offset: int
+    ) -> None:
+        """The prepared offsets are in the log, the first one at `record_offset`, in a transaction that begins there at
+        `transaction_offset`: the marker decides on them."""
+        if self._transactional.appended(commit, record_offset, transaction_offset):
+            self._commit_all(commit)
+
+    def fail_transactional_commit(self, commit: PendingCommit[OffsetAndMetadata]) -> None:
+        """The prepared offsets are not in the log."""
+        self._transactional.failed(commit)
+
+    def end_transaction(
+        self, producer_id: int, marker_offset: int, is_committed: bool
+    ) -> list[PendingCommit[OffsetAndMetadata]]:
+        """The producer's marker is in the log at `marker_offset`. Returns the pending commits before it, which end with
+        `end_transactional_commit`."""
+        return self._transactional.ended(producer_id, marker_offset, is_committed)
+
+    def end_transactional_commit(self, commit: PendingCommit[OffsetAndMetadata], is_committed: bool) -> None:
+        """The offsets become visible, or are dropped."""
+        self._transactional.release(commit)
+        if is_committed:
+            self._commit_all(commit)
+
+    def _commit_all(self, commit: PendingCommit[OffsetAndMetadata]) -> None:
+        assert commit.record_offset is not None, "only what the log has becomes visible"
+        for partition, offset in commit.offsets.items():
+            self._commit(partition, commit.record_offset, offset)
+
+    @property
+    def partitions(self) -> list[PartitionKey]:
+        """The partitions with a committed or pending offset."""
+        return list(dict.fromkeys((*self._offsets, *self._pending_commits, *self._transactional.partitions)))
+
+    def remove_offsets(self, partitions: Iterable[PartitionKey]) -> list[PartitionKey]:
+        """Returns the partitions that had a committed or pending offset, of which the log may hold a record."""
+        removed = []
+        for partition in partitions:
+            is_known = self.has_offset(partition)
+            self._offsets.pop(partition, None)
+            self._pending_commits.pop(partition, None)
+            self._transactional.remove(partition)
+            if is_known:
+                removed.append(partition)
+        return removed
+
+    def expired_offsets(self, partitions: Iterable[PartitionKey], now_ms: int, retention_ms: int) -> list[PartitionKey]:
+        """The partitions whose offsets have expired (KIP-211): for an Empty group all, `retention_ms` after it became
+        Empty; for a Stable group of consumers those without a subscription, and for a group that only commits all,
+        `retention_ms` after the commit."""
+        subscribed: Collection[str] = ()
+        since_ms: int | None = None
+        if self.protocol_type is not None:
+            if self.state is GroupState.EMPTY:
+                since_ms = self.state_timestamp_ms
+            elif (
+                self.state is GroupState.STABLE
+                and self.protocol_type == CONSUMER_PROTOCOL_TYPE
+                and self.subscribed_topics is not None
+            ):
+                subscribed = self.subscribed_topics
+            else:
+                return []
+
+        def is_expired(offset: OffsetAndMetadata) -> bool:
+            if offset.expire_timestamp_ms is not None:
+                return now_ms >= offset.expire_timestamp_ms
+            return now_ms - (offset.commit_timestamp_ms if since_ms is None else since_ms) >= retention_ms
+
+        return [
+            partition
+            for partition in partitions
+            if partition[0] not in subscribed
+            and not self.is_commit_pending(partition)
+            and (offset := self.offset(partition)) is not None
+            and is_expired(offset)
+        ]
+
+
+def _names(protocols: Protocols) -> list[str]:
+    """The names, each once even if a client repeats one: they are counted to find how many members support each."""
+    return list(dict.fromkeys(name for name, _ in protocols))

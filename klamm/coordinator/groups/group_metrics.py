@@ -1,0 +1,24 @@
+"""Metrics of a coordinator's groups, under Kafka's names. The groups are counted when a metric is read."""
+
+from klamm.coordinator.groups.group import GroupState
+from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
+from klamm.metrics import MetricName, Metrics
+
+GROUP = "kafka.coordinator.group"
+
+
+def register_group_metrics(metrics: Metrics, manager: GroupMetadataManager) -> None:
+    def gauge(name: str, documentation: str, states: frozenset[GroupState]) -> None:
+        def count() -> int:
+            return sum(group.state in states for group in manager.groups())
+
+        metrics.gauge(MetricName(GROUP, "GroupMetadataManager", name), documentation, count)
+
+    gauge("NumGroups", "Groups that this broker coordinates.", frozenset(GroupState))
+    for state in GroupState:
+        gauge(f"NumGroups{state}", f"Groups in state {state} that this broker coordinates.", frozenset({state}))
+    metrics.gauge(
+        MetricName(GROUP, "GroupMetadataManager", "NumOffsets"),
+        "Committed offsets of these groups.",
+        lambda: sum(group.offset_count for group in manager.groups()),
+    )

@@ -1,0 +1,60 @@
+"""Removes expired offsets after `offsets.retention.minutes` (KIP-211), and groups that have no offsets left.
+
+What must stay true: the groups are examined in slices, and so is a group with very many offsets. Each offset is judged
+by the state of its group at that moment.
+
+Source: kafka.coordinator.group.GroupMetadataManager (cleanupGroupMetadata), GroupMetadata (removeExpiredOffsets).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from klamm.coordinator.groups.group import Group
+from klamm.protocol.vocabulary import PartitionKey
+from klamm.slices import Slices, in_slices
+
+# The number of offsets that a step examines: about a millisecond.
+OFFSETS_PER_SLICE = 1000
+
+_log = logging.getLogger(__name__)
+
+Select = Callable[[Group], Iterable[PartitionKey]]
+
+
+class Groups(Protocol):
+    """The groups that this broker coordinates (`GroupMetadataManager`)."""
+
+    def groups(self) -> list[Group]: ...
+
+    def cleanup(self, groups: Iterable[Group], select: Select) -> int:
+        """Removes the offsets that `select` names; returns how many."""
+
+
+async def expire_every(interval_ms: int, retention_ms: int, groups: Groups, clock_ms: Callable[[], int]) -> None:
+    """Removes expired offsets in every interval, for ever."""
+    while True:
+        await asyncio.sleep(interval_ms / 1000)
+        removed = await in_slices(expire(groups, clock_ms(), retention_ms))
+        if removed:
+            _log.info("removed %d expired offsets", removed)
+
+
+def expire(groups: Groups, now_ms: int, retention_ms: int) -> Generator[None, None, int]:
+    """Removes the offsets that have expired at `now_ms`, in steps; returns how many."""
+    removed = 0
+    slices = Slices(OFFSETS_PER_SLICE)
+    for group in groups.groups():
+        for piece in pieces(group.partitions):
+            removed += groups.cleanup([group], lambda group: group.expired_offsets(piece, now_ms, retention_ms))  # noqa: B023  # called at once
+            if slices.is_over(1 + len(piece)):
+                yield
+    return removed
+
+
+def pieces(partitions: Sequence[PartitionKey]) -> Iterator[Sequence[PartitionKey]]:
+    """The partitions of one group in pieces, one for each step. At least one piece, so that a group without offsets is
+    removed too."""
+    for start in range(0, max(len(partitions), 1), OFFSETS_PER_SLICE):
+        yield partitions[start : start + OFFSETS_PER_SLICE]

@@ -1,0 +1,114 @@
+"""What a broker shows, by the names of Kafka's MBeans as Prometheus' JMX exporter translates them."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from klamm.broker.broker_state import BrokerState
+from klamm.broker.parts import BrokerParts
+from klamm.broker.prometheus_text import render
+from klamm.protocol.messages import ApiKey
+from klamm.simulation.small_slices import small_slices
+from support.fetch_messages import fetch_request, to_fetch
+from support.metrics import Values
+from support.one_broker import OneBroker, batch, running
+
+FLUSHES = "kafka_log_logflushstats_logflushrateandtimems_count"
+
+
+def values(cluster: OneBroker) -> Values:
+    endpoint = cluster.broker.parts.metrics_endpoint
+    assert endpoint is not None
+    return Values.of(endpoint.metrics)
+
+
+async def test_a_broker_with_a_topic_and_two_connections(tmp_path: Path) -> None:
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
+        await client.create_topic("t", 2, segment_bytes="200")
+        for _ in range(2):
+            assert (await client.produce("t", 1, batch(bytes(60)))).error_code == 0
+        size = sum(path.stat().st_size for path in (tmp_path / "data" / "t-1").glob("*.log"))
+        reader = await cluster.connect()
+        fetch = fetch_request(("t", [to_fetch(0, 0, 1000), to_fetch(1, 2, 1000)]), max_wait_ms=20_000, min_bytes=1)
+        waiting = asyncio.create_task(reader.request(ApiKey.FETCH, 12, fetch))
+        purgatory = "kafka.server:type=DelayedOperationPurgatory,name={},delayedOperation={}"
+        async with asyncio.timeout(20):
+            while values(cluster)[purgatory.format("NumDelayedOperations", "Fetch")] < 1:  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0)
+        found = values(cluster)
+        for mbean, value in {
+            "kafka.server:type=KafkaServer,name=BrokerState": 3,
+            "kafka.network:type=RequestChannel,name=RequestQueueSize": 0,
+            "kafka.server:type=ReplicaManager,name=LeaderCount": 2,
+            "kafka.server:type=ReplicaManager,name=PartitionCount": 2,
+            "kafka.log:type=Log,name=LogStartOffset,topic=t,partition=1": 0,
+            "kafka.log:type=Log,name=LogEndOffset,topic=t,partition=0": 0,
+            "kafka.log:type=Log,name=LogEndOffset,topic=t,partition=1": 2,
+            "kafka.log:type=Log,name=NumLogSegments,topic=t,partition=0": 1,
+            "kafka.log:type=Log,name=NumLogSegments,topic=t,partition=1": 2,
+            "kafka.log:type=Log,name=Size,topic=t,partition=0": 0,
+            "kafka.log:type=Log,name=Size,topic=t,partition=1": size,
+            "kafka.log:type=LogManager,name=OfflineLogDirectoryCount": 0,
+            f"kafka.log:type=LogManager,name=LogDirectoryOffline,logDirectory={tmp_path / 'data'}": 0,
+            purgatory.format("PurgatorySize", "Fetch"): 2,
+            purgatory.format("NumDelayedOperations", "Fetch"): 1,
+            purgatory.format("PurgatorySize", "Produce"): 0,
+            purgatory.format("PurgatorySize", "DeleteRecords"): 0,
+            purgatory.format("PurgatorySize", "ElectLeader"): 0,
+            purgatory.format("PurgatorySize", "topic"): 0,
+            purgatory.format("NumDelayedOperations", "Heartbeat"): 0,
+            purgatory.format("NumDelayedOperations", "Rebalance"): 0,
+            "kafka.server:type=ReplicaFetcherManager,name=MaxLag,clientId=Replica": 0,
+            "kafka.server:type=ReplicaFetcherManager,name=FailedPartitionsCount,clientId=Replica": 0,
+            "kafka.server:type=ReplicaFetcherManager,name=DeadThreadCount,clientId=Replica": 0,
+            "kafka.server:type=ReplicaAlterLogDirsManager,name=DeadThreadCount,clientId=ReplicaAlterLogDirs": 0,
+            "kafka.server:type=FetchSessionCache,name=NumIncrementalFetchSessions": 0,
+            "kafka.server:type=SessionExpireListener,name=ZooKeeperSyncConnectsPerSec": 1,
+            "kafka.server:type=SessionExpireListener,name=ZooKeeperDisconnectsPerSec": 0,
+            "kafka.server:type=SessionExpireListener,name=ZooKeeperExpiresPerSec": 0,
+            "kafka.server:type=SessionExpireListener,name=ZooKeeperAuthFailuresPerSec": 0,
+        }.items():
+            assert (mbean, found[mbean]) == (mbean, value)
+        connections = ("listener", "PLAINTEXT"), ("networkProcessor", "0")
+        # Two clients, and the controller.
+        assert found.by_name["kafka_server_socket_server_metrics_connection_count", connections] >= 2
+        # The second record began a segment, and the first one was synced.
+        async with asyncio.timeout(20):
+            while not values(cluster).by_name[FLUSHES, ()]:  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0.01)
+        await client.produce("t", 0, batch(b"a"))
+        await waiting
+
+
+async def test_the_state_of_a_broker_is_shown_from_its_start_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def enter(parts: BrokerParts, state: BrokerState) -> None:
+        parts.__dict__["entered"] = state
+        seen.append(state)
+
+    monkeypatch.setattr(BrokerParts, "state", property(lambda parts: parts.__dict__["entered"], enter), raising=False)
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, _):
+        assert values(cluster)["kafka.server:type=KafkaServer,name=BrokerState"] == 3
+    # Kafka's numbers.
+    assert seen == [1, 2, 3, 6, 7]
+
+
+async def test_a_partition_that_goes_during_a_scrape_does_no_harm(tmp_path: Path) -> None:
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
+        await client.create_topic("t", 3)
+        endpoint = cluster.broker.parts.metrics_endpoint
+        with small_slices():
+            steps = render(endpoint.metrics)
+            for _ in range(5):
+                next(steps)
+            manager = cluster.broker.parts.log_manager
+            for number in range(3):
+                manager.delete("t", number)
+            with pytest.raises(StopIteration) as end:
+                while True:
+                    next(steps)
+        assert b"kafka_cluster_partition_replicascount" in b"".join(end.value.value)
