@@ -9,6 +9,9 @@ from klamm.client.cluster import ClusterMetadata, metadata_of
 from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, connect
 from klamm.protocol.vocabulary import NO_LEADER
 
+# How the cluster's own requests name themselves: faults do not concern them.
+CLIENT_ID = "klamm-cluster"
+
 ASK_EVERY_S = 0.01
 ANSWER_TIMEOUT_MS = 2_000
 
@@ -84,7 +87,9 @@ class _Asked:
 
     async def ask(self) -> ClusterMetadata | str:
         """The broker's answer, or a string with the reason why there is no answer."""
-        options = ConnectionOptions(connect_timeout_ms=ANSWER_TIMEOUT_MS, request_timeout_ms=ANSWER_TIMEOUT_MS)
+        options = ConnectionOptions(
+            CLIENT_ID, connect_timeout_ms=ANSWER_TIMEOUT_MS, request_timeout_ms=ANSWER_TIMEOUT_MS
+        )
         try:
             if self._connection is None or not self._connection.connected:
                 self._connection = await connect(*self._address, options)

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import uvloop
 
 from klamm.broker.broker import Broker, BrokerStartError
 from klamm.config.broker import BrokerConfig
@@ -30,8 +32,15 @@ class BrokerServer:
         except ConfigError as error:
             raise ToolError(str(error)) from error
         self._logs_dir = logs_dir
-        self._environment = SystemEnvironment()
-        self._broker = Broker(self._config, self._environment)
+        self.new_event_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+        self._environment = self._make_environment()
+        self._broker = self._make_broker()
+
+    def _make_environment(self) -> SystemEnvironment:
+        return SystemEnvironment()
+
+    def _make_broker(self) -> Broker:
+        return Broker(self._config, self._environment)
 
     async def start(self) -> dict[str, Any]:
         if self._logs_dir is not None:
@@ -73,6 +82,7 @@ class EmbeddedZooKeeper:
     """
 
     def __init__(self, directory: str, host: str, port: int, min_session_timeout_ms: int | None = None) -> None:
+        self.new_event_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
         self._directory = directory
         self._environment = SystemEnvironment()
         self._server = ZooKeeperServer(

@@ -15,8 +15,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import uvloop
-
 from klamm.environment import raise_open_file_limit
 from klamm.processes.errors import EXIT_INTERRUPTED, ToolError, describe_os_error
 from klamm.processes.garbage import GarbageCollection
@@ -27,6 +25,9 @@ _log = logging.getLogger(__name__)
 
 class Server(Protocol):
     """A server that `run_server` can run."""
+
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop]
+    """Makes the loop on which it runs."""
 
     async def start(self) -> Mapping[str, Any]:
         """Returns when clients are served; the result holds the server's ports and addresses (JSON values).
@@ -54,7 +55,8 @@ def run_server(server: Server, on_ready: Callable[[Mapping[str, Any]], None], li
     Raises ToolError when the server cannot start or has failed.
     """
     raise_open_file_limit()
-    uvloop.run(_serve(server, on_ready, lifeline))
+    with asyncio.Runner(loop_factory=server.new_event_loop) as runner:
+        runner.run(_serve(server, on_ready, lifeline))
 
 
 async def _serve(server: Server, on_ready: Callable[[Mapping[str, Any]], None], lifeline: int | None) -> None:

@@ -23,13 +23,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from klamm.processes.helper import Helper, HelperGone
+from klamm.processes.helper import PRELOAD, Helper, HelperGone
 
 BROKER = "klamm.processes.servers:BrokerServer"
 EMBEDDED_ZOOKEEPER = "klamm.processes.servers:EmbeddedZooKeeper"
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+
+
+OnChange = Callable[["ServerProcess", str], None]
 
 
 class ServerFailed(Exception):
@@ -44,12 +47,21 @@ class ServerProcess:
     after `stop`, `end` or `kill`.
     """
 
-    def __init__(self, helper: Helper, name: str, target: str, arguments: Mapping[str, Any], log: Path) -> None:
+    def __init__(
+        self,
+        helper: Helper,
+        name: str,
+        target: str,
+        arguments: Mapping[str, Any],
+        log: Path,
+        on_change: OnChange | None = None,
+    ) -> None:
         self.name = name
         self.log = log
         self.target = target
         self.arguments = dict(arguments)
         self._helper = helper
+        self._on_change = on_change
         self._begin()
 
     def _begin(self) -> None:
@@ -174,23 +186,36 @@ class ServerProcess:
                         os.kill(self.pid, signal.SIGKILL)
                 self.exit_code = -signal.SIGKILL
                 self.reason = "the helper process has ended"
+        if self._on_change is not None:
+            self._on_change(self, event["event"])
 
 
 class Processes:
     """The servers of one cluster. `directory` (made if absent) holds the log of each server as NAME.log.
 
-    A given `helper` is shared and outlives this object; without one, these servers get a helper of their own. A
+    A given `helper` is shared and outlives this object; without one, these servers get a helper of their own, which
+    has imported `preload`. A
     `throwaway` directory is removed at the end, by the helper if this process is killed; its servers are then killed
-    instead of stopped.
+    instead of stopped. `on_change` is called in another thread with each server that has changed and the name of the
+    change: started, ready, failed, paused, resumed, exited, or lost, which means exited with the helper.
     """
 
-    def __init__(self, directory: str | Path, *, helper: Helper | None = None, throwaway: bool = False) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        helper: Helper | None = None,
+        throwaway: bool = False,
+        on_change: OnChange | None = None,
+        preload: Sequence[str] = PRELOAD,
+    ) -> None:
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.throwaway = throwaway
         self.servers: dict[str, ServerProcess] = {}
+        self._on_change = on_change
         self._owns_helper = helper is None
-        self._helper = helper or Helper()
+        self._helper = helper or Helper(preload)
         if throwaway:
             self._helper.remove_when_orphaned(str(self.directory))
 
@@ -206,7 +231,8 @@ class Processes:
         """Forks a server and returns at once. `target` ("module:callable") makes the server from `arguments`, which are
         JSON values. Raises ServerFailed when the helper has ended.
         """
-        server = ServerProcess(self._helper, name, target, arguments, self.directory / f"{name}.log")
+        log = self.directory / f"{name}.log"
+        server = ServerProcess(self._helper, name, target, arguments, log, self._on_change)
         self.servers[name] = server
         return server
 

@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from klamm.processes.helper import Helper
     from klamm.protocol.errors import ErrorCode, KafkaError
     from klamm.testing.async_cluster import AsyncCluster
     from klamm.testing.cluster import Broker, Cluster
     from klamm.testing.errors import ClusterError, NotInTime
+    from klamm.testing.helper import Helper
 
 __all__ = ["AsyncCluster", "Broker", "Cluster", "ClusterError", "ErrorCode", "Helper", "KafkaError", "NotInTime"]
 
@@ -21,7 +21,7 @@ _MODULES = {
     "Cluster": "klamm.testing.cluster",
     "ClusterError": "klamm.testing.errors",
     "ErrorCode": "klamm.protocol.errors",
-    "Helper": "klamm.processes.helper",
+    "Helper": "klamm.testing.helper",
     "KafkaError": "klamm.protocol.errors",
     "NotInTime": "klamm.testing.errors",
 }

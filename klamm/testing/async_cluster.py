@@ -7,9 +7,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from klamm.faults.commands import Server
+from klamm.faults.history import History
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.testing.cluster import TIMEOUT_S, Broker, Cluster, Server
+from klamm.testing.cluster import DESCRIBED_LINES, TIMEOUT_S, Broker, Cluster
 from klamm.testing.conditions import Wait
+from klamm.testing.faults.answers import AsyncAnswerFaults
+from klamm.testing.faults.asynchronous import AsyncFaults
+from klamm.testing.faults.clock import AsyncClock
+from klamm.testing.faults.disk import AsyncDisk
+from klamm.testing.faults.network import AsyncNetwork
+from klamm.testing.faults.servers import AsyncServerFaults
 
 
 async def open_in_thread(cluster: Cluster) -> "AsyncCluster":
@@ -30,7 +38,7 @@ async def close_in_thread(cluster: Cluster, error: BaseException | None = None) 
     await asyncio.shield(asyncio.to_thread(cluster.close, error))
 
 
-class AsyncCluster:
+class AsyncCluster(AsyncAnswerFaults, AsyncServerFaults):
     """A running cluster, from `async with Cluster(...) as c`. Cluster documents each method."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -43,6 +51,14 @@ class AsyncCluster:
     @property
     def zookeeper(self) -> str:
         return self.cluster.zookeeper
+
+    @property
+    def control_url(self) -> str:
+        return self.cluster.control_url
+
+    @property
+    def control_token(self) -> str:
+        return self.cluster.control_token
 
     @property
     def servers(self) -> list[Server]:
@@ -69,8 +85,8 @@ class AsyncCluster:
     def log(self, server: Server, lines: int = 50) -> str:
         return self.cluster.log(server, lines)
 
-    def describe(self) -> str:
-        return self.cluster.describe()
+    def describe(self, history_lines: int = DESCRIBED_LINES) -> str:
+        return self.cluster.describe(history_lines)
 
     async def controller_id(self) -> int | None:
         return await asyncio.to_thread(self.cluster.controller_id)
@@ -87,6 +103,9 @@ class AsyncCluster:
     async def replicas(self, topic: str, partition: int = 0) -> list[int]:
         return await asyncio.to_thread(self.cluster.replicas, topic, partition)
 
+    async def followers(self, topic: str, partition: int = 0) -> list[int]:
+        return await asyncio.to_thread(self.cluster.followers, topic, partition)
+
     async def under_replicated(self) -> list[PartitionKey]:
         return await asyncio.to_thread(self.cluster.under_replicated)
 
@@ -102,14 +121,38 @@ class AsyncCluster:
     async def delete_topic(self, name: str) -> None:
         await asyncio.to_thread(self.cluster.delete_topic, name)
 
+    @property
+    def faults(self) -> AsyncFaults:
+        return AsyncFaults(self.cluster.faults)
+
+    @property
+    def _in_threads(self) -> Cluster:
+        return self.cluster
+
+    @property
+    def disk(self) -> AsyncDisk:
+        return AsyncDisk(self.faults)
+
+    @property
+    def clock(self) -> AsyncClock:
+        return AsyncClock(self.faults)
+
+    @property
+    def history(self) -> Awaitable[History]:
+        return asyncio.to_thread(lambda: self.cluster.history)
+
+    @property
+    def network(self) -> AsyncNetwork:
+        return AsyncNetwork(self.cluster.network)
+
     async def kill(self, server: Server) -> None:
         await asyncio.to_thread(self.cluster.kill, server)
 
     async def stop(self, server: Server) -> None:
         await asyncio.to_thread(self.cluster.stop, server)
 
-    async def start(self, server: Server, properties: Mapping[str, object] | None = None) -> None:
-        await asyncio.to_thread(self.cluster.start, server, properties)
+    async def start(self, server: Server, properties: Mapping[str, object] | None = None, *, wait: bool = True) -> None:
+        await asyncio.to_thread(self.cluster.start, server, properties, wait=wait)
 
     async def restart(self, server: Server, properties: Mapping[str, object] | None = None) -> None:
         await asyncio.to_thread(self.cluster.restart, server, properties)
@@ -119,6 +162,9 @@ class AsyncCluster:
 
     async def resume(self, server: Server) -> None:
         await asyncio.to_thread(self.cluster.resume, server)
+
+    async def heal(self) -> None:
+        await asyncio.to_thread(self.cluster.heal)
 
     async def add_broker(self, properties: Mapping[str, object] | None = None) -> int:
         return await asyncio.to_thread(self.cluster.add_broker, properties)

@@ -19,20 +19,38 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from klamm.client.topics import NewTopic
 from klamm.config.broker import config_key, unknown_key_problem
+from klamm.environment import SystemEnvironment
+from klamm.faults.chronicle import Chronicle
+from klamm.faults.commands import Server
+from klamm.faults.control import Control
+from klamm.faults.control_port import ControlPort
+from klamm.faults.entries import BrokerAdded, Entry
+from klamm.faults.history import History, process_entry
+from klamm.faults.servers import BROKER, PRELOAD, under_faults
+from klamm.faults.wire import FaultError
 from klamm.processes.helper import Helper
 from klamm.processes.local_cluster import HOST, broker_arguments, broker_properties
+from klamm.processes.loop_thread import LoopEnded, LoopThread
 from klamm.processes.readiness import NotReady, wait_for_no_topic, wait_for_topic, wait_until_ready
-from klamm.processes.supervisor import BROKER, EMBEDDED_ZOOKEEPER, Processes, ServerFailed, ServerProcess
+from klamm.processes.supervisor import EMBEDDED_ZOOKEEPER, Processes, ServerFailed, ServerProcess
 from klamm.protocol.vocabulary import NO_LEADER, NO_REPLICATION_FACTOR, PartitionKey
 from klamm.testing.conditions import Wait, note
-from klamm.testing.errors import ClusterError
-from klamm.testing.observer import LoopThread, Observer, create_topic, delete_topic
+from klamm.testing.errors import ClusterEnded, ClusterError
+from klamm.testing.faults.answers import AnswerFaults
+from klamm.testing.faults.clock import Clock
+from klamm.testing.faults.control_port import open_port
+from klamm.testing.faults.disk import Disk
+from klamm.testing.faults.faults import Faults
+from klamm.testing.faults.network import Network
+from klamm.testing.faults.servers import ServerFaults
+from klamm.testing.observer import Observer, create_topic, delete_topic
 from klamm.testing.ports import ReservedPort
 from klamm.znodes.topics import LeaderAndIsr
+from klamm.zookeeper.client.connect_string import parse_connect_string
 
 if TYPE_CHECKING:
     from klamm.testing.async_cluster import AsyncCluster
@@ -40,10 +58,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ZOOKEEPER: Final = "zookeeper"
-Server = int | Literal["zookeeper"]
-"""A broker by its id, or the cluster's own ZooKeeper."""
-
 TIMEOUT_S = 30.0
+# A message has so many lines of the history.
+DESCRIBED_LINES = 20
 # The cluster sets these for each broker; other values would break it.
 OWN_PROPERTIES = ("broker.id", "zookeeper.connect", "log.dirs", "log.dir", "listeners", "advertised.listeners")
 
@@ -68,7 +85,7 @@ class Broker:
         return f"{self.host}:{self.port}"
 
 
-class Cluster:
+class Cluster(AnswerFaults, ServerFaults):
     """A cluster with `brokers` brokers (ids from 0) for the time of a `with` block.
 
     - `properties`: broker properties for all brokers, by Kafka's names; `broker_properties`: for single brokers, by id.
@@ -79,6 +96,7 @@ class Cluster:
       in the directory of an earlier cluster has its data.
     - `keep_on_failure`: a temporary directory stays when the block ends with an error; the error names the directory.
     - `helper`: shared by several clusters; each of them then starts half a second faster.
+    - `control`: opens a port for faults from other languages, at `control_url` with `control_token` (docs/faults.md).
 
     `async with Cluster(...) as c` gives an AsyncCluster: the same methods as coroutines.
     """
@@ -94,6 +112,7 @@ class Cluster:
         directory: str | Path | None = None,
         keep_on_failure: bool = False,
         helper: Helper | None = None,
+        control: bool = False,
     ) -> None:
         if brokers < 1:
             raise ValueError(f"brokers={brokers} is not allowed; allowed: at least 1")
@@ -108,6 +127,11 @@ class Cluster:
         self._ports: dict[Server, ReservedPort] = {}
         self._processes: Processes | None = None
         self._loop: LoopThread | None = None
+        self._environment: SystemEnvironment | None = None
+        self._control: Control | None = None
+        self._chronicle: Chronicle | None = None
+        self._wants_port = control
+        self._port_and_token: tuple[ControlPort, str] | None = None
         self._observer: Observer | None = None
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -138,11 +162,24 @@ class Cluster:
         if self._processes is not None:
             raise ClusterError("the cluster is open already")
         directory = self._wanted_directory or Path(tempfile.mkdtemp(prefix="klamm-cluster-"))
-        self._processes = Processes(directory, helper=self._helper, throwaway=self._wanted_directory is None)
+        self._environment = SystemEnvironment(blocking_workers=1)
+        self._control = Control(directory / "faults", self._environment.now_ms, self._is_paused)
+        self._processes = Processes(
+            directory,
+            helper=self._helper,
+            throwaway=self._wanted_directory is None,
+            on_change=self._process_changed,
+            preload=PRELOAD,
+        )
         running_clusters.add(self)
         try:
             self._loop = LoopThread("klamm-testing")
+            self._run(self._control.open())
             self._start_all()
+            self._chronicle = Chronicle(self._control, self._environment, self.zookeeper, self._session_timeout_ms)
+            self._run(self._chronicle.start())
+            if self._wants_port:
+                self._port_and_token = self._run(open_port(self, self._control, self._chronicle))
         except BaseException as error:
             self.close(error)
             raise
@@ -155,6 +192,7 @@ class Cluster:
         self._observer = Observer(self.zookeeper, self._session_timeout_ms)
         for broker in range(self._initial_brokers):
             self._reserve(broker)
+        self._tell_addresses()
         for broker in self.broker_ids:
             self._launch(broker)
         for broker in self.broker_ids:
@@ -164,18 +202,21 @@ class Cluster:
     def close(self, error: BaseException | None = None) -> None:
         """Ends the cluster; `error` is the test's own failure. Idempotent.
 
-        Raises ClusterError when a server had died by itself and the test has no failure of its own.
+        Raises ClusterError when a server had died by itself, and not because a fault had struck its disk, and the test
+        has no failure of its own.
         """
-        processes, self._processes = self._processes, None
-        if processes is None:
+        if self._processes is None:
             return
+        died = [server.obituary() for server in self._died()]
+        processes, self._processes = self._processes, None
         running_clusters.discard(self)
-        died = [server.obituary() for server in processes.servers.values() if _has_died(server)]
         if error is not None and processes.throwaway and self.keeps_on_failure:
             processes.throwaway = False
             error.add_note(f"klamm: data and logs of the cluster are in {processes.directory}")
         if self._loop is not None and self._observer is not None:
             self._loop.run(self._observer.close())
+        if self._loop is not None:
+            self._loop.run(self._close_control())
         if self._wanted_directory is None and self._external_zookeeper is None:
             processes.kill()
         else:
@@ -184,6 +225,8 @@ class Cluster:
             processes.close(together=brokers)
         if self._loop is not None:
             self._loop.close()
+        if self._environment is not None:
+            self._environment.close()
         for port in self._ports.values():
             port.release()
         self._ports.clear()
@@ -203,6 +246,16 @@ class Cluster:
         if self._external_zookeeper is not None:
             return self._external_zookeeper
         return f"{HOST}:{self._port(ZOOKEEPER)}"
+
+    @property
+    def control_url(self) -> str:
+        """Where a Cluster(control=True) takes faults over HTTP. Raises ClusterError without such a port."""
+        return self._open_port[0].url
+
+    @property
+    def control_token(self) -> str:
+        """The token for requests to `control_url`."""
+        return self._open_port[1]
 
     @property
     def servers(self) -> list[Server]:
@@ -246,9 +299,18 @@ class Cluster:
         """The last lines of a server's log since its start."""
         return self._server(server).log_tail(lines)
 
-    def describe(self) -> str:
-        """The state of each server, one line each, for messages."""
-        return "\n".join(_described(server) for server in self._open.servers.values())
+    def describe(self, history_lines: int = DESCRIBED_LINES) -> str:
+        """For messages: the state of each server, the end of the history, and the Python that repeats the faults."""
+        lines = [_described(server) for server in self._open.servers.values()]
+        history = self._run(self._recorded())
+        if history:
+            lines += ["what happened last:", history.report(history_lines)]
+        if script := history.script():
+            lines.append("what was done to the cluster c:")
+            if len(script) > history_lines:
+                lines.append(f"    # {len(script) - history_lines} earlier lines are in c.history.script()")
+            lines += [f"    {line}" for line in script[-history_lines:]]
+        return "\n".join(lines)
 
     # -- its state ------------------------------------------------------------------------------------------------
 
@@ -284,6 +346,11 @@ class Cluster:
         answer = _of(found, topic, partition)
         note("replicas", topic, partition, answer=answer)
         return answer
+
+    def followers(self, topic: str, partition: int = 0) -> list[int]:
+        """The replicas of a partition that do not lead it, in sync or not. Like `leader`."""
+        leader = self.leader(topic, partition)
+        return [broker for broker in self.replicas(topic, partition) if broker != leader]
 
     def under_replicated(self) -> list[PartitionKey]:
         """The partitions of all topics with a replica that is not in sync."""
@@ -336,19 +403,54 @@ class Cluster:
 
     # -- faults -----------------------------------------------------------------------------------------------------
 
+    @property
+    def faults(self) -> Faults:
+        """The faults that are injected into this cluster."""
+        return Faults(self._controlling, self._run)
+
+    @property
+    def disk(self) -> Disk:
+        """Makes the disks of brokers slow, full, or fail."""
+        return Disk(self.faults)
+
+    @property
+    def clock(self) -> Clock:
+        """Makes the wall clocks of brokers wrong."""
+        return Clock(self.faults)
+
+    @property
+    def history(self) -> History:
+        """What has happened since the cluster began to start, in order: elections, ISR changes, truncations, faults ...
+
+        What a call to this cluster or a client could see before is in it.
+        """
+        if self._processes is None:
+            return History() if self._control is None else self._control.history.after()
+        if self._chronicle is None:
+            return self._run(self._recorded())
+        return self._run(self._chronicle.catch_up())
+
+    @property
+    def network(self) -> Network:
+        """The network between brokers, ZooKeeper and clients: cuts, delays, resets."""
+        return Network(self.faults, lambda: self.brokers)
+
     def kill(self, server: Server) -> None:
         """kill -9; returns when the process is gone. The others notice when its ZooKeeper session expires."""
-        self._server(server).kill()
+        process = self._server(server)
+        self._run(self._controlling.count_if_answered())
+        process.kill()
 
     def stop(self, server: Server) -> None:
         """A clean stop: a broker hands its leaderships over first. Returns when the process is gone."""
         with _told():
             self._server(server).stop(TIMEOUT_S)
 
-    def start(self, server: Server, properties: Mapping[str, object] | None = None) -> None:
+    def start(self, server: Server, properties: Mapping[str, object] | None = None, *, wait: bool = True) -> None:
         """Starts a stopped or killed server at its old address, with its data; returns when it is ready.
 
-        `properties` are set in addition to those that a broker had.
+        `properties` are set in addition to those that a broker had. With `wait=False` the method returns when the
+        process is there, for a server that faults keep from being ready.
         """
         if self._server(server).running:
             raise ClusterError(f"{_name(server)} is running")
@@ -356,8 +458,9 @@ class Cluster:
             own = self._broker_properties.setdefault(server, {})
             own.update(_broker_texts(properties or {}))
         self._launch(server)
-        self._wait_started(server)
-        self._wait_ready()
+        if wait:
+            self._wait_started(server)
+            self._wait_ready()
 
     def restart(self, server: Server, properties: Mapping[str, object] | None = None) -> None:
         """Stops a server cleanly and starts it again."""
@@ -366,17 +469,41 @@ class Cluster:
 
     def pause(self, server: Server) -> None:
         """Stops the process with SIGSTOP; its connections stay open and silent."""
-        self._running(server).pause()
+        process = self._running(server)
+        self._run(self._controlling.count_if_answered())
+        process.pause()
 
     def resume(self, server: Server) -> None:
-        """Continues a paused server."""
+        """Continues a paused server; returns when a broker has the faults of the meantime."""
         self._running(server).resume()
+        self._run(self._controlling.count())
+
+    def heal(self) -> None:
+        """Removes all faults, resumes and starts all servers; returns when every replica is in sync.
+
+        The leaders stay where they are. Raises ClusterError for a server that has died by itself, and not because a
+        fault has struck its disk.
+        """
+        died = self._died()
+        self.faults.remove_all()
+        for server in self.servers:
+            process = self._server(server)
+            if process in died:
+                raise ClusterError(process.obituary())
+            if not process.running:
+                self.start(server)
+            elif process.paused:
+                self.resume(server)
+        self._wait_ready()
+        self.until(lambda: not self.under_replicated())
 
     def add_broker(self, properties: Mapping[str, object] | None = None) -> int:
         """Starts one more broker and returns its id when it is ready."""
         broker = max(self.broker_ids) + 1
         self._broker_properties[broker] = _broker_texts(properties or {})
         self._reserve(broker)
+        self._tell_addresses()
+        self._run(self._noted(BrokerAdded(broker)))
         self._launch(broker)
         self._wait_started(broker)
         self._wait_ready()
@@ -404,7 +531,7 @@ class Cluster:
     @property
     def _open(self) -> Processes:
         if self._processes is None:
-            raise ClusterError("the cluster is not running: use it inside `with Cluster(...) as c:`")
+            raise ClusterEnded("the cluster is not running: use it inside `with Cluster(...) as c:`")
         return self._processes
 
     @property
@@ -413,13 +540,69 @@ class Cluster:
         assert self._observer is not None
         return self._observer
 
+    @property
+    def _controlling(self) -> Control:
+        self._require_open()
+        assert self._control is not None
+        return self._control
+
+    async def _noted(self, entry: Entry) -> None:
+        self._controlling.history.add(entry)
+
+    async def _recorded(self) -> History:
+        """The history as far as it is known here."""
+        return self._controlling.history.after()
+
+    def _died(self) -> list[ServerProcess]:
+        """The servers that have ended by themselves, and not because a fault had struck their disk."""
+        ended = [server for server in self._open.servers.values() if not server.running and not server.expected_end]
+        history = self.history if ended and self._loop is not None else History()
+        return [server for server in ended if not history.was_struck_down(_server(server.name))]
+
+    def _process_changed(self, process: ServerProcess, change: str) -> None:
+        """Called in another thread."""
+        entry = process_entry(_server(process.name), process, change)
+        if entry is not None and self._loop is not None and self._control is not None:
+            self._loop.call_soon(self._control.history.add, entry)
+
+    @property
+    def _open_port(self) -> tuple[ControlPort, str]:
+        self._require_open()
+        if self._port_and_token is None:
+            raise ClusterError("the cluster has no control port: make it with Cluster(control=True)")
+        return self._port_and_token
+
+    async def _close_control(self) -> None:
+        if self._port_and_token is not None:
+            self._port_and_token[0].stop()
+        if self._chronicle is not None:
+            await self._chronicle.close()
+        if self._control is not None:
+            await self._control.count_if_answered()
+            await self._control.close()
+
+    def _tell_addresses(self) -> None:
+        """Tells all servers on which address each of them listens."""
+        addresses = [(server, HOST, port.number) for server, port in self._ports.items()]
+        if self._external_zookeeper is not None:
+            servers = parse_connect_string(self._external_zookeeper).servers
+            addresses += [(ZOOKEEPER, host, port) for host, port in servers]
+        self._run(self._controlling.set_addresses(addresses))
+
+    def _is_paused(self, server: Server) -> bool:
+        process = None if self._processes is None else self._processes.servers.get(_name(server))
+        return process is not None and process.paused
+
     def _require_open(self) -> None:
         _ = self._open
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         assert self._loop is not None
         with _told():
-            return self._loop.run(coroutine)
+            try:
+                return self._loop.run(coroutine)
+            except LoopEnded:
+                raise ClusterEnded("the cluster has ended") from None
 
     def _server(self, server: Server) -> ServerProcess:
         try:
@@ -448,8 +631,8 @@ class Cluster:
             if server == ZOOKEEPER:
                 target, arguments = EMBEDDED_ZOOKEEPER, self._zookeeper_arguments()
             else:
-                properties = self._properties_of(server)
-                target, arguments = BROKER, broker_arguments(properties, self.directory, server)
+                arguments = broker_arguments(self._properties_of(server), self.directory, server)
+                target, arguments = BROKER, under_faults(arguments, self._controlling.directory, server)
             processes.start(name, target, arguments)
 
     def _zookeeper_arguments(self) -> dict[str, Any]:
@@ -534,8 +717,8 @@ def _name(server: Server) -> str:
     return ZOOKEEPER if server == ZOOKEEPER else f"broker-{server}"
 
 
-def _has_died(server: ServerProcess) -> bool:
-    return not server.running and not server.expected_end
+def _server(name: str) -> Server:
+    return ZOOKEEPER if name == ZOOKEEPER else int(name.removeprefix("broker-"))
 
 
 def _described(server: ServerProcess) -> str:
@@ -549,5 +732,5 @@ def _told() -> Iterator[None]:
     """Turns errors of the packages below into ClusterErrors."""
     try:
         yield
-    except (ServerFailed, NotReady) as error:
+    except (ServerFailed, NotReady, FaultError) as error:
         raise ClusterError(str(error)) from error

@@ -5,6 +5,10 @@ class ClusterError(Exception):
     """The cluster is not in the requested state; the message describes the actual state."""
 
 
+class ClusterEnded(ClusterError):
+    """The cluster has ended, or has not begun."""
+
+
 class NotInTime(ClusterError, AssertionError):
     """A condition did not come true in time; the message says what was seen last.
 

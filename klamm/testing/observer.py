@@ -5,14 +5,14 @@ later read never returns an older state.
 """
 
 import asyncio
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 from klamm.client.cluster import ClusterClient
 from klamm.client.topics import NewTopic, create_topics, delete_topics
 from klamm.environment import SystemEnvironment
-from klamm.net.client import Address, ClientError
+from klamm.net.client import Address, ClientError, ConnectionOptions
+from klamm.processes.readiness import CLIENT_ID
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.testing.errors import ClusterError
@@ -26,30 +26,6 @@ T = TypeVar("T")
 
 ANSWER_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_MS = 10_000
-
-
-class LoopThread:
-    """An event loop in a thread of its own; any thread can run coroutines on it."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine and returns its result or raises its error. An interrupt of the caller cancels it."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        finally:
-            future.cancel()
-
-    def close(self) -> None:
-        """Ends the thread. Idempotent."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
 
 
 class Observer:
@@ -155,7 +131,7 @@ async def _ask_controller(
 ) -> None:
     if not brokers:
         raise ClusterError("no broker is running")
-    client = ClusterClient(list(brokers.values()))
+    client = ClusterClient(list(brokers.values()), ConnectionOptions(CLIENT_ID))
     try:
         for name, result in (await ask(client)).items():
             if isinstance(result, KafkaError):

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from klamm.processes.helper import Helper
     from klamm.testing.async_cluster import AsyncCluster
     from klamm.testing.cluster import Cluster
+    from klamm.testing.faults.faults import FaultHandle
+    from klamm.testing.helper import Helper
 
 LOG_LINES = 30
+HISTORY_LINES = 200
 
 _failed = pytest.StashKey[BaseException]()
+_has_faults = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,19 +39,24 @@ def pytest_configure(config: pytest.Config) -> None:
         "klamm(brokers=3, properties={...}, ...): the cluster that the fixture klamm_cluster gives this test;"
         " the arguments are those of klamm.testing.Cluster. A function's marker is added to its class's and module's.",
     )
+    config.addinivalue_line(
+        "markers",
+        "klamm_faults(kind, field=value, ...): a fault that the cluster of klamm_cluster has when the test begins, by"
+        " its kind and fields; or klamm_faults(fault, ...) with fault objects. Each marker adds faults.",
+    )
 
 
 @pytest.fixture(scope="session")
 def klamm_helper() -> "Iterator[Helper]":
     """The helper process that starts all clusters of the session; each but the first starts in a tenth of a second."""
-    from klamm.processes.helper import Helper
+    from klamm.testing.helper import Helper
 
     with Helper() as helper:
         yield helper
 
 
 @pytest.fixture
-def klamm_cluster_factory(request: pytest.FixtureRequest, klamm_helper: "Helper") -> "Iterator[Callable[..., Cluster]]":
+def klamm_cluster_factory(request: pytest.FixtureRequest) -> "Iterator[Callable[..., Cluster]]":
     """Starts any number of clusters, with the arguments of klamm.testing.Cluster; they end with the test."""
     from klamm.testing.cluster import Cluster
 
@@ -56,7 +64,8 @@ def klamm_cluster_factory(request: pytest.FixtureRequest, klamm_helper: "Helper"
 
     def start(brokers: int = 3, **options: Any) -> Cluster:
         options.setdefault("keep_on_failure", request.config.getoption("--klamm-keep"))
-        cluster = Cluster(brokers, helper=klamm_helper, **options)
+        # Not earlier, so that a wrong marker is told before anything starts.
+        cluster = Cluster(brokers, helper=request.getfixturevalue("klamm_helper"), **options)
         cluster.open()
         clusters.append(cluster)
         return cluster
@@ -69,14 +78,48 @@ def klamm_cluster_factory(request: pytest.FixtureRequest, klamm_helper: "Helper"
 
 
 @pytest.fixture
-def klamm_cluster(request: pytest.FixtureRequest, klamm_cluster_factory: "Callable[..., Cluster]") -> "Cluster":
-    """A cluster for this test alone: three brokers, or the arguments of its marker `klamm`."""
+def klamm_faults(request: pytest.FixtureRequest) -> "Iterator[Callable[[Cluster], list[FaultHandle]]]":
+    """For clusters that are shared: gives one the faults of the test's markers `klamm_faults` until the test ends.
+
+    `klamm_faults(cluster)` returns their handles, those of the outermost marker first.
+    """
+    from klamm.testing.faults.given import given_faults
+
+    wanted = []
+    for marker in reversed(list(request.node.iter_markers("klamm_faults"))):
+        try:
+            wanted += given_faults(*marker.args, **marker.kwargs)
+        except ValueError as error:
+            raise pytest.UsageError(f"{request.node.nodeid}: pytest.mark.klamm_faults: {error}") from None
+    handles: list[FaultHandle] = []
+
+    def install(cluster: "Cluster") -> "list[FaultHandle]":
+        request.node.stash[_has_faults] = True
+        for fault in wanted:
+            handles.append(cluster.faults.install(fault))
+        return handles[len(handles) - len(wanted) :]
+
+    yield install
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.fixture
+def klamm_cluster(
+    request: pytest.FixtureRequest,
+    klamm_cluster_factory: "Callable[..., Cluster]",
+    klamm_faults: "Callable[[Cluster], list[FaultHandle]]",
+) -> "Cluster":
+    """A cluster for this test alone: three brokers, or the arguments of its marker `klamm`, with the faults of its
+    markers `klamm_faults`."""
     options: dict[str, Any] = {}
     for marker in reversed(list(request.node.iter_markers("klamm"))):
         if marker.args:
             raise pytest.UsageError(f"{request.node.nodeid}: pytest.mark.klamm takes named arguments only")
         options.update(marker.kwargs)
-    return klamm_cluster_factory(**options)
+    cluster = klamm_cluster_factory(**options)
+    klamm_faults(cluster)
+    return cluster
 
 
 @pytest.fixture
@@ -88,17 +131,27 @@ def klamm_async_cluster(klamm_cluster: "Cluster") -> "AsyncCluster":
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """A test that is marked by itself, and has passed without its faults, fails."""
+    yield
+    marked = any(marker.name == "klamm_faults" for marker in item.own_markers)
+    if marked and not item.stash.get(_has_faults, False):
+        pytest.fail("no cluster has the faults of pytest.mark.klamm_faults: use klamm_cluster or klamm_faults")
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Adds the logs of all running clusters to the report of a failed test."""
+    """Adds the history and the logs of all running clusters to the report of a failed test."""
     report = yield
     if report.failed and call.excinfo is not None:
         item.stash[_failed] = call.excinfo.value
         module = sys.modules.get("klamm.testing.cluster")
         for cluster in list(module.running_clusters) if module else ():
             kept = f"\ndata and logs: {cluster.directory}" if cluster.keeps_on_failure else ""
-            report.sections.append((f"klamm cluster {cluster.bootstrap}", cluster.describe() + kept))
+            described = cluster.describe(HISTORY_LINES) + kept
+            report.sections.append((f"klamm cluster {cluster.bootstrap}", described))
             for server in cluster.servers:
                 report.sections.append(
                     (f"log of {'broker ' if isinstance(server, int) else ''}{server}", cluster.log(server, LOG_LINES))

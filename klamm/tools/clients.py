@@ -40,6 +40,13 @@ def check_bootstrap_server(text: str) -> str:
     return text
 
 
+def check_transactional_id(text: str | None) -> str | None:
+    """Raises typer.BadParameter for an id that no request can have."""
+    if text is not None and not 0 < len(text.encode("utf-8", "surrogatepass")) <= MAX_STRING_BYTES:
+        raise typer.BadParameter(f"a transactional id has 1 to {MAX_STRING_BYTES} bytes")
+    return text
+
+
 TopicName = Annotated[str, typer.Option("--topic", callback=_check_topic_name, help="The topic's name.")]
 BootstrapServer = Annotated[
     str,
@@ -55,6 +62,8 @@ CommandConfig = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+# Of a string in a request.
+MAX_STRING_BYTES: Final = 2**15 - 1
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 # How long a broker is looked for, before a person is told that there is none.
 LOOK_MS: Final = 2_000

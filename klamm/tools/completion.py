@@ -49,6 +49,7 @@ _KINDS: Final[Mapping[str, Kind]] = {
     "--topic": Kind.TOPICS,
     "--group": Kind.GROUPS,
     "--broker": Kind.BROKERS,
+    "--broker-id": Kind.BROKERS,
     "--broker-logger": Kind.BROKERS,
     "--broker-list": Kind.BROKERS,
 }

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from klamm.processes.errors import ToolError
+from klamm.progress import progress
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -27,7 +28,6 @@ from klamm.tools.clients import (
     ended_by_sigterm,
     property_errors,
 )
-from klamm.tools.progress import progress
 from klamm.tools.text import RecordFormat, parse_separator, record_json
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 POLL_TIMEOUT_MS = 200
 MAX_POLL_RECORDS = 5000
+ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
 
 
 def consume(
@@ -58,6 +59,14 @@ def consume(
     ] = False,
     group: Annotated[
         str | None, typer.Option("--group", help="Read as a member of this consumer group, and commit offsets.")
+    ] = None,
+    isolation_level: Annotated[
+        str | None,
+        typer.Option(
+            metavar="read_uncommitted|read_committed",
+            help="read_committed leaves out records of transactions that are open or aborted; read_uncommitted if not"
+            " given.",
+        ),
     ] = None,
     max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after this many records.")] = None,
     timeout_ms: Annotated[int | None, typer.Option(min=0, help="Stop after this time without a record.")] = None,
@@ -84,6 +93,12 @@ def consume(
     from klamm.client.properties import group_options
 
     properties = command_properties(command_config)
+    if isolation_level is not None:
+        if isolation_level not in ISOLATION_LEVELS:
+            raise typer.BadParameter(
+                f"{isolation_level!r} is not one of {', '.join(ISOLATION_LEVELS)}", param_hint="--isolation-level"
+            )
+        properties = {**properties, "isolation.level": isolation_level}
     with property_errors(command_config):
         options = _consumer_options(properties, start)
         membership = None if group is None else group_options(properties, group)

@@ -18,11 +18,13 @@ from klamm.tools import (
     completion,
     consume,
     controller,
+    faults,
     groups,
     pipeline,
     pipeline_run,
     produce,
     status,
+    transactions,
     up,
     zookeeper,
 )
@@ -55,8 +57,10 @@ app.add_typer(brokers.app, name="brokers")
 app.command("status", epilog="Example: klamm status --bootstrap-server 127.0.0.1:9092")(status.status)
 app.add_typer(elect.app, name="elect")
 app.add_typer(groups.app, name="groups")
+app.add_typer(transactions.app, name="transactions")
 app.add_typer(reassign.app, name="reassign")
 app.add_typer(controller.app, name="controller")
+app.add_typer(faults.app, name="faults")
 app.add_typer(verify.app, name="verify")
 app.add_typer(log.app, name="log")
 pipeline.app.command("run", epilog="Example: klamm pipeline run orders.yaml --check")(pipeline_run.run)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from klamm.processes.errors import EXIT_FAILED, ToolError
+from klamm.progress import progress
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -26,7 +27,6 @@ from klamm.tools.clients import (
     command_options,
 )
 from klamm.tools.files import check_result_file
-from klamm.tools.progress import progress
 from klamm.tools.properties import parse_pairs
 
 if TYPE_CHECKING:

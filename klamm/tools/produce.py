@@ -2,6 +2,9 @@
 
 Every record is counted until the broker has acknowledged it; the command fails if any record is not delivered. The
 command reads only a bounded amount ahead of the acknowledgements.
+
+With `--transactional-id` all records are one transaction. It is committed when every record is acknowledged, and
+aborted when one is not, or the command is interrupted.
 """
 
 import json
@@ -16,25 +19,27 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from klamm.processes.errors import ToolError
+from klamm.progress import progress
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
     AsJson,
     BootstrapServer,
     CommandConfig,
     TopicName,
+    check_transactional_id,
     client_in_thread,
     command_options,
     command_properties,
     ended_by_sigterm,
     property_errors,
 )
-from klamm.tools.progress import progress
 from klamm.tools.text import BadRecord, parse_record, parse_separator, split_records
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
     from klamm.client.options import ClientOptions, ProducerOptions
     from klamm.client.producer import Producer, RecordMetadata
+    from klamm.client.transactional_producer import TransactionalProducer
 
 PENDING_LIMIT_BYTES = 64 * 1024 * 1024
 LINGER_MS = 5
@@ -78,6 +83,14 @@ def produce(
     idempotence: Annotated[
         bool | None, typer.Option("--idempotence/--no-idempotence", help="By default on with --acks all, else off.")
     ] = None,
+    transactional_id: Annotated[
+        str | None,
+        typer.Option(
+            callback=check_transactional_id,
+            help="Write all records in one transaction with this id, within transaction.timeout.ms (1 minute if not"
+            " given). An earlier one of the id is aborted.",
+        ),
+    ] = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
@@ -89,12 +102,15 @@ def produce(
         raise typer.BadParameter(f"{acks!r} is not one of all, 1, 0", param_hint="--acks")
     if idempotence and acks in ("1", "0"):
         raise typer.BadParameter("needs --acks all", param_hint="--idempotence")
+    if transactional_id is not None and (idempotence is False or acks in ("1", "0")):
+        raise typer.BadParameter("needs --acks all and --idempotence", param_hint="--transactional-id")
     record_end = b"\0" if null else parse_separator("--separator", separator)
     key_end = parse_separator("--key-separator", key_separator) if key_separator is not None else None
     given = {
         "compression.type": compression_type,
         "acks": acks,
         "enable.idempotence": None if idempotence is None else str(idempotence).lower(),
+        "transactional.id": transactional_id,
     }
     properties = command_properties(command_config) | {key: value for key, value in given.items() if value is not None}
     with property_errors(command_config):
@@ -109,13 +125,9 @@ def produce(
                 client.call(lambda _, records=records: lines.send(records))  # type: ignore[misc]
                 if lines.stopped:
                     break
-            client.call(lambda _: lines.flush())
+            client.call(lambda _: lines.end())
         except KeyboardInterrupt:
-            print(
-                f"klamm: interrupted: {lines.delivered} records delivered,"
-                f" {lines.pending} without an acknowledgement (they may be in the topic)",
-                file=sys.stderr,
-            )
+            print(f"klamm: interrupted: {lines.outcome()}", file=sys.stderr)
             raise
         finally:
             client.call(lambda _: lines.close())
@@ -153,12 +165,17 @@ async def _start(
     with_headers: bool,
 ) -> "Lines":
     from klamm.client.producer import Producer
+    from klamm.client.transactional_producer import TransactionalProducer
     from klamm.environment import SystemEnvironment
 
-    producer = Producer(client, options, SystemEnvironment())
+    is_transactional = options.transactional_id is not None
+    producer = (TransactionalProducer if is_transactional else Producer)(client, options, SystemEnvironment())
     if partition is not None and partition >= (count := (await producer.partitions_for(topic)).count):
         raise ToolError(f"{topic} has no partition {partition}, it has {count} partitions")
-    return Lines(producer, topic, partition, key_separator, with_headers)
+    if isinstance(producer, TransactionalProducer):
+        await producer.init()
+        producer.begin()
+    return Lines(producer, topic, partition, key_separator, with_headers, is_transactional=is_transactional)
 
 
 class Lines:
@@ -167,17 +184,21 @@ class Lines:
 
     def __init__(
         self,
-        producer: "Producer",
+        producer: "Producer | TransactionalProducer",
         topic: str,
         partition: int | None,
         key_separator: bytes | None,
         with_headers: bool,
+        *,
+        is_transactional: bool = False,
     ) -> None:
         self._producer = producer
         self._topic = topic
         self._partition = partition
         self._key_separator = key_separator
         self._with_headers = with_headers
+        self._is_transactional = is_transactional
+        self._is_aborted = False
         self._reasons: Counter[str] = Counter()
         self._sent = 0
         self.delivered = 0
@@ -189,6 +210,14 @@ class Lines:
     def pending(self) -> int:
         """The records without an acknowledgement."""
         return self._sent - self.delivered - self.failed
+
+    def outcome(self) -> str:
+        """What became of the records of an interrupted command."""
+        if self._is_transactional:
+            return f"the transaction with {self._sent} records is aborted, unless its commit had begun"
+        return (
+            f"{self.delivered} records delivered, {self.pending} without an acknowledgement (they may be in the topic)"
+        )
 
     async def send(self, lines: Sequence[bytes]) -> None:
         """Sends a record for each line, up to the first that cannot be sent, as soon as there is room for them."""
@@ -217,9 +246,27 @@ class Lines:
                 reason if reason in self._reasons or len(self._reasons) < MAX_REASONS else "other reasons"
             ] += 1
 
-    async def flush(self) -> None:
-        """Returns when every record is delivered or has failed."""
-        await self._producer.flush()
+    async def end(self) -> None:
+        """Returns when every record is delivered or has failed. Then a transaction is committed, or else aborted."""
+        from klamm.client.producer import Producer
+
+        if isinstance(self._producer, Producer):
+            await self._producer.flush()
+        else:
+            await self._end_transaction(self._producer)
+
+    async def _end_transaction(self, producer: "TransactionalProducer") -> None:
+        from klamm.client.transactions import TransactionAborted
+
+        if not self.stopped:
+            try:
+                await producer.commit()
+            except TransactionAborted as error:
+                self.stopped = str(error)
+            else:
+                return
+        await producer.abort()
+        self.delivered, self.failed, self._is_aborted = 0, self._sent, True
 
     async def close(self) -> None:
         """Drops unacknowledged records."""
@@ -227,6 +274,8 @@ class Lines:
 
     def require_success(self) -> None:
         """Raises ToolError unless every record was delivered."""
+        if self._is_aborted:
+            raise ToolError(f"the transaction was aborted, and no record of it will be read: {self.stopped}")
         problems = [f"{count} records were not delivered: {reason}" for reason, count in self._reasons.items()]
         if self.stopped:
             problems.append(f"{self.stopped}; the {self.delivered} records before it were delivered")

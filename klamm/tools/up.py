@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -36,6 +36,9 @@ from klamm.tools.clients import AsJson
 from klamm.tools.properties import parse_pairs
 from klamm.tools.up_view import View, make_view
 
+if TYPE_CHECKING:
+    from klamm.tools.up_control import UpControl
+
 REFRESH_S = 1.0
 
 
@@ -55,6 +58,16 @@ def up(
     restart: Annotated[
         bool, typer.Option("--restart", help="Start a broker, or ZooKeeper, again when its process has died.")
     ] = False,
+    control_port: Annotated[
+        int | None,
+        typer.Option(
+            "--control-port",
+            min=0,
+            max=65535,
+            help="Take faults for this cluster at this port of 127.0.0.1, from klamm faults or over HTTP;"
+            " 0 takes any free port. By default there is no such port.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a cluster until Ctrl-C; then stop it cleanly. Called again it continues with the same data."""
@@ -65,11 +78,12 @@ def up(
         )
     overrides = parse_pairs("--override", override or [])
     directory = directory.absolute()
-    check_ports(check_overrides(overrides, directory, brokers, port), zookeeper_port)
+    check_ports(check_overrides(overrides, directory, brokers, port), zookeeper_port, control_port)
     signal.signal(signal.SIGTERM, _interrupt)
-    processes = Processes(directory)
+    control = None if control_port is None else _make_control(directory, control_port)
+    processes = Processes(directory) if control is None else control.processes(directory)
     view = make_view(as_json)
-    cluster = Cluster(processes, brokers, port, zookeeper_port, overrides)
+    cluster = Cluster(processes, brokers, port, zookeeper_port, overrides, control)
     try:
         cluster.start(view)
         view.told(
@@ -79,6 +93,9 @@ def up(
             controller=cluster.controller_id,
             seconds=round(time.monotonic() - started_at, 3),
         )
+        if control is not None:
+            url, file = control.serve()
+            view.told("control_ready", url=url, file=file)
         with view.watching(cluster.bootstrap):
             watch(cluster, view, restart=restart)
     except ServerFailed as error:
@@ -93,8 +110,17 @@ def up(
         try:
             view.told("stopping")
         finally:
+            if control is not None:
+                control.close()
             stop(cluster)
         view.told("stopped")
+
+
+def _make_control(directory: Path, port: int) -> "UpControl":
+    # A cluster without a control port never imports faults.
+    from klamm.tools.up_control import UpControl
+
+    return UpControl(directory, port)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -114,6 +140,7 @@ class Cluster:
         port: int,
         zookeeper_port: int,
         overrides: Mapping[str, str],
+        control: "UpControl | None" = None,
     ) -> None:
         self.processes = processes
         self.brokers: list[ServerProcess] = []
@@ -122,6 +149,7 @@ class Cluster:
         self.ready = False
         self.dead: dict[str, ServerProcess] = {}
         self.restarting: dict[str, ServerProcess] = {}
+        self._control = control
         self._count, self._port, self._zookeeper_port = brokers, port, zookeeper_port
         self._overrides = overrides
 
@@ -129,6 +157,8 @@ class Cluster:
         """Returns when every broker serves clients and knows all the others. Raises ServerFailed."""
         directory = self.processes.directory
         view.told("starting", brokers=self._count, directory=str(directory))
+        if self._control is not None:
+            self._control.open(self)
         zookeeper = self.processes.start(
             "zookeeper",
             EMBEDDED_ZOOKEEPER,
@@ -148,8 +178,10 @@ class Cluster:
                 zookeeper=self.zookeeper_address,
                 overrides=self._overrides,
             )
-            arguments = broker_arguments(properties, directory, broker_id)
-            self.brokers.append(self.processes.start(f"broker-{broker_id}", BROKER, arguments))
+            target, arguments = BROKER, broker_arguments(properties, directory, broker_id)
+            if self._control is not None:
+                target, arguments = self._control.target(arguments, broker_id)
+            self.brokers.append(self.processes.start(f"broker-{broker_id}", target, arguments))
         # Any of the brokers may fail first, so one wait covers all of them.
         self.processes.wait(
             lambda: (
@@ -201,15 +233,27 @@ class Cluster:
         """The addresses of all brokers."""
         return ",".join(map(text_of, self.brokers))
 
+    @property
+    def servers(self) -> Mapping[str, ServerProcess]:
+        """All servers by their names."""
+        return self.processes.servers
+
+    def started_again(self, server: ServerProcess) -> None:
+        """The control port has started this server again."""
+        self.dead.pop(server.name, None)
+        self.restarting[server.name] = server
+
     def newly_dead(self) -> list[ServerProcess]:
-        """The servers that have ended and are not in `dead` yet."""
+        """The servers that have ended and are not in `dead` yet; without those that the control port has ended."""
         return [
-            server for server in self.processes.servers.values() if not server.running and server.name not in self.dead
+            server
+            for server in self.processes.servers.values()
+            if not server.running and not server.expected_end and server.name not in self.dead
         ]
 
     def ready_again(self) -> list[ServerProcess]:
         """The servers of `restarting` that have become ready."""
-        return [server for server in self.restarting.values() if server.details is not None]
+        return [server for server in list(self.restarting.values()) if server.details is not None]
 
 
 def check_overrides(overrides: Mapping[str, str], directory: Path, brokers: int, port: int) -> list[Listener]:
@@ -240,9 +284,11 @@ def check_overrides(overrides: Mapping[str, str], directory: Path, brokers: int,
     return listeners
 
 
-def check_ports(listeners: Iterable[Listener], zookeeper_port: int) -> None:
+def check_ports(listeners: Iterable[Listener], zookeeper_port: int, control_port: int | None) -> None:
     """Raises ToolError for a port that is in use, before anything is started."""
     wanted = [(f"--zookeeper-port {zookeeper_port}", HOST, zookeeper_port)]
+    if control_port is not None:
+        wanted.append((f"--control-port {control_port}", HOST, control_port))
     wanted += [(f"listener {listener}", listener.host, listener.port) for listener in listeners]
     with ExitStack() as opened:
         for what, host, port in wanted:
@@ -316,7 +362,8 @@ def watch(cluster: Cluster, view: View, *, restart: bool) -> None:
                 server.begin_again()
             else:
                 cluster.dead[server.name] = server
-        if "zookeeper" in cluster.dead or not any(broker.running for broker in cluster.brokers):
+        # Servers that the control port has ended can be started again.
+        if "zookeeper" in cluster.dead or all(broker.name in cluster.dead for broker in cluster.brokers):
             raise ServerFailed("the cluster cannot continue without " + ", ".join(cluster.dead))
 
 

@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 ASK_EVERY_S = 2.0
@@ -36,9 +37,10 @@ class TopicCounts:
         from klamm.client.cluster import make_client
         from klamm.environment import SystemEnvironment
         from klamm.net.client import ClientError
+        from klamm.processes.readiness import CLIENT_ID
         from klamm.tools.clients import command_options
 
-        options = command_options(self._bootstrap, None, ANSWER_TIMEOUT_MS)
+        options = replace(command_options(self._bootstrap, None, ANSWER_TIMEOUT_MS), client_id=CLIENT_ID)
         with asyncio.Runner() as runner:
             client = make_client(options, SystemEnvironment().random)
             while not self._ended.is_set():
@@ -167,6 +169,8 @@ def sentence(event: str, details: dict[str, Any]) -> str:
                 f"clients can connect to {details['bootstrap']}"
                 f" (the controller is broker {details['controller']}; after {details['seconds']} s)"
             )
+        case "control_ready":
+            return f"klamm faults reaches this cluster at {details['url']}; the token is in {details['file']}"
         case "died":
             told = f"{details['name']} HAS DIED: {details['reason']}"
             if details["restarts"]:

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from klamm.client.cluster import ClusterClient
-from klamm.coordinator.group_metadata_manager import partition_for
+from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from klamm.simulation.group_workload import GroupMember, GroupWorkload

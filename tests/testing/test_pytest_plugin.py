@@ -69,6 +69,7 @@ FAILING = """
 
     @pytest.mark.klamm(brokers=1)
     def test_fails(klamm_cluster):
+        klamm_cluster.fail(api="Produce", error="NOT_LEADER_OR_FOLLOWER", times=1)
         klamm_cluster.kill(0)
         assert 0
 """
@@ -82,6 +83,14 @@ def test_a_failed_test_shows_the_clusters_state_and_logs(run: Run) -> None:
             "*- klamm cluster 127.0.0.1:* -*",
             "zookeeper runs",
             "broker-0 has been stopped or killed",
+            "what happened last:",
+            "    0.000 s  ZooKeeper is ready",
+            "*s  broker 0 is the controller, controller epoch 1",
+            "*s  fault 1: c.fail(api='Produce', times=1, error='NOT_LEADER_OR_FOLLOWER')",
+            "*s  broker 0 was killed",
+            "what was done to the cluster c:",
+            "    fault_1 = c.fail(api='Produce', times=1, error='NOT_LEADER_OR_FOLLOWER')",
+            "    c.kill(0)",
             "*- log of zookeeper -*",
             "*- log of broker 0 -*",
             "*broker 0 of cluster * serves*",
@@ -134,3 +143,78 @@ def test_the_plugin_costs_nothing_where_it_is_not_used(run: Run) -> None:
         def test_it():
             assert not {"kafka", "klamm.testing.cluster", "klamm.net"} & set(sys.modules)
     """).assert_outcomes(passed=1)
+
+
+def test_markers_give_the_cluster_faults(run: Run) -> None:
+    run("""
+        import pytest
+        from klamm.faults.commands.answers import DelayAnswers
+        from klamm.testing import Cluster
+
+        pytestmark = [
+            pytest.mark.klamm(brokers=1),
+            pytest.mark.klamm_faults("answers.fail", api="Produce", error="NOT_LEADER_OR_FOLLOWER", on_call=[3]),
+        ]
+
+        @pytest.fixture(scope="module")
+        def shared(klamm_helper):
+            with Cluster(brokers=1, helper=klamm_helper) as cluster:
+                yield cluster
+
+        @pytest.mark.klamm_faults(DelayAnswers(api="Fetch", delay_ms=5))
+        def test_own(klamm_cluster):
+            handles = klamm_cluster.faults.active
+            assert [handle.fault.kind for handle in handles] == ["answers.fail", "answers.delay"]
+            klamm_cluster.close()
+            assert [handle.hits for handle in handles] == [0, 0]
+
+        def test_shared(shared, klamm_faults):
+            (failed,) = klamm_faults(shared)
+            assert failed.fault.on_call == (3,)
+
+        @pytest.fixture
+        def removed(shared):
+            yield
+            assert shared.faults.active == []
+
+        def test_removed(removed, shared, klamm_faults):
+            klamm_faults(shared)
+    """).assert_outcomes(passed=3)
+
+
+def test_a_marked_test_that_uses_no_cluster_fails(run: Run) -> None:
+    result = run("""
+        import pytest
+
+        @pytest.mark.klamm_faults("clock.shift", ms=1)
+        def test_it():
+            pass
+    """)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*no cluster has the faults of pytest.mark.klamm_faults: use klamm_cluster or *"])
+
+
+def test_a_wrong_fault_is_told(run: Run) -> None:
+    result = run("""
+        import pytest
+
+        @pytest.mark.klamm_faults("answers.fail", api="Prodce", error="NONE")
+        def test_it(klamm_cluster):
+            pass
+
+        @pytest.mark.klamm_faults(api="Produce")
+        def test_fields(klamm_cluster):
+            pass
+
+        @pytest.mark.klamm_faults()
+        def test_nothing(klamm_cluster):
+            pass
+    """)
+    result.assert_outcomes(errors=3)
+    result.stdout.fnmatch_lines(
+        [
+            "*test_it: pytest.mark.klamm_faults: answers.fail: api='Prodce' is not served; allowed: Produce, *",
+            "*test_fields: pytest.mark.klamm_faults: the fields api belong to one fault, whose kind is the only*",
+            "*test_nothing: pytest.mark.klamm_faults: a fault is missing; allowed: a kind such as *",
+        ]
+    )

@@ -86,8 +86,8 @@ async def test_a_controller_that_hangs_is_a_finding_and_is_waited_for_once() -> 
     silent = (ApiKey.LIST_PARTITION_REASSIGNMENTS, lambda _: None)
     answers = [silent, silent, *configs({}, {MIN_ISR: "1"}), DIRECTORIES]
     async with ScriptedCluster(*answers, topics={"t": [0]}, brokers=1) as cluster:
-        client = cluster.client(options=ConnectionOptions(request_timeout_ms=300))
+        client = cluster.client(options=ConnectionOptions(request_timeout_ms=1_500))
         found = await read_facts(client)
         assert [api for api, _ in cluster.asked].count(ApiKey.LIST_PARTITION_REASSIGNMENTS) == 1
-    assert found.controller_error == "REQUEST_TIMED_OUT (7): controller 0 does not answer within 300 ms"
+    assert found.controller_error == "REQUEST_TIMED_OUT (7): controller 0 does not answer within 1500 ms"
     assert (found.min_isr, found.brokers[0].error) == ({"t": 1}, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.coordinator.group_records import group_metadata_key, offset_commit_key
+from klamm.coordinator.groups.group_records import group_metadata_key, offset_commit_key
 from klamm.storage.log_config import LogConfig
 from klamm.tools import main
 from klamm.tools.log import decoders

@@ -6,6 +6,7 @@ import pytest
 
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.tools.main import run
 from klamm.tools.produce import Lines
 
 
@@ -67,3 +68,19 @@ async def test_a_few_reasons_are_told_and_the_others_are_counted() -> None:
         completed(None, KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {number} bytes"))
     with pytest.raises(ToolError, match=r"a batch of 4 bytes; 95 records were not delivered: other reasons$"):
         lines.require_success()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("produce", "--transactional-id", "x", "--acks", "1"), "needs --acks all and --idempotence"),
+        (("produce", "--transactional-id", "x", "--no-idempotence"), "needs --acks all and --idempotence"),
+        (("produce", "--transactional-id", ""), "a transactional id has 1 to 32767 bytes"),
+        (("consume", "--isolation-level", "x"), "'x' is not one of read_uncommitted, read_committed"),
+    ],
+)
+def test_options_for_transactions_that_cannot_be_used(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*arguments, "--topic", "t"]) == 2
+    assert message in capsys.readouterr().err

@@ -10,8 +10,8 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from klamm.coordinator.group import Member
-from klamm.coordinator.group_records import (
+from klamm.coordinator.groups.group import Member
+from klamm.coordinator.groups.group_records import (
     GroupKey,
     OffsetKey,
     UnknownKey,

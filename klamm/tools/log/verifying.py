@@ -17,6 +17,7 @@ import typer
 from klamm.config.properties import PropertiesError, parse_properties
 from klamm.environment import FileSystem, SystemEnvironment
 from klamm.processes.errors import EXIT_FAILED, EXIT_OK, ToolError, describe_os_error
+from klamm.progress import progress
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey
 from klamm.storage.checkpoints import (
@@ -38,7 +39,6 @@ from klamm.storage.log_verification import Finding, Prediction, VerifiedLog, pre
 from klamm.storage.overlay import OverlayFileSystem
 from klamm.storage.segment import LOG_SUFFIX
 from klamm.tools.patterns import expression
-from klamm.tools.progress import progress
 
 COMPACTED: Final = (*INTERNAL_TOPICS, "__share_group_state")  # the last one is of Kafka 4
 CHECKPOINTS: Final = (

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.processes.errors import EXIT_FAILED, ToolError
+from klamm.progress import progress
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -26,7 +27,6 @@ from klamm.tools.clients import (
 from klamm.tools.memory import keep_freed_memory
 from klamm.tools.patterns import topic_expression
 from klamm.tools.pipeline import Master, Remote
-from klamm.tools.progress import progress
 
 if TYPE_CHECKING:
     from klamm.client.options import ClientOptions

@@ -1,0 +1,49 @@
+"""The vocabulary of faults. Everything that speaks of faults uses these classes: Python, HTTP, the command line, the
+history, pytest's marker, and hypothesis's strategy.
+
+`Fault.to_json` and `from_json` are each other's inverse.
+"""
+
+from klamm.faults.commands.actions import (
+    CorruptBatch,
+    Elect,
+    ExpireSession,
+    ExpireTransaction,
+    ForceRebalance,
+    MoveController,
+)
+from klamm.faults.commands.answers import DelayAnswers, DisconnectClients, DropAnswers, FailAnswers
+from klamm.faults.commands.clock import ShiftClock
+from klamm.faults.commands.codec import Action, Command, Fault, Json, Server, command, from_json, kinds
+from klamm.faults.commands.disk import FailDisk, FullDisk, SlowDisk
+from klamm.faults.commands.network import CutLinks, DelayLinks, HalfOpenConnections, ResetConnections, SlowLinks
+
+__all__ = [
+    "Action",
+    "Command",
+    "CorruptBatch",
+    "CutLinks",
+    "DelayAnswers",
+    "DelayLinks",
+    "DisconnectClients",
+    "DropAnswers",
+    "Elect",
+    "ExpireSession",
+    "ExpireTransaction",
+    "FailAnswers",
+    "FailDisk",
+    "Fault",
+    "ForceRebalance",
+    "FullDisk",
+    "HalfOpenConnections",
+    "Json",
+    "MoveController",
+    "ResetConnections",
+    "Server",
+    "ShiftClock",
+    "SlowDisk",
+    "SlowLinks",
+    "command",
+    "from_json",
+    "kinds",
+]

@@ -1,0 +1,383 @@
+"""What can stand in the history of a cluster: one frozen dataclass for each kind of entry.
+
+`time_ms` is the wall clock of the cluster's owner when it learned of the entry, so times never contradict the order of
+the history. `str(entry)` is the line that a report prints.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeVar
+
+from klamm.faults.commands import Action, Command, Fault, Json, Server
+
+E = TypeVar("E", bound="Entry")
+
+# The entries that servers report, by the names of their events.
+REPORTED: "dict[str, Callable[..., Entry]]" = {}
+KINDS: "dict[str, type[Entry]]" = {}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that has happened. `number` counts the entries of a cluster from 1 on."""
+
+    kind: ClassVar[str]
+    number: int = field(default=0, kw_only=True, compare=False, repr=False)
+    time_ms: int = field(default=0, kw_only=True, compare=False, repr=False)
+
+    def to_json(self) -> dict[str, Json]:
+        """The JSON form: the kind and all fields."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {"kind": self.kind} | {name: _json(value) for name, value in values.items()}
+
+
+def _json(value: Any) -> Json:
+    if isinstance(value, Command):
+        return value.to_json()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _entry(kind: str, *, is_reported: bool = False) -> Callable[[type[E]], type[E]]:
+    """Names a kind of entry. The reported ones are made of the events of servers."""
+
+    def register(cls: type[E]) -> type[E]:
+        cls.kind = kind
+        KINDS[kind] = cls
+        if is_reported:
+            REPORTED[kind] = cls
+        return cls
+
+    return register
+
+
+def name_of(server: Server) -> str:
+    """A server in a sentence."""
+    return f"broker {server}" if isinstance(server, int) else "ZooKeeper"
+
+
+# -- servers ----------------------------------------------------------------------------------------------------------
+
+
+@_entry("server_started")
+@dataclass(frozen=True)
+class ServerStarted(Entry):
+    """The server is ready."""
+
+    server: Server
+
+    def __str__(self) -> str:
+        return f"{name_of(self.server)} is ready"
+
+
+@_entry("broker_added")
+@dataclass(frozen=True)
+class BrokerAdded(Entry):
+    """The cluster has one more broker, which starts."""
+
+    server: Server
+
+    def __str__(self) -> str:
+        return f"{name_of(self.server)} is added"
+
+
+@_entry("server_ended")
+@dataclass(frozen=True)
+class ServerEnded(Entry):
+    """The server's process has ended. `how`: "stopped", "killed", or the reason why it died by itself."""
+
+    server: Server
+    how: str
+
+    def __str__(self) -> str:
+        return f"{name_of(self.server)} was {self.how}" if self.how in ("stopped", "killed") else self.how
+
+
+@_entry("server_paused")
+@dataclass(frozen=True)
+class ServerPaused(Entry):
+    """SIGSTOP has stopped the server."""
+
+    server: Server
+
+    def __str__(self) -> str:
+        return f"{name_of(self.server)} is paused"
+
+
+@_entry("server_resumed")
+@dataclass(frozen=True)
+class ServerResumed(Entry):
+    """A paused server runs again."""
+
+    server: Server
+
+    def __str__(self) -> str:
+        return f"{name_of(self.server)} runs again"
+
+
+# -- what ZooKeeper holds ---------------------------------------------------------------------------------------------
+
+
+@_entry("broker_registered")
+@dataclass(frozen=True)
+class BrokerRegistered(Entry):
+    """A broker has registered in ZooKeeper: it started, or has a new session."""
+
+    broker: int
+    broker_epoch: int
+
+    def __str__(self) -> str:
+        return f"broker {self.broker} is registered, broker epoch {self.broker_epoch}"
+
+
+@_entry("broker_unregistered")
+@dataclass(frozen=True)
+class BrokerUnregistered(Entry):
+    """A broker's session has ended, so the cluster takes it for dead."""
+
+    broker: int
+
+    def __str__(self) -> str:
+        return f"broker {self.broker} is no longer registered"
+
+
+@_entry("controller_elected")
+@dataclass(frozen=True)
+class ControllerElected(Entry):
+    """A broker has become the controller."""
+
+    broker: int
+    controller_epoch: int
+
+    def __str__(self) -> str:
+        return f"broker {self.broker} is the controller, controller epoch {self.controller_epoch}"
+
+
+@_entry("controller_gone")
+@dataclass(frozen=True)
+class ControllerGone(Entry):
+    """The cluster has no controller; the last one was `broker`."""
+
+    broker: int
+
+    def __str__(self) -> str:
+        return f"broker {self.broker} is no longer the controller"
+
+
+@_entry("topic_created")
+@dataclass(frozen=True)
+class TopicCreated(Entry):
+    """A topic exists."""
+
+    topic: str
+    partitions: int
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} has {self.partitions} partitions"
+
+
+@_entry("topic_deleted")
+@dataclass(frozen=True)
+class TopicDeleted(Entry):
+    """ZooKeeper has the topic no longer."""
+
+    topic: str
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} is deleted"
+
+
+@_entry("leader_elected")
+@dataclass(frozen=True)
+class LeaderElected(Entry):
+    """A partition has another leader, or a further leader epoch of the same one.
+
+    `leader` None: the partition has no leader. `isr_before` None: the partition is new. `unclean`: the leader was not
+    in the ISR, so records may be lost; nor was any replica in the ISR, where the partition has no leader again.
+    """
+
+    topic: str
+    partition: int
+    leader: int | None
+    leader_epoch: int
+    isr: tuple[int, ...]
+    leader_before: int | None
+    isr_before: tuple[int, ...] | None
+
+    @property
+    def unclean(self) -> bool:
+        if self.isr_before is None:
+            return False
+        in_sync = self.isr if self.leader is None else (self.leader,)
+        return not set(in_sync) & set(self.isr_before)
+
+    def __str__(self) -> str:
+        leader = "no leader" if self.leader is None else f"leader {self.leader}"
+        unclean = ", an unclean election" if self.unclean else ""
+        return (
+            f"{self.topic}-{self.partition} has {leader} in epoch {self.leader_epoch}, the ISR is"
+            f" {list(self.isr)}{unclean}"
+        )
+
+
+@_entry("isr_changed")
+@dataclass(frozen=True)
+class IsrChanged(Entry):
+    """The leader has changed the ISR."""
+
+    topic: str
+    partition: int
+    isr: tuple[int, ...]
+    isr_before: tuple[int, ...]
+    leader_epoch: int
+
+    @property
+    def is_shrunk(self) -> bool:
+        return not set(self.isr_before) <= set(self.isr)
+
+    def __str__(self) -> str:
+        return f"the ISR of {self.topic}-{self.partition} is {list(self.isr)}, was {list(self.isr_before)}"
+
+
+# -- what brokers report ----------------------------------------------------------------------------------------------
+
+
+@_entry("became_leader", is_reported=True)
+@dataclass(frozen=True)
+class BecameLeader(Entry):
+    """The broker leads the partition; its epoch starts at `start_offset`."""
+
+    server: Server
+    topic: str
+    partition: int
+    leader_epoch: int
+    start_offset: int
+    high_watermark: int
+
+    def __str__(self) -> str:
+        return (
+            f"{name_of(self.server)} leads {self.topic}-{self.partition} in epoch {self.leader_epoch} from offset"
+            f" {self.start_offset} on, high watermark {self.high_watermark}"
+        )
+
+
+@_entry("became_follower", is_reported=True)
+@dataclass(frozen=True)
+class BecameFollower(Entry):
+    """The broker follows `leader`; its log ends at `log_end_offset`."""
+
+    server: Server
+    topic: str
+    partition: int
+    leader_epoch: int
+    leader: int
+    log_end_offset: int
+    high_watermark: int
+
+    def __str__(self) -> str:
+        return (
+            f"{name_of(self.server)} follows {self.leader} for {self.topic}-{self.partition} in epoch"
+            f" {self.leader_epoch}, its log ends at {self.log_end_offset}, high watermark {self.high_watermark}"
+        )
+
+
+@_entry("truncated", is_reported=True)
+@dataclass(frozen=True)
+class Truncated(Entry):
+    """The broker has removed the records from `to_offset` on; its log ended at `from_offset`."""
+
+    server: Server
+    topic: str
+    partition: int
+    leader_epoch: int
+    from_offset: int
+    to_offset: int
+
+    def __str__(self) -> str:
+        return (
+            f"{name_of(self.server)} truncated {self.topic}-{self.partition} from offset {self.from_offset} to"
+            f" {self.to_offset}"
+        )
+
+
+@_entry("events_missed", is_reported=True)
+@dataclass(frozen=True)
+class EventsMissed(Entry):
+    """The server had more to report than its owner read."""
+
+    server: Server
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} events of {name_of(self.server)} are missing here"
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+@_entry("fault_installed")
+@dataclass(frozen=True)
+class FaultInstalled(Entry):
+    """A fault holds from now on, in the place of the fault `instead_of`, if any."""
+
+    fault: int
+    what: Fault
+    instead_of: int | None = None
+
+    def __str__(self) -> str:
+        instead = "" if self.instead_of is None else f" instead of fault {self.instead_of}"
+        return f"fault {self.fault}{instead}: {self.what.python()}"
+
+
+@_entry("fault_struck")
+@dataclass(frozen=True)
+class FaultStruck(Entry):
+    """A fault has struck in a server. `hit` counts its hits in this life of the server."""
+
+    fault: int
+    server: Server
+    hit: int
+    details: Mapping[str, Json]
+
+    def __str__(self) -> str:
+        details = "".join(f", {name} {value}" for name, value in self.details.items())
+        return f"fault {self.fault} struck in {name_of(self.server)}{details}"
+
+
+@_entry("fault_removed")
+@dataclass(frozen=True)
+class FaultRemoved(Entry):
+    """A fault has ended, after so many calls and hits."""
+
+    fault: int
+    calls: int
+    hits: int
+
+    def __str__(self) -> str:
+        return f"fault {self.fault} is removed; it struck {self.hits} times"
+
+
+@_entry("fault_refused")
+@dataclass(frozen=True)
+class FaultRefused(Entry):
+    """A server that started could not install an active fault."""
+
+    fault: int
+    server: Server
+    why: str
+
+    def __str__(self) -> str:
+        return f"fault {self.fault} does not hold: {self.why}"
+
+
+@_entry("action_performed")
+@dataclass(frozen=True)
+class ActionPerformed(Entry):
+    """A server has carried out an action, with this result."""
+
+    server: Server
+    what: Action
+    result: Json
+
+    def __str__(self) -> str:
+        result = "" if self.result is None else f" with the result {self.result}"
+        return f"{name_of(self.server)} performed {self.what}{result}"

@@ -1,0 +1,69 @@
+"""An event loop in a thread of its own, for programs that have no loop."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# How long the end of the loop waits for what it has cancelled.
+CLOSE_TIMEOUT_S = 5.0
+
+
+class LoopEnded(RuntimeError):
+    """The loop has ended, before the coroutine began or while it ran."""
+
+
+class LoopThread:
+    """An event loop in a thread of its own; any thread can run coroutines on it."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._has_ended = False
+        # What was given to the loop before its end is cancelled by it; nothing comes after.
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine and returns its result or raises its error. An interrupt of the caller cancels it.
+
+        Raises LoopEnded.
+        """
+        with self._lock:
+            if self._has_ended:
+                coroutine.close()
+                raise LoopEnded("the loop has ended")
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise LoopEnded("the loop has ended") from None
+        finally:
+            future.cancel()
+
+    def call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Calls a function on the loop and returns at once. After `close`, nothing is called."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    def close(self) -> None:
+        """Cancels what still runs and ends the thread. Idempotent."""
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = True
+            ending = asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
+        ending.result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _cancel_all(self) -> None:
+        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)

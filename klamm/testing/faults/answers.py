@@ -1,0 +1,130 @@
+"""Answers that go wrong, as users ask for them: `c.fail`, `c.delay`, `c.drop`, `c.disconnect`.
+
+    c.fail(api="Produce", error="NOT_LEADER_OR_FOLLOWER", broker=1).once()
+    c.drop(api="Produce", topic="orders", after=True, times=1)  # an append whose answer is lost
+
+A fault holds when the expression that describes it has been evaluated: `times=1` is `.once()`, and `topic="orders"` is
+`.when(topic="orders")`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Any, Self, TypedDict, TypeVar, Unpack
+
+from klamm.faults.commands.answers import AnswerFault, DelayAnswers, DisconnectClients, DropAnswers, FailAnswers
+from klamm.testing.faults.asynchronous import AsyncFaultHandle, AsyncFaults
+from klamm.testing.faults.faults import Faults
+from klamm.testing.faults.narrowing import Narrowable, NarrowableHandle
+
+F = TypeVar("F", bound=AnswerFault)
+
+
+class Conditions(TypedDict, total=False):
+    """The requests that are calls: those of an API that name all of these."""
+
+    topic: str | None
+    partition: int | None
+    client_id: str | None
+    group: str | None
+    transactional_id: str | None
+
+
+class Narrowing(Conditions, total=False):
+    """Which requests a fault strikes. `klamm.faults.commands.answers` documents each."""
+
+    broker: int | None
+    after: bool
+    times: int | None
+    on_call: int | Sequence[int]
+    probability: float | None
+    seed: int
+
+
+class _OfRequests(Narrowable):
+    """The methods of both kinds of handles."""
+
+    def probability(self, probability: float, *, seed: int) -> Self:
+        """Each call is struck with this probability, from 0 to 1. The same seed strikes the same calls."""
+        return self._narrow(probability=probability, seed=seed)
+
+    def when(self, **conditions: Unpack[Conditions]) -> Self:
+        """Only requests that name all of these are calls."""
+        return self._narrow(**conditions)
+
+
+class AnswerHandle(_OfRequests, NarrowableHandle):
+    """A fault of answers."""
+
+    methods = (*NarrowableHandle.methods, "probability", "when")
+
+
+class AsyncAnswer(_OfRequests):
+    """A fault of answers that is installed when it is awaited: `fault = await c.fail(...).once()`."""
+
+    def __init__(self, faults: AsyncFaults, fault: AnswerFault) -> None:
+        self._faults = faults
+        self._fault = fault
+
+    def _narrow(self, **changes: Any) -> Self:
+        return type(self)(self._faults, replace(self._fault, **changes))
+
+    def __await__(self) -> Generator[Any, None, AsyncFaultHandle]:
+        return self._faults.install(self._fault).__await__()
+
+
+class AnswerFaults(ABC):
+    """The methods of a Cluster for faults of answers."""
+
+    @property
+    @abstractmethod
+    def faults(self) -> Faults: ...
+
+    def fail(self, *, api: str, error: str, **narrowing: Unpack[Narrowing]) -> AnswerHandle:
+        """Requests of an API are answered with an error, where Kafka puts it: in partitions, topics or the response.
+
+        With a `topic` or `partition`, the other items of a request are served. With `after=True` the request has had
+        its effect. An unknown API or error raises ValueError with what is allowed.
+        """
+        return AnswerHandle(self.faults, _made(FailAnswers, narrowing, api=api, error=error))
+
+    def delay(self, *, api: str, delay_ms: int, **narrowing: Unpack[Narrowing]) -> AnswerHandle:
+        """Requests of an API wait before they are served, or with `after=True` their answers wait. The removal of the
+        fault ends the wait."""
+        return AnswerHandle(self.faults, _made(DelayAnswers, narrowing, api=api, delay_ms=delay_ms))
+
+    def drop(self, *, api: str, **narrowing: Unpack[Narrowing]) -> AnswerHandle:
+        """Requests of an API get no answer, as from a broker that hangs: their connections stay open and silent, and
+        close when the fault is removed."""
+        return AnswerHandle(self.faults, _made(DropAnswers, narrowing, api=api))
+
+    def disconnect(self, *, api: str, **narrowing: Unpack[Narrowing]) -> AnswerHandle:
+        """The broker closes the connection instead of an answer."""
+        return AnswerHandle(self.faults, _made(DisconnectClients, narrowing, api=api))
+
+
+class AsyncAnswerFaults(ABC):
+    """The methods of an AsyncCluster for faults of answers; AnswerFaults documents each. The result is awaited."""
+
+    @property
+    @abstractmethod
+    def faults(self) -> AsyncFaults: ...
+
+    def fail(self, *, api: str, error: str, **narrowing: Unpack[Narrowing]) -> AsyncAnswer:
+        return AsyncAnswer(self.faults, _made(FailAnswers, narrowing, api=api, error=error))
+
+    def delay(self, *, api: str, delay_ms: int, **narrowing: Unpack[Narrowing]) -> AsyncAnswer:
+        return AsyncAnswer(self.faults, _made(DelayAnswers, narrowing, api=api, delay_ms=delay_ms))
+
+    def drop(self, *, api: str, **narrowing: Unpack[Narrowing]) -> AsyncAnswer:
+        return AsyncAnswer(self.faults, _made(DropAnswers, narrowing, api=api))
+
+    def disconnect(self, *, api: str, **narrowing: Unpack[Narrowing]) -> AsyncAnswer:
+        return AsyncAnswer(self.faults, _made(DisconnectClients, narrowing, api=api))
+
+
+def _made(kind: Callable[..., F], narrowing: Narrowing, **fields: Any) -> F:
+    """The fault; a list of calls may be given as one number."""
+    calls = narrowing.get("on_call", ())
+    on_call = (calls,) if isinstance(calls, int) else tuple(calls)
+    return kind(**{**narrowing, **fields, "on_call": on_call})

@@ -1,0 +1,32 @@
+"""Wall clocks of brokers that are wrong: `c.clock`.
+
+c.clock.shift(1, ms=-3_600_000)
+c.clock.shift(None, drift_ppm=500)
+"""
+
+from klamm.faults.commands.clock import ShiftClock
+from klamm.testing.faults.asynchronous import AsyncFaultHandle, AsyncFaults
+from klamm.testing.faults.faults import FaultHandle, Faults
+
+
+class Clock:
+    """The wall clocks of one cluster."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+
+    def shift(self, broker: int | None, ms: int = 0, *, drift_ppm: float = 0.0) -> FaultHandle:
+        """A broker's wall clock (`broker` None: every broker's) is ahead by `ms`, and by `drift_ppm` microseconds more
+        for each second from now on. Faults of several calls add up. Timeouts are not concerned: they are measured by
+        the monotonic clock."""
+        return self._faults.install(ShiftClock(broker=broker, ms=ms, drift_ppm=drift_ppm))
+
+
+class AsyncClock:
+    """The wall clocks of one cluster; Clock documents the method."""
+
+    def __init__(self, faults: AsyncFaults) -> None:
+        self._faults = faults
+
+    async def shift(self, broker: int | None, ms: int = 0, *, drift_ppm: float = 0.0) -> AsyncFaultHandle:
+        return await self._faults.install(ShiftClock(broker=broker, ms=ms, drift_ppm=drift_ppm))
