@@ -1,5 +1,5 @@
 """The work of operators during a run: they move partitions between brokers and replicas between log directories, elect
-leaders, add partitions, change configurations and quotas, and create, use and delete topics.
+leaders, delete /controller, add partitions, change configurations and quotas, and create, use and delete topics.
 
 Each piece of work sends its request once or for a few seconds and accepts any allowed answer, like an operator's script
 that will run again another day. `PASSING` and the code beside each request list the allowed error codes; any other ends
@@ -10,6 +10,7 @@ topic whose leaders may be elected from outside the ISR; `min.insync.replicas` n
 """
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -25,16 +26,20 @@ from klamm.client.topics import NewPartitions, create_partitions
 from klamm.net.client import ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (
-    GROUP_METADATA_TOPIC_NAME,
+    INTERNAL_TOPICS,
     AlterConfigOp,
     ConfigResourceType,
     ElectionType,
     OpType,
     TopicPartition,
 )
-from klamm.simulation.cluster import LOG_DIRS, SimulatedCluster
+from klamm.simulation.cluster import LOG_DIRS, ZOOKEEPER_PORT, SimulatedCluster
+from klamm.simulation.schedule import step_chance
 from klamm.simulation.workload import create_topic, delete_topic
+from klamm.znodes.cluster import CONTROLLER_PATH
 from klamm.znodes.topics import TopicAssignment
+from klamm.zookeeper.client import ZooKeeperClient
+from klamm.zookeeper.errors import ConnectionLoss, NoNode, SessionExpired
 
 REQUEST_TIMEOUT_MS = 5_000
 HASTY = RetryPolicy(deadline_ms=5_000)
@@ -105,7 +110,6 @@ class Administrator:
     def __init__(self, cluster: SimulatedCluster, unclean: str, min_insync_replicas: int) -> None:
         self._cluster = cluster
         self._state = cluster.state
-        self._random: random.Random = cluster.world.random
         self._unclean = unclean
         self._topic_configs = TOPIC_CONFIGS | {
             "min.insync.replicas": tuple(map(str, range(min_insync_replicas, cluster.replication_factor + 1)))
@@ -124,6 +128,7 @@ class Administrator:
             ("move-replicas", self.move_replicas),
             ("elect-preferred", self._elect_preferred),
             ("elect-unclean", self._elect_unclean),
+            ("move-controller", self.move_controller),
             ("add-partitions", self._grow),
             ("configure-topic", self._configure_topic),
             ("configure-brokers", self._configure_brokers),
@@ -133,6 +138,10 @@ class Administrator:
             ("use-topic", self._use_topic),
             ("use-topic", self._use_topic),
         )
+
+    @property
+    def _random(self) -> random.Random:
+        return step_chance(self._cluster.world.random)
 
     def begin(self, work: Callable[[], Awaitable[None]]) -> None:
         """Begins a piece of work; `finish` waits for it."""
@@ -187,12 +196,18 @@ class Administrator:
 
     async def _evacuate(self) -> None:
         """Moves partitions away from a broker that is down; if all are up, to random brokers."""
-        gone = [broker_id for broker_id in self._cluster.brokers if broker_id not in self._state.live_brokers()]
+        gone, topic = self._gone(), self._topic()
         if not gone:
             return await self._reassign()
-        broker_id, topic = self._random.choice(gone), self._topic()
-        if topic is None:
-            return
+        if topic is not None:
+            await self._move_away(topic, self._random.choice(gone))
+
+    def _gone(self) -> list[int]:
+        """The brokers that are down."""
+        return [broker_id for broker_id in self._cluster.brokers if broker_id not in self._state.live_brokers()]
+
+    async def _move_away(self, topic: str, broker_id: int) -> None:
+        """Moves the topic's partitions away from the broker."""
         wanted = {}
         for number, replicas in self._state.replicas(topic).items():
             others = [other for other in self._state.live_brokers() if other not in replicas]
@@ -235,8 +250,8 @@ class Administrator:
 
     async def _grow(self) -> None:
         topic = self._topic()
-        # The number of partitions decides which partition a group belongs to.
-        if topic is None or topic == GROUP_METADATA_TOPIC_NAME or len(self._state.replicas(topic)) >= MAX_PARTITIONS:
+        # The number of partitions decides which partition a group or a transactional id belongs to.
+        if topic is None or topic in INTERNAL_TOPICS or len(self._state.replicas(topic)) >= MAX_PARTITIONS:
             return
         grown = NewPartitions(len(self._state.replicas(topic)) + 1)
         await self._check(
@@ -264,6 +279,17 @@ class Administrator:
             (ErrorCode.ELECTION_NOT_NEEDED, ErrorCode.INVALID_TOPIC_EXCEPTION),
         )
 
+    async def move_controller(self) -> None:
+        """Deletes /controller, so that another broker may be elected, while the controller lives and keeps its session.
+
+        The znode is gone at once, but the controller hears of it later."""
+        environment = self._cluster.world.node("client").environment
+        zookeeper = ZooKeeperClient(environment, f"{self._cluster.zookeeper.node.name}:{ZOOKEEPER_PORT}")
+        with contextlib.suppress(ConnectionLoss, SessionExpired, NoNode):
+            await zookeeper.start(timeout_ms=REQUEST_TIMEOUT_MS)
+            await zookeeper.delete(CONTROLLER_PATH)
+        await zookeeper.close()
+
     # -- configurations -----------------------------------------------------------------------------------------------
 
     async def _configure_topic(self) -> None:
@@ -283,7 +309,9 @@ class Administrator:
         op_type = OpType.DELETE if key != "min.insync.replicas" and self._random.random() < 0.3 else OpType.SET
         value = self._random.choice(configs[key]) if op_type is OpType.SET else None
         change = AlterConfigOp(key, value, op_type)
-        await self._check(incremental_alter_configs(self._client, {resource: [change]}))
+        # The number of threads may at most be doubled or halved at a time.
+        also = [ErrorCode.INVALID_REQUEST] if key == "num.replica.fetchers" else []
+        await self._check(incremental_alter_configs(self._client, {resource: [change]}), also)
 
     async def _set_quotas(self) -> None:
         """Sets or removes a quota of all clients."""
@@ -300,14 +328,28 @@ class Administrator:
 
     async def _use_topic(self) -> None:
         """Creates a topic, commits offsets for it, and sometimes deletes it. A topic that is left stays until its
-        name is used again."""
+        name is used again.
+
+        Before the deletion, partitions move away from the brokers that are down; these still have the logs when a new
+        topic of that name comes to them."""
         free = [name for name in TOPIC_NAMES if name not in self._in_use]
         if not free:
             return
         name = self._random.choice(free)
         self._in_use[name] = None
         # With one replica, the deletion does not depend on the other brokers, whatever their faults.
-        replication_factor = self._random.randint(1, self._cluster.replication_factor)
+        await self._create(name, self._random.randint(1, self._cluster.replication_factor))
+        await asyncio.gather(*[self._commit(group, name) for group in COMMITTING_GROUPS])
+        if self._random.random() < 0.8:
+            await asyncio.sleep(self._random.choice(LIFETIMES_S) * self._random.uniform(0.8, 1.2))
+            for broker_id in self._gone() if name in self._state.topics() else ():
+                await self._move_away(name, broker_id)
+            await delete_topic(self._patient, name)
+            if self._random.random() < 0.3:
+                await self._create(name, self._cluster.replication_factor)
+        del self._in_use[name]
+
+    async def _create(self, name: str, replication_factor: int) -> None:
         await create_topic(
             self._patient,
             name,
@@ -315,11 +357,6 @@ class Administrator:
             replication_factor=replication_factor,
             configs={"retention.ms": "1000000"},
         )
-        await asyncio.gather(*[self._commit(group, name) for group in COMMITTING_GROUPS])
-        if self._random.random() < 0.8:
-            await asyncio.sleep(self._random.choice(LIFETIMES_S) * self._random.uniform(0.8, 1.2))
-            await delete_topic(self._patient, name)
-        del self._in_use[name]
 
     async def _commit(self, group: str, topic: str) -> None:
         self._committed += 1

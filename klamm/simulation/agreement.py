@@ -11,8 +11,10 @@ What must come true in a healed cluster:
 - Metadata caches equal the znodes; there are no offsets of topics that do not exist.
 - Topics and brokers run with the stored configurations.
 - The broker that /controller names acts as the controller, and no other broker does. Its context equals the znodes, and
-  no work is left: no event, no request, no reassignment, no deletion.
+  no work is left: no event, no request, no reassignment, no deletion. All partitions and replicas are online.
+- The brokers' gauges of their replicas equal a recount of the znodes.
 - Offsets committed by a leader are committed by its followers.
+- No transaction is open.
 - No hosted replica is being moved to another log directory.
 """
 
@@ -25,10 +27,13 @@ from klamm.broker.services import Services
 from klamm.config.topic import TopicConfig, TopicKeys
 from klamm.controller.context import ControllerContext
 from klamm.controller.controller import KafkaController
+from klamm.controller.states import PartitionState, ReplicaState
+from klamm.metrics import Metrics
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.replication.isr import CommittedIsr
 from klamm.replication.partition import Partition
 from klamm.replication.replica_manager import log_config
+from klamm.replication.replica_metrics import register_replica_metrics
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.state_checker import StateChecker
 from klamm.znodes.configs import broker_entity, topic_entity
@@ -112,6 +117,7 @@ def _of_broker(state: StateChecker, broker: Broker, services: Services) -> Itera
         if partition.future_log is not None:
             yield f"still moves {partition.log} to {partition.future_log.directory}: {partition.future_log}"
     followed, hosted = broker.parts.followers.followed_partitions, services.replica_manager.partitions
+    yield from _gauges(state, services)
     for key in sorted({*assignments, *hosted, *followed}):
         replicas, truth = assignments.get(key, ()), states.get(key)
         if truth is not None and services.broker_id in replicas:
@@ -120,6 +126,22 @@ def _of_broker(state: StateChecker, broker: Broker, services: Services) -> Itera
             wrong = _stranger(hosted.get(key), followed.get(key), services.broker_id)
         if wrong is not None:
             yield f"{wrong} {key[0]}-{key[1]}: {hosted.get(key)}; true are {truth} and replicas {replicas}"
+
+
+def _gauges(state: StateChecker, services: Services) -> Iterator[str]:
+    """What the broker's metrics say of its replicas, against a recount of the znodes of a cluster that is whole."""
+    metrics = Metrics()
+    register_replica_metrics(metrics, services.replica_manager)
+    for _ in metrics.walks():
+        pass
+    true = {
+        "LeaderCount": sum(one.leader == services.broker_id for one in state.partitions().values()),
+        "OfflineReplicaCount": 0,
+        "UnderReplicatedPartitions": 0,
+        "ReassigningPartitions": 0,
+    }
+    told = {metric.name.name: dict(metric.values()).get("") for metric in metrics if metric.name.name in true}
+    yield from _different("counts as", told, true)
 
 
 def _replica(
@@ -240,6 +262,29 @@ def _of_controller(state: StateChecker, controller: KafkaController) -> Iterator
     }
     states = {key: (one.leader, one.leader_epoch, one.isr, one.zk_version) for key, one in state.partitions().items()}
     yield from _different("takes", leadership, states)
+    yield from _states_at_rest(context, true)
+
+
+def _states_at_rest(context: ControllerContext, assignments: Mapping[PartitionKey, Collection[int]]) -> Iterator[str]:
+    """With all brokers up and no work left, all partitions and replicas are online, and no others are known."""
+    yield from _different(
+        "has the state of",
+        {key: state.name for key, state in context.partition_states.items()},
+        dict.fromkeys(assignments, PartitionState.ONLINE.name),
+    )
+    yield from _different(
+        "has the state of replica",
+        {
+            f"{topic}-{number} on {broker_id}": state.name
+            for broker_id in context.live_broker_ids
+            for (topic, number), state in context.replica_states(broker_id).items()
+        },
+        {
+            f"{topic}-{number} on {broker_id}": ReplicaState.ONLINE.name
+            for (topic, number), replicas in assignments.items()
+            for broker_id in replicas
+        },
+    )
 
 
 def _unfinished(context: ControllerContext) -> Iterator[str]:
@@ -272,6 +317,28 @@ def uncommitted(cluster: SimulatedCluster) -> list[str]:
         leader = marks.get(truth.leader)
         if leader is None or any(mark != (leader[1], leader[1]) for mark in marks.values()):
             found.append(f"{topic}-{number}: (high watermark, end) by broker are {marks}")
+    return found
+
+
+def undecided(cluster: SimulatedCluster) -> list[str]:
+    """Partitions that hold an open transaction back, and transactional ids whose transaction has not ended; call it
+    after all transactional producers have ended."""
+    found = []
+    for key, truth in cluster.state.partitions().items():
+        partition = None if truth.leader == NO_LEADER else hosted_partition(cluster, truth.leader, key)
+        if partition is not None and partition.log.last_stable_offset < partition.log.high_watermark:
+            found.append(
+                f"{key[0]}-{key[1]}: the last stable offset is {partition.log.last_stable_offset}, the high watermark"
+                f" {partition.log.high_watermark}"
+            )
+    for one in cluster.brokers.values():
+        owned = [] if one.broker is None else one.broker.parts.transaction_coordinator.states.owned()
+        found += [
+            f"broker {one.broker_id} has {transactional_id} as {known}"
+            for each in owned
+            for transactional_id, known in each.transactions.items()
+            if not known.state.is_over or transactional_id in each.writes
+        ]
     return found
 
 

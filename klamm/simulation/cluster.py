@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from klamm.broker.broker import Broker, BrokerStartError
 from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.config.broker import BrokerConfig
-from klamm.coordinator.group_metadata_manager import partition_for
+from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.net.client import Address, ConnectionOptions
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME

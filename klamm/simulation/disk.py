@@ -123,6 +123,15 @@ class Disk:
     def free_descriptors(self) -> None:
         self._faults = [fault for fault in self._faults if fault.error_number != errno.EMFILE]
 
+    def rot(self, path: str, position: int, bit: int) -> None:
+        """Changes one bit of a file, in memory and on the platter, and tells no program."""
+        inode = self.find(path)
+        assert isinstance(inode, _Inode)
+        self.trace.add(self.name, "rot", path, position, bit)
+        for content in (inode.content, inode.durable):
+            if position < len(content):
+                content[position] ^= 1 << bit
+
     def sizes(self) -> dict[str, int]:
         """The length of each file, by its path."""
         return {path: len(inode.content) for path, inode in self._files(self._root, "/")}
@@ -216,13 +225,13 @@ class Disk:
 
     def sync_names(self, directory: _Directory) -> None:
         """Makes the changes of this directory durable, with all changes that they depend on."""
-        directories = [directory]
+        directories = {id(directory)}
         durable: list[_NameChange] = []
         kept: list[_NameChange] = []
         for change in reversed(self._journal):
-            touched = [touched_directory for touched_directory, _, _ in change]
-            if any(one is other for one in touched for other in directories):
-                directories += touched
+            touched = {id(touched_directory) for touched_directory, _, _ in change}
+            if not directories.isdisjoint(touched):
+                directories |= touched
                 durable.append(change)
             else:
                 kept.append(change)

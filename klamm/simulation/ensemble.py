@@ -34,6 +34,8 @@ from klamm.zookeeper.server.watches import Watches
 USUAL_LAG_S = 0.002
 MAX_LAG_S = 3.0
 LONG_LAG_CHANCE = 0.02
+# So few operations that every run has several snapshots, and logs that they make superfluous.
+SNAPSHOT_EVERY = 50
 
 READS = (
     messages.GetData,
@@ -119,7 +121,9 @@ class EnsembleServer(ZooKeeperServer):
         lag: Lag,
         on_transaction: Callable[[int, str], None],
     ) -> None:
-        super().__init__(environment, directory, host, port, on_transaction=on_transaction)
+        super().__init__(
+            environment, directory, host, port, snapshot_every=SNAPSHOT_EVERY, on_transaction=on_transaction
+        )
         self._lag = lag
         self._known_member: _Member | None = None
         # Whether the current operation belongs to a client of the member.

@@ -23,17 +23,20 @@ WORKER_DEATHS = 0.01
 class SimulatedEnvironment(Environment):
     """One process's view of its machine. Once the process is dead, every call raises ProcessDead."""
 
-    def __init__(self, loop: SimulatedLoop, process: Process, disk: Disk, seed: str, boot_id: str) -> None:
+    def __init__(
+        self, loop: SimulatedLoop, process: Process, disk: Disk, clock: "WallClock", seed: str, boot_id: str
+    ) -> None:
         self.file_system = SimulatedFileSystem(disk, process)
         self.random = random.Random(seed)
         self._delays = random.Random(f"{seed}/blocking work")
         self._loop = loop
         self._process = process
+        self.clock = clock
         self._boot_id = boot_id
 
     def now_ms(self) -> int:
         self._process.check_alive()
-        return wall_clock_ms(self._loop)
+        return self.clock.now_ms()
 
     def host_name(self) -> str:
         return self._process.host
@@ -96,9 +99,25 @@ class SimulatedEnvironment(Environment):
         return self._delays.randint(*BLOCKING_US) / 1_000_000
 
 
-def wall_clock_ms(loop: SimulatedLoop) -> int:
-    """Virtual milliseconds since 1970."""
-    return EPOCH_MS + loop.time_us // 1000
+class WallClock:
+    """The wall clock of a machine. It is right until `set_wrong` sets it, forward or back, and makes it drift."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+        self._ahead_ms = 0.0
+        self._drift = 0.0
+        self._set_us = 0
+        self.is_right = True
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970."""
+        now_us = self._loop.time_us
+        return EPOCH_MS + int(now_us / 1000 + self._ahead_ms + self._drift * (now_us - self._set_us) / 1000)
+
+    def set_wrong(self, ahead_ms: float, drift: float) -> None:
+        """From now on the clock is `ahead_ms` ahead, and gains `drift` seconds in each second; both may be negative."""
+        self._ahead_ms, self._drift, self._set_us = ahead_ms, drift, self._loop.time_us
+        self.is_right = False
 
 
 def _finish(done: "asyncio.Future[T]", result: T, error: Exception | None) -> None:

@@ -14,6 +14,7 @@ to operators.
 
 import asyncio
 import contextlib
+import contextvars
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -22,12 +23,17 @@ from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.administration import Administrator
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
 from klamm.simulation.compacting import TOPIC_CONFIGS, Compacting
+from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.group_workload import GroupWorkload
-from klamm.simulation.process import ProcessDead
-from klamm.simulation.run_shape import RunShape, draw_shape
+from klamm.simulation.invariants import Invariants
+from klamm.simulation.process import Process, ProcessDead
+from klamm.simulation.run_shape import LAGGING_SHARES, RunShape, draw_shape
+from klamm.simulation.schedule import Schedule, Step, begin_step, step_chance
 from klamm.simulation.small_slices import small_slices
+from klamm.simulation.transactional_workload import PROPERTIES as TRANSACTION_PROPERTIES
+from klamm.simulation.transactional_workload import TransactionalWorkload
 from klamm.simulation.trimming import Trimming
-from klamm.simulation.verdict import come_to_rest, converge, judge
+from klamm.simulation.verdict import come_to_rest, converge, judge, serving
 from klamm.simulation.workload import Workload, create_topic
 from klamm.simulation.world import Node, World
 from klamm.storage.log_directory import FUTURE_SUFFIX
@@ -42,25 +48,41 @@ UNCLEAN_TOPIC = "unclean"
 TRIMMED_TOPIC = "trimmed"
 # A topic of one partition, with acks=all, whose records have keys.
 COMPACTED_TOPIC = "compacted"
+# Of one partition, and of two: transactions are written into the first and copied into the second.
+ORDERS_TOPIC, COPIES_TOPIC = "orders", "copies"
 GROUP = "workers"
 STEPS = 18
 SHARE_OF_WORK = 0.4
 # The load is light: faults find more than load does, and load makes a run slow.
 PRODUCER_PAUSE_S = 0.4
 BATCHES_OF_A_WHOLE_CLUSTER = 3
+COMMITS_OF_A_HEALED_CLUSTER = 3
 PAUSES_S = (0.0, 0.1, 1.0, 4.0, 10.0)
 # Shorter and longer than a session (6 s), and than the lag that drops a follower out of the ISR (5 s).
 OUTAGES_S = (0.0, 0.5, 3.0, 5.5, 8.0, 20.0)
+# How long a broker works with a rotten log: shorter than that lag, since a leader whose last batch is rotten may not
+# acknowledge alone what goes when its log is removed.
+ROTTEN_S = (0.0, 0.5, 3.0)
 RESETS = 40
+LOST_ANSWERS = 30
+SECONDS_UNTIL_RESET = 0.01
 SESSION_OUTAGES_S = (3.0, 10.0, 20.0)
 LOOKS_FOR_A_PROMOTION = 2_000
 SECONDS_BETWEEN_LOOKS = 0.0005
+# How wrong a broker's wall clock is set at most, and how much it gains or loses in a second: far more than a real one.
+CLOCK_ERROR_MS = 1_500
+CLOCK_DRIFT = 0.005
+# How long a ZooKeeper ensemble has no leader.
+ELECTIONS_S = (0.0, 0.2, 1.0, 3.0)
 # How long a machine's death waits until the cluster is whole, and until the machine is out of all ISRs.
 PATIENCE_S = 60
 
 
 class RandomFaults:
-    """The safety phase of one run."""
+    """The safety phase of one run.
+
+    Only where the clients expect it, logs rot and wall clocks drift.
+    """
 
     def __init__(
         self,
@@ -69,10 +91,11 @@ class RandomFaults:
         group: GroupWorkload | None,
         *,
         logs_flush: bool,
+        clocks_drift: bool = False,
+        logs_rot: bool = False,
     ) -> None:
         self.cluster = cluster
         self.world = cluster.world
-        self.random = cluster.world.random
         self.logs_flush = logs_flush
         self._administrator = administrator
         self._faults: list[tuple[str, Callable[[], Awaitable[None]]]] = [
@@ -90,37 +113,67 @@ class RandomFaults:
             ("cut-link", self._cut_link),
             ("break-connections", self._break_connections),
             ("break-connections", self._break_connections),
+            ("lose-answers", self._lose_answers),
             ("isolate-broker", self._isolate_broker),
             ("fail-directory", self._fail_directory),
             ("fill-disk", self._fill_disk),
             ("exhaust-descriptors", self._exhaust_descriptors),
+            ("roll-brokers", self._roll_brokers),
+            ("elect-ensemble", self._elect_ensemble),
             ("cut-from-zookeeper", self._cut_from_zookeeper),
             ("cut-from-zookeeper", self._cut_from_zookeeper),
             ("cut-from-zookeeper", self._cut_from_zookeeper),
         ]
         self._running: list[asyncio.Task[None]] = []
+        self._alone = [self._kill_one_machine, self._rot_replica]
+        if logs_rot and cluster.replication_factor > 1:
+            self._faults.append(("rot-replica", self._rot_replica))
         if not logs_flush and cluster.replication_factor > 1:
             self._faults += [("kill-one-machine", self._kill_one_machine)] * 2
+        if clocks_drift:
+            self._faults += [("set-clock", self._set_clock)] * 2
+            for broker in cluster.brokers.values():
+                self._set(broker)
         if group is not None:
             self._members = group.members
             self._faults += [("kill-member", self._kill_member), ("stall-member", self._stall_member)]
 
-    async def run(self, steps: int) -> None:
-        """Injects `steps` faults and operator actions, several at a time; waits until each fault is over."""
-        for _ in range(steps):
-            await asyncio.sleep(self.random.choice(PAUSES_S) * self.random.random())
-            if self.random.random() < SHARE_OF_WORK:
-                name, work = self.random.choice(self._administrator.work)
-                self.world.trace.add("faults", name)
-                self._administrator.begin(work)
-                continue
-            name, fault = self.random.choice(self._faults)
-            self.world.trace.add("faults", name)
-            if fault == self._kill_one_machine:
+    @property
+    def random(self) -> random.Random:
+        """The chance of the current step."""
+        return step_chance(self.world.random)
+
+    def draw(self, count: int) -> tuple[Step, ...]:
+        """Steps for `replay`, drawn from the seed of the world."""
+        chance = random.Random(f"{self.world.seed}/schedule")
+        steps = []
+        for number in range(count):
+            pause_s = chance.choice(PAUSES_S) * chance.random()
+            actions = self._administrator.work if chance.random() < SHARE_OF_WORK else self._faults
+            steps.append(Step(round(pause_s, 3), chance.choice(actions)[0], number))
+        return tuple(steps)
+
+    async def run(self, count: int) -> None:
+        """Injects `count` faults and operator actions that the seed of the world draws, several at a time."""
+        await self.replay(self.draw(count))
+
+    async def replay(self, steps: Sequence[Step]) -> None:
+        """Injects these faults and operator actions; waits until each fault is over. ValueError for an unknown one."""
+        work, faults = dict(self._administrator.work), dict(self._faults)
+        for step in steps:
+            if step.action not in {*work, *faults}:
+                raise ValueError(f"this run knows no {step.action!r}; it knows {', '.join(sorted({*work, *faults}))}")
+            await asyncio.sleep(step.pause_s)
+            self.world.trace.add("faults", step.action)
+            context = contextvars.copy_context()
+            context.run(begin_step, self.world.seed, step)
+            if step.action in work:
+                context.run(self._administrator.begin, work[step.action])
+            elif faults[step.action] in self._alone:
                 await self._until_over()
-                await fault()
+                await _task(faults[step.action], context)
             else:
-                self._running.append(asyncio.ensure_future(fault()))
+                self._running.append(_task(faults[step.action], context))
         await self._until_over()
 
     async def _until_over(self) -> None:
@@ -134,8 +187,8 @@ class RandomFaults:
     def _machine(self) -> bool:
         return self.logs_flush and self.random.random() < 0.5
 
-    async def _outage(self) -> None:
-        await asyncio.sleep(self.random.choice(OUTAGES_S) * self.random.uniform(0.8, 1.2))
+    async def _outage(self, lengths_s: Sequence[float] = OUTAGES_S) -> None:
+        await asyncio.sleep(self.random.choice(lengths_s) * self.random.uniform(0.8, 1.2))
 
     # -- faults: each fault undoes itself, unless another fault has undone it before ---------------------------------
 
@@ -172,6 +225,12 @@ class RandomFaults:
         self._running.append(asyncio.ensure_future(self._kill(broker, machine=True)))
         if self.cluster.replication_factor > 2 and self.random.random() < 0.5:
             self._running.append(asyncio.ensure_future(self._kill_another(broker)))
+        await self._until_out_of_all_isrs(broker)
+        # ZooKeeper knows the new ISRs, but may forget them again until they are on its disk.
+        await asyncio.sleep(0.1)
+
+    async def _until_out_of_all_isrs(self, broker: SimulatedBroker) -> bool:
+        """Whether a broker that was killed has left each ISR once, in time."""
         left: set[PartitionKey] = set()
 
         def is_out_of_all_isrs() -> bool:
@@ -185,8 +244,49 @@ class RandomFaults:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await self.cluster.until(is_out_of_all_isrs)
-        # ZooKeeper knows the new ISRs, but may forget them again until they are on its disk.
-        await asyncio.sleep(0.1)
+                return True
+        return False
+
+    async def _rot_replica(self) -> None:
+        """One bit of one replica's log changes, in a cluster that is whole. The broker works with the log, and after a
+        restart too, until an operator removes the log from the stopped broker, which then copies it again.
+
+        Runs while no other fault is active, as in `_kill_one_machine`: other replicas must have the records.
+        """
+        if not await self._is_whole():
+            return
+        broker, files = self._broker(), self._rotting_files
+        paths = [path for path, size_bytes in files(broker).items() if size_bytes]
+        if not paths:
+            return
+        path = self.random.choice(paths)
+        position = self.random.randrange(files(broker)[path])
+        broker.node.disk.rot(path, position, self.random.randrange(8))
+        await self._outage(ROTTEN_S)
+        if self.random.random() < 0.5:
+            broker.kill()
+            broker.start()
+            await self._outage(ROTTEN_S)
+        if self.random.random() < 0.5:
+            await broker.stop()
+        else:
+            broker.kill()
+        directory = path.rpartition("/")[0]
+        if await self._until_out_of_all_isrs(broker):
+            self.world.trace.add("faults", "removed", broker.node.name, directory)
+            operator = SimulatedFileSystem(broker.node.disk, Process("operator", broker.node.name))
+            for each in sorted({path.rpartition("/")[0] for path in files(broker)}):
+                if each.rpartition("/")[2].partition(".")[0] == directory.rpartition("/")[2].partition(".")[0]:
+                    operator.remove_tree(each)
+        broker.start()
+
+    def _rotting_files(self, broker: SimulatedBroker) -> dict[str, int]:
+        """The log files whose readers know what to do with a wrong checksum, and their sizes."""
+        return {
+            path: size_bytes
+            for path, size_bytes in broker.node.disk.sizes().items()
+            if path.endswith(".log") and f"/{TOPIC}-" in path
+        }
 
     def _replicas(self, key: PartitionKey) -> tuple[int, ...]:
         return self.cluster.state.replicas(key[0]).get(key[1], ())
@@ -217,6 +317,39 @@ class RandomFaults:
         await broker.stop()
         await self._outage()
         broker.start()
+
+    async def _roll_brokers(self) -> None:
+        """Stops and starts one broker after the other, as an upgrade does; it does not wait for the ISRs."""
+        for broker in self.cluster.brokers.values():
+            await broker.stop()
+            broker.start()
+            await asyncio.sleep(self.random.uniform(0, 2))
+
+    async def _set_clock(self) -> None:
+        """Sets a broker's clock, forward or back. It stays wrong."""
+        self._set(self._broker())
+
+    def _set(self, broker: SimulatedBroker) -> None:
+        ahead_ms = self.random.uniform(-CLOCK_ERROR_MS, CLOCK_ERROR_MS)
+        drift = self.random.uniform(-CLOCK_DRIFT, CLOCK_DRIFT)
+        self.world.trace.add(broker.node.name, "clock", round(ahead_ms), f"{drift:.4f}")
+        broker.node.clock.set_wrong(ahead_ms, drift)
+
+    async def _elect_ensemble(self) -> None:
+        """The ZooKeeper ensemble loses its leader and elects another: transactions that no client has seen are gone,
+        all connections end, and clients connect to other members, some of them to the one that lags."""
+        zookeeper = self.cluster.zookeeper
+        if not zookeeper.node.process.alive:
+            return
+        zookeeper.kill(machine=True)
+        lagging = [broker for broker in self.cluster.brokers.values() if self.random.random() < LAGGING_SHARES[-1]]
+        zookeeper.lag.clients = {broker.node.address for broker in lagging}
+        self.world.trace.add("zookeeper", "elects", *[broker.node.name for broker in lagging])
+        await self._outage(ELECTIONS_S)
+        try:
+            await zookeeper.start()
+        except ProcessDead:
+            return  # Another fault has killed it during its start; that fault starts it again.
 
     async def _stall_broker(self) -> None:
         await self._stall(self._broker().node)
@@ -261,6 +394,30 @@ class RandomFaults:
             self.world.network.end_connections(one, other)
             await asyncio.sleep(self.random.uniform(0, 0.2))
 
+    async def _lose_answers(self) -> None:
+        """Resets the controller's connections to ZooKeeper right after transactions, whose answers are then lost, and
+        moves the controller between two others: its elections, and the work that begins with them, are torn, too."""
+        zookeeper = self.cluster.zookeeper
+        await self._bounce_broker()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(OUTAGES_S)):
+                for _ in range(LOST_ANSWERS):
+                    await zookeeper.until_transaction()
+                    controller = self.cluster.brokers.get(self.cluster.controller_id())
+                    what = self.random.random()
+                    if controller is not None and what < 0.4:
+                        await self._lose_answer(controller)
+                    elif what < 0.5:
+                        self._administrator.begin(self._administrator.move_controller)
+
+    async def _lose_answer(self, broker: SimulatedBroker) -> None:
+        """The reset overtakes the answer, which is held up until then."""
+        name, zookeeper = broker.node.name, self.cluster.zookeeper.node.name
+        self.world.network.cut_one_way(zookeeper, name)
+        self.world.network.end_connections(name, zookeeper)
+        await asyncio.sleep(SECONDS_UNTIL_RESET)
+        self.world.network.heal(name, zookeeper)
+
     async def _cut_link(self) -> None:
         one, other = self._link()
         cut = self.random.choice((self.world.network.cut, self.world.network.cut_one_way))
@@ -272,7 +429,7 @@ class RandomFaults:
         """Cuts a broker off from ZooKeeper, mostly until its session is over; clients and followers still reach it."""
         broker, zookeeper = self._broker().node.name, self.cluster.zookeeper.node.name
         self.world.network.cut(broker, zookeeper)
-        await asyncio.sleep(self.random.choice(SESSION_OUTAGES_S) * self.random.uniform(0.8, 1.2))
+        await self._outage(SESSION_OUTAGES_S)
         self.world.network.heal(broker, zookeeper)
 
     async def _isolate_broker(self) -> None:
@@ -322,27 +479,48 @@ class RandomFaults:
         await self._stall(self.random.choice(self._members).node)
 
 
+def _task(action: Callable[[], Awaitable[None]], context: contextvars.Context) -> asyncio.Task[None]:
+    async def do() -> None:
+        await action()
+
+    return asyncio.get_running_loop().create_task(do(), context=context)
+
+
 def _is_promoting(broker: Broker) -> bool:
     return any(log.directory.endswith(FUTURE_SUFFIX) for log in broker.parts.log_manager.logs.values())
 
 
 async def random_faults(
-    world: World, *, brokers: int | None = None, steps: int = STEPS, protocols: Sequence[str] | None = None
+    world: World,
+    *,
+    brokers: int | None = None,
+    steps: int = STEPS,
+    protocols: Sequence[str] | None = None,
+    schedule: Schedule | None = None,
+    on_schedule: Callable[[Schedule], object] = lambda schedule: None,
 ) -> str:
-    """The scenario. The seed draws `brokers` and `protocols` (see `SimulatedCluster`) unless they are given.
+    """The scenario. The seed draws `brokers` and `protocols` (see `SimulatedCluster`) unless they are given. With a
+    `schedule`, which has the seed of the world, nothing is drawn.
 
-    Returns the counts as text.
+    Calls `on_schedule` before the first fault. Returns the counts as text.
     """
-    shape = draw_shape(world.random, brokers=brokers, protocols=protocols)
+    chance = random.Random(f"{world.seed}/shape")
+    shape = schedule.shape if schedule is not None else draw_shape(chance, brokers=brokers, protocols=protocols)
     world.trace.add("faults", "shape", shape)
+
+    async def inject(faults: RandomFaults) -> None:
+        chosen = schedule or Schedule(world.seed, shape, faults.draw(steps))
+        on_schedule(chosen)
+        await faults.replay(chosen.steps)
+
     if not shape.small_slices:
-        return await _run(world, shape, steps)
+        return await _run(world, shape, inject)
     world.loop.turns = random.Random(f"{world.seed}/turns")
     with small_slices():
-        return await _run(world, shape, steps)
+        return await _run(world, shape, inject)
 
 
-async def _run(world: World, shape: RunShape, steps: int) -> str:
+async def _run(world: World, shape: RunShape, inject: Callable[[RandomFaults], Awaitable[None]]) -> str:
     cluster = SimulatedCluster(
         world,
         brokers=shape.brokers,
@@ -354,10 +532,13 @@ async def _run(world: World, shape: RunShape, steps: int) -> str:
             "num.replica.fetchers": str(shape.replica_fetchers),
             "log.preallocate": str(shape.preallocates).lower(),
         }
+        | TRANSACTION_PROPERTIES
         | ({"log.flush.interval.messages": "1"} if shape.logs_flush else {}),
         has_racks=shape.has_racks,
     )
     await cluster.start()
+    invariants = Invariants(cluster)
+    invariants.start()
     node = world.node("client")
     await node.run(_create_topics(cluster, shape))
     workload = Workload(
@@ -377,28 +558,46 @@ async def _run(world: World, shape: RunShape, steps: int) -> str:
     trimming.start(PRODUCER_PAUSE_S)
     compacting = Compacting(world, cluster, (COMPACTED_TOPIC, 0))
     compacting.start(PRODUCER_PAUSE_S)
+    transactions = TransactionalWorkload(
+        cluster, [(ORDERS_TOPIC, 0)], [(COPIES_TOPIC, 0), (COPIES_TOPIC, 1)], writers=1, pause_s=PRODUCER_PAUSE_S
+    )
+    transactions.start()
     administrator = Administrator(cluster, UNCLEAN_TOPIC, shape.min_insync_replicas)
-    await RandomFaults(cluster, administrator, group, logs_flush=shape.logs_flush).run(steps)
+    await inject(
+        RandomFaults(
+            cluster,
+            administrator,
+            group,
+            logs_flush=shape.logs_flush,
+            clocks_drift=shape.clocks_drift,
+            logs_rot=True,
+        )
+    )
     world.trace.add("faults", "heal")
     await cluster.heal()
-    await workload.stop_producing()
-    await trimming.stop()
-    await compacting.stop()
-    await group.until_stable()
-    await group.ledger.until_commits(len(IS_IDEMPOTENT))
-    await group.stop()
+    async with serving(cluster):
+        await workload.stop_producing()
+        await trimming.stop()
+        await compacting.stop()
+        await transactions.ledger.until_commits(COMMITS_OF_A_HEALED_CLUSTER)
+        await transactions.stop()
+        await group.until_stable()
+        await group.ledger.until_commits(len(IS_IDEMPOTENT))
+        await group.stop()
     await administrator.finish()
     whole = await converge(cluster)
     await group.check_committed()
+    committed = await transactions.check()
     await workload.produce_more(BATCHES_OF_A_WHOLE_CLUSTER)
     counts = await judge(cluster, workload, whole, trimmed=[TRIMMED_TOPIC])
     await come_to_rest(cluster)
     trimming.check()
     trimming.check_records()
     compacting.check_replicas()
+    await invariants.stop()
     await node.run(administrator.close())
     await cluster.close()
-    return f"{shape.brokers} brokers, {counts}, {trimming.answered} of {trimming.end} deleted"
+    return f"{shape.brokers} brokers, {counts}, {trimming.answered} of {trimming.end} deleted, {committed}"
 
 
 async def _create_topics(cluster: SimulatedCluster, shape: RunShape) -> None:
@@ -408,6 +607,8 @@ async def _create_topics(cluster: SimulatedCluster, shape: RunShape) -> None:
         (UNCLEAN_TOPIC, 1, {"unclean.leader.election.enable": "true"}),
         (TRIMMED_TOPIC, 1, {"segment.bytes": "2048"}),
         (COMPACTED_TOPIC, 1, dict(TOPIC_CONFIGS)),
+        (ORDERS_TOPIC, 1, {}),
+        (COPIES_TOPIC, 2, {}),
     ):
         await create_topic(
             client, topic, partitions=partitions, replication_factor=shape.replication_factor, configs=configs

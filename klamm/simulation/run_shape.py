@@ -36,6 +36,8 @@ class RunShape:
     replica_fetchers: int
     # log.preallocate.
     preallocates: bool
+    # The wall clocks of the brokers differ, drift, and are set forward and back.
+    clocks_drift: bool
 
     def __str__(self) -> str:
         return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
@@ -53,9 +55,10 @@ def draw_shape(
     lagging_share = chance.choice(LAGGING_SHARES)
     # Drawn last, since the number of brokers decides how many values are drawn.
     brokers = brokers or drawn_brokers
-    lagging = [broker_id for broker_id in range(brokers) if chance.random() < lagging_share]
+    lagging = tuple(broker_id for broker_id in range(brokers) if chance.random() < lagging_share)
     has_racks, replica_fetchers = chance.random() < 0.5, chance.choice(REPLICA_FETCHERS)
     preallocates = chance.random() < 0.3
+    clocks_drift = chance.random() < 0.5
     return RunShape(
         brokers,
         replication_factor=min(brokers, replication_factor),
@@ -67,4 +70,5 @@ def draw_shape(
         has_racks=has_racks,
         replica_fetchers=replica_fetchers,
         preallocates=preallocates,
+        clocks_drift=clocks_drift,
     )

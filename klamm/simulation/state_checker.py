@@ -6,12 +6,16 @@ What must stay true, of each partition while its topic lives:
   one leader at most; only a replica that was in sync becomes leader, and a replica joins the in-sync ones only in an
   epoch that lasts, since its leader alone knows what the replica has; unless the topic's configuration has ever
   allowed otherwise (`unclean.leader.election.enable`).
+- Only the controller of the current epoch changes a leader or its epoch. (A leader before 2.7-IV2 writes the ISR
+  itself, with the controller epoch that it knows.)
 And of the cluster: each controller's epoch is one more than that of the one before.
 
-A ZooKeeper that dies may forget only transactions that no client has seen yet (`recovered`).
+A ZooKeeper that dies may forget only its last transactions, which no client has seen yet; it has every znode that these
+have not changed (`recovered`).
 """
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
@@ -21,6 +25,7 @@ from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Control
 from klamm.znodes.configs import config_path, decode_config, topic_entity
 from klamm.znodes.topics import TOPICS_PATH, LeaderAndIsr, TopicAssignment, partition_state_path, topic_path
 from klamm.zookeeper.errors import NoNode
+from klamm.zookeeper.messages import Stat
 from klamm.zookeeper.server.access_control import Caller
 from klamm.zookeeper.server.tree import ZnodeTree
 
@@ -49,11 +54,19 @@ class StateChecker:
         self._leaders: dict[Leadership, int] = {}
         self._controller_epoch = 0
         self._unclean: dict[str, None] = {}
+        # Told of each change of a partition's state: key, old state, new state.
+        self.on_change: Callable[[PartitionKey, LeaderAndIsr | None, LeaderAndIsr | None], object] = _ignore
 
     # -- called by the hook -----------------------------------------------------------------------------------------
 
     def recovered(self, tree: ZnodeTree) -> None:
         """The server has started with this tree."""
+        for path, data, stat in _znodes(self._tree):
+            if stat.mzxid <= tree.zxid and (found := _znode(tree, path)) != (data, stat.version):
+                raise SimulationFailure(
+                    f"{path} was {data!r} in version {stat.version} at zxid {stat.mzxid}; a ZooKeeper that has started"
+                    f" at zxid {tree.zxid} has {found}"
+                )
         self._tree = tree
         self._controller_epoch = self._read_controller_epoch()
         self._states = {key: state for key in self._states if (state := self._read(key)) is not None}
@@ -116,6 +129,10 @@ class StateChecker:
         data = self._data(CONTROLLER_PATH)
         return -1 if data is None else Controller.decode(data).broker_id
 
+    def allows_unclean(self, topic: str) -> bool:
+        """Whether the topic's configuration has ever allowed leaders from outside the ISR."""
+        return topic in self._unclean
+
     def leader_of(self, topic: str, partition: int, leader_epoch: int) -> int | None:
         """The leader of a partition in an epoch; None when that epoch had no leader."""
         return self._leaders.get(Leadership(topic, partition, leader_epoch))
@@ -131,13 +148,14 @@ class StateChecker:
     def _check_partition(self, key: PartitionKey) -> None:
         state, old = self._read(key), self._states.get(key)
         if state is None:
-            self._states.pop(key, None)
+            self.on_change(key, self._states.pop(key, None), None)
             for leadership in [each for each in self._leaders if (each.topic, each.partition) == key]:
                 del self._leaders[leadership]
             return
         broken = self._broken_rule(key, old, state)
         if broken is not None:
             raise SimulationFailure(f"{key[0]}-{key[1]}: {broken}: {old} became {state}")
+        self.on_change(key, old, state)
         self._states[key] = state
         if state.leader != NO_LEADER:
             self._leaders[Leadership(*key, state.leader_epoch)] = state.leader
@@ -151,10 +169,13 @@ class StateChecker:
             return "the leader is not in sync"
         if state.controller_epoch > self._controller_epoch:
             return f"there has been no controller with this epoch yet, only {self._controller_epoch}"
+        if old is not None and (state.leader_epoch < old.leader_epoch or state.controller_epoch < old.controller_epoch):
+            return "an epoch went back"
+        is_election = old is None or (state.leader, state.leader_epoch) != (old.leader, old.leader_epoch)
+        if is_election and state.controller_epoch < self._controller_epoch:
+            return f"the epoch of this controller is over, it is {self._controller_epoch}"
         if old is None:
             return None
-        if state.leader_epoch < old.leader_epoch or state.controller_epoch < old.controller_epoch:
-            return "an epoch went back"
         if state.leader != old.leader and state.leader_epoch == old.leader_epoch:
             return "another leader has the same epoch"
         if key[0] in self._unclean:
@@ -187,3 +208,24 @@ class StateChecker:
             return sorted(self._tree.get_children(path, _ANYBODY)[0])
         except NoNode:
             return []
+
+
+def _ignore(key: PartitionKey, old: LeaderAndIsr | None, state: LeaderAndIsr | None) -> None: ...
+
+
+def _znodes(tree: ZnodeTree) -> Iterator[tuple[str, bytes | None, Stat]]:
+    """All znodes: path, data and stat."""
+    paths = ["/"]
+    while paths:
+        path = paths.pop()
+        paths += [f"{path.rstrip('/')}/{name}" for name in sorted(tree.get_children(path, _ANYBODY)[0])]
+        yield path, *tree.get_data(path, _ANYBODY)
+
+
+def _znode(tree: ZnodeTree, path: str) -> tuple[bytes | None, int] | None:
+    """The data and the version of a znode; None if there is none."""
+    try:
+        data, stat = tree.get_data(path, _ANYBODY)
+    except NoNode:
+        return None
+    return data, stat.version

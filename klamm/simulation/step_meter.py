@@ -25,12 +25,14 @@ class StepMeter:
 
     def __init__(self) -> None:
         self._is_off_the_loop = False
-        self._read_bytes = self._syncs = self._operations = 0
+        # Of the current step. Without an operation there is nothing to judge.
+        self.operations = 0
+        self._read_bytes = self._syncs = 0
 
     def operation(self, name: str) -> None:
         """A file or a name was touched."""
         if not self._is_off_the_loop:
-            self._operations += 1
+            self.operations += 1
             self._syncs += name in _SYNCS
 
     def read(self, size_bytes: int) -> None:
@@ -49,10 +51,8 @@ class StepMeter:
 
     def step_ended(self) -> str | None:
         """Ends the step; returns a description of the limit that it exceeded, if any."""
-        if not self._operations:
-            return None
-        read_bytes, syncs, operations = self._read_bytes, self._syncs, self._operations
-        self._read_bytes = self._syncs = self._operations = 0
+        read_bytes, syncs, operations = self._read_bytes, self._syncs, self.operations
+        self._read_bytes = self._syncs = self.operations = 0
         if read_bytes > MAX_READ_BYTES:
             return f"reads {read_bytes} bytes from the disk, allowed are {MAX_READ_BYTES}"
         if syncs > MAX_SYNCS:

@@ -5,8 +5,8 @@ the clients with the data on every replica's disk (safety).
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from klamm.client.cluster import metadata_of
@@ -20,10 +20,13 @@ from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.process import Process, SimulationFailure
 from klamm.simulation.trace import checksum
+from klamm.simulation.waiting import chains
 from klamm.simulation.workload import Consumer, Producer, Workload, with_epochs
 from klamm.znodes.configs import topic_entity
 
 CONVERGENCE_TIMEOUT_S = 180.0
+# Longer, because clients have work left, and quotas slow them down.
+SERVICE_TIMEOUT_S = 300.0
 CHECK_INTERVAL_S = 1.0
 
 
@@ -47,9 +50,31 @@ async def converge(cluster: SimulatedCluster, timeout_s: float = CONVERGENCE_TIM
     deadline = loop.time() + timeout_s
     while missing := await _missing(cluster):
         if loop.time() > deadline:
-            raise SimulationFailure(f"not whole {timeout_s} s after everything was healed:\n  " + "\n  ".join(missing))
+            raise _failure(cluster, f"not whole {timeout_s} s after everything was healed", missing)
         await asyncio.sleep(CHECK_INTERVAL_S)
     return Whole(loop.time(), {key: state.leader_epoch for key, state in cluster.state.partitions().items()})
+
+
+@asynccontextmanager
+async def serving(cluster: SimulatedCluster, timeout_s: float = SERVICE_TIMEOUT_S) -> AsyncIterator[None]:
+    """Inside, clients finish their work with a healed cluster.
+
+    SimulationFailure, with the list of what is missing in the cluster, if that takes longer than `timeout_s`.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        missing = await _missing(cluster)
+        told = f"clients wait {timeout_s} s after everything was healed"
+        raise _failure(cluster, told, missing or ["all is whole"]) from None
+
+
+def _failure(cluster: SimulatedCluster, told: str, missing: list[str]) -> SimulationFailure:
+    """Names what is missing; a note says who waits for whom."""
+    failure = SimulationFailure(f"{told}:\n  " + "\n  ".join(missing))
+    failure.add_note("waits:\n  " + "\n  ".join(chains(cluster) or ["no broker, controller or partition waits"]))
+    return failure
 
 
 async def _missing(cluster: SimulatedCluster) -> list[str]:
@@ -92,7 +117,7 @@ async def come_to_rest(cluster: SimulatedCluster, timeout_s: float = CONVERGENCE
     deadline = loop.time() + timeout_s
     while waiting := [*uncommitted(cluster), *leftovers(cluster)]:
         if loop.time() > deadline:
-            raise SimulationFailure(f"not at rest {timeout_s} s after the last request:\n  " + "\n  ".join(waiting))
+            raise _failure(cluster, f"not at rest {timeout_s} s after the last request", waiting)
         await asyncio.sleep(CHECK_INTERVAL_S)
 
 

@@ -25,7 +25,7 @@ from klamm.environment import Buffer
 from klamm.net.client import ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.record_batch import NO_SEQUENCE, iterate_batches
+from klamm.protocol.record_batch import NO_SEQUENCE, crc_matches, iterate_batches
 from klamm.protocol.records import Record, build_batch, decode_records
 from klamm.protocol.vocabulary import (
     ACKS_ALL,
@@ -263,7 +263,7 @@ class Consumer:
             if left <= 0:
                 follower = None
             answer = await self._partition_client.attempt(ApiKey.FETCH, request, follower)
-            if answer is None:
+            if answer is None or not _is_intact(answer[0].records):
                 follower = None
                 await self._partition_client.again()
                 continue
@@ -362,6 +362,15 @@ def with_epochs(data: Buffer) -> Iterator[tuple[int, bytes, int]]:
         for record in decode_records(data, position, header):
             assert record.value is not None
             yield record.offset, record.value, header.partition_leader_epoch
+
+
+def _is_intact(data: Buffer | None) -> bool:
+    """Whether all whole batches are what their producers sent: a replica may have rotten."""
+    try:
+        batches = list(iterate_batches(data or b"", allow_partial_end=True))
+    except KafkaError:
+        return False
+    return all(crc_matches(data or b"", position, header) for position, header in batches)
 
 
 def records_of(data: Buffer | None) -> Iterator[Record]:

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from klamm.simulation import audit
 from klamm.simulation.disk import Disk
-from klamm.simulation.environment import SimulatedEnvironment, wall_clock_ms
+from klamm.simulation.environment import SimulatedEnvironment, WallClock
 from klamm.simulation.loop import simulated_loop
 from klamm.simulation.network import Network
 from klamm.simulation.process import Process, ProcessDead, context_of
@@ -80,7 +80,8 @@ class Node:
         self._host = world.network.add_host(name)
         self._waiting: dict[asyncio.Future[Any], None] = {}
         chance = random.Random(f"{world.seed}/disk/{name}")
-        self.disk = Disk(name, chance, world.trace, lambda: wall_clock_ms(world.loop))
+        self.clock = WallClock(world.loop)
+        self.disk = Disk(name, chance, world.trace, self.clock.now_ms)
         self.disk.meter = world.loop.meter
         self._begin()
 
@@ -153,7 +154,7 @@ class Node:
         self.process = Process(name, self.name)
         world.loop.processes.append(self.process)
         seed, boot_id = f"{world.seed}/{name}", f"{self.name}-boot-{self._boots}"
-        self.environment = SimulatedEnvironment(world.loop, self.process, self.disk, seed, boot_id)
+        self.environment = SimulatedEnvironment(world.loop, self.process, self.disk, self.clock, seed, boot_id)
 
     def _finished(self, task: "asyncio.Task[T]", outcome: "asyncio.Future[T]") -> None:
         self._waiting.pop(outcome, None)

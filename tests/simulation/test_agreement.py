@@ -14,7 +14,8 @@ from klamm.client.cluster import RetryPolicy
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.client.reassignments import alter_partition_reassignments
 from klamm.config.topic import TopicConfig
-from klamm.coordinator.group_metadata_manager import GroupMetadataManager
+from klamm.controller.states import PartitionState, ReplicaState
+from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.records import Record
@@ -157,6 +158,20 @@ def acts_as_the_controller_too(parts: Parts) -> None:
     zombie._is_active, zombie._parts.context = True, parts.controller.controller.context
 
 
+def takes_a_replica_for_offline(parts: Parts) -> None:
+    key, broker_id = (TOPIC, 0), parts.leader.broker_id
+    parts.controller.controller.context.put_replica_state((key, broker_id), ReplicaState.OFFLINE)
+
+
+def takes_a_partition_for_new(parts: Parts) -> None:
+    parts.controller.controller.context.put_partition_state((TOPIC, 0), PartitionState.NEW)
+
+
+def counts_an_offline_replica(parts: Parts) -> None:
+    manager = parts.leader.replica_manager
+    manager._hosted.mark_offline(("gone", 0))
+
+
 PLANTED: dict[Callable[[Parts], None], str] = {
     leads_too: "believes in another leader or epoch of events-0",
     leads_in_an_old_epoch: "believes in another leader or epoch of events-0",
@@ -172,6 +187,9 @@ PLANTED: dict[Callable[[Parts], None], str] = {
     takes_a_partition_for_reassigned: r"reassigns \[\('events', 0\)\]",
     takes_another_for_leader: r"controller \d takes events-0: ",
     forgets_a_topic: "assigns events-0: None",
+    takes_a_replica_for_offline: r"has the state of replica events-0 on \d: OFFLINE; true is ONLINE",
+    takes_a_partition_for_new: "has the state of events-0: NEW; true is ONLINE",
+    counts_an_offline_replica: "counts as OfflineReplicaCount: 1; true is 0",
     is_the_controller_only_by_name: r"brokers \[\] act as the controller; /controller names \d",
     acts_as_the_controller_too: r"brokers \[\d, \d\] act as the controller; /controller names \d",
 }

@@ -130,7 +130,7 @@ def directory_of(cluster: SimulatedCluster, broker_id: int) -> str:
 
 @pytest.mark.parametrize("scenario", [kills_and_restarts, tombstones_leave, moves])
 def test_nothing_is_lost_and_nothing_returns(scenario: Callable[[World], Any]) -> None:
-    world = World(7)
+    world = World(9)
     world.run(scenario(world))
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from klamm.coordinator.group import Group, GroupState, Member, SyncResult
-from klamm.coordinator.group_metadata_manager import partition_for
+from klamm.coordinator.groups.group import Group, GroupState, Member, SyncResult
+from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.determinism import assert_same_trace

@@ -50,11 +50,15 @@ async def known(cluster: SimulatedCluster, topic: str) -> None:
 
 async def everywhere(cluster: SimulatedCluster, is_told: Callable[[MetadataSnapshot], bool]) -> None:
     """Returns when all brokers have been told so."""
+    await on_all_brokers(cluster, lambda broker: is_told(broker.parts.metadata_cache.snapshot))
+
+
+async def on_all_brokers(cluster: SimulatedCluster, holds: Callable[[Broker], bool]) -> None:
     for _ in range(1000):
-        if all(is_told(broker.parts.metadata_cache.snapshot) for broker in brokers(cluster)):
+        if all(map(holds, brokers(cluster))):
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("not all brokers have been told")
+    raise AssertionError("not all brokers have come to it")
 
 
 async def a_topic_has_its_configuration_from_the_beginning(world: World) -> None:
@@ -81,7 +85,9 @@ async def everybody_knows_where_groups_are_kept(world: World) -> None:
         find = request_class(ApiKey.FIND_COORDINATOR)
         await world.node("client").run(ask(client, 0, ApiKey.FIND_COORDINATOR, find(key="g", key_type=0)))
         await known(cluster, "__consumer_offsets")
-        assert len({broker.parts.offsets_topic.partition_for("g") for broker in brokers(cluster)} - {-1}) == 1
+        # A broker reads the number of partitions after it has heard of the topic.
+        await on_all_brokers(cluster, lambda broker: broker.parts.offsets_topic.partition_for("g") != -1)
+        assert len({broker.parts.offsets_topic.partition_for("g") for broker in brokers(cluster)}) == 1
         assert [broker.parts.topic_configs.of("__consumer_offsets").cleanup_policy for broker in brokers(cluster)] == [
             ("compact",)
         ] * 3

@@ -30,6 +30,7 @@ SHAPES = [draw_shape(random.Random(seed)) for seed in range(300)]
         ("has_racks", {False, True}),
         ("replica_fetchers", {1, 3}),
         ("preallocates", {False, True}),
+        ("clocks_drift", {False, True}),
     ],
 )
 def test_seeds_draw_runs_of_all_shapes(name: str, values: set[object]) -> None:
@@ -112,4 +113,4 @@ def test_a_run_is_the_same_in_two_processes() -> None:
 
 
 def _shape_of(seed: int) -> RunShape:
-    return draw_shape(World(seed).random)
+    return draw_shape(random.Random(f"{seed}/shape"))

@@ -444,3 +444,13 @@ def test_every_change_is_traced():
         "create /lock",
         "lock /lock",
     ]
+
+
+def test_a_rotten_bit_is_read_and_survives_the_machine():
+    machine = Machine()
+    durable_directory(machine.files)
+    write(machine.files, "/d/log", b"abc", sync=True)
+    machine.files.sync_directory("/d")
+    machine.disk.rot("/d/log", 1, 0)
+    assert machine.files.read_file("/d/log") == b"acc"
+    assert machine.crash().read_file("/d/log") == b"acc"

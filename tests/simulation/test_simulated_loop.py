@@ -251,3 +251,19 @@ def test_the_collector_runs_at_fixed_steps_only():
     assert gc.isenabled()
     assert run(scenario()) is False
     assert gc.isenabled()
+
+
+def test_what_the_process_has_frozen_stays_so_and_what_the_loop_freezes_does_not():
+    async def scenario():
+        return gc.get_freeze_count() > 0
+
+    frozen = gc.get_freeze_count()
+    assert frozen > 0, "support.heap freezes what the tests have imported"
+    assert run(scenario())
+    assert gc.get_freeze_count() > frozen / 2
+    gc.unfreeze()
+    try:
+        assert run(scenario())
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()

@@ -18,7 +18,7 @@ from klamm.client.fan_out import checked
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets, list_consumer_group_offsets
 from klamm.client.reassignments import alter_partition_reassignments
 from klamm.client.topics import NewTopic, create_topics
-from klamm.coordinator.group_metadata_manager import partition_for
+from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.net.client import connect
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode

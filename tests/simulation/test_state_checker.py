@@ -108,6 +108,19 @@ def test_the_epoch_of_controllers_goes_up_by_one(server):
             server.set("/controller_epoch", epoch)
 
 
+@pytest.mark.parametrize("state", [LeaderAndIsr(2, 4, (1, 2, 0), 2), LeaderAndIsr(1, 4, (1, 2, 0), 2)])
+def test_a_controller_whose_epoch_is_over_elects_nobody(server, state):
+    server.set("/controller_epoch", b"3")
+    with pytest.raises(SimulationFailure, match="the epoch of this controller is over"):
+        server.set(STATE, state.encode())
+
+
+def test_a_leader_of_an_older_protocol_writes_the_isr_with_the_controller_epoch_that_it_knows(server):
+    server.set("/controller_epoch", b"3")
+    server.set(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode())
+    assert server.checker.partition("t", 0).isr == (1, 2)
+
+
 def test_a_topic_made_again_begins_again(server):
     server.apply(DeleteTxn(STATE))
     assert server.checker.partitions() == {}
@@ -126,3 +139,11 @@ def test_a_server_may_forget_what_it_never_showed(server):
     forgotten.checker = server.checker
     forgotten.set(STATE, LeaderAndIsr(0, 4, (0,), 2).encode())
     assert server.checker.leader_of("t", 0, 4) == 0
+
+
+def test_a_server_that_starts_again_knows_what_its_last_transactions_have_not_changed(server):
+    lost = Server()
+    lost.create("/other", None)
+    lost.create("/another", None)
+    with pytest.raises(SimulationFailure, match=r"0/state was b.*; a ZooKeeper that has started at .* has None"):
+        server.checker.recovered(lost.tree)

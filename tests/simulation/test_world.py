@@ -399,3 +399,17 @@ def test_only_the_dead_restart():
         assert world.node("a") is a
 
     run(scenario)
+
+
+def test_a_clock_is_wrong_by_what_it_was_set_to_and_drifts_from_there() -> None:
+    async def scenario() -> tuple[list[int], list[int]]:
+        nodes = [world.node("right"), world.node("wrong")]
+        nodes[1].clock.set_wrong(-1_500, 0.01)
+        before = [node.environment.now_ms() for node in nodes]
+        await asyncio.sleep(100)
+        return before, [node.environment.now_ms() for node in nodes]
+
+    world = World(1)
+    before, after = world.run(scenario())
+    assert before[0] - before[1] == 1_500
+    assert (after[0] - before[0], after[1] - before[1]) == (100_000, 101_000)
