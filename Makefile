@@ -36,7 +36,7 @@ test: check system  ## everything: check, then all tests
 
 interop: venv system  ## all tests that talk to real Kafka, ZooKeeper and clients, the long ones too
 	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --durations 15 -m "long or not long" \
-		tests/interop tests/clients tests/faults tests/durability
+		tests/interop tests/clients tests/recipes tests/faults tests/durability
 	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m long tests/spark
 
 simulate: venv  ## random faults on simulated clusters, SEEDS=500 of them
@@ -53,6 +53,7 @@ bench: venv system  ## klamm and Apache Kafka 2.8.2 side by side, as ratios
 	$(PYTHON) bench/storage.py
 	$(PYTHON) bench/cleaner.py
 	$(PYTHON) bench/groups.py
+	$(PYTHON) bench/transactions.py
 	$(PYTHON) bench/steps.py
 	$(PYTHON) bench/verify.py --size-mb 1000
 	$(PYTHON) bench/merge.py
@@ -67,6 +68,8 @@ format: venv  ## apply the formatter and the safe fixes
 docs: venv  ## write the generated parts of docs/ again
 	$(PYTHON) -m klamm.broker.protocol_table > docs/protocol.md
 	$(PYTHON) -m klamm.config.unsupported_table docs/unsupported.md
+	PYTHONPATH=.:tests $(PYTHON) -m support.recipe_page docs/recipes.md
+	PYTHONPATH=.:tests $(PYTHON) -m support.metrics.page docs/metrics.md
 
 lock: venv  ## write requirements/*.txt again from pyproject.toml
 	scripts/lock

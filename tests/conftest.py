@@ -4,7 +4,11 @@ A test marked `java`, as all of tests/interop are, is skipped without a Java run
 failure.
 """
 
+import logging
+import re
+import shutil
 import signal
+import subprocess
 from collections.abc import Generator
 from pathlib import Path
 
@@ -12,6 +16,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from support import oracles
+
+# What the modules of the clients in Go need.
+OLDEST_GO = (1, 25)
 
 pytest_plugins = ["support.heap", "support.runner", "support.scheduling"]
 
@@ -24,11 +31,25 @@ settings.register_profile("klamm", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("klamm")
 
 
+@pytest.fixture(autouse=True)
+def the_level_of_logging() -> Generator[None]:
+    """Programs that a test runs in this process ask for lines that other tests do not expect."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--bootstrap",
         metavar="HOST:PORT",
         help="run tests/clients against this broker instead of klamm; `kafka`: against Apache Kafka 2.8.2",
+    )
+    parser.addoption(
+        "--recipe-client",
+        metavar="MODULE:CLASS",
+        help="run tests/recipes with this client (docs/recipes.md) instead of those that it has",
     )
     parser.addoption(
         "--rewrite-transcripts",
@@ -77,6 +98,17 @@ def zookeeper39_jars(java: None) -> Path:
 def kafka_clients4_jars(java: None) -> Path:
     """Directory with the jars of the Java clients of Apache Kafka 4.4."""
     return oracles.kafka_clients4_jars()
+
+
+@pytest.fixture(scope="session")
+def go() -> None:
+    """Skips the test where there is no Go that can build the clients: their modules need Go 1.25 or newer."""
+    if shutil.which("go") is None:
+        pytest.skip("no Go on this machine")
+    said = subprocess.run(["go", "version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"go(\d+)\.(\d+)", said)
+    if found is None or (int(found[1]), int(found[2])) < OLDEST_GO:
+        pytest.skip("the clients in Go need Go {}.{}, this machine has: {}".format(*OLDEST_GO, said.strip()))
 
 
 @pytest.hookimpl(wrapper=True)

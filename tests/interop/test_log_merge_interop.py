@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.tools import main
 from support.oracles import RealKafka, java_tool
+from support.waiting import until
 
 # As in Kafka's own log4j.properties, with the lines of single partitions.
 STATE_CHANGES = """
@@ -91,6 +92,8 @@ def test_the_story_of_a_partition_as_kafka_has_logged_it(
     second.start()
     admin = AdminClient({"bootstrap.servers": first.bootstrap})
     admin.create_topics([NewTopic("t", 1, replica_assignment=[[2, 1]])])["t"].result(60)
+    # On a busy machine the controller moves the leader before the broker knows that it is the leader.
+    until(lambda: " starts at " in second.state_changes.read_text())
     second.stop()
     first.stop()
 

@@ -47,7 +47,8 @@ async def test_what_kafka_answers(kafka: RealKafka) -> None:
 def deliveries(bootstrap: str) -> dict[int, str]:
     """Of a hundred records in one batch, every tenth without a key: the error of each, by its number."""
     create(bootstrap, NewTopic("hundred", 1, 1, config={"cleanup.policy": "compact"}))
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 500, "batch.num.messages": 100, "retries": 0})
+    # Nothing is sent before the batch is full.
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 60_000, "batch.num.messages": 100, "retries": 0})
     errors: dict[int, str] = {}
 
     def delivered(error: KafkaError | None, message: Any) -> None:

@@ -3,7 +3,6 @@ of Apache Kafka 4.3 in KRaft mode. Reasons, and what 4.3 adds to Kafka's lines, 
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from klamm.tools.cluster_view import read_cluster
 from support.clusters import forget_dead_broker
 from support.oracles import JavaServer, RealKafka, RealKraft, RealZooKeeper, java_tool
 from support.spark.producing import numbered, produce
+from support.waiting import until
 
 Klamm = Callable[..., str]
 
@@ -144,13 +144,6 @@ def klamm(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return output.out + output.err if both else output.out
 
     return run
-
-
-def until(holds: Callable[[], object], timeout_s: float = 60) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline_s, "not in time"
-        time.sleep(0.2)
 
 
 def described(klamm: Klamm, kafka: Kafka, topic: str) -> dict[int, tuple[int, list[int]]]:

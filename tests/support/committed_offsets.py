@@ -2,8 +2,8 @@
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from klamm.coordinator.group_metadata_manager import partition_for
-from klamm.coordinator.group_records import OffsetKey, read_key, read_offset_value
+from klamm.coordinator.groups.group_metadata_manager import partition_for
+from klamm.coordinator.groups.group_records import OffsetKey, read_key, read_offset_value
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 
 

@@ -7,15 +7,17 @@ from typing import Any
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
-from klamm.coordinator.group import Group, GroupState, JoinResult, Member, OffsetAndMetadata, SyncResult
-from klamm.coordinator.group_coordinator import GroupCoordinator
-from klamm.coordinator.group_metadata_manager import GroupMetadataManager
-from klamm.coordinator.group_records import GroupKey, read_group_value, read_key
-from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch
+from klamm.coordinator.groups.group import Group, GroupState, JoinResult, Member, OffsetAndMetadata, SyncResult
+from klamm.coordinator.groups.group_coordinator import GroupCoordinator
+from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
+from klamm.coordinator.groups.group_records import GroupKey, read_group_value, read_key
+from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch, TransactionalProducer
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.record_batch import NO_PRODUCER_ID
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.loop import simulated_loop
+from support.offsets_logs import transaction_begins_at
 
 NOW_MS = 1_700_000_000_000
 G = "g"
@@ -68,27 +70,52 @@ class Log:
     """
 
     def __init__(self) -> None:
-        self.records: list[KeyAndValue] = []
+        self.batches: list[LogBatch] = []
+        self.end_offset = 0
+        # What a reader sees: a log's reader sees nothing that comes after it has begun.
+        self.reads_up_to = 2**63 - 1
         self.delay_s = 0.0
         self.error = ErrorCode.NONE
         self.leads = True
         self.readable = asyncio.Event()
         self.readable.set()
 
-    async def append(self, partition: int, records: Sequence[KeyAndValue]) -> Appended:
-        error = self.error
-        base_offset = len(self.records)
+    @property
+    def records(self) -> list[KeyAndValue]:
+        return [(key, value) for batch in self.batches for _, key, value in batch.records]
+
+    async def append(
+        self, partition: int, records: Sequence[KeyAndValue], producer: TransactionalProducer | None = None
+    ) -> Appended:
+        error, base_offset, transaction_offset = self.error, -1, -1
         if error in (ErrorCode.NONE, ErrorCode.REQUEST_TIMED_OUT):
-            self.records += records
+            base_offset = self._write(records, NO_PRODUCER_ID if producer is None else producer.producer_id)
+            if producer is not None:
+                transaction_offset = transaction_begins_at(self.batches, producer.producer_id)
         await asyncio.sleep(self.delay_s)
-        return Appended(error, base_offset if error is ErrorCode.NONE else -1)
+        return Appended(error, base_offset, transaction_offset)
 
     def append_unacknowledged(self, partition: int, records: Sequence[KeyAndValue]) -> None:
-        self.records += records
+        self._write(records)
+
+    def _write(self, records: Sequence[KeyAndValue], producer_id: int = NO_PRODUCER_ID) -> int:
+        base_offset = self.end_offset
+        numbered = [(base_offset + number, key, value) for number, (key, value) in enumerate(records)]
+        self.batches.append(LogBatch(base_offset, numbered, producer_id))
+        self.end_offset += len(records)
+        return base_offset
+
+    def end_transaction(self, producer_id: int, is_committed: bool) -> int:
+        """Writes a marker; returns its offset."""
+        self.batches.append(LogBatch(self.end_offset, (), producer_id, is_committed))
+        self.end_offset += 1
+        return self.end_offset - 1
 
     async def read(self, partition: int) -> AsyncIterator[LogBatch]:
         await self.readable.wait()
-        yield LogBatch(0, [(offset, key, value) for offset, (key, value) in enumerate(self.records)])
+        for batch in list(self.batches):
+            if batch.base_offset < self.reads_up_to:
+                yield batch
 
     def is_leader(self, partition: int) -> bool:
         return self.leads

@@ -4,6 +4,7 @@ import random
 import struct
 
 from klamm.environment import Environment
+from klamm.metrics import Histogram
 from klamm.protocol import record_batch as rb
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.primitives import in_one_go
@@ -97,6 +98,7 @@ class RecordingHost:
         self.begun = 0
         self.truncated = 0
         self.checkpoints_starts = True
+        self.flush_times_ms = Histogram()
 
     def log_rolled(self, log: Log) -> None:
         self.rolled += 1
@@ -124,8 +126,10 @@ def open_log(
     recovery_point: int = 0,
     log_start_offset: int = 0,
     first_dirty_offset: int = 0,
+    high_watermark: int | None = None,
 ) -> Log:
-    """The log of t-0, loaded from the environment's disk; made there if need be. High watermark: the log's end."""
+    """The log of t-0, loaded from the environment's disk; made there if need be. Its high watermark is the given one,
+    which a checkpoint has, or else the log's end."""
     config = config or LogConfig()
     file_system = environment.file_system
     failures: list[OSError] = []
@@ -141,11 +145,12 @@ def open_log(
         log_start_offset=log_start_offset,
         recovery_point=recovery_point,
         first_dirty_offset=first_dirty_offset,
+        high_watermark=high_watermark,
         is_clean=is_clean,
         now_ms=environment.now_ms(),
     )
     log = Log(environment, directory, "t", 0, config, loaded, RecordingHost(environment))
-    log.update_high_watermark(log.log_end_offset)
+    log.update_high_watermark(log.log_end_offset if high_watermark is None else high_watermark)
     log.failures = failures
     return log
 

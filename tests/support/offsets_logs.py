@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
-from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch
+from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch, TransactionalProducer
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record_batch import NO_PRODUCER_ID
 
 
 class OffsetsSettings(NamedTuple):
@@ -16,8 +17,19 @@ class OffsetsSettings(NamedTuple):
     offsets_retention_check_interval_ms: int = 600_000
 
 
-class MemoryOffsetsLog:
-    """Implements `OffsetsLog`. Appends end at once, or when `held` is released, with the error in `outcome`."""
+def transaction_begins_at(batches: Sequence[LogBatch], producer_id: int) -> int:
+    """The offset of the first record of the producer's open transaction; -1 if it has none."""
+    begins_at = -1
+    for batch in batches:
+        if batch.producer_id == producer_id and batch.is_committed is not None:
+            begins_at = -1
+        elif batch.producer_id == producer_id and begins_at < 0:
+            begins_at = batch.base_offset
+    return begins_at
+
+
+class MemoryCoordinatorLog:
+    """Implements `CoordinatorLog`. Appends end at once, or when `held` is released, with the error in `outcome`."""
 
     def __init__(self) -> None:
         self.batches: dict[int, list[LogBatch]] = {}
@@ -33,13 +45,18 @@ class MemoryOffsetsLog:
         self.may_read = asyncio.Event()
         self.may_read.set()
 
-    def append(self, partition: int, records: Sequence[KeyAndValue]) -> "asyncio.Future[Appended]":
+    def append(
+        self, partition: int, records: Sequence[KeyAndValue], producer: TransactionalProducer | None = None
+    ) -> "asyncio.Future[Appended]":
         future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         if self.outcome is not ErrorCode.NONE:
             future.set_result(Appended(self.outcome))
             return future
-        base_offset = self._write(partition, records)
+        base_offset = self._write(partition, records, NO_PRODUCER_ID if producer is None else producer.producer_id)
         appended = Appended(ErrorCode.NONE, base_offset)
+        if producer is not None:
+            begins_at = transaction_begins_at(self.batches[partition], producer.producer_id)
+            appended = appended._replace(transaction_offset=begins_at)
         if self.held is not None:
             self.held.append((future, appended))
         else:
@@ -51,10 +68,17 @@ class MemoryOffsetsLog:
             self._write(partition, records)
 
     def release(self, index: int = 0, error_code: ErrorCode = ErrorCode.NONE) -> None:
-        """The append ends."""
+        """The append ends; its records are in the log all the same."""
         assert self.held is not None
         future, appended = self.held.pop(index)
-        future.set_result(appended if error_code is ErrorCode.NONE else Appended(error_code))
+        future.set_result(appended._replace(error_code=error_code))
+
+    def end_transaction(self, producer_id: int, is_committed: bool, partition: int = 0) -> int:
+        """Writes a marker; returns its offset."""
+        offset = self._end_offsets.get(partition, 0)
+        self._end_offsets[partition] = offset + 1
+        self.batches.setdefault(partition, []).append(LogBatch(offset, (), producer_id, is_committed))
+        return offset
 
     async def read(self, partition: int) -> AsyncIterator[LogBatch]:
         self.reads += 1
@@ -74,9 +98,9 @@ class MemoryOffsetsLog:
         """All keys and values, oldest first."""
         return [(key, value) for batch in self.batches.get(partition, []) for _, key, value in batch.records]
 
-    def _write(self, partition: int, records: Sequence[KeyAndValue]) -> int:
+    def _write(self, partition: int, records: Sequence[KeyAndValue], producer_id: int = NO_PRODUCER_ID) -> int:
         base_offset = self._end_offsets.get(partition, 0)
         self._end_offsets[partition] = base_offset + len(records)
         numbered = [(base_offset + i, key, value) for i, (key, value) in enumerate(records)]
-        self.batches.setdefault(partition, []).append(LogBatch(base_offset, numbered))
+        self.batches.setdefault(partition, []).append(LogBatch(base_offset, numbered, producer_id))
         return base_offset

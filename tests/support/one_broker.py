@@ -5,6 +5,7 @@ Production code from end to end, on real sockets and files, without processes.
 
 import asyncio
 import struct
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -220,7 +221,7 @@ async def until(is_true: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, *, may_fail: bool = False, limit_s: float = 60, **properties: Any
+    tmp_path: Path, *, may_fail: bool = False, limit_s: float = 120, **properties: Any
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Plays the scenario with a client of a running broker, which must not have failed at the end."""
     async with asyncio.timeout(limit_s), OneBroker(tmp_path, **properties) as cluster:
@@ -229,8 +230,9 @@ async def running(
 
 
 def batch(*values: bytes, **options: Any) -> bytearray:
-    """A record batch of these values."""
-    return build_batch([Record(key=None, value=value, timestamp_ms=1000) for value in values], **options)
+    """A record batch of these values. Retention, which begins after half a minute, would delete older records."""
+    now_ms = round(time.time() * 1000)
+    return build_batch([Record(key=None, value=value, timestamp_ms=now_ms) for value in values], **options)
 
 
 def values(records: Any) -> list[bytes | None]:

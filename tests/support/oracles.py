@@ -48,6 +48,8 @@ SPARK_KAFKA_4 = (
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
 )
 
+JMX_EXPORTER = "io.prometheus.jmx:jmx_prometheus_javaagent:0.20.0"
+
 SMALL_HEAP = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
@@ -125,6 +127,12 @@ def kafka_clients4_jars() -> Path:
 def kafka_streams_jars(version: str) -> Path:
     """Kafka Streams, version 2.8 or 3.9."""
     return bring_jars(f"kafka-streams-{version}", {"2.8": KAFKA_STREAMS_2_8, "3.9": KAFKA_STREAMS_3_9}[version])
+
+
+def jmx_exporter_jar() -> Path:
+    """Prometheus' JMX exporter as a Java agent."""
+    [jar] = bring_jars("jmx-exporter-0.20", (JMX_EXPORTER,)).glob("jmx_prometheus_javaagent-*.jar")
+    return jar
 
 
 def spark_kafka_jars() -> list[Path]:

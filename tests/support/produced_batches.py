@@ -89,9 +89,9 @@ HEADERS = {
         one(**of_producer(1, 0, 0, is_transactional=True)), NOT_AUTHORIZED
     ),
     "transactional, without a producer id": Case(one(is_transactional=True), NOT_AUTHORIZED),
-    # Kafka appends it, although AddPartitionsToTxn has not come. klamm has no transactions.
+    # Both append it, although AddPartitionsToTxn has not come.
     "transactional, with a transactional id": Case(
-        one(**of_producer(2, 0, 0, is_transactional=True)), NONE, NOT_AUTHORIZED, transactional_id="tx"
+        one(**of_producer(2, 0, 0, is_transactional=True)), NONE, transactional_id="tx"
     ),
     "a transactional id, but no transactional batch": Case(one(), NONE, transactional_id="tx"),
     "a control batch": Case(one(is_control=True), INVALID_RECORD),

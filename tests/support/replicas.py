@@ -20,6 +20,7 @@ from klamm.protocol.leader_and_isr import (
 )
 from klamm.protocol.record_batch import iterate_batches
 from klamm.protocol.records import Record, build_batch, decode_records
+from klamm.replication.isr import IsrStatistics
 from klamm.replication.partition import Partition
 from klamm.replication.quota import ReplicationQuota
 from klamm.replication.replica_manager import ReplicaManager, log_config
@@ -133,6 +134,8 @@ class Broker:
         self.notified = 0
         self.failures: list[BaseException] = []
         self.advanced: list[int] = []
+        # (partition, whether this broker leads it, the leader epoch)
+        self.leaderships: list[tuple[tuple[str, int], bool, int | None]] = []
 
     @property
     def files(self) -> FileSystem:
@@ -160,7 +163,7 @@ class Broker:
             followers=self.fetchers,
             isr_changes=self.proposals,
             live_broker=self.live.get,
-            on_leadership=lambda *_: None,
+            on_leadership=lambda *change: self.leaderships.append(change),
             is_known_partition=lambda topic, partition: (topic, partition) in self.known,
             notify_log_dir_failure=self._notify,
             on_failure=self.failures.append,
@@ -189,6 +192,7 @@ class Broker:
             replica_lag_time_max_ms=30_000,
             clock_ms=lambda: loop.time() * 1000,
             isr_changes=self.proposals,
+            isr_statistics=IsrStatistics(),
             on_high_watermark=lambda partition: self.advanced.append(partition.log.high_watermark),
             on_low_watermark=lambda partition: None,
         )
@@ -207,6 +211,19 @@ async def hosting_broker(path: Path, **options: Any) -> AsyncIterator[Broker]:
     await broker.start()
     yield broker
     await broker.stop()
+
+
+def scenario(function: Any = None, **options: Any) -> Any:
+    """A test with a broker: `async def test(broker)`."""
+    if function is None:
+        return lambda wrapped: scenario(wrapped, **options)
+
+    async def test(tmp_path: Path) -> None:
+        async with hosting_broker(tmp_path, **options) as broker:
+            await function(broker)
+
+    test.__name__, test.__doc__ = function.__name__, function.__doc__
+    return test
 
 
 def state(partition: int = 0, *, leader: int = ME, epoch: int = 0, isr: Any = (1, 2, 3), **more: Any) -> Any:

@@ -18,7 +18,7 @@ import uvloop
 
 from klamm.simulation.loop import simulated_loop
 
-LIMIT_S = 120
+LIMIT_S = 240
 # Callbacks that end what a test has closed.
 TURNS_TO_END = 20
 

@@ -15,10 +15,11 @@ WHOLE = ("tests/spark", "tests/interop")
 FIRST = (
     "tests/spark",
     "tests/clients",
+    "tests/recipes",
     "tests/faults",
     "tests/interop",
     "tests/walkthroughs",
-    "tests/coordinator/test_group_histories.py",
+    "tests/coordinator/groups/test_group_histories.py",
     "tests/simulation",
     "tests/tools",
     "tests/testing",

@@ -33,6 +33,7 @@ class ScriptedCluster:
         self.topics = dict(topics or {})
         self.topic_errors: dict[str, int] = {}
         self.coordinators = list(coordinators)
+        self.coordinator_error = ErrorCode.NONE
         self.controllers = [0]
         # Brokers that always name this coordinator.
         self.cut_off: dict[int, int] = {}
@@ -79,7 +80,9 @@ class ScriptedCluster:
                 return FindCoordinatorResponse(node_id=self.cut_off[broker_id], host="127.0.0.1", port=1)
             if header.api_key is ApiKey.FIND_COORDINATOR:
                 node = self.coordinators.pop(0) if len(self.coordinators) > 1 else self.coordinators[0]
-                return FindCoordinatorResponse(node_id=node, host="127.0.0.1", port=1)
+                return FindCoordinatorResponse(
+                    error_code=self.coordinator_error, node_id=node, host="127.0.0.1", port=1
+                )
             self.asked.append((header.api_key, broker_id))
             self.requests.append(body)
             place = next((at for at, (api_key, _) in enumerate(self.answers) if api_key is header.api_key), None)

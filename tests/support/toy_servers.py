@@ -5,6 +5,8 @@ import os
 import signal
 from typing import Any
 
+import uvloop
+
 from klamm.processes.errors import ToolError
 
 
@@ -18,6 +20,7 @@ class Toy:
     def __init__(self, port: int = 0, crash: str = "", stops: str = "at once", fails: str = "") -> None:
         self._port, self._crash, self._stops, self._fails = port, crash, stops, fails
         self._server: asyncio.Server | None = None
+        self.new_event_loop = uvloop.new_event_loop
 
     async def start(self) -> dict[str, Any]:
         match self._crash:

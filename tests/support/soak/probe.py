@@ -12,13 +12,13 @@ from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.fetching import FetchFrom, fetch_request
 from klamm.client.sender import produce_request
 from klamm.net.client import Address, ClientError, ConnectionOptions
+from klamm.processes.loop_thread import LoopThread
 from klamm.protocol.apis.fetch import FetchResponse
 from klamm.protocol.apis.produce import ProduceResponse
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.records import Record, build_batch
 from klamm.protocol.vocabulary import ACKS_ALL, NO_EPOCH, TopicPartition
-from klamm.testing.observer import LoopThread
 
 OPTIONS = ConnectionOptions(client_id="soak-probe", request_timeout_ms=10_000)
 PATIENT = RetryPolicy(deadline_ms=120_000)

@@ -247,7 +247,7 @@ async def test_an_unreadable_snapshot_is_made_good_by_the_one_before(
     paths = await fill(tmp_path, [20], snapshot_every=3)
     older, newest = snapshots(tmp_path)
     whole = newest.read_bytes()
-    for damaged in (b"", whole[:10], whole[:-8], whole[:-1], whole[:50] + b"\xff" + whole[51:]):
+    for damaged in (b"", whole[:10], whole[:-8], whole[:-1], whole[:50] + bytes([whole[50] ^ 0xFF]) + whole[51:]):
         newest.write_bytes(damaged)
         assert znodes(read(tmp_path)) == paths
     assert "is not readable and left out" in caplog.text

@@ -1,0 +1,1 @@
+"""An application of Kafka Streams that counts words, and what it should have counted."""
