@@ -1,0 +1,133 @@
+"""One partition's story: who decided what, in order, from the records of klamm controllers, from state-change logs, or
+from what the znodes still show. Pure.
+
+What must stay true: entries of controllers are in the order of their epochs and of their numbers, not of clocks: each
+epoch belongs to one controller, which numbers its records.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from klamm.protocol.vocabulary import TopicPartition
+from klamm.state_changes.entries import Said
+from klamm.znodes.topics import LeaderAndIsr
+
+# The newest entries are shown.
+MOST_ENTRIES: Final = 1_000
+OFFLINE_REPLICA: Final = "OfflineReplica"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the story; None where the source does not say.
+
+    `time_ms` is that of the writer's clock; a log file has `time`, as its broker wrote it, without a time zone.
+    `writer` is the one who decided, `subject` the partition or one of its replicas.
+    """
+
+    time_ms: int | None
+    time: str | None
+    writer: str
+    controller_epoch: int | None
+    subject: str
+    before: str | None
+    after: str | None
+    leader: int | None
+    leader_epoch: int | None
+    isr: tuple[int, ...] | None
+    text: str
+    is_failed: bool = False
+
+    def value(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def of_records(records: Iterable[Mapping[str, Any]], key: TopicPartition) -> list[Entry]:
+    """The entries about this partition among records of klamm controllers (`/controller/events`), of any number of
+    brokers."""
+    mine = [
+        each
+        for each in records
+        if each["kind"] in ("partition", "replica")
+        and each["topic"] == key.topic
+        and each["partition"] == key.partition
+    ]
+    mine.sort(key=lambda each: (each["epoch"], each["controller"], each["sequence"]))
+    return [_of_record(each) for each in mine]
+
+
+def _of_record(record: Mapping[str, Any]) -> Entry:
+    isr = record["isr"]
+    event = f" (event {record['event']})" if record["event"] else ""
+    return Entry(
+        record["time_ms"],
+        None,
+        f"controller {record['controller']}",
+        record["epoch"],
+        "partition" if record["kind"] == "partition" else f"replica {record['replica']}",
+        record["from"],
+        record["to"],
+        record["leader"],
+        record["leader_epoch"],
+        None if isr is None else tuple(isr),
+        f"{record['why']}{event}".strip(),
+        record["failed"],
+    )
+
+
+def offline_since_ms(records: Iterable[Mapping[str, Any]], key: TopicPartition) -> dict[int, int]:
+    """When each replica went offline, of those whose last record says that it is offline."""
+    since: dict[int, int] = {}
+    for each in records:
+        if each["kind"] != "replica" or (each["topic"], each["partition"]) != key or each["failed"]:
+            continue
+        if each["to"] != OFFLINE_REPLICA:
+            since.pop(each["replica"], None)
+        elif each["from"] != OFFLINE_REPLICA:
+            since[each["replica"]] = each["time_ms"]
+    return since
+
+
+def of_logs(entries: Iterable[Said]) -> list[Entry]:
+    """The entries of state-change logs, in the order in which they were merged."""
+    return [
+        Entry(
+            None,
+            said.time,
+            f"{'controller' if said.is_controller else 'broker'} {'?' if said.broker is None else said.broker}",
+            said.controller_epoch,
+            "partition" if said.replica is None else f"replica {said.replica}",
+            said.from_state,
+            said.to_state,
+            said.leader,
+            said.leader_epoch,
+            None if said.isr is None else tuple(said.isr),
+            said.text.partition("\n")[0],
+            said.level in ("ERROR", "FATAL"),
+        )
+        for said in entries
+    ]
+
+
+def of_znode(state: LeaderAndIsr, modified_ms: int) -> Entry:
+    """The newest decision only: what the partition's state znode has now, and when it was written."""
+    return Entry(
+        modified_ms,
+        None,
+        "the znode's last writer",
+        state.controller_epoch,
+        "partition",
+        None,
+        None,
+        state.leader,
+        state.leader_epoch,
+        tuple(state.isr),
+        f"version {state.zk_version} of the state znode: it has been written {state.zk_version + 1} times",
+    )
+
+
+def of_metadata(leader: int, leader_epoch: int, isr: Iterable[int]) -> Entry:
+    """What brokers say now, which has neither a time nor a writer."""
+    text = "what the brokers' metadata shows now"
+    return Entry(None, None, "unknown", None, "partition", None, None, leader, leader_epoch, tuple(isr), text)
