@@ -317,7 +317,8 @@ def _under_min_isr(facts: PartitionFacts) -> Iterator[Condition]:
         )
         yield Condition(
             "under_min_isr",
-            f"Producers with acks=all are refused: the ISR has {counted(len(view.isr), 'replica')}, and {MIN_ISR} is {minimum}.",
+            f"Producers with acks=all are refused: the ISR has {counted(len(view.isr), 'replica')}, and {MIN_ISR} is"
+            f" {minimum}.",
             (_setting_text(facts, MIN_ISR, ""), *(_absence(facts, each) for each in missing)),
             tuple(remedies),
         )
