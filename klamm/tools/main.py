@@ -28,6 +28,7 @@ from klamm.tools import (
     up,
     zookeeper,
 )
+from klamm.tools.cockpit import command as cockpit
 from klamm.tools.configs import commands as configs
 from klamm.tools.elect import commands as elect
 from klamm.tools.log import commands as log
@@ -55,6 +56,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(configs.app, name="configs")
 app.add_typer(brokers.app, name="brokers")
 app.command("status", epilog="Example: klamm status --bootstrap-server 127.0.0.1:9092")(status.status)
+app.command("cockpit", epilog="Example: klamm cockpit --bootstrap-server 127.0.0.1:9092")(cockpit.cockpit)
 app.add_typer(elect.app, name="elect")
 app.add_typer(groups.app, name="groups")
 app.add_typer(transactions.app, name="transactions")

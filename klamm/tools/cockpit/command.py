@@ -1,0 +1,80 @@
+"""`klamm cockpit`: serves the page until Ctrl-C."""
+
+import json
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from klamm.processes.errors import ToolError
+from klamm.tools.clients import DEFAULT_BOOTSTRAP, LOOK_MS, AsJson, BootstrapServer, CommandConfig, command_options
+from klamm.tools.zookeeper_access import ZooKeeper
+
+if TYPE_CHECKING:
+    from klamm.client.options import ClientOptions
+
+HOST: Final = "127.0.0.1"
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes any free port.")]
+
+
+def cockpit(
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    zookeeper: ZooKeeper = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address to listen on. Others than this machine see it, too, with"
+            " any but 127.0.0.1; they need the token.",
+        ),
+    ] = HOST,
+    port: Port = 0,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Let the page move the controller, elect leaders, and so on.")
+    ] = False,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a cluster and its controller at work on a web page, until Ctrl-C. The printed address opens it."""
+    check_installed()
+    options = command_options(bootstrap_server, command_config)
+    run(options, zookeeper, host, port, allow_changes=allow_changes, as_json=as_json)
+
+
+def check_installed() -> None:
+    """Raises ToolError when the page's packages are not installed."""
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise ToolError(f"the cockpit needs {' and '.join(missing)}: pip install 'klamm[cockpit]'")
+
+
+def run(
+    options: "ClientOptions", zookeeper: str | None, host: str, port: int, *, allow_changes: bool, as_json: bool
+) -> None:
+    """Serves the page until SIGINT or SIGTERM. Raises ToolError when no broker answers or the port cannot be used."""
+    import uvloop
+
+    uvloop.run(_serve(options, zookeeper, host, port, allow_changes=allow_changes, as_json=as_json))
+
+
+async def _serve(
+    options: "ClientOptions", zookeeper: str | None, host: str, port: int, *, allow_changes: bool, as_json: bool
+) -> None:
+    from klamm.client.cluster import make_client
+    from klamm.environment import SystemEnvironment
+    from klamm.tools.clients import cluster_errors
+    from klamm.tools.cockpit.answers import Cockpit
+    from klamm.tools.cockpit.cluster import open_cluster
+    from klamm.tools.cockpit.server import listen, make_app, serve
+
+    with listen(host, port) as listening, cluster_errors():
+        client = make_client(options, SystemEnvironment().random)
+        await client.reach(LOOK_MS)
+        cluster = await open_cluster(client, zookeeper)
+        app = make_app(Cockpit(cluster, allow_changes), host)
+        address = listening.getsockname()
+        name = f"[{address[0]}]" if ":" in address[0] else address[0]
+        url = f"http://{name}:{address[1]}/?token={app.token}"
+        print(json.dumps({"url": url}) if as_json else f"The cockpit is at {url} (Ctrl-C stops it)", flush=True)
+        await serve(app, listening, cluster.close)

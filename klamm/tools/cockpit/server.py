@@ -1,0 +1,236 @@
+"""The web server of the cockpit: the shell page, its script and style sheet, the stream of events, and the pages' APIs.
+
+Each module of `pages` exports `routes(cockpit)`; `PAGES` names the modules. The script is all of static/*.js, core.js
+first; the style sheet is all of static/*.css, cockpit.css first. So a new view is a module in `pages`, its name in
+`PAGES`, and a script in `static` that calls `cockpit.view`.
+
+What must stay true:
+- Nothing that the cluster says reaches the shell as markup (`embedded_json`).
+- Connections, streams and what waits for a slow page are bounded.
+- A signal ends the server within a second, also while streams are open.
+"""
+
+import asyncio
+import re
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from html import escape
+from importlib import import_module
+from importlib.resources import files
+from typing import Any, Final
+
+import h11
+import orjson
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from klamm.processes.errors import ToolError, describe_os_error
+from klamm.tools.cockpit.answers import Cockpit, error_response
+from klamm.tools.cockpit.safety import ENCODED_HEADERS, Guard
+from klamm.tools.cockpit.source import ENDED, Event, Source
+
+PAGES: Final = ("now",)
+
+MAX_CONNECTIONS: Final = 200
+MAX_STREAMS: Final = 20
+MAX_HEAD_BYTES: Final = 16 * 1024
+HEAD_TIMEOUT_S: Final = 10.0
+IDLE_TIMEOUT_S: Final = 10
+# A silent stream gets a comment, so that a page that is gone is noticed.
+KEEP_ALIVE_S: Final = 10.0
+
+STATIC: Final = files("klamm.tools.cockpit") / "static"
+
+
+def make_app(cockpit: Cockpit, host: str) -> Guard:
+    """The application for a server that listens on `host`. Its `token` opens the page."""
+    streams = Streams(cockpit.source)
+    script, style = _joined("js", "core.js"), _joined("css", "cockpit.css")
+
+    async def page(_request: Request) -> Response:
+        return Response(shell(await cockpit.source.now(), cockpit), media_type="text/html")
+
+    async def cockpit_js(_request: Request) -> Response:
+        return Response(script, media_type="text/javascript")
+
+    async def cockpit_css(_request: Request) -> Response:
+        return Response(style, media_type="text/css")
+
+    async def events(_request: Request) -> Response:
+        return streams.open()
+
+    routes = [
+        Route("/", page),
+        Route("/cockpit.js", cockpit_js),
+        Route("/cockpit.css", cockpit_css),
+        Route("/events", events),
+    ]
+    for name in PAGES:
+        routes += import_module(f"klamm.tools.cockpit.pages.{name}").routes(cockpit)
+    handlers: dict[Any, Any] = {404: _not_found, 500: _failed}
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), host)
+
+
+async def _not_found(_request: Request, _error: Exception) -> Response:
+    return error_response(404, "There is nothing at this address.")
+
+
+async def _failed(_request: Request, error: Exception) -> Response:
+    return error_response(500, f"A fault of the program: {error!r}")
+
+
+def shell(now: Any, cockpit: Cockpit) -> bytes:
+    """The page with its first data."""
+    filled = {
+        "title": escape(str(now["cluster"]["id"] or "a cluster")),
+        "settings": embedded_json({"allow_changes": cockpit.allow_changes}),
+        "now": embedded_json(now),
+    }
+    # In one pass: a text of the cluster may look like a place to fill.
+    return re.sub(r"{{(\w+)}}", lambda place: filled[place[1]], (STATIC / "page.html").read_text()).encode()
+
+
+def embedded_json(value: Any) -> str:
+    """JSON inside a script element: no text of it can end the element, begin a comment or end a line."""
+    text = orjson.dumps(value).decode()
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _joined(ending: str, first: str) -> bytes:
+    """All files with this ending, the first one first and the others by name."""
+    names = sorted(each.name for each in STATIC.iterdir() if each.name.endswith(f".{ending}"))
+    return b"\n".join((STATIC / name).read_bytes() for name in sorted(names, key=lambda name: name != first))
+
+
+# -- the stream of events -----------------------------------------------------------------------------------------
+
+
+class Streams:
+    """The open streams of server-sent events."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._open = 0
+
+    def open(self) -> Response:
+        if self._open >= MAX_STREAMS:
+            return PlainTextResponse(f"{MAX_STREAMS} pages are open already; close one.\n", 503)
+        return StreamingResponse(self._events(), media_type="text/event-stream")
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        self._open += 1
+        subscription = self._source.subscribe()
+        try:
+            # After an interruption the browser tries again this often.
+            yield b"retry: 1000\n\n"
+            while True:
+                try:
+                    async with asyncio.timeout(KEEP_ALIVE_S):
+                        events = await subscription.read()
+                except TimeoutError:
+                    yield b": idle\n\n"
+                    continue
+                if not events:
+                    yield encoded([(ENDED, b"{}")])
+                    return
+                yield encoded(events)
+        finally:
+            self._open -= 1
+            self._source.unsubscribe(subscription)
+
+
+def encoded(events: Iterable[Event]) -> bytes:
+    """Events as server-sent events have them. JSON as orjson writes it has no line breaks."""
+    return b"".join(b"event: %s\ndata: %s\n\n" % (name.encode(), data) for name, data in events)
+
+
+# -- the server ---------------------------------------------------------------------------------------------------
+
+
+class _Connection(H11Protocol):
+    """uvicorn's connection with a bound on their number and on the time until the first request is complete."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+            return
+        self.timeout_keep_alive_task = self.loop.call_later(HEAD_TIMEOUT_S, self.timeout_keep_alive_handler)
+
+    def data_received(self, data: bytes) -> None:
+        # uvicorn stops its timer here, although the head of the request may come a byte an hour.
+        due = self.timeout_keep_alive_task
+        self.timeout_keep_alive_task = None
+        super().data_received(data)
+        if due is not None and self.conn.their_state is not h11.IDLE:
+            due.cancel()
+        elif due is not None and self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = due
+
+    def send_400_response(self, msg: str) -> None:
+        headers = [*ENCODED_HEADERS, (b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=msg.encode()),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers, which end the process a second time after the server has ended."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ToolError when the address cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    opened = socket.socket(family)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind((host, port))
+        opened.listen()
+    except OSError as error:
+        opened.close()
+        raise ToolError(f"--port {port}: {host}:{port}: {describe_os_error(error)}") from error
+    return opened
+
+
+async def serve(app: Guard, listening: socket.socket, close: Callable[[], Awaitable[None]]) -> None:
+    """Serves until SIGINT or SIGTERM, then calls `close`, which ends the streams, and stops."""
+    config = uvicorn.Config(
+        app,
+        http=_Connection,
+        ws="none",
+        lifespan="off",
+        loop="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=IDLE_TIMEOUT_S,
+        timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+    )
+    server = _Server(config)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+    serving.add_done_callback(lambda _: stopping.set())
+    await stopping.wait()
+    server.should_exit = True
+    await close()
+    await serving
