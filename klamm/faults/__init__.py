@@ -19,7 +19,7 @@ takes commands. `klamm broker`, and `klamm up` without a control port, never imp
 | `control.py`  | in the owner's process: the active faults, one channel to each server, and the tallies           |
 | `entries.py`  | what can stand in the history: one frozen dataclass for each kind of entry                       |
 | `history.py`  | the history, its report, and the Python that repeats its faults                                  |
-| `chronicle.py`, `metadata_watch.py` | in the owner's process: what changes in ZooKeeper, for the history         |
+| `chronicle.py`, `metadata_changes.py` | in the owner's process: what changes in ZooKeeper, for the history         |
 
 How a new fault plugs in:
 

@@ -10,8 +10,9 @@ import contextlib
 from klamm.environment import Environment
 from klamm.faults.control import Control
 from klamm.faults.history import History
-from klamm.faults.metadata_watch import MetadataWatch
+from klamm.faults.metadata_changes import MetadataChanges
 from klamm.faults.wire import FaultError
+from klamm.znodes.watch import ZnodeWatch
 
 # For so long `catch_up` waits for servers that do not answer.
 CATCH_UP_TIMEOUT_S = 2.0
@@ -22,7 +23,8 @@ class Chronicle:
 
     def __init__(self, control: Control, environment: Environment, zookeeper: str, session_timeout_ms: int) -> None:
         self._control = control
-        self._watch = MetadataWatch(environment, zookeeper, session_timeout_ms, control.history.add)
+        changes = MetadataChanges(control.history.add)
+        self._watch = ZnodeWatch(environment, zookeeper, session_timeout_ms, changes.seen)
 
     async def start(self) -> None:
         """From now on the history has what ZooKeeper holds, and each change of that. Raises ZooKeeperError."""

@@ -1,36 +1,30 @@
-"""Writes into the history what changes in ZooKeeper: brokers, the controller, topics, leaders and ISRs.
+"""Follows the znodes that say what a cluster is: brokers, controller, topics, partitions and topics to be deleted.
 
-The watch has a session of its own. It registers a watch on each znode, reads the znode again when the watch fires, and
-compares. Changes of one znode that follow each other within a read are one entry: the leader epoch tells.
+A `ZnodeWatch` has a session of its own. It registers a watch on each znode, reads the znode again when the watch fires,
+and tells of it when its version is another one. Versions that follow each other within a read are told as one.
 
 What must stay true:
-- What any client could read before `catch_up` was called is in the history when `catch_up` returns.
-- A lost connection or session loses no state, only steps in between: everything is then read again and compared.
+- What any client could read before `catch_up` was called has been told when `catch_up` returns.
+- A lost connection or session loses no state, only versions in between: everything is then read again and compared.
+- A topic is told before its partitions. A partition's state is told again after its topic was made anew.
+- Only the znodes of `is_cluster_state` are read: neither configurations nor credentials.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from typing import NamedTuple
 
 from klamm.environment import Environment
-from klamm.faults.entries import (
-    BrokerRegistered,
-    BrokerUnregistered,
-    ControllerElected,
-    ControllerGone,
-    Entry,
-    IsrChanged,
-    LeaderElected,
-    TopicCreated,
-    TopicDeleted,
-)
-from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.tasks import start_task
 from klamm.znodes.brokers import BROKER_IDS_PATH, broker_ids, broker_path
-from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
+from klamm.znodes.cluster import CLUSTER_ID_PATH, CONTROLLER_EPOCH_PATH, CONTROLLER_PATH
 from klamm.znodes.fields import ZnodeError
+from klamm.znodes.requests import DELETE_TOPICS_PATH, delete_topic_path
 from klamm.znodes.store import notice
-from klamm.znodes.topics import TOPICS_PATH, LeaderAndIsr, TopicAssignment, partition_state_path, topic_path
+from klamm.znodes.topics import TOPICS_PATH, TopicAssignment, partition_state_path, topic_path
 from klamm.zookeeper.client import State, ZooKeeperClient, retrying
 from klamm.zookeeper.errors import ConnectionLoss, NoNode, SessionExpired
 from klamm.zookeeper.messages import Stat
@@ -38,24 +32,55 @@ from klamm.zookeeper.messages import Stat
 # So many znodes are read at once.
 READS = 500
 
+_SINGLE_PATHS = (CONTROLLER_PATH, CONTROLLER_EPOCH_PATH, CLUSTER_ID_PATH)
+_STATE_PATH = re.compile(rf"{TOPICS_PATH}/([^/]+)/partitions/([0-9]{{1,10}})/state")
+_CHILD_PATH = re.compile(rf"({BROKER_IDS_PATH}|{TOPICS_PATH}|{DELETE_TOPICS_PATH})/([^/]+)")
+
 Read = Callable[[], Awaitable[None]]
 
 
-class MetadataWatch:
-    """Watches the cluster at `connect`. `add` appends to the history. All methods belong to one loop."""
+class Znode(NamedTuple):
+    """One version of a znode. `data` is None when the znode does not exist (any longer)."""
+
+    path: str
+    data: bytes | None
+    czxid: int = -1
+    mzxid: int = -1
+    version: int = -1
+
+
+def partition_of_state_path(path: str) -> PartitionKey | None:
+    """The partition whose state is at this path; None for other paths."""
+    match = _STATE_PATH.fullmatch(path)
+    return None if match is None else (match[1], int(match[2]))
+
+
+def child_of_path(path: str) -> tuple[str, str] | None:
+    """(parent, name) of a broker's, topic's or deletion's path; None for other paths."""
+    match = _CHILD_PATH.fullmatch(path)
+    return None if match is None else (match[1], match[2])
+
+
+def is_cluster_state(path: str) -> bool:
+    """Whether a `ZnodeWatch` follows this znode."""
+    return path in _SINGLE_PATHS or child_of_path(path) is not None or partition_of_state_path(path) is not None
+
+
+class ZnodeWatch:
+    """Watches the cluster at `connect`, and calls `seen` for each version. All methods belong to one loop."""
 
     def __init__(
         self,
         environment: Environment,
         connect: str,
         session_timeout_ms: int,
-        add: Callable[[Entry], None],
+        seen: Callable[[Znode], None],
     ) -> None:
         self._new_client = partial(
             ZooKeeperClient, environment, connect, session_timeout_ms=session_timeout_ms, max_in_flight=READS
         )
         self._client: ZooKeeperClient | None = None
-        self._add = add
+        self._seen = seen
         self._working: asyncio.Task[None] | None = None
         # How each watched znode is read, and those to read now.
         self._reads: dict[str, Read] = {}
@@ -63,19 +88,17 @@ class MetadataWatch:
         self._has_changed = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._failure: BaseException | None = None
-        # What is known: the epochs of brokers; controller and epoch; the topics' znodes and numbers of partitions.
-        self._brokers: dict[int, int] = {}
-        self._controller: tuple[int, int] | None = None
-        self._topics: dict[str, tuple[int, int]] = {}
-        self._states: dict[PartitionKey, LeaderAndIsr] = {}
+        # (czxid, mzxid) of what was told last of each znode that exists; the number of each topic's partitions.
+        self._told: dict[str, tuple[int, int]] = {}
+        self._partitions: dict[str, int] = {}
 
     async def start(self) -> None:
-        """Returns when the present state is in the history. Raises ZooKeeperError."""
+        """Returns when the present state has been told. Raises ZooKeeperError."""
         self._working = start_task(self._work(), self._failed)
         await self._idle()
 
     async def catch_up(self) -> None:
-        """Returns when everything that has been written is in the history. Waits for a ZooKeeper that does not answer.
+        """Returns when everything that has been written is told. Waits for a ZooKeeper that does not answer.
 
         Raises ZooKeeperError.
         """
@@ -119,9 +142,11 @@ class MetadataWatch:
         while True:
             client = self._client = self._new_client()
             client.add_listener(lambda _state: self._has_changed.set())
+            self._watch(CLUSTER_ID_PATH, partial(self._read_one, CLUSTER_ID_PATH))
             self._watch(BROKER_IDS_PATH, self._read_brokers)
             self._watch(CONTROLLER_PATH, self._read_controller)
             self._watch(TOPICS_PATH, self._read_topics)
+            self._watch(DELETE_TOPICS_PATH, self._read_deletions)
             for path in list(self._reads):
                 self._mark(path)
             try:
@@ -180,93 +205,75 @@ class MetadataWatch:
             await retrying(self._client.exists, path, notice(self._mark, path))
             return []
 
+    def _tell(self, path: str, found: tuple[bytes, Stat] | None) -> None:
+        """Tells of a version, unless it is the one that was told last."""
+        before = self._told.get(path)
+        if found is None:
+            if before is not None:
+                del self._told[path]
+                self._seen(Znode(path, None))
+            return
+        data, stat = found
+        if before == (stat.czxid, stat.mzxid):
+            return
+        if before is not None and before[0] != stat.czxid:
+            self._seen(Znode(path, None))  # It was deleted and made anew between two reads.
+        self._told[path] = (stat.czxid, stat.mzxid)
+        self._seen(Znode(path, data, stat.czxid, stat.mzxid, stat.version))
+
     # -- what is read -----------------------------------------------------------------------------------------------
 
-    async def _read_brokers(self) -> None:
-        for broker_id in broker_ids(await self._children(BROKER_IDS_PATH)):
-            self._watch(broker_path(broker_id), partial(self._read_broker, broker_id))
-
-    async def _read_broker(self, broker_id: int) -> None:
-        found = await self._get(broker_path(broker_id))
-        before = self._brokers.get(broker_id)
-        if before is not None and (found is None or found[1].czxid != before):
-            del self._brokers[broker_id]
-            self._add(BrokerUnregistered(broker_id))
-        if found is not None and found[1].czxid != before:
-            self._brokers[broker_id] = found[1].czxid
-            self._add(BrokerRegistered(broker_id, found[1].czxid))
+    async def _read_one(self, path: str) -> None:
+        self._tell(path, await self._get(path))
 
     async def _read_controller(self) -> None:
-        found, epoch = await self._get(CONTROLLER_PATH), await self._get(CONTROLLER_EPOCH_PATH)
-        before = self._controller
-        try:
-            now = None
-            if found is not None and epoch is not None:
-                now = (Controller.decode(found[0]).broker_id, decode_controller_epoch(epoch[0]))
-        except ZnodeError:
-            return
-        if before is not None and now is None:
-            self._add(ControllerGone(before[0]))
-        if now is not None and now != before:
-            self._add(ControllerElected(*now))
-        self._controller = now
+        # An elected controller writes both in one transaction. The epoch is read last, so it is never the older one.
+        controller, epoch = await self._get(CONTROLLER_PATH), await self._get(CONTROLLER_EPOCH_PATH)
+        self._tell(CONTROLLER_EPOCH_PATH, epoch)
+        self._tell(CONTROLLER_PATH, controller)
+
+    async def _read_brokers(self) -> None:
+        self._watch_each(broker_path(each) for each in broker_ids(await self._children(BROKER_IDS_PATH)))
+
+    async def _read_deletions(self) -> None:
+        self._watch_each(delete_topic_path(topic) for topic in await self._children(DELETE_TOPICS_PATH))
+
+    def _watch_each(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._watch(path, partial(self._read_child, path))
+
+    async def _read_child(self, path: str) -> None:
+        found = await self._get(path)
+        self._tell(path, found)
+        if found is None:
+            # A znode of that name is found again in the list of children.
+            self._reads.pop(path, None)
 
     async def _read_topics(self) -> None:
         for topic in await self._children(TOPICS_PATH):
             self._watch(topic_path(topic), partial(self._read_topic, topic))
 
     async def _read_topic(self, topic: str) -> None:
-        found = await self._get(topic_path(topic))
-        before = self._topics.get(topic)
+        path = topic_path(topic)
+        found = await self._get(path)
+        before = self._told.get(path)
         if before is not None and (found is None or found[1].czxid != before[0]):
-            self._forget(topic)
-            before = None
+            self._forget_partitions(topic)
+        self._tell(path, found)
         if found is None:
-            # A topic of that name is found again in the list of topics.
-            self._reads.pop(topic_path(topic), None)
+            self._reads.pop(path, None)
             return
         try:
             partitions = len(TopicAssignment.decode(topic, found[0]).partitions)
         except ZnodeError:
             return
-        if before is None or before[1] != partitions:
-            self._add(TopicCreated(topic, partitions))
-        self._topics[topic] = (found[1].czxid, partitions)
+        self._partitions[topic] = partitions
         for partition in range(partitions):
-            self._watch(partition_state_path(topic, partition), partial(self._read_state, topic, partition))
+            state_path = partition_state_path(topic, partition)
+            self._watch(state_path, partial(self._read_one, state_path))
 
-    def _forget(self, topic: str) -> None:
-        _, partitions = self._topics.pop(topic)
-        for partition in range(partitions):
-            self._reads.pop(partition_state_path(topic, partition), None)
-            self._states.pop((topic, partition), None)
-        self._add(TopicDeleted(topic))
-
-    async def _read_state(self, topic: str, partition: int) -> None:
-        found = await self._get(partition_state_path(topic, partition))
-        if found is None:
-            return
-        try:
-            state = LeaderAndIsr.decode(topic, partition, found[0])
-        except ZnodeError:
-            return
-        before = self._states.get((topic, partition))
-        self._states[topic, partition] = state
-        if before is None or (before.leader, before.leader_epoch) != (state.leader, state.leader_epoch):
-            self._add(
-                LeaderElected(
-                    topic,
-                    partition,
-                    _leader(state),
-                    state.leader_epoch,
-                    tuple(state.isr),
-                    None if before is None else _leader(before),
-                    None if before is None else tuple(before.isr),
-                )
-            )
-        elif before.isr != state.isr:
-            self._add(IsrChanged(topic, partition, tuple(state.isr), tuple(before.isr), state.leader_epoch))
-
-
-def _leader(state: LeaderAndIsr) -> int | None:
-    return None if state.leader == NO_LEADER else state.leader
+    def _forget_partitions(self, topic: str) -> None:
+        for partition in range(self._partitions.pop(topic, 0)):
+            path = partition_state_path(topic, partition)
+            self._reads.pop(path, None)
+            self._told.pop(path, None)

@@ -1,0 +1,101 @@
+"""Writes a recording: entries in the order of time, in blocks, and from time to time a keyframe.
+
+What must stay true:
+- Times never go back: an entry that comes late gets the time of the one before.
+- A keyframe costs at most half of what the entries since the last one cost, so a large cluster has few.
+- What was flushed is readable whatever happens to the writer later.
+"""
+
+from collections import Counter
+from typing import Any, BinaryIO, Final
+
+import orjson
+
+from klamm.recording.blocks import MAX_BLOCK_BYTES, write_block
+from klamm.recording.entries import EntryError, Json
+from klamm.recording.state import State
+
+BLOCK_ENTRIES: Final = 4_096
+BLOCK_BYTES: Final = 1024 * 1024
+KEYFRAME_ENTRIES: Final = 20_000
+
+
+class RecordingWriter:
+    """Writes into `file`, which the caller closes. `about` says in a sentence what is recorded.
+
+    All methods may raise OSError.
+    """
+
+    def __init__(self, file: BinaryIO, source: str, about: str, at_ms: int) -> None:
+        self.entries = 0
+        """The number of entries so far."""
+        self.state = State()
+        self._file = file
+        self._lines: list[bytes] = []
+        self._bytes = 0
+        self._marks: Counter[str] = Counter()
+        self._first = 0
+        self._first_ms = self._last_ms = at_ms
+        self._keyframe = False
+        self._since_keyframe = self._bytes_since_keyframe = self._keyframe_bytes = 0
+        self.add({"kind": "recording", "source": source, "text": about}, at_ms)
+        self.flush()
+
+    def add(self, entry: Json, at_ms: int) -> None:
+        """Appends an entry. An entry that is not one of klamm's own is kept, with what is wrong with it."""
+        at_ms = max(at_ms, self._last_ms)
+        if not self._lines:
+            self._begin_block(at_ms)
+        try:
+            mark, text = self.state.apply(entry, at_ms)
+        except EntryError as error:
+            mark, text = "failure", str(error)
+        said: dict[str, Any] = {"at_ms": at_ms}
+        if mark:
+            said["mark"] = mark
+            self._marks[mark] += 1
+        if text and "text" not in entry:
+            said["text"] = text
+        self._append(orjson.dumps(said | entry))
+        self._last_ms = at_ms
+        self.entries += 1
+        self._since_keyframe += 1
+        if len(self._lines) >= BLOCK_ENTRIES or self._bytes >= BLOCK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what was added so far."""
+        if not self._lines:
+            return
+        write_block(
+            self._file,
+            b"\n".join(self._lines) + b"\n",
+            first=self._first,
+            count=self.entries - self._first,
+            first_ms=self._first_ms,
+            last_ms=self._last_ms,
+            has_keyframe=self._keyframe,
+            marks=self._marks,
+        )
+        self._lines.clear()
+        self._marks = Counter()
+        self._bytes = 0
+
+    def _begin_block(self, at_ms: int) -> None:
+        self._first, self._first_ms = self.entries, at_ms
+        self._keyframe = False
+        is_due = self._since_keyframe >= KEYFRAME_ENTRIES and self._bytes_since_keyframe >= 2 * self._keyframe_bytes
+        if not is_due:
+            return
+        keyframe = orjson.dumps({"kind": "keyframe", "state": self.state.to_json()})
+        self._since_keyframe = self._bytes_since_keyframe = 0
+        self._keyframe_bytes = len(keyframe)
+        if len(keyframe) <= MAX_BLOCK_BYTES - 2 * BLOCK_BYTES:
+            self._keyframe = True
+            self._append(keyframe)
+            self._bytes = 0  # A large keyframe does not end its block.
+
+    def _append(self, line: bytes) -> None:
+        self._lines.append(line)
+        self._bytes += len(line)
+        self._bytes_since_keyframe += len(line)
