@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.clusters import KlammCluster
+from support.leftovers import lasting
 from support.oracles import RealKafka, RealZooKeeper
 
 HERE = Path(__file__).parent
@@ -70,7 +71,7 @@ def bootstrap(
 @pytest.fixture(scope="session")
 def admin(bootstrap: str) -> AdminClient:
     """librdkafka's admin client."""
-    return AdminClient({"bootstrap.servers": bootstrap})
+    return lasting(AdminClient, {"bootstrap.servers": bootstrap})
 
 
 @pytest.fixture

@@ -59,21 +59,21 @@ def lines(broker: int) -> str:
     ids=lambda options: " ".join(options) or "all",
 )
 def test_the_same_lines_in_the_same_order(
-    kafka_jars: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], options: tuple[str, ...]
+    kafka_jars: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], options: tuple[str, ...]
 ) -> None:
     for broker in range(3):
         (tmp_path / f"state-change.log.{broker}").write_text(lines(broker))
     arguments = ["--logs-regex", f"{tmp_path}/state-change.log.*", *options]
     theirs = java_tool(kafka_jars, "kafka.tools.StateChangeLogMerger", *arguments)
     assert main.run(["log", "merge", *arguments]) == 0
-    ours = capfdbinary.readouterr().out
+    ours = capsysbinary.readouterr().out
     assert ours == theirs
     assert ours.count(b"\n") > 10
     # Gzipped files are read as they are.
     packed = tmp_path / "state-change.log.2"
     packed.write_bytes(gzip.compress(packed.read_bytes()))
     assert main.run(["log", "merge", *arguments]) == 0
-    assert capfdbinary.readouterr().out == theirs
+    assert capsysbinary.readouterr().out == theirs
 
 
 @pytest.mark.long

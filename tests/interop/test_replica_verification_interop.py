@@ -36,7 +36,7 @@ def create(bootstrap: str, name: str, assignment: list[list[int]], **configs: st
 
 def produce(bootstrap: str, topic: str, keys: Callable[[int], bytes | None] = lambda number: None) -> None:
     """Writes records, each as a batch of its own."""
-    producer = Producer({"bootstrap.servers": bootstrap, "batch.num.messages": 1, "acks": "all"})
+    producer = Producer({"bootstrap.servers": bootstrap, "batch.num.messages": 1, "enable.idempotence": True})
     for number in range(RECORDS):
         producer.produce(topic, b"value-%d" % number, keys(number), partition=0)
     assert producer.flush(30) == 0

@@ -132,14 +132,14 @@ def kafka(request: pytest.FixtureRequest) -> Kafka:
 
 
 @pytest.fixture
-def klamm(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def klamm(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a command and returns stdout, or with `both` stdout and stderr."""
 
     def run(kafka: Kafka, *arguments: str, code: int = 0, both: bool = False) -> str:
         where = () if "--zookeeper" in arguments else ("--bootstrap-server", kafka.bootstrap)
-        capfd.readouterr()
+        capsys.readouterr()
         ended = main.run([*arguments, *where])
-        output = capfd.readouterr()
+        output = capsys.readouterr()
         assert ended == code, output.err
         return output.out + output.err if both else output.out
 

@@ -16,6 +16,7 @@ from klamm.processes.helper import Helper
 from klamm.protocol.records import Record, build_batch
 from klamm.spark.read.decoding import Decoder
 from klamm.testing.cluster import Cluster
+from support.placed_topics import write_batches
 from support.spark.faults import Gate, revive, stopping_source, take_leaders_away, three_brokers
 from support.spark.producing import numbered, produce
 from support.spark.reading import values_read
@@ -265,7 +266,8 @@ def test_a_corrupt_batch_on_disk(spark: "SparkSession", klamm_helper: Helper, tm
     """Behind a clean stop a broker does not look into its segments. What is wrong is told with its place."""
     with Cluster(1, helper=klamm_helper, properties={"log.retention.ms": -1}) as cluster:
         cluster.create_topic("t")
-        produce(cluster.bootstrap, "t", numbered(60), **{"batch.num.messages": 20})
+        values = [Record(None, b"%d" % number, 1000 + number) for number in range(60)]
+        write_batches(cluster, "t", [values[:20], values[20:40], values[40:]])
         cluster.stop(0)
         segment = cluster.data_directory(0) / "t-0" / f"{0:020}.log"
         content = bytearray(segment.read_bytes())

@@ -405,14 +405,14 @@ def command(secured: Secured, way: str, *arguments: str, **changes: str) -> list
 
 @pytest.mark.parametrize("way", ["SASL_SSL SCRAM-SHA-512", "SASL_SSL PLAIN", "MUTUAL", "SASL_PLAINTEXT SCRAM-SHA-256"])
 def test_commands_take_the_properties_of_javas_clients(
-    secured: Secured, capfd: pytest.CaptureFixture[str], tmp_path: Path, way: str
+    secured: Secured, capsys: pytest.CaptureFixture[str], tmp_path: Path, way: str
 ) -> None:
     topic = f"command-{way.replace(' ', '-')}"
 
     def klamm(*arguments: str) -> str:
-        capfd.readouterr()
+        capsys.readouterr()
         code = main.run(command(secured, way, *arguments))
-        output = capfd.readouterr()
+        output = capsys.readouterr()
         assert code == 0, output.err
         return output.out
 
@@ -449,11 +449,11 @@ def test_commands_take_the_properties_of_javas_clients(
     ],
 )
 def test_a_command_tells_what_is_wrong_with_its_properties(
-    secured: Secured, capfd: pytest.CaptureFixture[str], way: str, changes: dict[str, str], told: str
+    secured: Secured, capsys: pytest.CaptureFixture[str], way: str, changes: dict[str, str], told: str
 ) -> None:
     began = time.monotonic()
     assert main.run(command(secured, way, "topics", "list", **changes)) == 1
-    message = capfd.readouterr().err
+    message = capsys.readouterr().err
     assert message.startswith("klamm: ") and told in message
     assert message.count("\n") == 1
     assert "guess" not in message
@@ -463,10 +463,10 @@ def test_a_command_tells_what_is_wrong_with_its_properties(
 @pytest.mark.parametrize("arguments", ["topics list", "groups list", "groups describe --group g", "controller status"])
 @pytest.mark.parametrize(("listener", "told"), [("SASL_PLAINTEXT", "the broker wants SASL"), ("SSL", "speaks TLS at")])
 def test_a_command_without_properties_learns_at_once_what_the_broker_wants(
-    secured: Secured, capfd: pytest.CaptureFixture[str], arguments: str, listener: str, told: str
+    secured: Secured, capsys: pytest.CaptureFixture[str], arguments: str, listener: str, told: str
 ) -> None:
     began = time.monotonic()
     assert main.run([*arguments.split(), "--bootstrap-server", secured.at(listener)]) == 1
-    message = capfd.readouterr().err
+    message = capsys.readouterr().err
     assert told in message and "see security.protocol" in message
     assert time.monotonic() - began < 9, "less than connect_timeout_ms"

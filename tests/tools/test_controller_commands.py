@@ -46,13 +46,13 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def klamm(capfd: pytest.CaptureFixture[str]) -> Run:
+def klamm(capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs a command and returns what it prints."""
 
     def run(*arguments: str, code: int = 0) -> str:
-        capfd.readouterr()
+        capsys.readouterr()
         ended = main.run(["controller", *arguments])
-        output = capfd.readouterr()
+        output = capsys.readouterr()
         assert ended == code, output.err
         return output.err if code else output.out
 
@@ -249,12 +249,12 @@ def test_the_status_of_a_kafka_with_jmx(monkeypatch: pytest.MonkeyPatch, klamm: 
 
 
 def test_the_status_of_a_controller_that_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def status(address: ControllerAddress, *arguments: str) -> tuple[str, str]:
         monkeypatch.setattr(controller, "find_controller", lambda connect: address)
         assert main.run(["controller", "status", "--zookeeper", "zk", *arguments]) == 1
-        output = capfd.readouterr()
+        output = capsys.readouterr()
         return output.out, output.err
 
     with answering() as nobody:
@@ -308,7 +308,7 @@ RECORD = json.dumps({**COMMON, "sequence": 3, "kind": "controller", "text": "one
 STREAM = b"HTTP/1.1 200 OK\r\n\r\n" + RECORD
 
 
-def test_a_record_that_was_torn(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_record_that_was_torn(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(STREAM + RECORD[:-20]) as address:
         records = _records(address, follow=False, is_patient=False)
         assert next(records)["text"] == "one"
@@ -316,16 +316,16 @@ def test_a_record_that_was_torn(capfd: pytest.CaptureFixture[str]) -> None:
             next(records)
     with answering(STREAM + RECORD[:-20]) as address:
         assert [record["text"] for record in _records(address, follow=True, is_patient=False)] == ["one"]
-    assert "in the middle of a record; looking for the controller" in capfd.readouterr().err
+    assert "in the middle of a record; looking for the controller" in capsys.readouterr().err
 
 
 def test_a_stream_in_which_nothing_comes_is_left(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(controller, "HTTP_TIMEOUT_S", 0.3)
     with answering(STREAM + b'{"kind":"idle"}\n', open_until=threading.Event()) as address:
         assert [record["text"] for record in _records(address, follow=True, is_patient=False)] == ["one"]
-    assert "does not answer" in capfd.readouterr().err
+    assert "does not answer" in capsys.readouterr().err
 
 
 # -- clusters ---------------------------------------------------------------------------------------------------------

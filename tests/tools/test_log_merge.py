@@ -31,22 +31,22 @@ def merge(*arguments: object) -> int:
     return main.run(["log", "merge", *map(str, arguments)])
 
 
-def test_logs_are_merged_by_time(logs: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_logs_are_merged_by_time(logs: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     assert merge("--logs-regex", f"{logs}/state-change.log*") == 0
-    assert capfdbinary.readouterr().out.decode() == BROKER + OTHER + CONTROLLER
+    assert capsysbinary.readouterr().out.decode() == BROKER + OTHER + CONTROLLER
 
 
-def test_only_a_partitions_entries(logs: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_only_a_partitions_entries(logs: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     names = ",".join(str(path) for path in sorted(logs.iterdir()))
     assert merge("--logs", names, "--topic", "t", "--partitions", "0,1", "--end-time", "2021-06-01 10:00:00,070") == 0
-    assert capfdbinary.readouterr().out.decode() == BROKER
+    assert capsysbinary.readouterr().out.decode() == BROKER
 
 
 def test_a_decision_stands_before_its_effects_in_causal_order(
-    logs: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    logs: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     assert merge("--logs-regex", f"{logs}/state-change", "--order", "causal", "--topic", "t") == 0
-    assert capfdbinary.readouterr().out.decode() == CONTROLLER + BROKER
+    assert capsysbinary.readouterr().out.decode() == CONTROLLER + BROKER
 
 
 def test_json_has_one_object_for_each_entry(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,14 +79,14 @@ def test_a_story_is_a_table(logs: Path, capsys: pytest.CaptureFixture[str]) -> N
     )
 
 
-def test_a_file_that_cannot_be_read_makes_1(logs: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_a_file_that_cannot_be_read_makes_1(logs: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     (logs / "state-change.log.x").write_text("not a log")
     assert merge("--logs-regex", f"{logs}/state-change.log") == 1
-    out, err = capfdbinary.readouterr()
+    out, err = capsysbinary.readouterr()
     assert out.decode() == BROKER + OTHER + CONTROLLER
     assert b"state-change.log.x: no line begins with a time" in err
     assert merge("--logs", logs / "absent") == 1
-    assert capfdbinary.readouterr().err.decode() == f"klamm: {logs}/absent: no such file or directory\n"
+    assert capsysbinary.readouterr().err.decode() == f"klamm: {logs}/absent: no such file or directory\n"
 
 
 @pytest.mark.parametrize(

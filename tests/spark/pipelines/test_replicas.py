@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Producer
 
 from klamm.client.options import ClientOptions
 from klamm.client.threads import call
 from klamm.client.verification.compare import Kind
 from klamm.client.verification.verifier import VerifyOptions, partitions_to_verify
 from klamm.processes.helper import Helper
+from klamm.protocol.records import Record
 from klamm.spark.options import OptionError
 from klamm.spark.pipelines.replicas import replica_batches, verify
 from klamm.testing.cluster import Cluster
+from support.placed_topics import wait_until_committed, write_batches
 from support.planted import change_records, drop_batch, first_segment, flip_bit
 
 if TYPE_CHECKING:
@@ -30,17 +31,18 @@ def replicated(klamm_helper: Helper) -> Iterator[Cluster]:
     """Three brokers and the topic `planted`: in its first partition, broker 2 has three batches that differ."""
     with Cluster(3, helper=klamm_helper) as cluster:
         cluster.create_topic("planted", partitions=2, replication_factor=3)
-        producer = Producer({"bootstrap.servers": cluster.bootstrap, "batch.num.messages": 1, "acks": "all"})
-        for number in range(2 * RECORDS):
-            producer.produce("planted", b"value-%d" % number, partition=number % 2)
-        assert producer.flush(30) == 0
+        for partition in (0, 1):
+            values = [b"value-%d" % number for number in range(partition, 2 * RECORDS, 2)]
+            write_batches(cluster, "planted", [[Record(None, value)] for value in values], partition)
         cluster.stop(2)
         segment = first_segment(cluster.broker(2).data_directory, "planted")
         change_records(segment, 9)
         flip_bit(segment, 30)
         drop_batch(segment, 50)
         cluster.start(2)
-        cluster.until(lambda: 2 in cluster.isr("planted") and 2 in cluster.isr("planted", 1))
+        for partition in (0, 1):
+            cluster.until(lambda: 2 in cluster.isr("planted", partition))  # noqa: B023  # called in this round
+            wait_until_committed(cluster, "planted", 2, RECORDS, partition)
         yield cluster
 
 

@@ -11,6 +11,7 @@ from kafka.structs import TopicPartition
 
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from support.group_clients.hosts import Partition
+from support.leftovers import lasting
 
 T = TypeVar("T")
 
@@ -22,8 +23,8 @@ class GroupCluster:
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
-        self._admin = AdminClient({"bootstrap.servers": bootstrap})
-        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+        self._admin = lasting(AdminClient, {"bootstrap.servers": bootstrap})
+        self._producer = lasting(Producer, {"bootstrap.servers": bootstrap, "enable.idempotence": True})
 
     def create_topics(self, *names: str, partitions: int) -> None:
         for created in self._admin.create_topics([NewTopic(name, partitions, 2) for name in names]).values():
@@ -63,7 +64,7 @@ class GroupCluster:
     def _coordinator(self, group: str) -> int | None:
         """The coordinator that answers; None while there is none."""
         # librdkafka's own idea of where the coordinator is outlives the answer NOT_COORDINATOR.
-        self._admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        self._admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         try:
             return int(self.describe(group).coordinator.id)
         except KafkaException:

@@ -10,8 +10,12 @@ from klamm.testing.cluster import Cluster
 
 
 def produce(bootstrap: str, topic: str, records: Iterable[dict[str, Any]], **config: Any) -> None:
-    """Writes records, each the arguments of `Producer.produce` (value, key, partition, timestamp, headers)."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, **config})
+    """Writes records, each the arguments of `Producer.produce` (value, key, partition, timestamp, headers).
+
+    A partition has them in this order and each once, whatever a broker answers at first. How many a batch has is only
+    bounded: `support.placed_topics.write_batches` writes exact ones.
+    """
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "enable.idempotence": True, **config})
     failed: list[Any] = []
     for record in records:
         producer.produce(topic, on_delivery=lambda error, _: error and failed.append(error), **record)

@@ -35,14 +35,14 @@ def cluster(request: pytest.FixtureRequest, klamm_helper: Helper) -> Iterator[Cl
 
 
 @pytest.fixture
-def elect(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> Run:
+def elect(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `klamm elect`; returns stdout, or with `both` stdout and stderr."""
 
     def run(*arguments: str, code: int = 0, both: bool = False) -> str:
         where = () if "--zookeeper" in arguments else ("--bootstrap-server", cluster.bootstrap)
-        capfd.readouterr()
+        capsys.readouterr()
         ended = main.run(["elect", *arguments, *where])
-        output = capfd.readouterr()
+        output = capsys.readouterr()
         assert ended == code, output.err
         return output.out + output.err if both else output.out
 

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from klamm.processes.helper import Helper
+from klamm.protocol.records import Record
 from klamm.testing import Cluster
 from klamm.tools import main
+from support.placed_topics import write_batches
 from support.planted import change_records, drop_batch, first_segment, flip_bit
 
 RECORDS = 40
@@ -42,10 +44,7 @@ def create(cluster: Cluster, topic: str, assignment: str) -> None:
 
 def produce(cluster: Cluster, topic: str, count: int = RECORDS, partition: int = 0) -> None:
     """Writes records, each as a batch of its own."""
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "batch.num.messages": 1, "acks": "all"})
-    for number in range(count):
-        producer.produce(topic, b"value-%d" % number, partition=partition)
-    assert producer.flush(30) == 0
+    write_batches(cluster, topic, [[Record(None, b"value-%d" % number)] for number in range(count)], partition)
 
 
 def verify(*arguments: str, code: int = 0) -> str:
