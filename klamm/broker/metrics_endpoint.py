@@ -127,17 +127,7 @@ class MetricsEndpoint:
 
     def _lines(self, records: Iterable[NumberedRecord]) -> bytes:
         return b"".join(
-            orjson.dumps(
-                {
-                    "sequence": sequence,
-                    "time_ms": record.time_ms,
-                    "controller": self._broker_id,
-                    "epoch": record.controller_epoch,
-                    **record.described(),
-                },
-                option=orjson.OPT_APPEND_NEWLINE,
-            )
-            for sequence, record in records
+            orjson.dumps(record.described(self._broker_id), option=orjson.OPT_APPEND_NEWLINE) for record in records
         )
 
 

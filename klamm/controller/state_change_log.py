@@ -262,6 +262,16 @@ class NumberedRecord(NamedTuple):
     sequence: int
     record: Record
 
+    def described(self, controller_id: int) -> dict[str, Any]:
+        """The record of this controller as its HTTP port and recordings have it."""
+        return {
+            "sequence": self.sequence,
+            "time_ms": self.record.time_ms,
+            "controller": controller_id,
+            "epoch": self.record.controller_epoch,
+            **self.record.described(),
+        }
+
 
 class Follower:
     """Gets every record made after it was created."""
@@ -415,10 +425,14 @@ class StateChangeLog:
         """The state changes among the newest records."""
         return [StateChange(*record) for record in self._records if type(record) is tuple]
 
-    def records(self) -> list[NumberedRecord]:
-        """The newest records."""
+    def records(self, after: int = -1) -> list[NumberedRecord]:
+        """The newest records, those with a number above `after`."""
         first = self._made - len(self._records)
-        return [NumberedRecord(first + n, _record(record)) for n, record in enumerate(self._records)]
+        skipped = max(0, after + 1 - first)
+        found = islice(reversed(self._records), len(self._records) - skipped) if skipped else reversed(self._records)
+        newest = [NumberedRecord(self._made - 1 - n, _record(record)) for n, record in enumerate(found)]
+        newest.reverse()
+        return newest
 
     def follow(self) -> tuple[list[NumberedRecord], Follower]:
         """The newest records, and a follower that gets all after them."""

@@ -4,6 +4,7 @@
     python -m klamm.simulation --seeds 2000 --jobs 2 --keep-going   all of them, on two cores
     python -m klamm.simulation --first 17 --log                 seed 17 once more, with the log lines of the brokers
     python -m klamm.simulation --first 17 --trace F             the same, with the trace of the run in the file F
+    python -m klamm.simulation --first 17 --record F            the same, recorded for `klamm cockpit F`
     python -m klamm.simulation --brokers 3 --protocols 2.4,2.8  three brokers, of two protocol versions in turn
     python -m klamm.simulation --first 17 --shrink F            if the seed fails, the shortest schedule that does, in F
     python -m klamm.simulation --replay F                       the schedule in the file F once more
@@ -21,13 +22,16 @@ import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from klamm.progress import progress
+from klamm.simulation.environment import WallClock
 from klamm.simulation.process import CURRENT
 from klamm.simulation.random_faults import STEPS, random_faults
+from klamm.simulation.recorder import Recorder
 from klamm.simulation.schedule import Schedule
 from klamm.simulation.shrinking import shrink, signature
 from klamm.simulation.world import World
@@ -83,7 +87,8 @@ def run_seed(arguments: argparse.Namespace, seed: int, schedule: Schedule | None
             schedule=schedule,
             on_schedule=known.append,
         )
-        counts = world.run(scenario, TIME_LIMIT_S)
+        with _recorded(world, arguments.record):
+            counts = world.run(scenario, TIME_LIMIT_S)
     except Exception as error:
         failure = error
     finally:
@@ -103,6 +108,24 @@ def run_seed(arguments: argparse.Namespace, seed: int, schedule: Schedule | None
         known[0] if known else None,
         signature(failure),
     )
+
+
+@contextmanager
+def _recorded(world: World, path: str | None) -> Iterator[None]:
+    """Inside, the run is recorded in this file."""
+    if path is None:
+        yield
+        return
+    with open(path, "wb") as file:
+        recorder = Recorder(file, f"seed {world.seed} of python -m klamm.simulation", WallClock(world.loop).now_ms)
+        world.recorder, world.trace.on_event = recorder, recorder.event
+        try:
+            yield
+        except BaseException as error:
+            recorder.failed(error)
+            raise
+        finally:
+            recorder.close()
 
 
 def _outcomes(arguments: argparse.Namespace) -> Iterator[Outcome]:
@@ -159,10 +182,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shrink-runs", type=int, default=100, help="number of runs to shrink a schedule with")
     parser.add_argument("--replay", metavar="FILE", help="run the schedule that --shrink has written, and no seeds")
     parser.add_argument("--log", action="store_true", help="print the log lines of the simulated programs")
+    parser.add_argument(
+        "--record", metavar="FILE", help="record the last run in FILE, for klamm cockpit FILE; not with several jobs"
+    )
     parser.add_argument("--trace", help="file for the trace of the last run; not with several jobs")
     arguments = parser.parse_args()
-    if arguments.jobs > 1 and (arguments.trace or arguments.log):
-        parser.error("--trace and --log are for one run at a time: leave out --jobs")
+    if arguments.jobs > 1 and (arguments.trace or arguments.log or arguments.record):
+        parser.error("--trace, --log and --record are for one run at a time: leave out --jobs")
     return arguments
 
 

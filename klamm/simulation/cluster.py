@@ -87,6 +87,8 @@ class SimulatedZooKeeper:
         )
         await node.run(server.start())
         self._checker.recovered(server.tree)
+        if self._world.recorder is not None:
+            self._world.recorder.recovered(server.tree)
         node.run(server.wait_closed())
 
     def kill(self, *, machine: bool = False) -> None:
@@ -104,6 +106,8 @@ class SimulatedZooKeeper:
         except SimulationFailure as error:
             self._world.loop.fail(str(error))
             raise
+        if self._world.recorder is not None:
+            self._world.recorder.changed(tree, transaction)
         self._transaction.set()
 
 
@@ -210,6 +214,8 @@ class SimulatedBroker:
     async def _live(self) -> None:
         """Runs the broker; raises the error that ends it."""
         broker = WitnessedBroker(self._config, self.node.environment, self._faulty)
+        if self._world.recorder is not None:
+            self._world.recorder.starts(self.broker_id, broker)
         await self.node.run(broker.start())
         self.broker = broker
         self._changed.set()

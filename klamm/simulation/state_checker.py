@@ -61,7 +61,7 @@ class StateChecker:
 
     def recovered(self, tree: ZnodeTree) -> None:
         """The server has started with this tree."""
-        for path, data, stat in _znodes(self._tree):
+        for path, data, stat in all_znodes(self._tree):
             if stat.mzxid <= tree.zxid and (found := _znode(tree, path)) != (data, stat.version):
                 raise SimulationFailure(
                     f"{path} was {data!r} in version {stat.version} at zxid {stat.mzxid}; a ZooKeeper that has started"
@@ -213,7 +213,7 @@ class StateChecker:
 def _ignore(key: PartitionKey, old: LeaderAndIsr | None, state: LeaderAndIsr | None) -> None: ...
 
 
-def _znodes(tree: ZnodeTree) -> Iterator[tuple[str, bytes | None, Stat]]:
+def all_znodes(tree: ZnodeTree) -> Iterator[tuple[str, bytes | None, Stat]]:
     """All znodes: path, data and stat."""
     paths = ["/"]
     while paths:

@@ -59,9 +59,13 @@ class Trace:
     def __init__(self, clock_us: Callable[[], int]) -> None:
         self._clock_us = clock_us
         self.lines: list[str] = []
+        self.on_event: Callable[[str, str, tuple[object, ...]], None] | None = None
+        """Called with what `add` is called with. It may not change the run."""
 
     def add(self, where: str, what: str, *details: object) -> None:
         """Adds a line. `where` is a node or a connection."""
+        if self.on_event is not None:
+            self.on_event(where, what, details)
         self.lines.append(" ".join([f"{self._clock_us():>12}", where, what, *map(str, details)]))
 
     def hash(self) -> str:

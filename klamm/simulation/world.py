@@ -31,6 +31,7 @@ from klamm.simulation.environment import SimulatedEnvironment, WallClock
 from klamm.simulation.loop import simulated_loop
 from klamm.simulation.network import Network
 from klamm.simulation.process import Process, ProcessDead, context_of
+from klamm.simulation.recorder import Recorder
 from klamm.simulation.trace import Trace
 
 T = TypeVar("T")
@@ -49,6 +50,8 @@ class World:
         self.network = Network(self.loop, random.Random(f"{seed}/network"), self.trace)
         self.loop.network = self.network
         self._nodes: dict[str, Node] = {}
+        self.recorder: Recorder | None = None
+        """Records the run; it may not change it."""
 
     def node(self, name: str) -> "Node":
         """The machine of this name; the first call creates it."""
