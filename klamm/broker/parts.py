@@ -9,7 +9,7 @@ import logging
 import os.path
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from klamm.broker.auto_topic_creation import AutoTopicCreation
 from klamm.broker.broker_state import BrokerState
@@ -34,7 +34,6 @@ from klamm.broker.log_dir_failures import LogDirFailures
 from klamm.broker.marker_appends import MarkerAppends
 from klamm.broker.metadata_cache import BrokerMetadata, MetadataCache
 from klamm.broker.metadata_updates import Look, MetadataUpdates
-from klamm.broker.metrics_endpoint import MetricsEndpoint
 from klamm.broker.plugins import ALTER_CONFIG_POLICY, CREATE_TOPIC_POLICY, Plugins
 from klamm.broker.policies import Policy
 from klamm.broker.producer_ids import ProducerIds
@@ -79,6 +78,9 @@ from klamm.storage.log_directory import MetaProperties
 from klamm.storage.log_manager import LogManager, LogManagerSettings
 from klamm.tasks import OnFailure
 from klamm.znodes.store import KafkaZooKeeper
+
+if TYPE_CHECKING:
+    from klamm.broker.metrics_endpoint import MetricsEndpoint
 
 _log = logging.getLogger(__name__)
 
@@ -319,10 +321,13 @@ class BrokerParts:
             )
         return ZkIsrManager(self._store, self._broker_id, self._on_failure)
 
-    def _make_metrics_endpoint(self, environment: Environment) -> MetricsEndpoint | None:
+    def _make_metrics_endpoint(self, environment: Environment) -> "MetricsEndpoint | None":
         """None without klamm.metrics.port."""
         if self._config.klamm_metrics_port < 0:
             return None
+        # A broker without the port never imports the HTTP server.
+        from klamm.broker.metrics_endpoint import MetricsEndpoint
+
         metrics = Metrics()
         register_controller_metrics(metrics, self.controller)
         register_group_metrics(metrics, self.groups)

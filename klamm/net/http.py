@@ -1,10 +1,11 @@
 """A small HTTP server: one request for each connection. A broker's metrics and status are read with GET and have no
-request bodies; a server with `max_body_bytes` takes other methods, and bodies.
+request bodies; a server with `max_body_bytes` takes other methods, and bodies. h11 reads requests and writes answers.
 
 What must stay true:
-- Bad input gets an answer (400, 404, 405, 413, 503) or a closed connection, and affects no other client. The head of a
-  request is at most `MAX_HEAD_BYTES` long, its body at most `max_body_bytes`; both are complete after
-  `HEAD_TIMEOUT_S`; the client reads the answer within `READ_TIMEOUT_S`.
+- Bad input gets an answer (400, 404, 405, 413, 431, 501, 503, 505) or a closed connection, and affects no other client.
+  The head of a request is at most `MAX_HEAD_BYTES` long, its body at most `max_body_bytes`, and both, with the framing
+  of a body in chunks, at most the sum; no more is held or parsed. A request is complete after `HEAD_TIMEOUT_S`; the
+  client reads the answer within `READ_TIMEOUT_S`.
 - The connection closes after its answer. A client may close its sending side after the request and still gets the
   answer; because a client that is gone looks the same, an answer then takes no longer than `READ_TIMEOUT_S`.
 - Answers are produced only as fast as the client reads: the next piece of a streamed body is requested only when there
@@ -14,11 +15,13 @@ What must stay true:
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+import h11
 
 from klamm.tasks import OnFailure, start_task
 
@@ -33,31 +36,14 @@ MAX_CONNECTIONS = 100
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 
-_REASONS = {
-    200: "OK",
-    201: "Created",
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    409: "Conflict",
-    413: "Content Too Large",
-    415: "Unsupported Media Type",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
-_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/1\.[01]")
-_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\x00\r\n]*)")
-_LENGTH = re.compile(r"[0-9]{1,18}")
-# Two of them could be read in two ways.
-_SINGLE_HEADERS = ("host", "origin", "content-length", "authorization", "content-type")
+# Two of them could be read in two ways. h11 refuses two Hosts and two lengths.
+_SINGLE_HEADERS = ("origin", "authorization", "content-type")
 
 
 class BadRequest(Exception):
     """Not a valid HTTP request; the message says why."""
 
-    def __init__(self, why: str, status: int = 400) -> None:
+    def __init__(self, why: str, status: int = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(why)
         self.status = status
 
@@ -91,42 +77,92 @@ def refusal(status: int, why: str, headers: Mapping[str, str] | None = None) -> 
     return Answer(status, f"{why}\n".encode(), headers=headers or {})
 
 
-def parse_request(head: bytes) -> Request:
-    """Parses a request line and headers, up to the empty line. Pure. Raises BadRequest."""
-    line, *headers = head.split(b"\r\n")
-    match = _REQUEST_LINE.fullmatch(line)
-    if match is None:
-        raise BadRequest("the first line is not METHOD target HTTP/1.1")
-    values: dict[str, str] = {}
-    for header in headers:
-        parsed = _HEADER.fullmatch(header)
-        if parsed is None:
-            raise BadRequest("a header is not name: value")
-        name = parsed[1].decode("ascii").lower()
-        if name in values and name in _SINGLE_HEADERS:
-            raise BadRequest(f"there are two headers {name}")
-        values[name] = parsed[2].decode("latin-1").strip(" \t")
-    target = match[2].decode("ascii")
+class RequestReader:
+    """Makes one request of bytes, within the bounds of this module. Pure: it neither reads nor writes.
+
+    Without `max_body_bytes` the request is complete with its head, and a body is not looked at.
+    """
+
+    def __init__(self, max_body_bytes: int) -> None:
+        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._max_body_bytes = max_body_bytes
+        # How much more may be given to h11, which bounds only what it cannot parse yet.
+        self._room = MAX_HEAD_BYTES
+        self._head: Request | None = None
+        self._body = bytearray()
+
+    def feed(self, data: bytes) -> Request | None:
+        """The request, once it is complete; what follows it is ignored. Raises BadRequest."""
+        while data:
+            piece, data = data[: self._room], data[self._room :]
+            self._room -= len(piece)
+            self.http.receive_data(piece)
+            try:
+                if request := self._read():
+                    return request
+            except h11.RemoteProtocolError as error:
+                # h11 shows the whole line in which the fault is.
+                raise BadRequest(str(error)[:200], error.error_status_hint) from None
+            if not self._room:
+                raise self._too_long()
+        return None
+
+    def _read(self) -> Request | None:
+        while True:
+            event = self.http.next_event()
+            match event:
+                case h11.Request():
+                    self._head = _head(event)
+                    self._room += self._max_body_bytes
+                    if not self._max_body_bytes:
+                        return self._head
+                    self._check_framing(self._head.headers)
+                case h11.Data():
+                    self._body += event.data
+                    if len(self._body) > self._max_body_bytes:
+                        raise self._too_long()
+                case h11.EndOfMessage():
+                    assert self._head is not None
+                    return replace(self._head, body=bytes(self._body))
+                case _:
+                    return None
+
+    def _check_framing(self, headers: Mapping[str, str]) -> None:
+        """Refuses a body before it is received. Raises BadRequest."""
+        if "content-length" not in headers:
+            return
+        if "transfer-encoding" in headers:
+            raise BadRequest("there are both Content-Length and Transfer-Encoding")
+        if int(headers["content-length"]) > self._max_body_bytes:
+            raise self._too_long()
+
+    def _too_long(self) -> BadRequest:
+        if self._head is None:
+            why = f"the request's head is longer than {MAX_HEAD_BYTES} bytes"
+            return BadRequest(why, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        why = f"the request's body is longer than {self._max_body_bytes} bytes"
+        return BadRequest(why, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+
+
+def _head(head: h11.Request) -> Request:
+    """The request without its body. Raises BadRequest."""
+    if not head.http_version.startswith(b"1."):
+        why = f"HTTP/{head.http_version.decode('ascii')} is not served; HTTP/1.0 and HTTP/1.1 are"
+        raise BadRequest(why, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
+    headers: dict[str, str] = {}
+    for name, value in head.headers:
+        text = name.decode("ascii")
+        if text in headers and text in _SINGLE_HEADERS:
+            raise BadRequest(f"there are two headers {text}")
+        headers[text] = value.decode("latin-1")
     try:
-        parts = urlsplit(target)
+        parts = urlsplit(head.target.decode("ascii"))
         parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
     except ValueError as error:
         raise BadRequest(f"the target cannot be understood: {error}") from None
     if not parts.path.startswith("/"):
         raise BadRequest("the target is not a path")
-    return Request(match[1].decode("ascii"), unquote(parts.path), parameters, values)
-
-
-def body_length(request: Request, max_body_bytes: int) -> int:
-    """How many bytes follow the head. Raises BadRequest."""
-    if "transfer-encoding" in request.headers:
-        raise BadRequest("a body needs a Content-Length; Transfer-Encoding is not served")
-    text = request.headers.get("content-length", "0")
-    if _LENGTH.fullmatch(text) is None:
-        raise BadRequest(f"Content-Length: {text[:20]!r} is not a number of bytes")
-    if int(text) > max_body_bytes:
-        raise BadRequest(f"a body may have {max_body_bytes} bytes, this one has {text}", 413)
-    return int(text)
+    return Request(head.method.decode("ascii"), unquote(parts.path), parameters, headers)
 
 
 class HttpServer:
@@ -197,10 +233,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
-        self._received = bytearray()
-        # The request whose body is being received, and how many bytes it has.
-        self._request: Request | None = None
-        self._body_bytes = 0
+        self._reader = RequestReader(server.max_body_bytes)
         self._is_answering = self._is_lingering = False
         self._writable = asyncio.Event()
         self._writable.set()
@@ -226,35 +259,15 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_answering:
             return  # Only one request is answered.
-        self._received += data
-        if self._request is not None:
-            self._body_received(self._request)
-            return
-        end = self._received.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
-        if end < 0:
-            if len(self._received) >= MAX_HEAD_BYTES:
-                why = f"the request is longer than {MAX_HEAD_BYTES} bytes"
-                self._answer(self._server.refused(400, why), is_sending=True)
-            return
         try:
-            request = parse_request(bytes(self._received[:end]))
-            if limit := self._server.max_body_bytes:
-                self._body_bytes = body_length(request, limit)
+            request = self._reader.feed(data)
         except BadRequest as error:
-            self._answer(self._server.refused(error.status, str(error)), is_sending=error.status == 413)
+            self._answer(self._server.refused(error.status, str(error)), is_sending=True)
             return
-        if not self._body_bytes:
+        if request is not None:
             self._answer(request)
-            return
-        del self._received[: end + 4]
-        self._request = request
-        if not self._received and request.headers.get("expect", "").lower() == "100-continue":
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._body_received(request)
-
-    def _body_received(self, request: Request) -> None:
-        if len(self._received) >= self._body_bytes:
-            self._answer(replace(request, body=bytes(self._received[: self._body_bytes])))
+        elif self._reader.http.they_are_waiting_for_100_continue:
+            self._write(h11.InformationalResponse(status_code=100, headers=[], reason="Continue"))
 
     def eof_received(self) -> bool:
         """Whether the connection stays open."""
@@ -280,30 +293,24 @@ class _Connection(asyncio.Protocol):
             self._timeout.cancel()
 
     def _answer(self, what: Request | Answer, *, is_sending: bool = False) -> None:
-        """`is_sending`: the client is still sending its request."""
+        """`is_sending`: the client may still be sending its request."""
         self._is_answering = True
-        self._received.clear()
         self._end_timeout()
         self._task = start_task(self._send(what, is_sending), self._server.on_failure)
 
+    def _write(self, event: h11.Response | h11.InformationalResponse | h11.Data | h11.EndOfMessage) -> None:
+        self._transport.write(self._reader.http.send(event))
+
     async def _send(self, what: Request | Answer, is_sending: bool) -> None:
         answer = await self._server.answer(what) if isinstance(what, Request) else what
-        head = [f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}", f"Content-Type: {answer.content_type}"]
-        head += [f"{name}: {value}" for name, value in answer.headers.items()]
-        head += ["Connection: close", "Cache-Control: no-store"]
+        headers = [("Content-Type", answer.content_type), *answer.headers.items()]
+        headers += [("Connection", "close"), ("Cache-Control", "no-store")]
         if isinstance(answer.body, bytes):
-            head.append(f"Content-Length: {len(answer.body)}")
-        self._transport.write("\r\n".join([*head, "", ""]).encode())
-        if isinstance(answer.body, bytes):
-            self._transport.write(answer.body)
-        else:
-            async with contextlib.aclosing(answer.body) as pieces:
-                async for piece in pieces:
-                    self._transport.write(piece)
-                    if not self._writable.is_set():
-                        self._begin_timeout(READ_TIMEOUT_S)
-                        await self._writable.wait()
-                        self._end_timeout()
+            headers.append(("Content-Length", str(len(answer.body))))
+        self._write(h11.Response(status_code=answer.status, headers=headers, reason=HTTPStatus(answer.status).phrase))
+        if not isinstance(what, Request) or what.method != "HEAD":
+            await self._send_body(answer.body)
+        self._write(h11.EndOfMessage())
         if is_sending:
             self._is_lingering = True
             self._transport.write_eof()
@@ -311,3 +318,15 @@ class _Connection(asyncio.Protocol):
             return
         self._begin_timeout(READ_TIMEOUT_S)
         self._transport.close()
+
+    async def _send_body(self, body: bytes | AsyncGenerator[bytes, None]) -> None:
+        if isinstance(body, bytes):
+            self._write(h11.Data(data=body))
+            return
+        async with contextlib.aclosing(body) as pieces:
+            async for piece in pieces:
+                self._write(h11.Data(data=piece))
+                if not self._writable.is_set():
+                    self._begin_timeout(READ_TIMEOUT_S)
+                    await self._writable.wait()
+                    self._end_timeout()

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.processes.errors import ToolError, describe_os_error
+from klamm.processes.errors import ToolError
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, run_with_client
 from klamm.tools.cluster_view import joined
+from klamm.tools.http_reading import HTTP_TIMEOUT_S, WrongAnswer, read_body, read_lines
 from klamm.tools.zookeeper_access import open_znodes
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ ZooKeeper = Annotated[
     ),
 ]
 
-HTTP_TIMEOUT_S = 10.0
 ELECTION_TIMEOUT_S = 30.0
 LOOK_EVERY_S = 0.2
 
@@ -414,7 +414,7 @@ def _records(address: ControllerAddress, follow: bool, *, is_patient: bool) -> I
             f"broker {address.broker_id} serves no events: it runs Apache Kafka, or its klamm.metrics.port is -1"
         )
     try:
-        for line in _get(address, "/controller/events" + ("?follow" if follow else "")):
+        for line in _lines(address, "/controller/events?follow" if follow else "/controller/events"):
             if not line.endswith(b"\n"):
                 raise ToolError(f"broker {address.broker_id} has stopped in the middle of a record")
             record = _object(address, line)
@@ -429,9 +429,19 @@ def _records(address: ControllerAddress, follow: bool, *, is_patient: bool) -> I
         print(f"klamm: {error}; looking for the controller", file=sys.stderr)
 
 
+def _lines(address: ControllerAddress, path: str) -> Iterator[bytes]:
+    try:
+        yield from read_lines(f"{address.url}{path}", f"broker {address.broker_id}", HTTP_TIMEOUT_S)
+    except WrongAnswer as error:
+        raise _not_klamm(address) from error
+
+
 def read_status(address: ControllerAddress, timeout_s: float = HTTP_TIMEOUT_S) -> dict[str, Any]:
     """What the controller says of itself. Raises ToolError, and NotKlamm."""
-    return _object(address, b"".join(_get(address, "/controller", timeout_s)))
+    try:
+        return _object(address, read_body(f"{address.url}/controller", f"broker {address.broker_id}", timeout_s))
+    except WrongAnswer as error:
+        raise _not_klamm(address) from error
 
 
 def _object(address: ControllerAddress, text: bytes) -> dict[str, Any]:
@@ -446,25 +456,3 @@ def _object(address: ControllerAddress, text: bytes) -> dict[str, Any]:
 
 def _not_klamm(address: ControllerAddress) -> NotKlamm:
     return NotKlamm(f"port {address.port} of broker {address.broker_id} is not klamm's status port")
-
-
-def _get(address: ControllerAddress, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> Iterator[bytes]:
-    """The lines of an answer. Raises ToolError."""
-    url = f"{address.url}{path}"
-    import http.client
-    import urllib.error
-    import urllib.request
-
-    # Brokers are reached directly, never through an HTTP proxy.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=timeout_s) as answer:
-            yield from answer
-            if answer.length:
-                raise ToolError(f"broker {address.broker_id} has stopped in the middle of its answer")
-    except (urllib.error.HTTPError, http.client.HTTPException) as error:
-        raise _not_klamm(address) from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        what = describe_os_error(reason) if isinstance(reason, OSError) else str(reason)
-        raise ToolError(f"broker {address.broker_id} does not answer at {url}: {what}") from error

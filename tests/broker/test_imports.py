@@ -5,7 +5,7 @@ import sys
 
 NOT_NEEDED = {
     # Of users' programs, of the commands, of what only a mistake or a scrape needs.
-    "kafka", "confluent_kafka", "aiokafka", "kazoo", "typer", "rich", "prometheus_client", "difflib",
+    "kafka", "confluent_kafka", "aiokafka", "kazoo", "typer", "rich", "prometheus_client", "h11", "difflib",
     "numpy", "numba", "pyarrow", "pyspark", "pydantic", "http.client", "urllib.request", "sqlite3", "multiprocessing",
     "argparse", "csv", "email", "importlib.metadata", "zipfile",
     "klamm.tools", "klamm.testing", "klamm.spark", "klamm.simulation", "klamm.zookeeper.server",

@@ -45,7 +45,7 @@ async def get(cluster: OneBroker, path: str) -> Answer:
     port = cluster.broker.metrics_port
     assert port
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     return Answer(reader, writer, int(head.split()[1]), head)
 

@@ -158,7 +158,8 @@ async def test_the_history_is_read_in_pieces_and_waited_for(tmp_path: Path, monk
         ({"authorization": "Bearer \xff"}, 401),
         ({"host": "attacker.example"}, 403),
         ({"host": "127.0.0.1"}, 403),
-        ({"host": ""}, 403),
+        ({"host": ""}, 400),
+        ({"host": " "}, 403),
         ({"origin": "http://attacker.example"}, 403),
         ({"origin": "null"}, 403),
         ({"host": "attacker.example", "authorization": ""}, 403),
@@ -177,6 +178,31 @@ async def test_a_request_that_may_not_is_refused_and_has_no_effect(
         refused, answer = await port.request("POST", "/v1/faults", FAULT, **headers)
         assert (refused, list(answer)) == (status, ["error"])
         assert await port.request("GET", "/v1/faults") == (200, {"faults": []})
+
+
+async def test_a_client_cannot_leave_the_host_out_or_name_its_token_twice(tmp_path: Path) -> None:
+    async with scene(tmp_path) as port:
+        assert await port.raw(f"GET /v1/faults HTTP/1.0\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()) == (
+            403,
+            f'{{"error": "the Host must be 127.0.0.1:{port.port.port}"}}\n',
+        )
+        twice = f"authorization: Bearer wrong\r\nAuthorization: Bearer {TOKEN}"
+        refused = await port.raw(f"GET /v1/faults HTTP/1.1\r\nHost: localhost\r\n{twice}\r\n\r\n".encode())
+        assert refused == (400, '{"error": "there are two headers authorization"}\n')
+
+
+async def test_a_body_in_chunks_is_taken_up_to_its_bound(tmp_path: Path) -> None:
+    async with scene(tmp_path) as port:
+        head = (
+            f"POST /v1/faults HTTP/1.1\r\nHost: localhost:{port.port.port}\r\nAuthorization: bearer {TOKEN}\r\n"
+            f"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        ).encode()
+        body = json.dumps(FAULT).encode()
+        chunked = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+        status, answer = await port.raw(head + chunked + b"0\r\n\r\n")
+        assert (status, json.loads(answer)["fault"]) == (201, FAULT)
+        status, answer = await port.raw(head + b"%x\r\n" % (MAX_BODY_BYTES + 1) + bytes(MAX_BODY_BYTES + 1))
+        assert (status, json.loads(answer)) == (413, {"error": "the request's body is longer than 65536 bytes"})
 
 
 @pytest.mark.parametrize(
@@ -263,7 +289,7 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path, mon
     monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 0.05)
     async with scene(tmp_path) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port.port.port)
-        writer.write(b"POST /v1/faults HTTP/1.1\r\nContent-Length: 10\r\n\r\n{")
+        writer.write(b"POST /v1/faults HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n{")
         async with asyncio.timeout(20):
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""

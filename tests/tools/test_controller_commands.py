@@ -314,6 +314,12 @@ def test_a_record_that_was_torn(capsys: pytest.CaptureFixture[str]) -> None:
         assert next(records)["text"] == "one"
         with pytest.raises(ToolError, match="broker 1 has stopped in the middle of a record"):
             next(records)
+    chunks = b"%x\r\n%b\r\n%x\r\n%b" % (len(RECORD), RECORD, len(RECORD), RECORD[:-20])
+    with answering(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks) as address:
+        records = _records(address, follow=False, is_patient=False)
+        assert next(records)["text"] == "one"
+        with pytest.raises(ToolError, match="broker 1 has stopped in the middle of its answer"):
+            next(records)
     with answering(STREAM + RECORD[:-20]) as address:
         assert [record["text"] for record in _records(address, follow=True, is_patient=False)] == ["one"]
     assert "in the middle of a record; looking for the controller" in capsys.readouterr().err

@@ -222,7 +222,7 @@ def test_an_interruption_of_the_imports_shows_no_traceback() -> None:
 
 
 def test_importing_the_command_is_light() -> None:
-    heavy = {"kafka", "uvloop", "klamm.broker", "klamm.protocol.messages", "rich", "asyncio", "pydantic"}
+    heavy = {"kafka", "uvloop", "klamm.broker", "klamm.protocol.messages", "rich", "asyncio", "pydantic", "h11"}
     code = f"import sys, klamm.tools.main; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
