@@ -250,10 +250,11 @@ def record_line(record: Mapping[str, Any]) -> str:
         return f"... {record['records']} records are missing: the controller wrote them faster than klamm read them"
     milliseconds = record["time_ms"] % 1000
     when = f"{_moment(record['time_ms'])},{milliseconds:03} controller {record['controller']} epoch {record['epoch']}"
-    return f"{when} {record['event'] or '-'}: {_record_text(record)}"
+    return f"{when} {record['event'] or '-'}: {record_text(record)}"
 
 
-def _record_text(record: Mapping[str, Any]) -> str:
+def record_text(record: Mapping[str, Any]) -> str:
+    """What a record says, without time, controller and event."""
     match record["kind"]:
         case "event":
             times = f"{record['processing_time_ms']} ms, after {record['queue_time_ms']} ms in the queue"

@@ -1,7 +1,9 @@
 """`klamm cockpit`: serves the page until Ctrl-C."""
 
 import json
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -11,7 +13,10 @@ from klamm.tools.clients import DEFAULT_BOOTSTRAP, LOOK_MS, AsJson, BootstrapSer
 from klamm.tools.zookeeper_access import ZooKeeper
 
 if TYPE_CHECKING:
+    import socket
+
     from klamm.client.options import ClientOptions
+    from klamm.tools.cockpit.answers import Cockpit
 
 HOST: Final = "127.0.0.1"
 
@@ -19,6 +24,10 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 t
 
 
 def cockpit(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="A recording to open instead of a live cluster.", show_default=False),
+    ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     zookeeper: ZooKeeper = None,
     host: Annotated[
@@ -36,8 +45,16 @@ def cockpit(
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a cluster and its controller at work on a web page, until Ctrl-C. The printed address opens it."""
+    """Show a cluster and its controller at work on a web page, until Ctrl-C. The printed address opens it.
+
+    With FILE, the page shows each moment of a recording, made by klamm record, a failed test or the simulator.
+    """
     check_installed()
+    if file is not None:
+        if allow_changes or zookeeper is not None:
+            raise ToolError("--allow-changes and --zookeeper are for a live cluster, not for a recording")
+        run_recording(file, host, port, as_json=as_json)
+        return
     options = command_options(bootstrap_server, command_config)
     run(options, zookeeper, host, port, allow_changes=allow_changes, as_json=as_json)
 
@@ -58,6 +75,31 @@ def run(
     uvloop.run(_serve(options, zookeeper, host, port, allow_changes=allow_changes, as_json=as_json))
 
 
+def run_recording(file: Path, host: str, port: int, *, as_json: bool) -> None:
+    """As `run`, for a recording. Raises ToolError for a file that is none."""
+    import uvloop
+
+    from klamm.recording.blocks import RecordingError
+    from klamm.recording.reader import Recording
+    from klamm.tools.cockpit.recorded import RecordedCluster
+
+    try:
+        recording = Recording(file)
+    except RecordingError as error:
+        raise ToolError(str(error)) from None
+    if recording.trouble is not None:
+        print(f"klamm: {recording.trouble}", file=sys.stderr)
+
+    async def serve_recording() -> None:
+        from klamm.tools.cockpit.answers import Cockpit
+        from klamm.tools.cockpit.server import listen
+
+        with listen(host, port) as listening:
+            await _show(Cockpit(RecordedCluster(recording)), listening, host, as_json=as_json)
+
+    uvloop.run(serve_recording())
+
+
 async def _serve(
     options: "ClientOptions", zookeeper: str | None, host: str, port: int, *, allow_changes: bool, as_json: bool
 ) -> None:
@@ -66,15 +108,22 @@ async def _serve(
     from klamm.tools.clients import cluster_errors
     from klamm.tools.cockpit.answers import Cockpit
     from klamm.tools.cockpit.cluster import open_cluster
-    from klamm.tools.cockpit.server import listen, make_app, serve
+    from klamm.tools.cockpit.server import listen
 
     with listen(host, port) as listening, cluster_errors():
         client = make_client(options, SystemEnvironment().random)
         await client.reach(LOOK_MS)
         cluster = await open_cluster(client, zookeeper)
-        app = make_app(Cockpit(cluster, allow_changes), host)
-        address = listening.getsockname()
-        name = f"[{address[0]}]" if ":" in address[0] else address[0]
-        url = f"http://{name}:{address[1]}/?token={app.token}"
-        print(json.dumps({"url": url}) if as_json else f"The cockpit is at {url} (Ctrl-C stops it)", flush=True)
-        await serve(app, listening, cluster.close)
+        await _show(Cockpit(cluster, allow_changes), listening, host, as_json=as_json)
+
+
+async def _show(cockpit: "Cockpit", listening: "socket.socket", host: str, *, as_json: bool) -> None:
+    """Prints the page's address and serves it; closes the source at the end."""
+    from klamm.tools.cockpit.server import make_app, serve
+
+    app = make_app(cockpit, host)
+    address = listening.getsockname()
+    name = f"[{address[0]}]" if ":" in address[0] else address[0]
+    url = f"http://{name}:{address[1]}/?token={app.token}"
+    print(json.dumps({"url": url}) if as_json else f"The cockpit is at {url} (Ctrl-C stops it)", flush=True)
+    await serve(app, listening, cockpit.source.close)

@@ -35,7 +35,8 @@ from klamm.tools.cockpit.answers import Cockpit, error_response
 from klamm.tools.cockpit.safety import ENCODED_HEADERS, Guard
 from klamm.tools.cockpit.source import ENDED, Event, Source
 
-PAGES: Final = ("now",)
+# The first module that knows an address answers: travel does it for a recording.
+PAGES: Final = ("travel", "now")
 
 MAX_CONNECTIONS: Final = 200
 MAX_STREAMS: Final = 20
@@ -89,7 +90,9 @@ def shell(now: Any, cockpit: Cockpit) -> bytes:
     """The page with its first data."""
     filled = {
         "title": escape(str(now["cluster"]["id"] or "a cluster")),
-        "settings": embedded_json({"allow_changes": cockpit.allow_changes}),
+        "settings": embedded_json(
+            {"allow_changes": cockpit.allow_changes, "recording": now["cluster"]["kind"] == "recording"}
+        ),
         "now": embedded_json(now),
     }
     # In one pass: a text of the cluster may look like a place to fill.

@@ -1,0 +1,352 @@
+"""A recording as the source of pages: the documents of a live cluster, made of a moment's state.
+
+What must stay true: what a recording does not have is null in a document, with the reason beside it.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from klamm.recording.entries import RECORD_KINDS, ZNODE, EntryError, Json, znode_of
+from klamm.recording.reader import Entry, Recording
+from klamm.recording.state import PartitionMoment, State, replicas_of
+from klamm.tools.cockpit.source import Subscription
+from klamm.tools.cockpit.story import MOST_ENTRIES
+from klamm.tools.cockpit.story import Entry as StoryEntry
+from klamm.tools.controller import record_text
+from klamm.tools.words import counted
+from klamm.znodes.fields import ZnodeError
+from klamm.znodes.topics import LeaderAndIsr
+from klamm.znodes.watch import partition_of_state_path
+
+if TYPE_CHECKING:
+    from klamm.client.cluster import ClusterClient
+    from klamm.znodes.store import KafkaZooKeeper
+
+T = TypeVar("T")
+
+NOT_RECORDED: Final = "A recording has no measurements of brokers."
+NO_GROUPS: Final = "A recording has no groups."
+# So many partitions or topics stand in a list of a document.
+LISTED: Final = 100
+
+
+class RecordedCluster:
+    """The `Source` of a recording. Its document Now is that of the last moment."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self._subscriptions: dict[Subscription, None] = {}
+
+    @property
+    def client(self) -> "ClusterClient | None":
+        return None
+
+    @property
+    def znodes(self) -> "KafkaZooKeeper | None":
+        return None
+
+    async def now(self) -> Mapping[str, Any]:
+        return await asyncio.to_thread(now_document, self.recording, self.recording.count - 1)
+
+    def subscribe(self) -> Subscription:
+        # Nothing happens in a recording; the stream tells the page when the server ends.
+        subscription = Subscription()
+        self._subscriptions[subscription] = None
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        self._subscriptions.pop(subscription, None)
+
+    async def close(self) -> None:
+        for subscription in list(self._subscriptions):
+            subscription.close()
+            self.unsubscribe(subscription)
+        self.recording.close()
+
+
+def now_document(recording: Recording, number: int) -> dict[str, Any]:
+    """The document Now of the moment after this entry. Raises RecordingError."""
+    state, entry = recording.moment(number), recording.entry(number)
+    controller = state.controller
+    host = None if controller not in state.brokers else state.brokers[controller].host
+    event, since_ms = state.cluster.get("event", (None, entry.at_ms))
+    return {
+        "cluster": {"id": state.cluster.get("id"), "kind": "recording", "version": None},
+        "time_ms": entry.at_ms,
+        "entry": number,
+        "controller": {
+            "id": controller,
+            "epoch": state.cluster.get("controller_epoch"),
+            "host": host,
+            "status": None,
+            "why_not": "A recording has the controller's events, not its status.",
+        },
+        "events": None
+        if event is None
+        else {
+            "event": event,
+            "event_for_ms": entry.at_ms - since_ms,
+            "event_queue_size": None,
+            "event_waits_ms": None,
+            "state": None,
+        },
+        "states": None,
+        "machines": machines(state),
+        "brokers": _brokers(state),
+        "work": work(state),
+        "groups": None,
+        "groups_why_not": NO_GROUPS,
+        "findings": _findings(state),
+        "faults": list(state.faults.values()),
+        "servers": state.servers,
+    }
+
+
+def machines(state: State) -> dict[str, dict[str, int]]:
+    """How many partitions and replicas are in which state, as ZooKeeper shows them, under Kafka's names."""
+    partitions: Counter[str] = Counter()
+    replicas: Counter[str] = Counter()
+    for partition in state.partitions.values():
+        partitions[partition_state(state, partition)] += 1
+        for broker in replicas_of(partition):
+            replicas["OnlineReplica" if broker in state.brokers else "OfflineReplica"] += 1
+    return {"partitions": dict(partitions), "replicas": dict(replicas)}
+
+
+def partition_state(state: State, partition: PartitionMoment) -> str:
+    """The partition's state under Kafka's name."""
+    if partition.leader_epoch < 0:
+        return "NewPartition"
+    return "OnlinePartition" if partition.leader in state.brokers else "OfflinePartition"
+
+
+def _brokers(state: State) -> list[dict[str, Any]]:
+    every = set(state.brokers) | {int(server) for server in state.servers if server.isdigit()}
+    every |= {broker for partition in state.partitions.values() for broker in partition.replicas}
+    documents = []
+    for broker_id in sorted(every):
+        broker, server = state.brokers.get(broker_id), state.servers.get(str(broker_id))
+        said = f"its process is {server}" if server in ("paused", "ended") else None
+        documents.append(
+            {
+                "id": broker_id,
+                "host": None if broker is None else broker.host,
+                "port": None if broker is None else broker.port,
+                "rack": None if broker is None else broker.rack,
+                "alive": broker is not None,
+                "epoch": None if broker is None else broker.epoch,
+                "why_not": said or (NOT_RECORDED if broker is not None else "it is not registered"),
+            }
+        )
+    return documents
+
+
+def work(state: State) -> dict[str, list[dict[str, Any]]]:
+    """Reassignments and deletions under way, up to LISTED of each."""
+    reassigned = [(key, each) for key, each in state.partitions.items() if each.is_reassigned][:LISTED]
+    return {
+        "reassignments": [
+            {
+                "topic": topic,
+                "partition": number,
+                "replicas": each.replicas,
+                "adding_replicas": each.adding,
+                "removing_replicas": each.removing,
+                "isr": each.isr,
+                "waits_for": _waits_for(state, each),
+            }
+            for (topic, number), each in reassigned
+        ],
+        "deletions": [
+            {
+                "topic": topic,
+                "replicas": sum(len(each.replicas) for (name, _), each in state.partitions.items() if name == topic),
+                "deleted": deleted,
+                "waits_for": None,
+            }
+            for topic, deleted in list(state.deletions.items())[:LISTED]
+        ],
+        "elections": [],
+    }
+
+
+def _waits_for(state: State, partition: PartitionMoment) -> str:
+    missing = [each for each in partition.replicas if each not in partition.removing and each not in partition.isr]
+    dead = [each for each in missing if each not in state.brokers]
+    if dead:
+        return f"not alive: broker {', '.join(map(str, dead))}"
+    return f"not caught up: broker {', '.join(map(str, missing))}" if missing else "its turn"
+
+
+def _findings(state: State) -> list[dict[str, Any]]:
+    """What an operator would see first; klamm.tools.health finds more in a live cluster."""
+    offline = [key for key, each in state.partitions.items() if partition_state(state, each) == "OfflinePartition"]
+    lacking = [
+        key
+        for key, each in state.partitions.items()
+        if each.leader in state.brokers and not set(each.replicas) - set(each.removing) <= set(each.isr)
+    ]
+    found = []
+    if state.controller is None:
+        found.append(_finding("no-controller", "There is no controller."))
+    if offline:
+        found.append(_finding("offline", f"{counted(len(offline), 'partition')} without a live leader.", offline))
+    if lacking:
+        text = f"{counted(len(lacking), 'partition')} with replicas out of sync."
+        found.append(_finding("under-replicated", text, lacking))
+    return found
+
+
+def _finding(kind: str, text: str, partitions: Sequence[tuple[str, int]] = ()) -> dict[str, Any]:
+    names = [f"{topic}-{number}" for topic, number in partitions[:LISTED]]
+    return {"kind": kind, "text": text, "why": names, "advice": "", "command": "", "is_problem": True}
+
+
+# -- entries and stories ----------------------------------------------------------------------------------------------
+
+
+def entry_document(entry: Entry) -> dict[str, Any]:
+    """An entry for a list: its text, its mark, and the entry itself."""
+    found = entry.entry
+    text = found.get("text")
+    return {
+        "number": entry.number,
+        "time_ms": entry.at_ms,
+        "kind": found["kind"],
+        "mark": found.get("mark"),
+        "text": text if isinstance(text, str) and text else _text(found),
+    }
+
+
+def _text(entry: Json) -> str:
+    """What an entry says that has no text of its own."""
+    try:
+        if entry["kind"] in ("znode", "znode_deleted"):
+            version = f" has version {entry.get('version')}" if entry["kind"] == ZNODE else " is deleted"
+            return f"{entry.get('path')}{version}"
+        event = f"{entry['event']}: " if entry.get("event") else ""
+        return f"{event}{record_text(entry)}"
+    except (KeyError, TypeError):
+        return str(entry["kind"])
+
+
+def why_document(recording: Recording, topic: str, partition: int, number: int) -> dict[str, Any] | None:
+    """What `/api/why` answers about the moment after this entry; None for a partition that there is not then.
+
+    Raises RecordingError.
+    """
+    state = recording.moment(number)
+    moment = state.partitions.get((topic, partition))
+    if moment is None:
+        return None
+    entries = [each for each in recording.story(topic, partition) if each.number <= number]
+    shown = entries[-MOST_ENTRIES:]
+    return {
+        "topic": topic,
+        "partition": partition,
+        "leader": moment.leader,
+        "leader_epoch": moment.leader_epoch,
+        "isr": moment.isr,
+        "replicas_assigned": moment.replicas,
+        "adding": moment.adding,
+        "removing": moment.removing,
+        "conditions": _conditions(state, moment),
+        "replicas": [_replica(state, moment, broker_id) for broker_id in replicas_of(moment)],
+        "story": {
+            "source": f"the recording {recording.name}",
+            "why_no_more": "" if entries else "No entry of the recording names this partition.",
+            "left_out": len(entries) - len(shown),
+            "entries": [story_entry(each, topic, partition).value() for each in shown],
+        },
+    }
+
+
+def _conditions(state: State, moment: PartitionMoment) -> list[dict[str, Any]]:
+    is_offline = partition_state(state, moment) != "OnlinePartition"
+    missing = [each for each in moment.replicas if each not in moment.isr]
+    dead = [each for each in replicas_of(moment) if each not in state.brokers]
+    why = [f"broker {each} is not registered" for each in dead]
+    if is_offline:
+        text = "No leader." if moment.leader_epoch >= 0 else "No leader has been elected yet."
+        return [_condition("offline", text, why)]
+    if missing:
+        why += [f"the replica on broker {each} is not in the ISR" for each in missing if each not in dead]
+        return [_condition("under-replicated", "Replicas are out of sync.", why)]
+    return [_condition("healthy", "Nothing is wrong with the partition.", [], is_problem=False)]
+
+
+def _condition(kind: str, text: str, why: Sequence[str], *, is_problem: bool = True) -> dict[str, Any]:
+    return {"kind": kind, "text": text, "why": why, "remedies": [], "is_problem": is_problem}
+
+
+def _replica(state: State, moment: PartitionMoment, broker_id: int) -> dict[str, Any]:
+    is_alive = broker_id in state.brokers
+    kind = "out of sync"
+    if not is_alive:
+        kind = "offline"
+    elif broker_id == moment.leader:
+        kind = "leader"
+    elif broker_id in moment.isr:
+        kind = "in sync"
+    return {
+        "broker_id": broker_id,
+        "state": kind,
+        "role": "adding" if broker_id in moment.adding else "removing" if broker_id in moment.removing else "",
+        "is_preferred": moment.replicas[:1] == (broker_id,),
+        "why": None if is_alive else "its broker is not registered",
+        "log_end_offset": None,
+        "since_ms": None,
+    }
+
+
+def story_entry(entry: Entry, topic: str, partition: int) -> StoryEntry:
+    """An entry as a line of a partition's story."""
+    found = entry.entry
+    shown = entry_document(entry)
+
+    def said(name: str, kind: type[T]) -> T | None:
+        value = found.get(name)
+        return value if type(value) is kind else None
+
+    text, leader, leader_epoch, isr, epoch, writer = shown["text"], None, None, None, said("epoch", int), ""
+    if found["kind"] in ("znode", "znode_deleted"):
+        writer = "ZooKeeper"
+        state = _state_of(found, topic, partition)
+        if state is not None:
+            leader, leader_epoch, isr, epoch = state.leader, state.leader_epoch, state.isr, state.controller_epoch
+    elif found["kind"] in RECORD_KINDS:
+        writer = f"controller {found.get('controller')}"
+        leader, leader_epoch = said("leader", int), said("leader_epoch", int)
+        listed = said("isr", list)
+        isr = None if listed is None else tuple(listed)
+        text = " ".join(filter(None, (said("why", str), f"(event {found.get('event')})")))
+    elif "server" in found:
+        writer = f"broker {found['server']}"
+    replica = said("replica", int)
+    return StoryEntry(
+        entry.at_ms,
+        None,
+        writer,
+        epoch,
+        "partition" if replica is None else f"replica {replica}",
+        said("from", str),
+        said("to", str),
+        leader,
+        leader_epoch,
+        isr,
+        text,
+        found.get("failed") is True,
+    )
+
+
+def _state_of(entry: Json, topic: str, partition: int) -> LeaderAndIsr | None:
+    """The state of the partition that an entry about its znode has."""
+    try:
+        znode = znode_of(entry)
+        if znode.data is None or partition_of_state_path(znode.path) != (topic, partition):
+            return None
+        return LeaderAndIsr.decode(topic, partition, znode.data)
+    except (EntryError, ZnodeError):
+        return None
