@@ -6,13 +6,14 @@ the servers' processes are added by their owner, with `process_entry`.
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from klamm.environment import Environment
 from klamm.faults.control import Control
 from klamm.faults.history import History
 from klamm.faults.metadata_changes import MetadataChanges
 from klamm.faults.wire import FaultError
-from klamm.znodes.watch import ZnodeWatch
+from klamm.znodes.watch import Znode, ZnodeWatch
 
 # For so long `catch_up` waits for servers that do not answer.
 CATCH_UP_TIMEOUT_S = 2.0
@@ -21,10 +22,23 @@ CATCH_UP_TIMEOUT_S = 2.0
 class Chronicle:
     """All methods belong to the loop of `control`."""
 
-    def __init__(self, control: Control, environment: Environment, zookeeper: str, session_timeout_ms: int) -> None:
+    def __init__(
+        self,
+        control: Control,
+        environment: Environment,
+        zookeeper: str,
+        session_timeout_ms: int,
+        seen: Callable[[Znode], None] = lambda znode: None,
+    ) -> None:
+        """`seen` is called for each version of a znode of the cluster's state, too."""
         self._control = control
         changes = MetadataChanges(control.history.add)
-        self._watch = ZnodeWatch(environment, zookeeper, session_timeout_ms, changes.seen)
+
+        def noted(znode: Znode) -> None:
+            seen(znode)
+            changes.seen(znode)
+
+        self._watch = ZnodeWatch(environment, zookeeper, session_timeout_ms, noted)
 
     async def start(self) -> None:
         """From now on the history has what ZooKeeper holds, and each change of that. Raises ZooKeeperError."""

@@ -8,7 +8,8 @@
 | `blocks.py`     | the file: compressed blocks of lines that a reader can pass over without decompressing            |
 | `writer.py`     | writes a file: entries in the order of time, and keyframes                                        |
 | `reader.py`     | reads a file: the state at a moment, entries, the story of a partition                            |
-| `spool.py`      | keeps entries in memory, compressed, until a file is wanted                                       |
+| `spool.py`      | keeps versions of znodes in memory, compressed, until a file is wanted                            |
+| `history.py`    | makes a file of them, of a cluster's history and of the controllers' records                      |
 
 The format is described in docs/recordings.md.
 """

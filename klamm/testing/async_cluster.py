@@ -88,6 +88,9 @@ class AsyncCluster(AsyncAnswerFaults, AsyncServerFaults):
     def describe(self, history_lines: int = DESCRIBED_LINES) -> str:
         return self.cluster.describe(history_lines)
 
+    async def record(self, path: str | Path) -> Path:
+        return await asyncio.to_thread(self.cluster.record, path)
+
     async def controller_id(self) -> int | None:
         return await asyncio.to_thread(self.cluster.controller_id)
 

@@ -15,6 +15,7 @@ import contextlib
 import tempfile
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,9 @@ from klamm.processes.loop_thread import LoopEnded, LoopThread
 from klamm.processes.readiness import NotReady, wait_for_no_topic, wait_for_topic, wait_until_ready
 from klamm.processes.supervisor import EMBEDDED_ZOOKEEPER, Processes, ServerFailed, ServerProcess
 from klamm.protocol.vocabulary import NO_LEADER, NO_REPLICATION_FACTOR, PartitionKey
+from klamm.recording.entries import Json
+from klamm.recording.history import read_records, write_recording
+from klamm.recording.spool import Spool
 from klamm.testing.conditions import Wait, note
 from klamm.testing.errors import ClusterEnded, ClusterError
 from klamm.testing.faults.answers import AnswerFaults
@@ -59,13 +63,16 @@ T = TypeVar("T")
 
 ZOOKEEPER: Final = "zookeeper"
 TIMEOUT_S = 30.0
+# A broker that does not answer for so long has no records in a recording.
+RECORDS_TIMEOUT_S = 2.0
 # A message has so many lines of the history.
 DESCRIBED_LINES = 20
 # The cluster sets these for each broker; other values would break it.
 OWN_PROPERTIES = ("broker.id", "zookeeper.connect", "log.dirs", "log.dir", "listeners", "advertised.listeners")
 
-# The running clusters of this process, for the pytest plugin.
+# The running clusters of this process, and the last ones that have ended with an error, for the pytest plugin.
 running_clusters: "weakref.WeakSet[Cluster]" = weakref.WeakSet()
+failed_clusters: "deque[Cluster]" = deque(maxlen=4)
 
 
 @dataclass(frozen=True)
@@ -133,6 +140,9 @@ class Cluster(AnswerFaults, ServerFaults):
         self._wants_port = control
         self._port_and_token: tuple[ControlPort, str] | None = None
         self._observer: Observer | None = None
+        self._spool = Spool()
+        # The controllers' records, read at the end of a cluster with an error.
+        self._last_records: list[Json] = []
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -176,7 +186,14 @@ class Cluster(AnswerFaults, ServerFaults):
             self._loop = LoopThread("klamm-testing")
             self._run(self._control.open())
             self._start_all()
-            self._chronicle = Chronicle(self._control, self._environment, self.zookeeper, self._session_timeout_ms)
+            now_ms, spool = self._environment.now_ms, self._spool
+            self._chronicle = Chronicle(
+                self._control,
+                self._environment,
+                self.zookeeper,
+                self._session_timeout_ms,
+                lambda znode: spool.add(now_ms(), znode),
+            )
             self._run(self._chronicle.start())
             if self._wants_port:
                 self._port_and_token = self._run(open_port(self, self._control, self._chronicle))
@@ -208,6 +225,9 @@ class Cluster(AnswerFaults, ServerFaults):
         if self._processes is None:
             return
         died = [server.obituary() for server in self._died()]
+        if error is not None and self._chronicle is not None:
+            self._last_records = self._read_records()
+            failed_clusters.append(self)
         processes, self._processes = self._processes, None
         running_clusters.discard(self)
         if error is not None and processes.throwaway and self.keeps_on_failure:
@@ -311,6 +331,31 @@ class Cluster(AnswerFaults, ServerFaults):
                 lines.append(f"    # {len(script) - history_lines} earlier lines are in c.history.script()")
             lines += [f"    {line}" for line in script[-history_lines:]]
         return "\n".join(lines)
+
+    def record(self, path: str | Path) -> Path:
+        """Writes what has happened so far into a file for `klamm cockpit FILE`, and returns its path.
+
+        A cluster that has ended with an error can be recorded, too. Raises ClusterError when the file cannot be
+        written.
+        """
+        records = self._last_records if self._processes is None else self._read_records()
+        history = self.history
+        assert self._environment is not None
+        path = Path(path)
+        try:
+            write_recording(path, "a klamm.testing.Cluster", self._spool, history, records, self._environment.now_ms())
+        except OSError as error:
+            raise ClusterError(f"{path} cannot be written: {error.strerror}") from None
+        return path
+
+    def _read_records(self) -> list[Json]:
+        """The newest records of the controllers, as far as their brokers answer."""
+        found: list[Json] = []
+        for server in self._open.servers.values():
+            port = (server.details or {}).get("metrics_port")
+            if server.running and not server.paused and port:
+                found += read_records(HOST, port, RECORDS_TIMEOUT_S)
+        return found
 
     # -- its state ------------------------------------------------------------------------------------------------
 

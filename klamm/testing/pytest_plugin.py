@@ -4,9 +4,12 @@ Every pytest run loads this plugin where klamm is installed (by pytest's entry p
 klamm only when a fixture is used.
 """
 
+import re
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,9 +22,12 @@ if TYPE_CHECKING:
 
 LOG_LINES = 30
 HISTORY_LINES = 200
+# The longest name of a recording, without its ending.
+MAX_NAME = 100
 
 _failed = pytest.StashKey[BaseException]()
 _has_faults = pytest.StashKey[bool]()
+_recordings = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,6 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--klamm-keep",
         action="store_true",
         help="keep data and logs of the clusters of failed tests, and report their directories",
+    )
+    group.addoption(
+        "--klamm-recordings",
+        metavar="DIR",
+        help="where the recordings of the clusters of failed tests are written; by default a new temporary directory",
     )
 
 
@@ -143,11 +154,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Adds the history and the logs of all running clusters to the report of a failed test."""
+    """Adds the history and the logs of all running clusters to the report of a failed test, and records them."""
     report = yield
+    module = sys.modules.get("klamm.testing.cluster")
     if report.failed and call.excinfo is not None:
         item.stash[_failed] = call.excinfo.value
-        module = sys.modules.get("klamm.testing.cluster")
         for cluster in list(module.running_clusters) if module else ():
             kept = f"\ndata and logs: {cluster.directory}" if cluster.keeps_on_failure else ""
             described = cluster.describe(HISTORY_LINES) + kept
@@ -156,4 +167,33 @@ def pytest_runtest_makereport(
                 report.sections.append(
                     (f"log of {'broker ' if isinstance(server, int) else ''}{server}", cluster.log(server, LOG_LINES))
                 )
+        clusters = [*module.running_clusters, *module.failed_clusters] if module else []
+        if clusters:
+            report.sections.append(("klamm recordings", "\n".join(_recorded(item, clusters))))
+    if module is not None:
+        # An error of a cluster that a passed test has expected is none of the next test's.
+        module.failed_clusters.clear()
     return report
+
+
+def _recorded(item: pytest.Item, clusters: "list[Cluster]") -> Iterator[str]:
+    """Records the clusters of a failed test; gives a line about each."""
+    from klamm.testing.errors import ClusterError
+
+    stash = item.config.stash
+    try:
+        if _recordings not in stash:
+            wanted = item.config.getoption("--klamm-recordings")
+            stash[_recordings] = Path(wanted or tempfile.mkdtemp(prefix="klamm-recordings-"))
+        directory = stash[_recordings]
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        yield f"no directory for recordings: {error}"
+        return
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", item.nodeid)[-MAX_NAME:].strip("-")
+    for number, cluster in enumerate(clusters, 1):
+        suffix = f"-{number}" if number > 1 else ""
+        try:
+            yield f"klamm cockpit {cluster.record(directory / f'{name}{suffix}.klamm')}"
+        except ClusterError as error:
+            yield str(error)

@@ -1,0 +1,83 @@
+"""A recording of a cluster whose owner keeps its history: znode versions, the history and the controllers' records.
+
+What must stay true: entries stand in the order of their times. The records of a broker whose clock is wrong stand
+between the begin and the end of the recording.
+"""
+
+import heapq
+import http.client
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from klamm.faults.entries import (
+    BrokerRegistered,
+    BrokerUnregistered,
+    ControllerElected,
+    ControllerGone,
+    Entry,
+    IsrChanged,
+    LeaderElected,
+    TopicCreated,
+    TopicDeleted,
+)
+from klamm.recording.entries import RECORD_KINDS, Json, history_entry
+from klamm.recording.spool import Spool
+from klamm.recording.writer import RecordingWriter
+
+# These entries of a history are made of the versions of znodes, which a recording has itself.
+OF_ZNODES: Final = (
+    BrokerRegistered,
+    BrokerUnregistered,
+    ControllerElected,
+    ControllerGone,
+    IsrChanged,
+    LeaderElected,
+    TopicCreated,
+    TopicDeleted,
+)
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+
+
+def write_recording(
+    path: Path, about: str, spool: Spool, history: Iterable[Entry], records: Iterable[Json], now_ms: int
+) -> None:
+    """Writes a file of a cluster under test. Raises OSError."""
+    told = [(entry.time_ms, history_entry(entry)) for entry in history if not isinstance(entry, OF_ZNODES)]
+    first = next(spool.entries(), None)
+    began_ms = min([each[0] for each in (first, *told[:1]) if each is not None], default=now_ms)
+    decided = [(min(max(record["time_ms"], began_ms), now_ms), record) for record in records]
+    decided.sort(key=itemgetter(0))
+    with open(path, "wb") as file:
+        written = RecordingWriter(file, "test", about, began_ms)
+        for at_ms, entry in heapq.merge(told, spool.entries(), decided, key=itemgetter(0)):
+            written.add(entry, at_ms)
+        if spool.dropped:
+            written.add({"kind": "missed", "text": f"{spool.dropped} versions of znodes were not kept"}, now_ms)
+        written.flush()
+
+
+def read_records(host: str, port: int, timeout_s: float) -> list[Json]:
+    """The newest records of the controller of a broker, from its HTTP port; none where it does not answer."""
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    try:
+        connection.request("GET", "/controller/events")
+        lines = connection.getresponse().read(MAX_ANSWER_BYTES).splitlines()
+        return list(_records(lines))
+    except (OSError, http.client.HTTPException):
+        return []
+    finally:
+        connection.close()
+
+
+def _records(lines: Iterable[bytes]) -> Iterator[Json]:
+    for line in lines:
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            return  # The broker has died in the middle of its answer.
+        if isinstance(record, dict) and record.get("kind") in RECORD_KINDS and type(record.get("time_ms")) is int:
+            yield record
