@@ -41,8 +41,11 @@ class RecordingWriter:
         self.add({"kind": "recording", "source": source, "text": about}, at_ms)
         self.flush()
 
-    def add(self, entry: Json, at_ms: int) -> None:
-        """Appends an entry. An entry that is not one of klamm's own is kept, with what is wrong with it."""
+    def add(self, entry: Json, at_ms: int, *, is_news: bool = True) -> None:
+        """Appends an entry. An entry that is not one of klamm's own is kept, with what is wrong with it.
+
+        `is_news` False: the entry is about something that was so before the recording began, and gets no mark.
+        """
         at_ms = max(at_ms, self._last_ms)
         if not self._lines:
             self._begin_block(at_ms)
@@ -51,7 +54,7 @@ class RecordingWriter:
         except EntryError as error:
             mark, text = "failure", str(error)
         said: dict[str, Any] = {"at_ms": at_ms}
-        if mark:
+        if mark and is_news:
             said["mark"] = mark
             self._marks[mark] += 1
         if text and "text" not in entry:

@@ -125,6 +125,18 @@ def events(
 ) -> None:
     """Show the controller's recent decisions and actions; with --follow also the new ones as they happen."""
     connect = _zookeeper(zookeeper, bootstrap_server, command_config)
+    for record in controller_records(connect, follow):
+        print(json.dumps(record) if as_json else record_line(record), flush=True)
+
+
+def controller_records(
+    connect: str, follow: bool, warn: Callable[[str], object] = lambda text: print(f"klamm: {text}", file=sys.stderr)
+) -> Iterator[dict[str, Any]]:
+    """The records of the controller of the cluster at this ZooKeeper, each once; with `follow` without end, also across
+    elections.
+
+    Raises ToolError; after the first record of a follow `warn` gets the errors.
+    """
     last = (-1, -1)
     while True:
         is_patient = follow and last > (-1, -1)
@@ -133,19 +145,19 @@ def events(
         except ToolError as error:
             if not is_patient:
                 raise
-            print(f"klamm: {error}; trying again", file=sys.stderr)
+            warn(f"{error}; trying again")
             address = None
         if address is None and is_patient:
             time.sleep(LOOK_EVERY_S)
             continue
         address = _require_controller(address)
-        for record in _records(address, follow, is_patient=is_patient):
+        for record in _records(address, follow, warn, is_patient=is_patient):
             # Epochs only grow. Each epoch belongs to one run of one broker, which numbers its records.
             key = (record.get("epoch", last[0]), record.get("sequence", last[1]))
             if record["kind"] != "missed" and key <= last:
                 continue
             last = key
-            print(json.dumps(record) if as_json else record_line(record), flush=True)
+            yield record
         if not follow:
             return
         time.sleep(LOOK_EVERY_S)
@@ -404,10 +416,12 @@ async def _move(connect: str) -> tuple[ControllerAddress, ControllerAddress]:
 # -- the controller's HTTP port ---------------------------------------------------------------------------------------
 
 
-def _records(address: ControllerAddress, follow: bool, *, is_patient: bool) -> Iterator[dict[str, Any]]:
+def _records(
+    address: ControllerAddress, follow: bool, warn: Callable[[str], object], *, is_patient: bool
+) -> Iterator[dict[str, Any]]:
     """The controller's records. Raises ToolError.
 
-    When `is_patient`, or after the first record of a follow, an error is only printed on stderr. The controller sends a
+    When `is_patient`, or after the first record of a follow, `warn` gets an error. The controller sends a
     follower something every few seconds, so silence means that the controller is gone.
     """
     if address.port is None:
@@ -427,7 +441,7 @@ def _records(address: ControllerAddress, follow: bool, *, is_patient: bool) -> I
     except ToolError as error:
         if not is_patient:
             raise
-        print(f"klamm: {error}; looking for the controller", file=sys.stderr)
+        warn(f"{error}; looking for the controller")
 
 
 def _lines(address: ControllerAddress, path: str) -> Iterator[bytes]:

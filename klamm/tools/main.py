@@ -23,6 +23,7 @@ from klamm.tools import (
     pipeline,
     pipeline_run,
     produce,
+    record,
     status,
     transactions,
     up,
@@ -57,6 +58,9 @@ app.add_typer(configs.app, name="configs")
 app.add_typer(brokers.app, name="brokers")
 app.command("status", epilog="Example: klamm status --bootstrap-server 127.0.0.1:9092")(status.status)
 app.command("cockpit", epilog="Example: klamm cockpit --bootstrap-server 127.0.0.1:9092")(cockpit.cockpit)
+app.command("record", epilog="Example: klamm record failover.klamm --bootstrap-server 127.0.0.1:9092 --seconds 60")(
+    record.record
+)
 app.add_typer(elect.app, name="elect")
 app.add_typer(groups.app, name="groups")
 app.add_typer(transactions.app, name="transactions")

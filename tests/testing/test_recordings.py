@@ -32,7 +32,7 @@ def run(pytester: pytest.Pytester) -> Run:
 
 
 def test_the_end_of_a_recording_is_what_zookeeper_and_the_brokers_have(klamm_helper: Helper, tmp_path: Path) -> None:
-    with Cluster(3, zookeeper_session_timeout_ms=500, helper=klamm_helper) as c:
+    with Cluster(3, zookeeper_session_timeout_ms=2_000, helper=klamm_helper) as c:
         c.create_topic("t", partitions=6, replication_factor=3)
         c.create_topic("gone", partitions=2, replication_factor=2)
         c.delete_topic("gone")
