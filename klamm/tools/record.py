@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 # How often entries are written, and how often a controller is looked for that has no records.
 TURN_S: Final = 0.5
-LOOK_EVERY_S: Final = 3.0
+LOOK_EVERY_S: Final = 1.0
+# The recording begins after so long, also when a controller that is named does not answer.
+FIRST_LOOK_S: Final = 5.0
 # The most records of the controller that wait for a turn.
 MAX_WAITING: Final = 200_000
 
@@ -90,6 +92,7 @@ async def _record(connect: str, file: "BinaryIO", seconds: float | None) -> int:
         has_begun = True
         writer.flush()
         stream.start()
+        await environment.run_blocking(stream.wait)
         print(f"Recording the cluster at ZooKeeper {connect}; Ctrl-C ends it.", flush=True)
         while not stopping.is_set() and (ends_s is None or time.monotonic() < ends_s):
             try:
@@ -126,9 +129,14 @@ class _Stream:
         self._since_ms = since_ms
         self._waiting: deque[dict[str, Any]] = deque()
         self._missed = 0
+        self._has_looked = threading.Event()
 
     def start(self) -> None:
         threading.Thread(target=self._follow, name="klamm-record", daemon=True).start()
+
+    def wait(self) -> None:
+        """Returns when the controller's records are followed, or it is known that it has none."""
+        self._has_looked.wait(FIRST_LOOK_S)
 
     def take(self) -> list[dict[str, Any]]:
         """The records that have come since the last call."""
@@ -144,6 +152,7 @@ class _Stream:
         while True:
             try:
                 for found in controller_records(self._connect, True, lambda text: None):
+                    self._has_looked.set()
                     if found["kind"] != "missed" and found["time_ms"] < self._since_ms:
                         continue
                     if len(self._waiting) < MAX_WAITING:
@@ -151,4 +160,5 @@ class _Stream:
                     else:
                         self._missed += 1
             except ToolError:
+                self._has_looked.set()
                 time.sleep(LOOK_EVERY_S)
