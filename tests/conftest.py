@@ -20,7 +20,7 @@ from support import oracles
 # What the modules of the clients in Go need.
 OLDEST_GO = (1, 25)
 
-pytest_plugins = ["support.heap", "support.leftovers", "support.runner", "support.scheduling"]
+pytest_plugins = ["support.browser", "support.heap", "support.leftovers", "support.runner", "support.scheduling"]
 
 # A background job of a shell ignores Ctrl-C, and so would every command that a test starts to interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,23 +1,126 @@
 "use strict";
-// What all views share: `h` makes elements, `cockpit.view` registers a view, `cockpit.get` asks the server, and the
-// stream of events reaches the view that is shown. Views are chosen by the hash: #now, #why/topic/3.
+// What all views share. `h` makes elements, `morph` renews what is shown without losing focus or selection,
+// `cockpit.view` registers a view, `cockpit.get` asks the server, `words` writes numbers for people. Views are chosen by
+// the hash: #now, #why/topic/3, #topics/t/0?offset=5. The stream of events reaches the view that is shown.
+//
+// Parts that views build with: `panel` (a titled box), `badge` (a state in a word), `command` (a command to copy). In a
+// <table class="rows">, rows with tabindex="0" are reached by the arrow keys, and Enter follows their data-href.
 //
 // What must stay true: text of the cluster reaches the page through textContent and attributes only.
 
 /** An element. Attributes beginning with "on" are listeners; children are nodes, texts, lists, or null. */
-const h = (tag, attributes = {}, ...children) => {
-  const element = document.createElement(tag);
+const h = (tag, attributes = {}, ...children) => built(document.createElement(tag), attributes, children);
+
+/** The same for an element of SVG. */
+const svg = (tag, attributes = {}, ...children) =>
+  built(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+const isShown = (child) => child !== null && child !== undefined && child !== false;
+
+const built = (element, attributes, children) => {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  for (const child of children.flat(Infinity)) {
-    if (child === null || child === undefined) continue;
+  for (const child of children.flat(Infinity).filter(isShown)) {
     element.append(child instanceof Node ? child : document.createTextNode(String(child)));
   }
   return element;
 };
+
+/**
+ * Makes the children of `element` equal to `children`, and keeps the nodes that are there already, so that focus,
+ * selection and scroll positions stay. Kept nodes keep their first listeners, which therefore must not depend on data.
+ * An element with the attribute data-kept is never changed: a canvas, for example.
+ */
+const morph = (element, ...children) => {
+  const wanted = children.flat(Infinity).filter(isShown);
+  for (const [index, child] of wanted.entries()) {
+    const node = child instanceof Node ? child : document.createTextNode(String(child));
+    const old = element.childNodes[index];
+    if (old === undefined) element.append(node);
+    else if (old !== node) morphNode(element, old, node);
+  }
+  while (element.childNodes.length > wanted.length) element.lastChild.remove();
+};
+
+const morphNode = (parent, old, node) => {
+  const isAlike = old.nodeType === node.nodeType && old.nodeName === node.nodeName && old.id === node.id;
+  if (!isAlike || old.dataset?.kept !== node.dataset?.kept) {
+    parent.replaceChild(node, old);
+  } else if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== node.data) old.data = node.data;
+  } else if (!old.hasAttribute("data-kept")) {
+    for (const { name } of [...old.attributes]) {
+      const isOfReader = name === "open" && old.nodeName === "DETAILS";
+      if (!node.hasAttribute(name) && !isOfReader) old.removeAttribute(name);
+    }
+    for (const { name, value } of node.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    morph(old, [...node.childNodes]);
+  }
+};
+
+/** Numbers as people read them. Null and undefined become a dash. */
+const words = {
+  none: "\u2013",
+
+  count(value) {
+    return isShown(value) ? Math.round(value).toLocaleString("en") : words.none;
+  },
+
+  /** 1 partition, 2 partitions. */
+  counted(value, noun) {
+    return `${words.count(value)} ${noun}${value === 1 ? "" : "s"}`;
+  },
+
+  bytes(value) {
+    if (!isShown(value)) return words.none;
+    const units = ["B", "kB", "MB", "GB", "TB"];
+    let unit = 0;
+    while (value >= 1000 && unit < units.length - 1) {
+      value /= 1000;
+      unit += 1;
+    }
+    return `${value >= 100 || unit === 0 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
+  },
+
+  duration(ms) {
+    if (!isShown(ms)) return words.none;
+    if (ms < 10) return `${ms < 0.05 ? 0 : ms.toFixed(1)} ms`;
+    if (ms < 1000) return `${Math.round(ms)} ms`;
+    if (ms < 60_000) return `${(ms / 1000).toFixed(1)} s`;
+    if (ms < 3_600_000) return `${Math.floor(ms / 60_000)} min ${Math.floor((ms % 60_000) / 1000)} s`;
+    if (ms < 48 * 3_600_000) return `${Math.floor(ms / 3_600_000)} h ${Math.floor((ms % 3_600_000) / 60_000)} min`;
+    return `${Math.floor(ms / 86_400_000)} days`;
+  },
+
+  time(ms) {
+    return isShown(ms) ? new Date(ms).toLocaleTimeString("en-GB") : words.none;
+  },
+
+  ids(list) {
+    return list?.length ? list.join(", ") : "none";
+  },
+};
+
+/** A titled part of a view. `aside` stands beside the title; `why` says why there is no content. */
+const panel = (id, title, { aside = null, why = null, wide = false } = {}, ...children) =>
+  h("section", { class: wide ? "panel wide" : "panel", id, "aria-labelledby": `${id}-title` },
+    h("header", {}, h("h2", { id: `${id}-title` }, title), aside),
+    isShown(why) ? h("p", { class: "why-not" }, why) : children);
+
+/** A state in a word. `kind` is good, busy, bad or calm, and shows as a colour and a sign. */
+const badge = (kind, text) => h("span", { class: `badge ${kind}` }, text);
+
+/** A command line with a button that copies it. */
+const command = (text) =>
+  h("span", { class: "command" },
+    h("code", {}, text),
+    h("button", { type: "button", "data-copy": text, "aria-label": `Copy ${text}` }, "copy"));
+
+/** The hash of a partition's story. */
+const storyOf = (topic, partition) => `#why/${encodeURIComponent(topic)}/${partition}`;
 
 const cockpit = {
   settings: JSON.parse(document.getElementById("settings").textContent),
@@ -25,8 +128,17 @@ const cockpit = {
   now: JSON.parse(document.getElementById("first").textContent),
   views: new Map(),
   shown: null,
+  /** What follows the question mark in the hash. */
+  query: new URLSearchParams(),
+  /** Called as (event, data) for each event of the stream, whichever view is shown. */
+  listeners: [],
+  /** Called when the colours change. */
+  onColours: [],
 
-  /** Registers a view: {title, key, show(element, rest, cockpit), update(event, data), hide()}; all but show optional. */
+  /**
+   * Registers a view: {title, key, keys, show(element, rest, cockpit), update(event, data), hide()}. `keys`, `update` and
+   * `hide` are optional; `keys` is a list of [key, what it does] for the help.
+   */
   view(name, view) {
     this.views.set(name, view);
   },
@@ -40,8 +152,10 @@ const cockpit = {
   },
 
   route() {
-    const [name, ...rest] = decodeURIComponent(location.hash.slice(1) || "now").split("/");
+    const [path, query] = location.hash.slice(1).split("?", 2);
+    const [name, ...rest] = path.split("/").map(decoded);
     const chosen = this.views.has(name) ? name : "now";
+    this.query = new URLSearchParams(query ?? "");
     this.shown?.hide?.();
     this.shown = this.views.get(chosen);
     for (const link of document.querySelectorAll("nav a")) {
@@ -50,22 +164,28 @@ const cockpit = {
     }
     const element = document.getElementById("view");
     element.replaceChildren();
+    element.dataset.view = chosen;
     this.shown?.show(element, rest, this);
   },
 
   listen() {
     const connection = document.getElementById("connection");
+    const say = (state, text) => {
+      connection.dataset.state = state;
+      connection.textContent = text;
+    };
     const stream = new EventSource("/events");
-    stream.onopen = () => (connection.textContent = "");
-    stream.onerror = () => (connection.textContent = "The connection to klamm cockpit is lost; trying again.");
+    stream.onopen = () => say("live", "live");
+    stream.onerror = () => say("lost", "The connection to klamm cockpit is lost; trying again.");
     for (const name of ["now", "partitions", "record", "missed", "ended"]) {
       stream.addEventListener(name, (event) => {
         const data = JSON.parse(event.data);
         if (name === "now") this.now = data;
         if (name === "ended") {
           stream.close();
-          connection.textContent = "klamm cockpit has ended.";
+          say("lost", "klamm cockpit has ended.");
         }
+        for (const listener of this.listeners) listener(name, data);
         this.shown?.update?.(name, data);
       });
     }
@@ -75,16 +195,124 @@ const cockpit = {
     const views = [...this.views].sort(([, a], [, b]) => String(a.key).localeCompare(String(b.key)));
     document
       .querySelector("nav")
-      .append(...views.map(([name, view]) => h("a", { href: `#${name}` }, h("kbd", {}, view.key), ` ${view.title}`)));
+      .append(...views.map(([name, view]) => h("a", { href: `#${name}` }, h("kbd", {}, view.key), view.title)));
     addEventListener("hashchange", () => this.route());
-    addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input, textarea, select")) return;
-      const chosen = views.find(([, view]) => view.key === event.key);
-      if (chosen) location.hash = chosen[0];
+    startColours();
+    startKeys(views);
+    startCopying();
+    document.querySelector(".skip").addEventListener("click", (event) => {
+      event.preventDefault(); // Its hash would be a view.
+      document.getElementById("view").focus();
     });
     this.route();
     this.listen();
   },
 };
+
+const decoded = (part) => {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // Typed by a person, not made by `storyOf`.
+  }
+};
+
+// -- colours ----------------------------------------------------------------------------------------------------------
+
+const COLOURS = ["auto", "light", "dark"];
+const COLOURS_KEY = "klamm-colours";
+
+const startColours = () => {
+  const button = document.getElementById("theme");
+  const changed = () => {
+    for (const listener of cockpit.onColours) listener();
+  };
+  const choose = (choice) => {
+    document.documentElement.dataset.theme = choice;
+    button.textContent = choice;
+    button.setAttribute("aria-label", `Colours: ${choice}`);
+    localStorage.setItem(COLOURS_KEY, choice);
+    changed();
+  };
+  const kept = localStorage.getItem(COLOURS_KEY);
+  choose(COLOURS.includes(kept) ? kept : "auto");
+  button.addEventListener("click", () => choose(COLOURS[(COLOURS.indexOf(button.textContent) + 1) % COLOURS.length]));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
+};
+
+/** The colours that these custom properties have now, as [red, green, blue] each. */
+const coloursOf = (element, names) => {
+  const probe = h("span", { hidden: true });
+  element.append(probe);
+  const colours = names.map((name) => {
+    probe.style.color = `var(--${name})`;
+    return getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3).map(Number);
+  });
+  probe.remove();
+  return colours;
+};
+
+// -- keys and copying -------------------------------------------------------------------------------------------------
+
+const startKeys = (views) => {
+  const dialog = document.getElementById("keys");
+  const showKeys = () => {
+    const keys = [
+      ...views.map(([, view]) => [view.key, `the view ${view.title}`]),
+      ["\u2191 \u2193", "move in a table"],
+      ["Enter", "open the row or the partition at the cursor"],
+      ["d", "colours: as the system, light, dark"],
+      ["?", "these keys"],
+      ...(cockpit.shown?.keys ?? []),
+    ];
+    dialog.replaceChildren(
+      h("h2", { id: "keys-title" }, "Keys"),
+      h("dl", {}, keys.map(([key, what]) => h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)))),
+      h("form", { method: "dialog" }, h("button", { autofocus: true }, "Close")));
+    if (!dialog.open) dialog.showModal();
+  };
+  document.getElementById("help").addEventListener("click", showKeys);
+  addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.altKey || event.metaKey || event.defaultPrevented || dialog.open) return;
+    if (event.target.closest?.("input, textarea, select")) return;
+    const chosen = views.find(([, view]) => view.key === event.key);
+    if (chosen) location.hash = chosen[0];
+    else if (event.key === "?") showKeys();
+    else if (event.key === "d") document.getElementById("theme").click();
+    else moveInTable(event);
+  });
+  addEventListener("click", (event) => {
+    const row = event.target.closest?.("table.rows tr[data-href]");
+    if (row && !event.target.closest("a, button") && getSelection().isCollapsed) location.hash = row.dataset.href;
+  });
+};
+
+const moveInTable = (event) => {
+  const row = event.target.closest?.("table.rows tr[tabindex]");
+  if (!row) return;
+  const rows = [...row.closest("table").querySelectorAll("tr[tabindex]")];
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (step !== undefined) rows[rows.indexOf(row) + step]?.focus();
+  else if (event.key === "Home") rows[0].focus();
+  else if (event.key === "End") rows.at(-1).focus();
+  else if (event.key === "Enter" && row.dataset.href && event.target === row) location.hash = row.dataset.href;
+  else return;
+  event.preventDefault();
+};
+
+const startCopying = () =>
+  addEventListener("click", async (event) => {
+    const button = event.target.closest?.("button[data-copy]");
+    if (!button) return;
+    try {
+      await navigator.clipboard.writeText(button.dataset.copy);
+      button.textContent = "copied";
+    } catch {
+      // Browsers have no clipboard on plain HTTP from another machine: the text is selected instead.
+      getSelection().selectAllChildren(button.previousElementSibling);
+      button.textContent = "selected";
+    }
+    setTimeout(() => (button.textContent = "copy"), 1500);
+  });
 
 addEventListener("DOMContentLoaded", () => cockpit.start());

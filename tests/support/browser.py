@@ -1,0 +1,88 @@
+"""A headless Chromium for tests of pages. A pytest plugin; tests/conftest.py loads it.
+
+One browser serves the tests of a file; `pages` gives each test contexts of its own, and judges at its end what every
+page must keep to: no request to anywhere but its own server, no error in the console, nothing that the content policy
+refused. The browser ends with the file, because playwright's loop runs in the thread in which those of the next file
+run loops of their own. Without Debian's package `chromium` (scripts/system-packages) these tests are skipped.
+"""
+
+import os
+import shutil
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+# A page that does not come to show something in this time is broken, even on a busy machine.
+PATIENCE_MS = 30_000
+
+
+def chromium() -> str | None:
+    """Where Chromium is on this machine."""
+    return shutil.which("chromium")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Generator["Browser"]:
+    """Chromium, headless."""
+    executable = chromium()
+    if executable is None:
+        pytest.skip("no chromium on this machine: scripts/system-packages installs it")
+    from playwright.sync_api import sync_playwright
+
+    # The sandbox refuses to run as root.
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=executable, args=arguments)
+        yield opened
+        opened.close()
+
+
+class Pages:
+    """Opens pages, each in a context of its own."""
+
+    def __init__(self, browser: "Browser") -> None:
+        self._browser = browser
+        self._contexts: list[Any] = []
+        self.requests: list[str] = []
+        self.faults: list[str] = []
+
+    def open(self, url: str, *, width: int = 1280, height: int = 900, **options: Any) -> "Page":
+        """A page that has loaded `url`. `options` are those of playwright's `new_context`."""
+        context = self._browser.new_context(viewport={"width": width, "height": height}, **options)
+        self._contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("console", lambda message: self._heard(message.type, message.text))
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+        page.goto(url, wait_until="domcontentloaded")
+        return page
+
+    def _heard(self, kind: str, text: str) -> None:
+        # A violation of the content policy is an error of the console.
+        if kind in ("error", "warning"):
+            self.faults.append(text)
+
+    def judge(self) -> None:
+        foreign = [
+            url for url in self.requests if urlsplit(url).hostname != "127.0.0.1" and not url.startswith("data:")
+        ]
+        assert not foreign, f"the page asked other servers: {foreign}"
+        assert not self.faults, "\n".join(self.faults)
+
+    def close(self) -> None:
+        for context in self._contexts:
+            context.close()
+
+
+@pytest.fixture
+def pages(browser: "Browser") -> Generator[Pages]:
+    opened = Pages(browser)
+    yield opened
+    opened.close()
+    opened.judge()

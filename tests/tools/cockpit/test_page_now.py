@@ -1,0 +1,231 @@
+"""The view Now and the map of partitions, as a browser shows them. The cluster is an imagined one."""
+
+import json
+import re
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from klamm.controller.events import ControllerState
+from klamm.controller.state_change_log import PARTITION_STATE_NAMES, REPLICA_STATE_NAMES
+from klamm.controller.states import VALID_PREVIOUS_PARTITION_STATES, VALID_PREVIOUS_REPLICA_STATES
+from support.browser import Pages
+from support.cockpit import (
+    LEADER,
+    OFFLINE,
+    OUT_OF_SYNC,
+    FixedSource,
+    PageServer,
+    encoded_map,
+    now_document,
+    partition_map,
+)
+
+BROKERS = 3
+TOPICS = [("audit", 4), ("orders", 60), ("users", 6)]
+HOSTILE = "<img src=x onerror=alert(1)></script><!-- {{now}} \u202e\u2028&quot;"
+
+
+@pytest.fixture(scope="module")
+def server() -> Generator[PageServer]:
+    with PageServer(FixedSource(now_document(BROKERS))) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def cluster(server: PageServer) -> None:
+    """The same cluster for each test."""
+    server.source.document = now_document(BROKERS)
+    head, cells = partition_map(BROKERS, TOPICS, replication_factor=2)
+    cells[5 * BROKERS : 6 * BROKERS] = bytes((0, OFFLINE, OFFLINE))  # orders-1
+    server.map_bytes = encoded_map(head, cells)
+
+
+def map_is_drawn(page: Any) -> None:
+    page.locator("#map-readout", has_text="audit-0").wait_for()
+    page.evaluate("() => new Promise(requestAnimationFrame)")
+
+
+def cell_colours(page: Any, *places: tuple[int, int]) -> list[list[int]]:
+    """The colours in a corner of cells, (partition, broker) each, where neither pattern nor letter is."""
+    script = """async (places) => {
+        await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
+        const { layout, cellContext, cells } = cockpit.heat;
+        const { data } = cellContext.getImageData(0, 0, cells.width, cells.height);
+        return places.map(([partition, broker]) => {
+            const [x, y] = layout.place(partition);
+            const pixel = 4 * ((y - cockpit.heat.top() + broker * layout.cell + 1) * cells.width + x + 1);
+            return [...data.slice(pixel, pixel + 3)];
+        });
+    }"""
+    return page.evaluate(script, places)
+
+
+def colour_of(page: Any, name: str) -> list[int]:
+    return page.evaluate("name => coloursOf(document.body, [name])[0]", name)
+
+
+# -- what Now says --------------------------------------------------------------------------------------------------
+
+
+def test_now_says_what_the_controller_does_and_what_is_wrong(server: PageServer, pages: Pages) -> None:
+    page = pages.open(server.url)
+    tiles = page.locator(".tiles")
+    for text in ("broker 1", "epoch 7, for 3 min 12 s", "BrokerChange", "for 240 ms", "the oldest waits for 180 ms"):
+        assert text in tiles.inner_text()
+    assert "2 of 3" in tiles.inner_text()
+    brokers = page.locator("#brokers").inner_text()
+    for text in ("controller", "2 waiting", "LeaderAndIsr for 31 ms", "it is not registered", "3.8 MB/s"):
+        assert text in brokers
+    work = page.locator("#work").inner_text()
+    assert "adds 3, removes 2" in work
+    assert "waits for the answers of broker 2" in work
+    assert "1,204" in page.locator("#groups").inner_text()
+    findings = page.get_by_role("region", name="Findings")
+    assert "2 partitions have no leader" in findings.inner_text()
+    assert findings.get_by_role("button", name="Copy klamm partitions --offline").is_visible()
+
+
+def test_the_state_machines_show_counts_and_the_changes_that_the_stream_brings(
+    server: PageServer, pages: Pages
+) -> None:
+    page = pages.open(server.url)
+    page.locator("#connection", has_text="live").wait_for()
+    change = {"kind": "partition", "from": "OnlinePartition", "to": "OfflinePartition", "leader": None, "why": ""}
+    more = {"topic": "orders", "failed": False, "event": "BrokerChange", "time_ms": 1_700_000_100_500}
+    records = [change | more | {"partition": number} for number in range(12)]
+    ended = {"kind": "event", "event": "BrokerChange", "state": "BrokerChange", "outcome": "processed"}
+    records.append(ended | {"queue_time_ms": 4, "processing_time_ms": 900, "time_ms": 1_700_000_100_900})
+    server.publish("record", records)
+    server.publish("now", now_document(BROKERS, time_ms=1_700_000_101_000))
+    page.locator("#records", has_text="12 partitions Online → Offline, because of BrokerChange").wait_for()
+    assert "BrokerChange processed in 900 ms, after 4.0 ms in the queue" in page.locator("#records").inner_text()
+    row = page.get_by_role("table", name="Partitions").get_by_role("row", name=re.compile("^Online"))
+    assert row.inner_text().split() == ["Online", "118", "·", "12"]
+    lane = page.locator(".lanes tr", has_text="BrokerChange")
+    assert lane.inner_text().split()[:3] == ["BrokerChange", "now", "2"]
+
+
+def test_the_tables_of_states_are_those_of_the_controller(server: PageServer, pages: Pages) -> None:
+    tables = pages.open(server.url).evaluate("cockpit.tables")
+    assert tables["CONTROLLER_STATES"] == [state.label for state in ControllerState]
+
+    def short(name: str) -> str:
+        return re.sub(r"^Replica(?=Deletion)|(Partition|Replica)$", "", name)
+
+    for table, names, valid in (
+        (tables["PARTITION_MACHINE"], PARTITION_STATE_NAMES, VALID_PREVIOUS_PARTITION_STATES),
+        (tables["REPLICA_MACHINE"], REPLICA_STATE_NAMES, VALID_PREVIOUS_REPLICA_STATES),
+    ):
+        expected = {short(names[to]): {short(names[each]) for each in before} for to, before in valid.items()}
+        assert {to: set(before) for to, before in table.items()} == expected
+
+
+def test_what_is_not_known_is_said_in_a_sentence(server: PageServer, pages: Pages) -> None:
+    nothing = {"status": None, "why_not": "Apache Kafka's controller tells nothing over HTTP."}
+    server.source.document = now_document(
+        BROKERS, controller={"id": 1, "epoch": 7, "host": "h"} | nothing, states=None, machines=None, groups=[]
+    )
+    page = pages.open(server.url)
+    assert "tells nothing over HTTP" in page.locator("#states").inner_text()
+    assert "tells nothing over HTTP" in page.locator("#machines").inner_text()
+    assert "There is no group." in page.locator("#groups").inner_text()
+
+
+def test_names_of_the_cluster_are_shown_as_text(server: PageServer, pages: Pages) -> None:
+    document = json.loads(json.dumps(now_document(BROKERS)).replace('"orders', json.dumps(HOSTILE)[:-1]))
+    document["cluster"]["id"] = HOSTILE
+    document["groups"][0]["group"] = document["brokers"][0]["rack"] = document["findings"][0]["text"] = HOSTILE
+    document["trouble"] = HOSTILE
+    server.source.document = document
+    server.map_bytes = encoded_map(*partition_map(BROKERS, [(HOSTILE, 5)]))
+    page = pages.open(server.url)
+    page.locator("#map-readout", has_text=f"{HOSTILE}-0").wait_for()
+    assert page.locator("img").count() == 0
+    assert HOSTILE in page.locator("#groups").text_content()
+    assert HOSTILE in page.locator("#work").text_content()
+    assert page.get_by_role("alert").text_content() == HOSTILE
+
+
+# -- the map ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_map_has_the_colours_of_its_cells(server: PageServer, pages: Pages, scheme: Any) -> None:
+    page = pages.open(server.url, color_scheme=scheme)
+    map_is_drawn(page)
+    assert page.get_by_text("70 partitions on 3 brokers").is_visible()
+    expected = {"leader": (0, 0), "isr": (0, 1), "none": (0, 2), "offline": (5, 1)}
+    shown = dict(zip(expected, cell_colours(page, *expected.values()), strict=True))
+    assert shown == {name: colour_of(page, f"cell-{name}") for name in expected}
+    offline = page.get_by_role("table", name="Replicas of each broker by state").get_by_role(
+        "row", name=re.compile("^2")
+    )
+    assert offline.inner_text().split()[4] == "1"
+
+
+def test_a_change_draws_its_cells_and_counts(server: PageServer, pages: Pages) -> None:
+    page = pages.open(server.url)
+    map_is_drawn(page)
+    page.locator("#connection", has_text="live").wait_for()
+    server.publish("partitions", {"version": 1, "sequence": 1, "rows": [0], "cells": [f"{OUT_OF_SYNC}{LEADER}0"]})
+    page.locator(".counts tfoot", has_text=re.compile(r"all\s*69\s*68\s*1\s*2")).wait_for()
+    assert cell_colours(page, (0, 0), (0, 1)) == [colour_of(page, "cell-behind"), colour_of(page, "cell-leader")]
+    # What the page has already changes nothing; after a gap the whole map is read again.
+    head, cells = partition_map(BROKERS, TOPICS, replication_factor=1)
+    server.map_bytes = encoded_map(head | {"sequence": 9}, cells)
+    server.publish("partitions", {"version": 1, "sequence": 1, "rows": [1], "cells": ["444"]})
+    server.publish("partitions", {"version": 1, "sequence": 9, "rows": [1], "cells": ["444"]})
+    page.locator(".counts tfoot", has_text=re.compile(r"all\s*70\s*0\s*0\s*0")).wait_for()
+
+
+def test_the_keyboard_alone_is_enough(server: PageServer, pages: Pages) -> None:
+    page = pages.open(server.url)
+    map_is_drawn(page)
+    keyboard, readout = page.keyboard, page.locator("#map-readout")
+    keyboard.press("?")
+    assert "next and the previous partition with a problem" in page.get_by_role("dialog").inner_text()
+    keyboard.press("Escape")
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    keyboard.press("d")
+    keyboard.press("d")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    for _ in range(20):
+        keyboard.press("Tab")
+        if page.evaluate("document.activeElement.getAttribute('role')") == "application":
+            break
+    keyboard.press("ArrowRight")
+    assert readout.inner_text() == "audit-1: leader 2; in sync 3"
+    keyboard.press("n")
+    assert readout.inner_text() == "orders-1: no leader; offline 2, 3"
+    keyboard.press("End")
+    assert readout.inner_text().startswith("orders-59")
+    size = page.locator(".map-tools output").inner_text()
+    keyboard.press("-")
+    assert page.locator(".map-tools output").inner_text() != size
+    keyboard.press("Enter")
+    page.wait_for_url("**/#why/orders/59")
+    keyboard.press("1")
+    page.wait_for_url("**/#now")
+    page.locator("#map-readout", has_text="orders-59").wait_for()
+
+
+def test_a_phone_scrolls_in_one_direction_only(server: PageServer, pages: Pages) -> None:
+    page = pages.open(server.url, width=360, height=740, has_touch=True)
+    map_is_drawn(page)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.evaluate("document.body.scrollWidth") == 360
+
+
+def test_focus_and_scroll_positions_outlive_a_new_document(server: PageServer, pages: Pages) -> None:
+    page = pages.open(server.url)
+    map_is_drawn(page)
+    page.locator("#connection", has_text="live").wait_for()
+    page.get_by_role("button", name="Copy klamm partitions --offline").focus()
+    page.get_by_text("Why", exact=True).click()
+    page.get_by_role("button", name="Copy klamm partitions --offline").focus()
+    server.publish("now", now_document(BROKERS, groups=[]))
+    page.locator("#groups", has_text="There is no group.").wait_for()
+    assert page.evaluate("document.activeElement.dataset.copy") == "klamm partitions --offline"
+    assert page.get_by_text("orders-1: not alive: broker 2").is_visible()
