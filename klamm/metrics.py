@@ -9,14 +9,35 @@ no clock, format or network.
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 # The size of a Yammer reservoir, which Kafka uses.
 RESERVOIR_SIZE = 1028
 # The quantiles of Kafka's MBeans.
 QUANTILES = (0.5, 0.75, 0.95, 0.98, 0.99, 0.999)
+
+
+class Distribution(Protocol):
+    """What is shown of values that were observed."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def total(self) -> float: ...
+
+    def quantiles(self, wanted: Sequence[float] = QUANTILES) -> list[float]:
+        """For each wanted share, the smallest of the newest values that this share does not exceed; 0 if none."""
+
+
+def quantiles_of(values: Iterable[float], wanted: Sequence[float]) -> list[float]:
+    """As `Distribution.quantiles`, of these values."""
+    ordered = sorted(values)
+    if not ordered:
+        return [0.0] * len(wanted)
+    return [ordered[max(math.ceil(share * len(ordered)) - 1, 0)] for share in wanted]
 
 
 class Histogram:
@@ -51,11 +72,8 @@ class Histogram:
         return self.total / self.count if self.count else 0.0
 
     def quantiles(self, wanted: Sequence[float] = QUANTILES) -> list[float]:
-        """For each wanted share, the smallest of the newest values that this share does not exceed; 0 if none."""
-        ordered = sorted(self._newest)
-        if not ordered:
-            return [0.0] * len(wanted)
-        return [ordered[max(math.ceil(share * len(ordered)) - 1, 0)] for share in wanted]
+        """As `Distribution.quantiles`."""
+        return quantiles_of(self._newest, wanted)
 
 
 class MetricName(NamedTuple):
@@ -73,14 +91,18 @@ class Kind(Enum):
 
 
 class Metric(NamedTuple):
-    """One metric. `read` gives its value (a number or a `Histogram`) by the value of `tag`, "" if there is no tag; if
-    there are several, it gives pairs of a tuple of their values and the number."""
+    """One metric. `read` gives its value (a number or a `Distribution`) by the value of `tag`, "" if there is no tag;
+    if there are several, it gives pairs of a tuple of their values and the number.
+
+    `tag_sets`, if any, are the sets of tags that values may have: the values of other tags are "" and not shown.
+    """
 
     name: MetricName
     kind: Kind
     documentation: str
     tag: str | tuple[str, ...]
     read: Callable[[], Mapping[Any, Any] | Iterator[tuple[Any, Any]]]
+    tag_sets: tuple[tuple[str, ...], ...] = ()
 
     def values(self) -> Iterator[tuple[Any, Any]]:
         """The tags and values. There may be thousands, which are made as they are taken; others may run in between."""
@@ -118,18 +140,30 @@ class Metrics:
         documentation: str,
         tags: tuple[str, ...],
         read: Callable[[], Iterator[tuple[tuple[str, ...], float]]],
+        tag_sets: tuple[tuple[str, ...], ...] = (),
     ) -> None:
         """One number for each combination of the values of `tags`."""
-        self._add(Metric(name, Kind.GAUGE, documentation, tags, read))
+        self._add(Metric(name, Kind.GAUGE, documentation, tags, read, tag_sets))
 
     def meter(self, name: MetricName, documentation: str, read: Callable[[], int]) -> None:
         self._add(Metric(name, Kind.METER, documentation, "", lambda: {"": read()}))
 
-    def histogram(self, name: MetricName, documentation: str, histogram: Histogram) -> None:
+    def tagged_meters(
+        self,
+        name: MetricName,
+        documentation: str,
+        tags: tuple[str, ...],
+        read: Callable[[], Iterator[tuple[tuple[str, ...], int]]],
+        tag_sets: tuple[tuple[str, ...], ...] = (),
+    ) -> None:
+        """One count for each combination of the values of `tags`."""
+        self._add(Metric(name, Kind.METER, documentation, tags, read, tag_sets))
+
+    def histogram(self, name: MetricName, documentation: str, histogram: Distribution) -> None:
         self._add(Metric(name, Kind.HISTOGRAM, documentation, "", lambda: {"": histogram}))
 
     def histograms(
-        self, name: MetricName, documentation: str, tag: str, read: Callable[[], Mapping[str, Histogram]]
+        self, name: MetricName, documentation: str, tag: str, read: Callable[[], Mapping[str, Distribution]]
     ) -> None:
         """One histogram for each value of `tag`."""
         self._add(Metric(name, Kind.HISTOGRAM, documentation, tag, read))

@@ -16,9 +16,10 @@ from types import CoroutineType, GeneratorType
 from typing import Any, TypeVar
 
 from klamm.broker.api import Api
-from klamm.broker.quotas.request_quota import RequestQuota, Stopwatch
+from klamm.broker.quotas.request_quota import RequestQuota
 from klamm.broker.registry import Request
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
+from klamm.broker.request_metrics import MeasuredRequest, RequestStatistics
 from klamm.broker.security import ANONYMOUS, Client, Operation
 from klamm.broker.services import Services
 from klamm.net.server import Answer, AnswerOnly, InvalidRequest, Response, ServerConnection
@@ -50,6 +51,7 @@ class Dispatcher:
         # A server under faults puts rows of its own here (`klamm.faults.answers`).
         self.apis: dict[int, Api] = {int(key): api for key, api in services.apis.items()}
         self._pipelined = tuple(key.to_bytes(2) for key, api in services.apis.items() if api.pipelined)
+        self.statistics = RequestStatistics()
         self.on_unencodable: Callable[[ServerConnection, UnencodableMessage], None] = _log_unencodable
 
     def is_pipelined(self, frame: bytearray) -> bool:
@@ -58,8 +60,6 @@ class Dispatcher:
 
     def dispatch(self, connection: ServerConnection, frame: bytearray) -> Answer | Awaitable[Answer]:
         """Starts the request in `frame`. Raises InvalidRequest when the connection must close."""
-        quotas = self._services.quotas
-        stopwatch = Stopwatch(quotas.work_clock_s) if quotas.measures_time else None
         try:
             header = messages.parse_request_header(frame)
         except InvalidFrame as error:
@@ -70,6 +70,8 @@ class Dispatcher:
             raise InvalidRequest(f"{name} ({int(header.api_key)}) is not served, see docs/unsupported.md")
         if not api.min_version <= header.api_version <= api.max_version:
             return self._unsupported_version(api, header)
+        stopwatch = MeasuredRequest(self._services.quotas.work_clock_s, self.statistics.of(api.key), header.api_version)
+        connection.measured_by(stopwatch)
         if len(frame) >= LARGE_FRAME_BYTES:
             return self._dispatch_large(connection, api, header, frame, stopwatch)
         try:
@@ -84,7 +86,7 @@ class Dispatcher:
         api: Api,
         header: messages.RequestHeader,
         frame: bytearray,
-        stopwatch: Stopwatch | None,
+        stopwatch: MeasuredRequest,
     ) -> Answer | Awaitable[Answer]:
         try:
             body = begin(messages.request_steps(api.key, header.api_version, frame, header.body_position))
@@ -92,6 +94,7 @@ class Dispatcher:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
         if not isinstance(body, CoroutineType):
             return self._handle(connection, api, header, len(frame), body, stopwatch)
+        stopwatch.pause()
         # A produce request's records are parts of its frame.
         release_frame = _nothing if api.key is ApiKey.PRODUCE else connection.frame_release()
         in_steps = self._dispatch_in_steps(
@@ -99,7 +102,7 @@ class Dispatcher:
             api,
             header,
             len(frame),
-            _measured(body, stopwatch),
+            stopwatch.measured(body),
             stopwatch,
             release_frame,
             _hold(connection, api),
@@ -113,7 +116,7 @@ class Dispatcher:
         header: messages.RequestHeader,
         request_bytes: int,
         decoding: Awaitable[Any],
-        stopwatch: Stopwatch | None,
+        stopwatch: MeasuredRequest,
         release_frame: Callable[[], None],
         release_followers: Callable[[], None],
     ) -> Answer:
@@ -121,8 +124,7 @@ class Dispatcher:
         try:
             body = await decoding
             release_frame()
-            if stopwatch is not None:
-                stopwatch.resume()
+            stopwatch.resume()
             result = self._handle(connection, api, header, request_bytes, body, stopwatch)
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
@@ -137,7 +139,7 @@ class Dispatcher:
         header: messages.RequestHeader,
         request_bytes: int,
         body: Any,
-        stopwatch: Stopwatch | None,
+        stopwatch: MeasuredRequest,
     ) -> Answer | Awaitable[Answer]:
         """The stopwatch runs."""
         services = self._services
@@ -150,9 +152,14 @@ class Dispatcher:
             connection,
             body,
             services,
+            stopwatch,
         )
-        if services.quotas.is_active:
-            request.quota = RequestQuota(services.quotas, request.client.user, request.client_id or "", stopwatch)
+        if api.key is ApiKey.FETCH and body.replica_id >= 0:
+            stopwatch.statistics = self.statistics.follower_fetches
+        quotas = services.quotas
+        if quotas.is_active:
+            watch = stopwatch if quotas.measures_time else None
+            request.quota = RequestQuota(quotas, request.client.user, request.client_id or "", watch)
         try:
             result = api.handle(request)
             if isinstance(result, GeneratorType):
@@ -162,7 +169,8 @@ class Dispatcher:
             if isinstance(result, GeneratorType):
                 result = begin(result)
         if isinstance(result, CoroutineType):
-            work = _measured(result, stopwatch)
+            stopwatch.pause()
+            work = stopwatch.measured(result)
             finishing = self._finish(request, request_bytes, work, _hold(connection, api))
             return _answer_only(finishing) if api.ends_with_client else finishing
         return self._answer(request, request_bytes, result)
@@ -183,16 +191,14 @@ class Dispatcher:
         finally:
             if release is not None:
                 release()
-        if request.quota is not None and request.quota.stopwatch is not None:
-            request.quota.stopwatch.resume()
+        request.stopwatch.resume()
         return self._answer(request, request_bytes, result)
 
     def _answer(self, request: Request[Any], request_bytes: int, result: Any) -> Answer:
         """The response to a handler's result; a large response is encoded in steps."""
         quota = request.quota
         if isinstance(result, AnswerOnly):
-            if quota is not None and quota.stopwatch is not None:
-                quota.stopwatch.pause()
+            request.stopwatch.pause()
             return AnswerOnly(partial(self._answer_later, request, request_bytes, result))
         throttle_time_ms = 0 if quota is None else self._throttle_time_ms(request, quota, request_bytes, result)
         if result is None:
@@ -204,12 +210,12 @@ class Dispatcher:
         try:
             steps = messages.encode_response_steps(key, version, correlation_id, result)
             if steps is not None:
-                if quota is not None and quota.stopwatch is not None:
-                    quota.stopwatch.pause()
-                return AnswerOnly(partial(self._encode_in_steps, request, steps, throttle_time_ms))
+                request.stopwatch.pause()
+                return AnswerOnly(partial(self._encode_in_steps, request, result, steps, throttle_time_ms))
             response = Response(messages.encode_response(key, version, correlation_id, result), throttle_time_ms)
         except UnencodableMessage as error:
             raise self._unanswerable(request.connection, error) from error
+        messages.count_errors(key, result, request.stopwatch.statistics.errors)
         if quota is not None:
             quota.encoded()
         return response
@@ -224,15 +230,17 @@ class Dispatcher:
         return quota.answered(produced_bytes, is_acknowledged=result is not None)
 
     async def _encode_in_steps(
-        self, request: Request[Any], steps: Steps[list[Buffer]], throttle_time_ms: int
+        self, request: Request[Any], result: Any, steps: Steps[list[Buffer]], throttle_time_ms: int
     ) -> Response:
-        stopwatch = None if request.quota is None else request.quota.stopwatch
+        stopwatch = request.stopwatch
         try:
-            buffers = await _measured(in_slices(steps), stopwatch)
+            buffers = await stopwatch.measured(in_slices(steps))
         except UnencodableMessage as error:
             raise self._unanswerable(request.connection, error) from error
-        if request.quota is not None and stopwatch is not None:
-            stopwatch.resume()
+        counting = messages.count_errors_steps(request.api.key, result, stopwatch.statistics.errors)
+        await stopwatch.measured(in_slices(counting))
+        stopwatch.resume()
+        if request.quota is not None:
             request.quota.encoded()
         return Response(buffers, throttle_time_ms)
 
@@ -242,8 +250,7 @@ class Dispatcher:
         return InvalidRequest(f"its response cannot be encoded: {error}")
 
     async def _answer_later(self, request: Request[Any], request_bytes: int, later: AnswerOnly[Any]) -> Answer:
-        stopwatch = None if request.quota is None else request.quota.stopwatch
-        return await self._finish(request, request_bytes, _measured(later.answer(), stopwatch))
+        return await self._finish(request, request_bytes, request.stopwatch.measured(later.answer()))
 
     def _unsupported_version(self, api: Api, header: messages.RequestHeader) -> Response:
         """Refuses the version; an ApiVersions request of a future version is answered in version 0 with the served
@@ -263,14 +270,6 @@ def _hold(connection: ServerConnection, api: Api) -> Callable[[], None]:
     """Keeps later requests of the connection waiting: a pipelined one has not had its effect before its last step.
     Others wait anyway. Returns what ends this."""
     return connection.hold_followers() if api.pipelined else _nothing
-
-
-def _measured(work: Coroutine[Any, Any, T], stopwatch: Stopwatch | None) -> Awaitable[T]:
-    """The work, with each of its steps on the stopwatch, which pauses now."""
-    if stopwatch is None:
-        return work
-    stopwatch.pause()
-    return stopwatch.measured(work)
 
 
 def _nothing() -> None:

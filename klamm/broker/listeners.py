@@ -82,6 +82,7 @@ class Listeners(Mapping[str, SocketServer]):
             response_memory=self._response_memory,
             on_failure=self._on_failure,
             make_room=self._make_room,
+            work_clock_s=self._environment.work_clock_s,
         )
 
     def __getitem__(self, name: str) -> SocketServer:

@@ -333,10 +333,12 @@ class BrokerParts:
         register_group_metrics(metrics, self.groups)
         register_transaction_metrics(metrics, self.transaction_coordinator)
         self.listeners.register(metrics)
+        self.dispatcher.statistics.register(metrics)
         self.log_manager.cleaner.register(metrics)
         self.replica_manager.log_dir_moves.register(metrics)
         self.followers.register(metrics)
         register_replica_metrics(metrics, self.replica_manager)
+        self.replica_manager.topic_statistics.register(metrics)
         self.services.fetch_sessions.register(metrics)
         register_purgatory_metrics(metrics, self._purgatories())
         metrics.gauge(

@@ -26,13 +26,15 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from klamm.metrics import QUANTILES, Histogram, Kind, Metric, MetricName, Metrics
+from klamm.metrics import QUANTILES, Distribution, Kind, Metric, MetricName, Metrics
 from klamm.protocol.primitives import Steps
 
 # The content type that Prometheus requests.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # A value takes some 50 microseconds, and quotas have one for each of thousands of clients.
 VALUES_PER_SLICE = 100
+# A distribution is eight values, and sorts a thousand.
+DISTRIBUTIONS_PER_SLICE = 10
 # The label is made of the digits in the attribute's name: 50thPercentile, 75thPercentile, ..., 999thPercentile.
 _QUANTILE_LABELS = ("0.50", "0.75", "0.95", "0.98", "0.99", "0.999")
 
@@ -44,9 +46,10 @@ def render(metrics: Metrics) -> Steps[list[bytes]]:
     pieces = []
     for metric in metrics:
         values = metric.values()
-        pieces.append(_text(metric, islice(values, VALUES_PER_SLICE)))
+        count = DISTRIBUTIONS_PER_SLICE if metric.kind is Kind.HISTOGRAM else VALUES_PER_SLICE
+        pieces.append(_text(metric, islice(values, count)))
         yield
-        while some := list(islice(values, VALUES_PER_SLICE)):
+        while some := list(islice(values, count)):
             _help, _type, lines = _text(metric, some).split(b"\n", 2)
             pieces.append(lines)
             yield
@@ -89,7 +92,7 @@ def _family(metric: Metric, values: Iterable[tuple[Any, Any]]) -> Family:
     return family
 
 
-def _add_histogram(family: Family, name: str, labels: dict[str, str], histogram: Histogram) -> None:
+def _add_histogram(family: Family, name: str, labels: dict[str, str], histogram: Distribution) -> None:
     for label, value in zip(_QUANTILE_LABELS, histogram.quantiles(QUANTILES), strict=True):
         family.add_sample(name, {**labels, "quantile": label}, value)
     family.add_sample(f"{name}_count", labels, histogram.count)
@@ -97,6 +100,8 @@ def _add_histogram(family: Family, name: str, labels: dict[str, str], histogram:
 
 
 def _labels(metric: Metric, tag: str | tuple[str, ...]) -> dict[str, str]:
+    if metric.tag_sets:
+        return {name: value for name, value in zip(metric.tag, tag, strict=True) if value}
     if isinstance(metric.tag, tuple):
         return dict(zip(metric.tag, tag, strict=True))
     return {metric.tag.replace("-", "_"): str(tag)} if metric.tag else {}

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from klamm.broker.api import Api
 from klamm.broker.quotas.mutation_quota import UNBOUNDED_MUTATIONS, Mutations
 from klamm.broker.quotas.request_quota import RequestQuota
+from klamm.broker.request_metrics import MeasuredRequest
 from klamm.broker.security import CLUSTER_NAME, OPERATIONS, Client, Operation
 from klamm.broker.services import Services
 from klamm.net.server import ServerConnection
@@ -49,6 +50,8 @@ class Request(Generic[Body]):
     connection: ServerConnection
     body: Body
     services: Services
+    # Runs while the request holds the loop.
+    stopwatch: MeasuredRequest
     # None while no quota is set, and for requests of brokers.
     quota: RequestQuota | None = None
 

@@ -29,7 +29,7 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from klamm.environment import is_kept_descriptor, open_file_limit
 from klamm.net.connection_quotas import Acceptor, ConnectionQuotas
@@ -88,6 +88,22 @@ class AnswerOnly(Generic[T]):
     answer: Callable[[], Coroutine[Any, Any, "T | AnswerOnly[T]"]]
 
 
+class Measurement(Protocol):
+    """Who wants to know how long a request takes."""
+
+    def sent(
+        self,
+        request_bytes: int,
+        received_s: float,
+        ready_s: float,
+        left_s: float,
+        sent_s: float,
+        throttle_time_ms: int,
+    ) -> None:
+        """The request of this size arrived, and its response was ready, left and was taken by the socket at these
+        readings of `SocketServer.work_clock_s`."""
+
+
 Answer = Response | AnswerOnly[Response]
 Dispatch = Callable[["ServerConnection", bytearray], Answer | Awaitable[Answer]]
 
@@ -108,10 +124,25 @@ class ServerLimits:
 class _Exchange:
     """A request that has started and whose response has not left yet."""
 
-    __slots__ = ("holds", "is_abandoned", "is_answer_only", "memory", "pipelined", "response", "size_bytes", "task")
+    __slots__ = (
+        "holds",
+        "is_abandoned",
+        "is_answer_only",
+        "measurement",
+        "memory",
+        "pipelined",
+        "ready_s",
+        "received_s",
+        "response",
+        "size_bytes",
+        "task",
+    )
 
-    def __init__(self, size_bytes: int, memory: Part, pipelined: bool) -> None:
+    def __init__(self, size_bytes: int, received_s: float, memory: Part, pipelined: bool) -> None:
         self.size_bytes = size_bytes
+        # When it arrived, and when its response was ready, on the server's `work_clock_s`.
+        self.received_s = self.ready_s = received_s
+        self.measurement: Measurement | None = None
         # Where its bytes count until they are free.
         self.memory: Part | None = memory
         self.pipelined = pipelined
@@ -143,11 +174,14 @@ class ServerConnection(FrameReader):
         self.listener_name = server.listener_name
         self.peer_host = ""
         self.peer_port = 0
-        self._waiting: deque[bytearray] = deque()
+        # Requests that have not started, and when they arrived.
+        self._waiting: deque[tuple[bytearray, float]] = deque()
         self._request_queue = server.request_queue
         # How many of those that wait are counted there.
         self._queued = 0
         self._exchanges: deque[_Exchange] = deque()
+        # Those that are answered but whose responses the socket has not taken: when each has left.
+        self._unsent: list[tuple[_Exchange, float]] = []
         self._held_bytes = 0
         self._small_requests = server.request_memory.small
         # Where the incomplete frame counts, if it is a large one; what it takes at first, while it waits for its turn;
@@ -269,7 +303,7 @@ class ServerConnection(FrameReader):
             self._receiving = None
         else:
             self._small_requests.held_bytes += len(frame)
-        self._waiting.append(frame)
+        self._waiting.append((frame, self._server.work_clock_s()))
         if self._server.stopping:
             self._drop_waiting()
             return  # The server is stopping. A client without an answer sends the request again, to another broker.
@@ -291,6 +325,11 @@ class ServerConnection(FrameReader):
     def resume_writing(self) -> None:
         self._writable = True
         self._server.response_memory.taken(self)
+        if self._unsent:
+            now_s = self._server.work_clock_s()
+            for exchange, left_s in self._unsent:
+                _sent(exchange, left_s, now_s)
+            self._unsent.clear()
         self._start_requests()
         self._adjust_reading()
 
@@ -305,7 +344,7 @@ class ServerConnection(FrameReader):
 
     def _drop_waiting(self) -> None:
         while self._waiting:
-            frame = self._waiting.popleft()
+            frame, _ = self._waiting.popleft()
             self._memory_of(frame).release(len(frame))
 
     def _memory_of(self, frame: bytearray) -> Part:
@@ -339,6 +378,10 @@ class ServerConnection(FrameReader):
             self._started = REQUESTS_PER_SLICE
             asyncio.get_running_loop().call_soon(self._next_slice)
 
+    def measured_by(self, measurement: Measurement) -> None:
+        """For `dispatch`: tells `measurement` when the response to the current request has been sent."""
+        self._exchanges[-1].measurement = measurement
+
     def has_read(self, size_bytes: int) -> None:
         """Counts the bytes read for the response to the current request."""
         self._server.response_memory.read(self, size_bytes)
@@ -370,13 +413,13 @@ class ServerConnection(FrameReader):
         return not self._exchanges and not self._waiting
 
     def _start_requests(self) -> None:
-        while self._waiting and self._may_start(self._waiting[0]):
+        while self._waiting and self._may_start(self._waiting[0][0]):
             if self._started == REQUESTS_PER_SLICE - 1:
                 self.end_slice()
             else:
                 self._started += 1
-            frame = self._waiting.popleft()
-            exchange = _Exchange(len(frame), self._memory_of(frame), self._server.is_pipelined(frame))
+            frame, received_s = self._waiting.popleft()
+            exchange = _Exchange(len(frame), received_s, self._memory_of(frame), self._server.is_pipelined(frame))
             self._exchanges.append(exchange)
             try:
                 answer = self._server.dispatch(self, frame)
@@ -428,6 +471,7 @@ class ServerConnection(FrameReader):
 
     def _answered(self, exchange: _Exchange, response: Response) -> None:
         exchange.response = response
+        exchange.ready_s = now_s = self._server.work_clock_s()
         exchanges = self._exchanges
         while exchanges and (ready := exchanges[0].response) is not None:
             answered = exchanges.popleft()
@@ -438,6 +482,11 @@ class ServerConnection(FrameReader):
                 if not self._writable:
                     self._server.response_memory.untaken(self, sum(map(len, ready.buffers)))
             self._server.response_memory.handed_over(self)
+            if answered.measurement is not None:
+                if self._writable:
+                    _sent(answered, now_s, now_s)
+                else:
+                    self._unsent.append((answered, now_s))
             if ready.throttle_time_ms > 0:
                 self._throttle(ready.throttle_time_ms)
         self.last_active_s = asyncio.get_running_loop().time()
@@ -508,11 +557,24 @@ class ServerConnection(FrameReader):
             self.transport.close()
 
 
+def _sent(exchange: _Exchange, left_s: float, now_s: float) -> None:
+    assert exchange.measurement is not None and exchange.response is not None
+    exchange.measurement.sent(
+        exchange.size_bytes,
+        exchange.received_s,
+        exchange.ready_s,
+        left_s,
+        now_s,
+        exchange.response.throttle_time_ms,
+    )
+
+
 class SocketServer:
     """One listener: it accepts connections and runs their requests through `dispatch`.
 
     `is_pipelined(frame)` tells whether a request may start while earlier ones of its kind are unanswered. `make_room`
-    closes a file that can be opened again, for a connection, and returns whether there was one.
+    closes a file that can be opened again, for a connection, and returns whether there was one. `work_clock_s` measures
+    how long requests take.
     """
 
     def __init__(
@@ -530,6 +592,7 @@ class SocketServer:
         response_memory: ResponseMemory,
         on_failure: OnFailure,
         make_room: Callable[[], bool] = lambda: False,
+        work_clock_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.listener_name = listener_name
         self.host = host
@@ -541,6 +604,7 @@ class SocketServer:
         self.request_memory = RequestMemory(limits.queued_max_request_bytes)
         self.response_memory = response_memory
         self.on_failure = on_failure
+        self.work_clock_s = work_clock_s
         self.stopping = False
         self._make_room = make_room
         self._size_limit = size_limit

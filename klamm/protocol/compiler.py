@@ -27,9 +27,13 @@ from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
 Decoder = Callable[[Buffer, int], Any]
 DecoderInSteps = Callable[[Buffer, int], Steps[Any]]
 Encoder = Callable[[Any], list[Buffer]]
+# Adds how often each error code is in a response.
+ErrorCounter = Callable[[Any, dict[int, int]], None]
+ErrorCounterInSteps = Callable[[Any, dict[int, int]], Steps[None]]
 EncoderInSteps = Callable[[Any], Steps[list[Buffer]]]
 
-# The bytes that one step reads or writes, in at most about a millisecond. Records cost nothing and do not count.
+# The bytes that one step reads or writes, in at most about a millisecond. Records cost nothing and do not count. A step
+# that counts error codes looks at so many elements.
 STEP_BYTES = 8 * 1024
 # A message with more elements than this is encoded in steps.
 LARGE_ELEMENTS = 500
@@ -750,6 +754,58 @@ def _count_arrays(writer: _Writer, struct_class: type[Struct], variable: str) ->
 def _arrays_of(struct_class: type[Struct]) -> list[Field]:
     """The arrays that need a loop."""
     return [one for one in fields_of(struct_class) if one.is_array and one.kind not in CODES]
+
+
+def compile_error_counter(response: type[Struct]) -> ErrorCounter:
+    """A function (response, counts): adds 1 to the count of each error code in it. A response whose class has no error
+    code counts as one without an error."""
+    counter: ErrorCounter = _error_counter(response, in_steps=False)
+    return counter
+
+
+def compile_error_counter_in_steps(response: type[Struct]) -> ErrorCounterInSteps:
+    """Like `compile_error_counter`, in steps."""
+    counter: ErrorCounterInSteps = _error_counter(response, in_steps=True)
+    return counter
+
+
+def _error_counter(response: type[Struct], *, in_steps: bool) -> Any:
+    writer = _Writer(0, False, in_steps)
+    with writer.block("def function(m, counts):"):
+        if in_steps:
+            writer.add("left = STEP")
+            writer.add("yield")
+        if _has_error_codes(response):
+            _count_errors(writer, response, "m")
+        else:
+            writer.add("counts[0] = counts.get(0, 0) + 1")
+    return writer.function(f"errors of {response.__name__}{' in steps' if in_steps else ''}")
+
+
+def _count_errors(writer: _Writer, struct_class: type[Struct], variable: str) -> None:
+    if _has_own_error_code(struct_class):
+        writer.add(f"code = {variable}.error_code")
+        writer.add("counts[code] = counts.get(code, 0) + 1")
+    for one in _arrays_of(struct_class):
+        if not isinstance(one.kind, str) and _has_error_codes(one.kind):
+            element = writer.name("x")
+            with writer.block(f"for {element} in {variable}.{one.name} or ():"):
+                if writer.in_steps:
+                    writer.add("left -= 1")
+                    with writer.block("if not left:"):
+                        writer.add("left = STEP")
+                        writer.add("yield")
+                _count_errors(writer, one.kind, element)
+
+
+def _has_own_error_code(struct_class: type[Struct]) -> bool:
+    return any(one.name == "error_code" for one in fields_of(struct_class))
+
+
+def _has_error_codes(struct_class: type[Struct]) -> bool:
+    return _has_own_error_code(struct_class) or any(
+        not isinstance(one.kind, str) and _has_error_codes(one.kind) for one in _arrays_of(struct_class)
+    )
 
 
 def compile_init(struct_class: type[Struct]) -> None:

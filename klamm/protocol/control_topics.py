@@ -9,7 +9,7 @@ does not change once it is encoded, because its encoding is kept with it.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -249,3 +249,18 @@ def encode_errors_by_name(
                 yield
                 left_in_step = PARTITIONS_PER_STEP
     return parts
+
+
+def count_pairs_steps(
+    error_code: int, topics: Iterable[Sequence[tuple[int, int]]], counts: dict[int, int]
+) -> Steps[None]:
+    """As `messages.count_errors_steps`, for an error code and the (partition, error code) pairs of topics."""
+    counts[error_code] = counts.get(error_code, 0) + 1
+    left_in_step = PARTITIONS_PER_STEP
+    for errors in topics:
+        for _, code in errors:
+            counts[code] = counts.get(code, 0) + 1
+            left_in_step -= 1
+            if not left_in_step:
+                yield
+                left_in_step = PARTITIONS_PER_STEP

@@ -23,6 +23,7 @@ from klamm.protocol.control_topics import (
     ControlTopic,
     ControlTopics,
     complaints_about,
+    count_pairs_steps,
     encode_errors_by_name,
     read_errors_by_name,
 )
@@ -420,3 +421,8 @@ def encode_response_steps(version: int, response: LeaderAndIsrResponse) -> Steps
     if flexible:
         parts.append(b"\0")
     return [b"".join(parts)]
+
+
+def count_errors_steps(response: LeaderAndIsrResponse, counts: dict[int, int]) -> Steps[None]:
+    """As `messages.count_errors_steps`."""
+    return count_pairs_steps(response.error_code, [topic.partitions for topic in response.topics], counts)

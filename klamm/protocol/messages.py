@@ -35,6 +35,7 @@ from klamm.protocol.primitives import (
     Buffer,
     InvalidFrame,
     Steps,
+    in_one_go,
     nullable_string,
     read_nullable_string,
     skip_tagged_fields,
@@ -49,6 +50,8 @@ __all__ = [
     "RequestHeader",
     "Steps",
     "UnencodableMessage",
+    "count_errors",
+    "count_errors_steps",
     "decode_request",
     "decode_response",
     "encode_request",
@@ -217,6 +220,23 @@ def _response_encoder_in_steps(api_key: ApiKey, version: int) -> compiler.Encode
     return compiler.compile_encoder_in_steps(response_class(api_key), version, _is_flexible(api_key, version))
 
 
+@cache
+def _error_counter(api_key: ApiKey) -> compiler.ErrorCounter:
+    own = HAND_WRITTEN.get(api_key)
+    if own is None:
+        return compiler.compile_error_counter(response_class(api_key))
+    return lambda message, counts: in_one_go(own.count_errors_steps(message, counts))
+
+
+@cache
+def _error_counter_in_steps(api_key: ApiKey) -> compiler.ErrorCounterInSteps:
+    own = HAND_WRITTEN.get(api_key)
+    if own is None:
+        return compiler.compile_error_counter_in_steps(response_class(api_key))
+    counter: compiler.ErrorCounterInSteps = own.count_errors_steps
+    return counter
+
+
 def _surplus_bytes(api_key: ApiKey, version: int) -> int:
     """How many bytes may follow a request.
 
@@ -309,6 +329,16 @@ def encode_response_steps(
     """As `encode_response`, in steps; None for a response that is not large enough for that."""
     steps = _large_body_steps(response_class, _response_encoder_in_steps, api_key, version, message)
     return None if steps is None else _response_steps(api_key, version, correlation_id, steps)
+
+
+def count_errors(api_key: ApiKey, message: Any, counts: dict[int, int]) -> None:
+    """Adds how often each error code is in a response to `counts`; a response without any counts as 0."""
+    _error_counter(api_key)(message, counts)
+
+
+def count_errors_steps(api_key: ApiKey, message: Any, counts: dict[int, int]) -> Steps[None]:
+    """As `count_errors`, in steps."""
+    return _error_counter_in_steps(api_key)(message, counts)
 
 
 def _response_steps(

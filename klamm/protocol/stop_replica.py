@@ -20,6 +20,7 @@ from klamm.protocol.control_topics import (
     ControlTopic,
     ControlTopics,
     complaints_about,
+    count_pairs_steps,
     encode_errors_by_name,
     read_errors_by_name,
 )
@@ -236,3 +237,8 @@ def encode_response_steps(version: int, response: StopReplicaResponse) -> Steps[
     if flexible:
         parts.append(b"\0")
     return [b"".join(parts)]
+
+
+def count_errors_steps(response: StopReplicaResponse, counts: dict[int, int]) -> Steps[None]:
+    """As `messages.count_errors_steps`."""
+    return count_pairs_steps(response.error_code, response.topics.values(), counts)

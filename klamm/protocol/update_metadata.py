@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from klamm.config.listeners import SECURITY_PROTOCOLS
 from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS, ApiKey
-from klamm.protocol.control_topics import SHORT_ARRAY, ControlTopic, ControlTopics, complaints_about
+from klamm.protocol.control_topics import SHORT_ARRAY, ControlTopic, ControlTopics, complaints_about, count_pairs_steps
 from klamm.protocol.primitives import (
     Buffer,
     InvalidFrame,
@@ -393,3 +393,8 @@ def response_decoder(version: int) -> Callable[[Buffer, int], UpdateMetadataResp
 def encode_response(version: int, response: UpdateMetadataResponse) -> list[Buffer]:
     """The response's body."""
     return [_INT16.pack(response.error_code) + (b"\0" if version >= FLEXIBLE_FROM else b"")]
+
+
+def count_errors_steps(response: UpdateMetadataResponse, counts: dict[int, int]) -> Steps[None]:
+    """As `messages.count_errors_steps`."""
+    return count_pairs_steps(response.error_code, (), counts)

@@ -271,6 +271,8 @@ class DelayedFetch(DelayedOperation):
         preferred_replica = INVALID_PREFERRED_REPLICA_ID
         try:
             partition = self._partition(topic, want.partition)
+            if follower_now_ms is not None:
+                partition.topic_counts.fetch_requests += 1
             if self._only_leader:
                 partition.require_leader(want.current_leader_epoch)
             elif self._replica_id == DEBUGGING_REPLICA_ID:

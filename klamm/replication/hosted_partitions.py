@@ -18,6 +18,7 @@ from klamm.config.topic import TopicConfig
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, PartitionKey
 from klamm.replication.partition import Partition
+from klamm.replication.topic_metrics import TopicCounts, TopicStatistics
 from klamm.slices import slices
 from klamm.storage.log import Log
 from klamm.storage.log_config import LogConfig
@@ -43,7 +44,7 @@ class HostedPartitions:
         log_manager: LogManager,
         topic_config_of: Callable[[str], TopicConfig],
         is_known: Callable[[str, int], bool],
-        make: Callable[[str, int, Log, TopicConfig], Partition],
+        make: Callable[[str, int, Log, TopicConfig, TopicCounts], Partition],
         on_change: Callable[[PartitionKey], None],
     ) -> None:
         self._log_manager = log_manager
@@ -52,6 +53,7 @@ class HostedPartitions:
         self._make = make
         self._on_change = on_change
         self._partitions: dict[PartitionKey, Partition] = {}
+        self.topic_statistics = TopicStatistics()
         # None: the log's disk has failed.
         self._offline: dict[PartitionKey, WantedLog | None] = {}
 
@@ -98,7 +100,8 @@ class HostedPartitions:
         log = self._log_manager.get_or_create(topic, partition, topic_id, log_config(config, topic), is_new=is_new)
         log.config = log_config(config, topic)  # An existing log may have an older one.
         self._offline.pop((topic, partition), None)
-        made = self._partitions[topic, partition] = self._make(topic, partition, log, config)
+        counts = self.topic_statistics.hosts_one_more(topic)
+        made = self._partitions[topic, partition] = self._make(topic, partition, log, config, counts)
         return made
 
     async def update_topic_configs(self, topic: str | None = None) -> None:
@@ -151,6 +154,7 @@ class HostedPartitions:
         partition = self._partitions.pop(key, None)
         if partition is not None:
             partition.stop()
+            self.topic_statistics.hosts_one_less(partition.topic)
         self._on_change(key)
 
 

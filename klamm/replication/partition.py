@@ -43,6 +43,7 @@ from klamm.replication.isr import (
 )
 from klamm.replication.ports import IsrChange, IsrChanges, WrittenIsr
 from klamm.replication.replica import NEVER_MS, Replica
+from klamm.replication.topic_metrics import TopicCounts
 from klamm.storage.batch_inspection import Inspected
 from klamm.storage.log import AppendInfo, AppendOrigin, Log
 from klamm.storage.truncation import Truncation
@@ -69,6 +70,7 @@ class Partition:
         clock_ms: Callable[[], float],
         isr_changes: IsrChanges,
         isr_statistics: IsrStatistics,
+        topic_counts: TopicCounts,
         on_high_watermark: Callable[["Partition"], None],
         on_low_watermark: Callable[["Partition"], None],
     ) -> None:
@@ -81,6 +83,8 @@ class Partition:
         # The lowest offset at which `log` was cut, and `future_log` was not yet.
         self.future_log_cut: int | None = None
         self.topic_config = topic_config
+        # What clients do to the topic; shared with its other partitions.
+        self.topic_counts = topic_counts
         self.leader_id = NO_LEADER
         self.leader_epoch = NO_EPOCH
         # Whether the controller has made this broker a follower in the leader epoch.
@@ -501,7 +505,9 @@ class Partition:
                 if 0 <= header.base_offset < log.log_end_offset <= header.last_offset:
                     self.truncate_fully_and_start_at(header.base_offset)
                 break
-        return log.append_as_follower(records)
+        info = log.append_as_follower(records)
+        self.topic_counts.fetched_from_leader(info.size_bytes, is_reassignment=self._broker_id in self.adding_replicas)
+        return info
 
     def truncate_to(self, offset: int, prepared: Truncation | None = None) -> bool:
         """As `Log.truncate_to`. Raises KafkaError NOT_LEADER_OR_FOLLOWER when this broker leads."""

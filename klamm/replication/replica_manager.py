@@ -60,6 +60,7 @@ from klamm.replication.quota import ReplicationQuota
 from klamm.replication.read_replicas import ReadReplicas
 from klamm.replication.state_change_lines import StateChangeLines
 from klamm.replication.state_changes import StateChanges
+from klamm.replication.topic_metrics import TopicCounts, TopicStatistics
 from klamm.slices import SLICE, Slices, each, in_slices, slices
 from klamm.storage.batch_inspection import Inspected, LargeBatch, inspect
 from klamm.storage.log import Log
@@ -158,7 +159,9 @@ class ReplicaManager:
         # The hosted partition, or KafkaError: as `HostedPartitions.require`.
         self.partition = self._hosted.require
 
-    def _make_partition(self, topic: str, partition: int, log: Log, config: TopicConfig) -> Partition:
+    def _make_partition(
+        self, topic: str, partition: int, log: Log, config: TopicConfig, counts: TopicCounts
+    ) -> Partition:
         return self.new_partition(
             topic,
             partition,
@@ -169,6 +172,7 @@ class ReplicaManager:
             clock_ms=self._clock_ms,
             isr_changes=self._isr_changes,
             isr_statistics=self.isr_statistics,
+            topic_counts=counts,
             on_high_watermark=self._high_watermark_advanced,
             on_low_watermark=self._low_watermark_changed,
         )
@@ -179,6 +183,10 @@ class ReplicaManager:
     @property
     def partitions(self) -> Mapping[PartitionKey, Partition]:
         return self._hosted.all
+
+    @property
+    def topic_statistics(self) -> TopicStatistics:
+        return self._hosted.topic_statistics
 
     @property
     def offline_count(self) -> int:
@@ -307,12 +315,21 @@ class ReplicaManager:
                 records, required_acks, self._environment.now_ms(), origin, inspected
             )
         except RecordsRefused as error:
+            self.topic_statistics.of(topic).refused(len(records), error)
             return ProduceResult(error.code, error_message=error.message, record_errors=error.record_errors)
         except KafkaError as error:
+            self.topic_statistics.of(topic).refused(len(records), error)
             # A producer that the log does not know compares where the log starts with its last offset there.
             hosted = self._hosted.get((topic, partition))
             start = UNKNOWN_OFFSET if hosted is None else hosted.log.log_start_offset
             return ProduceResult(error.code, log_start_offset=start, error_message=error.message or None)
+        counts = target.topic_counts
+        counts.produce_requests += 1
+        record_count = info.last_offset - info.first_offset + 1
+        counts.messages_in += record_count
+        counts.bytes_in += len(records)
+        if info.is_converted:
+            counts.produce_conversions += record_count
         if not info.duplicate:
             self.follower_fetch_purgatory.check(target.topic_partition)
         return ProduceResult(
@@ -455,6 +472,16 @@ class ReplicaManager:
                 with self._response_memory.reading(max_bytes):
                     await self._read_records(delayed, wanted, max_bytes)
         return delayed.results
+
+    def records_sent(self, topic: str, partition: int, size_bytes: int, replica_id: int) -> None:
+        """Counts records that a fetch is answered with, for the follower `replica_id` or for a consumer."""
+        hosted = self._hosted.get((topic, partition))
+        counts = self.topic_statistics.others if hosted is None else hosted.topic_counts
+        if replica_id > CONSUMER_REPLICA_ID:
+            is_reassignment = hosted is not None and replica_id in hosted.adding_replicas
+            counts.sent_to_follower(size_bytes, is_reassignment=is_reassignment)
+        else:
+            counts.bytes_out += size_bytes
 
     def _preferred_replica(self, consumer: ClientMetadata | None) -> PreferredReplica | None:
         return (
@@ -617,6 +644,7 @@ async def _read(
     except KafkaError as error:
         if readable.partition.log is not log:  # It has moved to another directory during the read.
             return await _read(readable, want, result, max_bytes, first=first)
+        readable.partition.topic_counts.read_failed(error)
         return PartitionData(partition_index=want.partition, error_code=error.code)
     result.records = fetched.data
     if result.aborted_transactions is not None:

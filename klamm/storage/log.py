@@ -71,6 +71,8 @@ class AppendInfo(NamedTuple):
     log_start_offset: int
     duplicate: bool
     size_bytes: int
+    # Whether the records were compressed anew.
+    is_converted: bool = False
 
 
 class LogHost(Protocol):
@@ -329,11 +331,13 @@ class Log:
                 if duplicate is not None:
                     return self._duplicate(duplicate)
             self._producer_state.check(header, marker, origin, self.log_start_offset)
+        is_converted = False
         demands = demands_on(header, config, origin, now_ms)
         if demands is not None:
             if inspected is None or inspected.config is not config:
                 inspected = inspect_batch(records, header, demands, config, origin)
             records, header = fulfil(inspected, records, header)
+            is_converted = inspected.found.batch is not None
         max_timestamp, log_append_time_ms = header.max_timestamp, -1
         if config.uses_log_append_time:
             max_timestamp = log_append_time_ms = now_ms
@@ -352,6 +356,7 @@ class Log:
             self._log_start_offset,
             False,
             len(records),
+            is_converted,
         )
 
     def append_as_follower(self, records: Buffer) -> AppendInfo:

@@ -40,12 +40,23 @@ _NO_LIMIT_MS = 2**63 - 1
 class RecordsRefused(KafkaError):
     """The topic does not accept some records of a batch; the whole batch is refused.
 
-    `record_errors` has (index in the batch, message) of the first of these records.
+    `record_errors` has (index in the batch, message) of the first of these records. `keyless_count` is how many are
+    refused because they have no key.
     """
 
-    def __init__(self, code: ErrorCode, message: str, record_errors: Sequence[tuple[int, str]]) -> None:
+    def __init__(
+        self, code: ErrorCode, message: str, record_errors: Sequence[tuple[int, str]], keyless_count: int = 0
+    ) -> None:
         super().__init__(code, message)
         self.record_errors = record_errors
+        self.keyless_count = keyless_count
+
+
+class OffsetsRefused(KafkaError):
+    """The offsets, the number of records or the sequence number of a batch cannot be right."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.INVALID_RECORD, message)
 
 
 def validate_batch(records: Buffer, header: BatchHeader, config: LogConfig, origin: AppendOrigin, now_ms: int) -> None:
@@ -65,16 +76,18 @@ def validate_batch(records: Buffer, header: BatchHeader, config: LogConfig, orig
 
 def _validate_client_batch(records: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
     if header.base_offset != 0:
-        raise _invalid(f"the base offset is {header.base_offset}, not 0")
+        raise OffsetsRefused(f"the base offset is {header.base_offset}, not 0")
     if header.record_count <= 0 or header.record_count != header.last_offset_delta + 1:
-        raise _invalid(f"{header.record_count} records do not fill offsets 0 to {header.last_offset_delta}")
+        raise OffsetsRefused(f"{header.record_count} records do not fill offsets 0 to {header.last_offset_delta}")
     if header.record_count > most_records(header):
         raise _invalid(f"{header.record_count} records do not fit into {header.size_bytes} bytes")
     if header.is_control:
-        raise _invalid("clients may not write control batches")
+        raise OffsetsRefused("clients may not write control batches")
     if header.producer_id > NO_PRODUCER_ID:
         if header.base_sequence < 0 or header.producer_epoch < 0:
-            raise _invalid(f"sequence {header.base_sequence} of producer epoch {header.producer_epoch} is negative")
+            raise OffsetsRefused(
+                f"sequence {header.base_sequence} of producer epoch {header.producer_epoch} is negative"
+            )
     elif header.is_transactional:
         raise _invalid("a transactional batch has no producer id")
     if header.codec > _MAX_CODEC:
@@ -157,7 +170,8 @@ def _refused(found: Inspection, demands: Demands, config: LogConfig) -> RecordsR
     )
     message = ", ".join(f"{count} records {what}" for count, what in counts if count)
     code = ErrorCode.INVALID_TIMESTAMP if found.out_of_range_count else ErrorCode.INVALID_RECORD
-    return RecordsRefused(code, message, [(record.batch_index, reason(record)) for record in found.refused])
+    named = [(record.batch_index, reason(record)) for record in found.refused]
+    return RecordsRefused(code, message, named, found.keyless_count)
 
 
 def _invalid(message: str) -> KafkaError:

@@ -26,7 +26,7 @@ def test_each_listener_has_the_budget_that_is_configured(properties: dict[str, s
         {"listeners": "A://:0,B://:1", "listener.security.protocol.map": "A:PLAINTEXT,B:PLAINTEXT"}
         | {"inter.broker.listener.name": "B", "zookeeper.connect": "z", "log.dirs": "/d", **properties}
     )
-    parts: Any = None
+    parts: Any = SimpleNamespace(work_clock_s=lambda: 0.0)
     listeners = Listeners(CurrentConfig(config), parts, Dispatcher(SimpleNamespace(apis={})), parts, parts, parts)  # type: ignore[arg-type]
     one, other = (server.request_memory for server in listeners.values())
     assert one is not other

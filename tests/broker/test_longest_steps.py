@@ -133,6 +133,8 @@ def compile_codecs(key: ApiKey) -> None:
     messages._request_decoder_in_steps(key, version)
     messages._response_encoder(key, version)
     messages._response_encoder_in_steps(key, version)
+    messages._error_counter(key)
+    messages._error_counter_in_steps(key)
     compiler.is_large(filled(messages.response_class(key), version, ()))
 
 
@@ -144,6 +146,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         messages._request_encoder_in_steps,
         messages._response_decoder_in_steps,
         messages._response_encoder_in_steps,
+        messages._error_counter_in_steps,
     )
     monkeypatch.setitem(compiler._HELPERS, "STEP", 64)
     monkeypatch.setattr("klamm.broker.dispatcher.LARGE_FRAME_BYTES", 512)
@@ -246,7 +249,10 @@ def steps_of_refusal(key: ApiKey, path: tuple[str, ...]) -> Steps:
     services: Any = SimpleNamespace(apis={key: replace(APIS[key], handle=refuse)}, quotas=client_quotas())
     nothing = lambda: None  # noqa: E731
     connection: Any = SimpleNamespace(
-        peer_host="1.2.3.4", hold_followers=lambda: nothing, frame_release=lambda: nothing
+        peer_host="1.2.3.4",
+        hold_followers=lambda: nothing,
+        frame_release=lambda: nothing,
+        measured_by=lambda measurement: None,
     )
     dispatcher, frame, steps = Dispatcher(services), bytearray(frame_of(key, path)[4:]), Steps()
     with steps.step():

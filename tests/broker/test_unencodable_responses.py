@@ -96,7 +96,7 @@ def dispatch(key: ApiKey, version: int, response: Any, quotas: ClientQuotas | No
     frame = b"".join(map(bytes, messages.encode_request(key, version, 1, "client", request)))
     api = replace(APIS[key], handle=lambda request: response)
     services: Any = SimpleNamespace(apis={key: api}, quotas=quotas or client_quotas())
-    connection: Any = SimpleNamespace(peer_host="1.2.3.4")
+    connection: Any = SimpleNamespace(peer_host="1.2.3.4", measured_by=lambda measurement: None)
     return Dispatcher(services).dispatch(connection, bytearray(frame[4:]))
 
 

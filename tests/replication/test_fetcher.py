@@ -22,6 +22,7 @@ from klamm.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.replication.isr import IsrStatistics
 from klamm.replication.partition import Partition
 from klamm.replication.quota import UNLIMITED, ReplicationQuota
+from klamm.replication.topic_metrics import TopicCounts
 from support.fetch_messages import fetch_response, forgotten_of, wanted_of
 from support.logs import NOW_MS, DiskEnvironment, append, batch, open_log, read_all
 from support.metrics import Values
@@ -87,6 +88,7 @@ def make_partition(topic_partition, config, broker_id, environment=None):
         clock_ms=lambda: 0.0,
         isr_changes=Isr(),
         isr_statistics=IsrStatistics(),
+        topic_counts=TopicCounts(),
         on_high_watermark=lambda partition: None,
         on_low_watermark=lambda partition: None,
     )

@@ -24,6 +24,7 @@ from klamm.replication.isr import IsrStatistics
 from klamm.replication.partition import Partition
 from klamm.replication.quota import ReplicationQuota
 from klamm.replication.replica_manager import ReplicaManager, log_config
+from klamm.replication.topic_metrics import TopicCounts
 from klamm.simulation.loop import simulated_loop
 from klamm.storage.log_directory import MetaProperties
 from klamm.storage.log_manager import LogManager
@@ -193,6 +194,7 @@ class Broker:
             clock_ms=lambda: loop.time() * 1000,
             isr_changes=self.proposals,
             isr_statistics=IsrStatistics(),
+            topic_counts=TopicCounts(),
             on_high_watermark=lambda partition: self.advanced.append(partition.log.high_watermark),
             on_low_watermark=lambda partition: None,
         )

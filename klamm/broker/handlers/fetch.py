@@ -92,6 +92,8 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
     slices = Slices(PARTITIONS_PER_SLICE)
     for name, want in exchange.wanted:
         result = _failed(want, refused[name]) if name in refused else next(allowed)
+        if result.records:
+            services.replica_manager.records_sent(name, want.partition, len(result.records), body.replica_id)
         if exchange.must_answer(name, result):
             if name not in topics:
                 topics[name] = FetchableTopic(topic=name, partitions=[])

@@ -8,7 +8,6 @@ What must stay true:
 - A fetch is throttled before its answer is made, because a throttled one has no records; what it would have sent does
   not count. A client whose windows are empty gets its records, however many: else a batch that is larger than the
   quota of all windows would never be sent. (Kafka's consumers wait for it for ever.)
-- Time is measured only while a request quota is set.
 
 Source: kafka.server.KafkaApis, kafka.server.RequestHandlerHelper.
 """
@@ -27,12 +26,14 @@ T = TypeVar("T")
 class Stopwatch:
     """How long the work for a request has held the loop. It runs when it is made."""
 
-    __slots__ = ("_began_s", "_clock_s", "_spent_s")
+    __slots__ = ("_began_s", "_clock_s", "_spent_s", "_taken_s", "started_s")
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
         self._clock_s = clock_s
         self._spent_s = 0.0
-        self._began_s: float | None = clock_s()
+        self._taken_s = 0.0
+        self.started_s = clock_s()
+        self._began_s: float | None = self.started_s
 
     def pause(self) -> None:
         """Idempotent."""
@@ -47,8 +48,13 @@ class Stopwatch:
     def take_s(self) -> float:
         """The seconds since the last call. The watch runs afterwards."""
         self.resume()
-        spent_s, self._spent_s = self._spent_s, 0.0
+        spent_s = self._spent_s - self._taken_s
+        self._taken_s = self._spent_s
         return spent_s
+
+    def spent_s(self, now_s: float) -> float:
+        """The seconds in all, until `now_s` if the watch runs."""
+        return self._spent_s if self._began_s is None else self._spent_s + now_s - self._began_s
 
     @coroutine
     def measured(self, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:

@@ -64,6 +64,11 @@ def registered(metrics: Iterable[Metric]) -> set[Shape]:
 
 def _shapes(metric: Metric) -> Iterator[Shape]:
     tags = metric.tag if isinstance(metric.tag, tuple) else (metric.tag,) if metric.tag else ()
+    for tag_set in metric.tag_sets or (tags,):
+        yield from _shapes_with(metric, tag_set)
+
+
+def _shapes_with(metric: Metric, tags: tuple[str, ...]) -> Iterator[Shape]:
     labels = [tag.replace("-", "_") for tag in tags]
     name = prometheus_name(metric.name)
     if metric.kind is Kind.METER:

@@ -17,8 +17,6 @@ BEGIN, END = "<!-- begin: metrics -->\n", "<!-- end: metrics -->\n"
 
 # Why klamm lacks some of Kafka's metrics, by a pattern of their names. The first that matches holds.
 REASONS = {
-    "kafka_server_brokertopicmetrics_.*": "Counted for each request, batch or record. klamm does not count these yet.",
-    "kafka_network_requestmetrics_.*": "Measured for each request. klamm does not measure these yet.",
     "kafka_server_(fetcherstats_.*|replica.*_minfetchrate .*)": (
         "Counted for each fetch of a follower; `fetcherlagmetrics_consumerlag` shows followers that are behind. With"
         " the exporter's rules the name of the fetcher becomes a part of a label's name."
@@ -48,6 +46,7 @@ REASONS = {
 }
 # Why klamm shows metrics with Kafka's words that Kafka 2.8.2 does not have.
 OWN = {
+    "kafka_server_brokertopicmetrics_.*": "Kafka shows these of a topic once there is something to count.",
     "kafka_log_logmanager_remaininglogstorecover .*": "A metric of Kafka 3.3 (KIP-831).",
     "kafka_server_replicamanager_partitionswithlatetransactionscount .*": "A metric of Kafka 3.0 (KIP-664).",
     ".*replication_byte_rate .*|.*_exempt_request_time .*|.*_broker_connection_accept_rate .*": (

@@ -1,0 +1,146 @@
+"""What a broker counts of requests: by API and version, errors, sizes and times."""
+
+from pathlib import Path
+
+from klamm.broker.request_metrics import _TOGETHER, ApiStatistics, RequestStatistics
+from klamm.metrics import RESERVOIR_SIZE, Metrics
+from klamm.protocol import messages
+from klamm.protocol.apis.api_versions import ApiVersionsRequest
+from klamm.protocol.leader_and_isr import LeaderAndIsrResponse, LeaderAndIsrTopicErrors
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import in_one_go
+from klamm.protocol.stop_replica import StopReplicaResponse
+from support.fetch_messages import fetch_request, to_fetch
+from support.metrics import Values
+from support.one_broker import OneBroker, batch, running
+
+REQUESTS = "kafka.network:type=RequestMetrics,name=RequestsPerSec,request={},version={}"
+ERRORS = "kafka.network:type=RequestMetrics,name=ErrorsPerSec,request={},error={}"
+
+
+def values(cluster: OneBroker) -> Values:
+    endpoint = cluster.broker.parts.metrics_endpoint
+    assert endpoint is not None
+    return Values.of(endpoint.metrics)
+
+
+def shown(statistics: RequestStatistics) -> Values:
+    metrics = Metrics()
+    statistics.register(metrics)
+    return Values.of(metrics)
+
+
+def distribution(found: Values, name: str, request: str) -> tuple[float, float, float]:
+    """The count, the sum and the median."""
+    name, label = f"kafka_network_requestmetrics_{name}", ("request", request)
+    median = found.by_name[name, (("quantile", "0.50"), label)]
+    return found.by_name[f"{name}_count", (label,)], found.by_name[f"{name}_sum", (label,)], median
+
+
+def test_times_are_what_lies_between_the_readings_of_the_clock() -> None:
+    statistics = RequestStatistics()
+    # It arrives at 1 s, starts at 2 s, holds the loop for 3 s, is ready at 9 s, leaves at 13 s, is sent at 18 s.
+    statistics.of(ApiKey.PRODUCE).add(9, 100, 1.0, 2.0, 3.0, 9.0, 13.0, 18.0, 7)
+    found = shown(statistics)
+    assert {
+        name: distribution(found, name, "Produce")
+        for name in (
+            *("requestbytes", "requestqueuetimems", "localtimems", "remotetimems", "throttletimems"),
+            *("responsequeuetimems", "responsesendtimems", "totaltimems", "messageconversionstimems"),
+        )
+    } == {
+        "requestbytes": (1, 100, 100),
+        "requestqueuetimems": (1, 1000, 1000),
+        "localtimems": (1, 3000, 3000),
+        "remotetimems": (1, 4000, 4000),
+        "throttletimems": (1, 7, 7),
+        "responsequeuetimems": (1, 4000, 4000),
+        "responsesendtimems": (1, 5000, 5000),
+        "totaltimems": (1, 17000, 17000),
+        "messageconversionstimems": (1, 0, 0),
+    }
+
+
+def test_quantiles_are_of_the_newest_requests_and_sums_of_all() -> None:
+    statistics = ApiStatistics()
+    for size in range(3 * RESERVOIR_SIZE + _TOGETHER // 2):
+        statistics.add(0, size, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+    count, total, newest = statistics.samples(0)
+    assert (count, total) == (size + 1, size * (size + 1) / 2)
+    assert list(newest) == list(range(size + 1 - RESERVOIR_SIZE, size + 1))
+
+
+def test_fetches_of_followers_and_consumers_are_apart_and_together() -> None:
+    statistics = RequestStatistics()
+    statistics.of(ApiKey.FETCH).add(11, 10, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+    for _ in range(2):
+        statistics.follower_fetches.add(12, 30, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+    statistics.follower_fetches.errors[3] = 1
+    found = shown(statistics)
+    for request, expected in (("FetchConsumer", (1, 10, 10)), ("FetchFollower", (2, 60, 30)), ("Fetch", (3, 70, 30))):
+        assert distribution(found, "requestbytes", request) == expected
+    assert found[REQUESTS.format("FetchFollower", 12)] == found[REQUESTS.format("Fetch", 12)] == 2
+    assert found[ERRORS.format("Fetch", "UNKNOWN_TOPIC_OR_PARTITION")] == 1
+
+
+def test_the_error_codes_of_controllers_requests_are_counted() -> None:
+    counts: dict[int, int] = {}
+    topics = [LeaderAndIsrTopicErrors("t", None, [(0, 0), (1, 56)])]
+    messages.count_errors(ApiKey.LEADER_AND_ISR, LeaderAndIsrResponse(0, topics), counts)
+    messages.count_errors(ApiKey.STOP_REPLICA, StopReplicaResponse(11, {"t": [(0, 56)]}), counts)
+    assert counts == {0: 2, 11: 1, 56: 2}
+
+
+def test_counting_in_steps_counts_the_same() -> None:
+    response_class = messages.response_class(ApiKey.PRODUCE)
+    topic = response_class.TopicProduceResponse
+    partitions = [topic.PartitionProduceResponse(index=number, error_code=number % 3) for number in range(20_000)]
+    response = response_class(responses=[topic(name="t", partition_responses=partitions)])
+    at_once: dict[int, int] = {}
+    in_steps: dict[int, int] = {}
+    messages.count_errors(ApiKey.PRODUCE, response, at_once)
+    in_one_go(messages.count_errors_steps(ApiKey.PRODUCE, response, in_steps))
+    assert at_once == in_steps == {0: 6667, 1: 6667, 2: 6666}
+
+
+async def test_the_requests_of_a_client(tmp_path: Path) -> None:
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
+        await client.create_topic("t", 1)
+        for _ in range(3):
+            assert (await client.produce("t", 0, batch(b"a"))).error_code == 0
+        assert (await client.produce("t", 1, batch(b"a"))).error_code == 3
+        await client.request(ApiKey.FETCH, 12, fetch_request(("t", [to_fetch(0, 0, 1000)]), min_bytes=1))
+        found = values(cluster)
+        assert distribution(found, "totaltimems", "Produce")[0] == 4
+        assert found[ERRORS.format("Produce", "NONE")] == 3
+        assert found[ERRORS.format("Produce", "UNKNOWN_TOPIC_OR_PARTITION")] == 1
+        assert found[REQUESTS.format("FetchConsumer", 12)] == 1
+        assert distribution(found, "totaltimems", "FetchFollower")[0] == 0
+
+
+async def test_the_time_that_a_fetch_waits_is_remote(tmp_path: Path) -> None:
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
+        await client.create_topic("t", 1)
+        fetch = fetch_request(("t", [to_fetch(0, 0, 1000)]), max_wait_ms=300, min_bytes=1)
+        await client.request(ApiKey.FETCH, 12, fetch)
+        found = values(cluster)
+        remote_ms, total_ms = (
+            distribution(found, name, "FetchConsumer")[1] for name in ("remotetimems", "totaltimems")
+        )
+        assert total_ms >= remote_ms >= 290
+
+
+async def test_clients_cannot_make_labels(tmp_path: Path) -> None:
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
+        await client.request(ApiKey.API_VERSIONS, 3, ApiVersionsRequest(client_software_name="a"), client_id="x1")
+        before = len(values(cluster).by_name)
+        for version in (100, 30_000):
+            other = await cluster.connect()
+            other.send_raw(b"\0\0\0\x0d\0\x12" + version.to_bytes(2) + bytes(4) + b"\0\x02x2\0")
+            await other.receive()
+        for topic in ("no-such-1", "no-such-2"):
+            await client.produce(topic, 0, batch(b"a"))
+        found = values(cluster)
+        new = {labels for _, labels in found.by_name if any(value.startswith("no-such") for _, value in labels)}
+        assert not new
+        assert len(found.by_name) - before < 100
