@@ -55,6 +55,7 @@ bench: venv system  ## klamm and Apache Kafka 2.8.2 side by side, as ratios
 	$(PYTHON) bench/groups.py
 	$(PYTHON) bench/transactions.py
 	$(PYTHON) bench/steps.py
+	$(PYTHON) bench/metrics.py
 	$(PYTHON) bench/verify.py --size-mb 1000
 	$(PYTHON) bench/merge.py
 	$(PYTHON) bench/reassignment.py

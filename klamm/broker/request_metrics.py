@@ -1,6 +1,6 @@
 """How many requests of each API this broker has answered, and how long they took, under Kafka's names (RequestMetrics).
 
-A request has a `MeasuredRequest`, the stopwatch of its work. When its response has left, it adds eight numbers to a
+A request has a `MeasuredRequest`, the stopwatch of its work. When its response has left, it adds nine numbers to a
 list; everything else happens for 64 requests together, or when a metric is read.
 
 | Kafka's name       | in klamm                                                                                 |
@@ -28,11 +28,11 @@ from klamm.metrics import QUANTILES, RESERVOIR_SIZE, Distribution, MetricName, M
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 
-# The numbers of a request, as `ApiStatistics.add` takes them, and so many requests at a time.
-_NUMBERS = 8
-_TOGETHER = 64
+# The numbers of a request: its version, and those that `_distributed` takes. So many requests are sorted in together.
+NUMBERS = 9
+TOGETHER = 64
 
-# What becomes of these numbers, in the order of `ApiStatistics.distribution`.
+# What becomes of these numbers, in the order of `_distributed`.
 _DISTRIBUTIONS = (
     ("RequestBytes", "Sizes of requests."),
     ("RequestQueueTimeMs", "Until a request starts, after earlier ones of its connection."),
@@ -66,75 +66,72 @@ class _Samples:
 
 
 class ApiStatistics:
-    """The requests of one API. `versions` has the number of requests by version, `errors` that of error codes in the
-    responses."""
+    """The requests of one API. `pending` has the numbers of the newest requests, one after another; whoever adds some
+    calls `sort_in` after `TOGETHER` of them. `errors` has how often each error code was in a response."""
 
-    __slots__ = ("_newest", "_pending", "_totals", "errors", "versions")
+    __slots__ = ("_newest", "_sums", "_versions", "errors", "pending")
 
     def __init__(self) -> None:
-        self.versions: dict[int, int] = {}
         self.errors: dict[int, int] = {}
-        self._pending: list[float] = []
-        self._totals = [0.0] * len(_DISTRIBUTIONS)
-        self._newest = [array("d") for _ in _DISTRIBUTIONS]
+        self.pending: list[float] = []
+        self._versions: dict[int, int] = {}
+        self._sums = [0.0] * len(_DISTRIBUTIONS)
+        # As in `pending`, of the newest `RESERVOIR_SIZE` requests.
+        self._newest = array("d")
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """The number of requests by version."""
+        self.sort_in()
+        return self._versions
 
     @property
     def count(self) -> int:
         return sum(self.versions.values())
 
-    def add(
-        self,
-        version: int,
-        request_bytes: int,
-        received_s: float,
-        started_s: float,
-        held_s: float,
-        ready_s: float,
-        left_s: float,
-        sent_s: float,
-        throttle_time_ms: int,
-    ) -> None:
-        """A request whose response has been sent. `held_s` is how long it has held the loop; the other seconds are
-        readings of one clock."""
-        self.versions[version] = self.versions.get(version, 0) + 1
-        pending = self._pending
-        pending += (request_bytes, received_s, started_s, held_s, ready_s, left_s, sent_s, throttle_time_ms)
-        if len(pending) >= _NUMBERS * _TOGETHER:
-            self._sort_in()
-
-    def _sort_in(self) -> None:
-        pending = self._pending
-        request_bytes, received, started, held, ready, left, sent, throttled_ms = (
-            pending[number::_NUMBERS] for number in range(_NUMBERS)
-        )
+    def sort_in(self) -> None:
+        pending = self.pending
+        if not pending:
+            return
+        for version in pending[::NUMBERS]:
+            self._versions[int(version)] = self._versions.get(int(version), 0) + 1
+        sums = [sum(pending[number::NUMBERS]) for number in range(1, NUMBERS)]
+        for number, value in enumerate(_distributed(*sums)):
+            self._sums[number] += value
+        self._newest.extend(pending)
+        del self._newest[: -NUMBERS * RESERVOIR_SIZE]
         pending.clear()
-        waits = zip(started, ready, held, strict=True)
-        columns = (
-            request_bytes,
-            _between_ms(received, started),
-            [1000 * held_s for held_s in held],
-            # The difference of three readings may be less than 0 by a rounding error.
-            [max(0.0, 1000 * (ready_s - started_s - held_s)) for started_s, ready_s, held_s in waits],
-            throttled_ms,
-            _between_ms(ready, left),
-            _between_ms(left, sent),
-            _between_ms(received, sent),
-        )
-        for number, column in enumerate(columns):
-            self._totals[number] += sum(column)
-            newest = self._newest[number]
-            newest.extend(column)
-            del newest[:-RESERVOIR_SIZE]
 
     def samples(self, number: int) -> tuple[int, float, Sequence[float]]:
-        """The count, the total and the newest of the distribution of this number in `_DISTRIBUTIONS`."""
-        if self._pending:
-            self._sort_in()
-        return self.count, self._totals[number], self._newest[number]
+        """The count, the sum and the newest values of the distribution of this number in `_DISTRIBUTIONS`."""
+        count = self.count
+        columns = (self._newest[column::NUMBERS] for column in range(1, NUMBERS))
+        newest = [max(_distributed(*request)[number], 0.0) for request in zip(*columns, strict=True)]
+        return count, self._sums[number], newest
 
 
-def _between_ms(start_s: Sequence[float], end_s: Sequence[float]) -> list[float]:
-    return [1000 * (end - start) for start, end in zip(start_s, end_s, strict=True)]
+def _distributed(
+    request_bytes: float,
+    received_s: float,
+    started_s: float,
+    held_s: float,
+    ready_s: float,
+    left_s: float,
+    sent_s: float,
+    throttle_time_ms: float,
+) -> tuple[float, ...]:
+    """The values for `_DISTRIBUTIONS` of one request, or the sums of many from the sums of their numbers. A difference
+    may be less than 0 by a rounding error."""
+    return (
+        request_bytes,
+        1000 * (started_s - received_s),
+        1000 * held_s,
+        1000 * (ready_s - started_s - held_s),
+        throttle_time_ms,
+        1000 * (left_s - ready_s),
+        1000 * (sent_s - left_s),
+        1000 * (sent_s - received_s),
+    )
 
 
 class MeasuredRequest(Stopwatch):
@@ -143,7 +140,10 @@ class MeasuredRequest(Stopwatch):
     __slots__ = ("_version", "statistics")
 
     def __init__(self, clock_s: Callable[[], float], statistics: ApiStatistics, version: int) -> None:
-        super().__init__(clock_s)
+        # Not through `super`, which costs as much again.
+        self._clock_s = clock_s
+        self._spent_s = self._taken_s = 0.0
+        self.started_s = self._began_s = clock_s()
         self.statistics = statistics
         self._version = version
 
@@ -158,17 +158,23 @@ class MeasuredRequest(Stopwatch):
     ) -> None:
         """The request of this size arrived, and its response was ready, left and was taken by the socket at these
         readings of the stopwatch's clock."""
-        self.statistics.add(
+        began_s = self._began_s
+        held_s = self._spent_s if began_s is None else self._spent_s + ready_s - began_s
+        statistics = self.statistics
+        pending = statistics.pending
+        pending += (
             self._version,
             request_bytes,
             received_s,
             self.started_s,
-            self.spent_s(ready_s),
+            held_s,
             ready_s,
             left_s,
             sent_s,
             throttle_time_ms,
         )
+        if len(pending) >= NUMBERS * TOGETHER:
+            statistics.sort_in()
 
 
 class RequestStatistics:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from klamm.broker.request_metrics import _TOGETHER, ApiStatistics, RequestStatistics
+from klamm.broker.request_metrics import TOGETHER, ApiStatistics, MeasuredRequest, RequestStatistics
 from klamm.metrics import RESERVOIR_SIZE, Metrics
 from klamm.protocol import messages
 from klamm.protocol.apis.api_versions import ApiVersionsRequest
@@ -30,6 +30,17 @@ def shown(statistics: RequestStatistics) -> Values:
     return Values.of(metrics)
 
 
+def request_of(
+    statistics: ApiStatistics, size_bytes: int, *times_s: float, version: int = 9, throttle_time_ms: int = 0
+) -> None:
+    """`times_s`: when it arrives, starts, and no longer holds the loop, and is ready, leaves and is sent."""
+    received_s, started_s, held_until_s, ready_s, left_s, sent_s = times_s or (0.0,) * 6
+    clock = iter((started_s, held_until_s))
+    request = MeasuredRequest(lambda: next(clock), statistics, version)
+    request.pause()
+    request.sent(size_bytes, received_s, ready_s, left_s, sent_s, throttle_time_ms)
+
+
 def distribution(found: Values, name: str, request: str) -> tuple[float, float, float]:
     """The count, the sum and the median."""
     name, label = f"kafka_network_requestmetrics_{name}", ("request", request)
@@ -39,8 +50,7 @@ def distribution(found: Values, name: str, request: str) -> tuple[float, float, 
 
 def test_times_are_what_lies_between_the_readings_of_the_clock() -> None:
     statistics = RequestStatistics()
-    # It arrives at 1 s, starts at 2 s, holds the loop for 3 s, is ready at 9 s, leaves at 13 s, is sent at 18 s.
-    statistics.of(ApiKey.PRODUCE).add(9, 100, 1.0, 2.0, 3.0, 9.0, 13.0, 18.0, 7)
+    request_of(statistics.of(ApiKey.PRODUCE), 100, 1.0, 2.0, 5.0, 9.0, 13.0, 18.0, throttle_time_ms=7)
     found = shown(statistics)
     assert {
         name: distribution(found, name, "Produce")
@@ -63,8 +73,8 @@ def test_times_are_what_lies_between_the_readings_of_the_clock() -> None:
 
 def test_quantiles_are_of_the_newest_requests_and_sums_of_all() -> None:
     statistics = ApiStatistics()
-    for size in range(3 * RESERVOIR_SIZE + _TOGETHER // 2):
-        statistics.add(0, size, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+    for size in range(3 * RESERVOIR_SIZE + TOGETHER // 2):
+        request_of(statistics, size)
     count, total, newest = statistics.samples(0)
     assert (count, total) == (size + 1, size * (size + 1) / 2)
     assert list(newest) == list(range(size + 1 - RESERVOIR_SIZE, size + 1))
@@ -72,9 +82,9 @@ def test_quantiles_are_of_the_newest_requests_and_sums_of_all() -> None:
 
 def test_fetches_of_followers_and_consumers_are_apart_and_together() -> None:
     statistics = RequestStatistics()
-    statistics.of(ApiKey.FETCH).add(11, 10, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+    request_of(statistics.of(ApiKey.FETCH), 10, version=11)
     for _ in range(2):
-        statistics.follower_fetches.add(12, 30, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+        request_of(statistics.follower_fetches, 30, version=12)
     statistics.follower_fetches.errors[3] = 1
     found = shown(statistics)
     for request, expected in (("FetchConsumer", (1, 10, 10)), ("FetchFollower", (2, 60, 30)), ("Fetch", (3, 70, 30))):

@@ -52,10 +52,6 @@ class Stopwatch:
         self._taken_s = self._spent_s
         return spent_s
 
-    def spent_s(self, now_s: float) -> float:
-        """The seconds in all, until `now_s` if the watch runs."""
-        return self._spent_s if self._began_s is None else self._spent_s + now_s - self._began_s
-
     @coroutine
     def measured(self, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
         """Runs the work; the watch, which is paused, runs with each of its steps."""
