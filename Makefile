@@ -1,9 +1,12 @@
 # klamm's commands. Each builds the virtual environment on first need, from the locked requirement files: `make run` with
 # what klamm needs to run, the others with all that checks and tests need as well.
-PYTEST_WORKERS ?= 2
+# Most tests wait more than they work: a third worker has room on two cores.
+PYTEST_WORKERS ?= 3
 PORT ?= 9092
 SEEDS ?= 500
 ROUNDS ?= 2000
+# Rooms of tests that `make interop` runs whole; of all others it runs what is marked `long`.
+INTEROP := tests/interop tests/clients tests/recipes tests/faults tests/durability
 BIN := .venv/bin
 PYTHON := $(BIN)/python
 
@@ -35,9 +38,8 @@ test: check system  ## everything: check, then all tests
 	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --durations 15
 
 interop: venv system  ## all tests that talk to real Kafka, ZooKeeper and clients, the long ones too
-	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --durations 15 -m "long or not long" \
-		tests/interop tests/clients tests/recipes tests/faults tests/durability
-	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile -m long tests/spark
+	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --durations 15 -m "long or not long" $(INTEROP)
+	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --durations 15 -m long $(INTEROP:%=--ignore=%)
 
 simulate: venv  ## random faults on simulated clusters, SEEDS=500 of them
 	$(PYTHON) -m klamm.simulation --seeds $(SEEDS) --jobs $$(nproc)

@@ -1,5 +1,6 @@
 """What a clone becomes: a wheel, and virtual environments that hold no more than is needed."""
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -63,6 +64,16 @@ def test_make_installs_no_more_than_a_target_needs(target: str, built: str, tmp_
     printed = subprocess.run(["make", "--dry-run", target], cwd=tmp_path, check=True, capture_output=True, text=True)
     commands = [line for line in printed.stdout.splitlines() if line.startswith("scripts/make-venv")]
     assert commands == [f"scripts/make-venv {built}"]
+
+
+def test_make_interop_runs_every_test_that_is_long() -> None:
+    """Some rooms whole, and of all the others, whichever they are, what is marked so."""
+    printed = subprocess.run(["make", "--dry-run", "interop"], cwd=ROOT, check=True, capture_output=True, text=True)
+    commands = [shlex.split(line) for line in printed.stdout.splitlines() if " -m pytest " in line]
+    (every, *rooms), (only, *others) = (line[line.index("-m", 3) + 1 :] for line in commands)
+    assert (every, only) == ("long or not long", "long")
+    assert rooms and all((ROOT / room).is_dir() for room in rooms)
+    assert others == [f"--ignore={room}" for room in rooms]
 
 
 def test_the_environment_of_a_run_has_no_client_spark_or_linter() -> None:

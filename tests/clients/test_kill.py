@@ -102,7 +102,7 @@ class NumberProducer:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_kills_lose_nothing(broker: tuple[ZooKeeper, Broker], kills: int) -> None:
     zookeeper, killed = broker
     admin = AdminClient({"bootstrap.servers": killed.bootstrap, "log_level": 0})

@@ -38,7 +38,6 @@ def test_isrs_shrink_and_grow_and_brokers_die(tmp_path: Path) -> None:
         brokers.resume(paused)
         brokers.wait_for_full_isr(TOPIC, PARTITIONS)
         assert leader_epochs(brokers) == epochs
-        run.kill(paused, wait_for_isr=True)
         run.kill(brokers.wait_for_controller(), wait_for_isr=True)
         report = run.finish()
         assert [brokers.registration(id_)["version"] for id_ in brokers.broker_ids] == [4, 4, 4]

@@ -165,13 +165,16 @@ def committed(bootstrap: str) -> dict[tuple[str, int], int]:
 
 
 @pytest.mark.parametrize(
-    "with_controller",
+    ("with_controller", "moments"),
     [
-        pytest.param(False, id="coordinator", marks=pytest.mark.long),
-        pytest.param(True, id="coordinator and controller"),
+        pytest.param(False, MOMENTS, id="coordinator", marks=pytest.mark.long),
+        pytest.param(True, MOMENTS, id="coordinator and controller", marks=pytest.mark.long),
+        pytest.param(True, [ApiKey.SYNC_GROUP], id="both, once"),
     ],
 )
-async def test_the_coordinator_is_killed(with_controller: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_coordinator_is_killed(
+    with_controller: bool, moments: list[ApiKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with stage(seed=int(with_controller), monkeypatch=monkeypatch) as prepared:
-        for moment in MOMENTS:
+        for moment in moments:
             await prepared.kill_when(moment, with_controller=with_controller)

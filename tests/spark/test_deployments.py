@@ -44,6 +44,7 @@ def reads_all(directory: Path, *arguments: str, **environment: str) -> bool:
     return len(found) >= 2 and all(each == expected for each in found)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark_environment")
 def test_executors_of_their_own(
     java: None, cluster: Cluster, source: str, topic: Callable[..., str], tmp_path: Path

@@ -44,6 +44,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     # What failed keeps its variables.
     if (nextitem is not None and nextitem.path == item.path) or item.session.testsfailed:
         return
+    # What the test's fixtures have returned; pytest forgets it a moment later.
+    getattr(item, "funcargs", {}).clear()
     if (left := _clients() - len(_lasting)) > 0:
         gc.collect()
         left = _clients() - len(_lasting)
