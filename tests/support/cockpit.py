@@ -117,30 +117,19 @@ def encoded_map(head: Mapping[str, Any], cells: bytes | bytearray) -> bytes:
 def now_document(brokers: int = 3, **changes: Any) -> dict[str, Any]:
     """A Now document of a klamm cluster in which something is going on."""
     time_ms = 1_700_000_100_000
-    status = {
-        "broker_id": 1,
-        "active": True,
-        "controller_id": 1,
-        "epoch": 7,
-        "since_ms": time_ms - 192_000,
-        "now_ms": time_ms,
-        "state": "BrokerChange",
-        "event": "BrokerChange",
-        "event_for_ms": 240,
-        "event_queue_size": 3,
-        "event_waits_ms": 180,
-        "topics": 4,
-        "partitions": 120,
-        "preferred_replica_imbalance": 0,
-        "offline_partitions": {"count": 2, "first": []},
-        "under_replicated_partitions": {"count": 11, "first": []},
-    }
     document: dict[str, Any] = {
         "cluster": {"id": "castle", "kind": "klamm", "version": None},
         "time_ms": time_ms,
-        "controller": {"id": 1, "epoch": 7, "host": "127.0.0.1", "status": status, "why_not": None},
-        "events": None,
-        "states": {"now": "BrokerChange", "over_time": []},
+        "controller": {"id": 1, "epoch": 7, "since_ms": time_ms - 192_000, "host": "127.0.0.1", "why_not": None},
+        "events": {
+            "event": "BrokerChange",
+            "event_for_ms": 240,
+            "queue_size": 3,
+            "waits_ms": 180,
+            "waiting": [{"event": "IsrChangeNotification", "state": "IsrChange", "waits_ms": 180}],
+        },
+        "states": {"now": "BrokerChange", "over_time": [], "why_not": None},
+        "totals": {"topics": 4, "partitions": 120, "offline": 2, "under_replicated": 11},
         "machines": {
             "partitions": {"OnlinePartition": 118, "OfflinePartition": 2},
             "replicas": {"OnlineReplica": 349, "OfflineReplica": 11},
@@ -152,7 +141,9 @@ def now_document(brokers: int = 3, **changes: Any) -> dict[str, Any]:
                 "port": 9091 + broker_id,
                 "rack": f"r{broker_id % 2}",
                 "alive": broker_id != 2,
-                "why_not": None if broker_id != 2 else "it is not registered",
+                "is_controller": broker_id == 1,
+                "trouble": None if broker_id != 2 else "it is not registered",
+                "why_not": None,
                 "epoch": 20 + broker_id,
                 "queue_size": 2 if broker_id == 3 else 0,
                 "sending": "LeaderAndIsr" if broker_id == 3 else None,
@@ -165,6 +156,8 @@ def now_document(brokers: int = 3, **changes: Any) -> dict[str, Any]:
             for broker_id in range(1, brokers + 1)
         ],
         "work": {
+            "reassignments_count": 1,
+            "deletions_count": 1,
             "reassignments": [
                 {
                     "topic": "orders",

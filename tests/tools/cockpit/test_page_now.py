@@ -75,6 +75,7 @@ def test_now_says_what_the_controller_does_and_what_is_wrong(server: PageServer,
     for text in ("broker 1", "epoch 7, for 3 min 12 s", "BrokerChange", "for 240 ms", "the oldest waits for 180 ms"):
         assert text in tiles.inner_text()
     assert "2 of 3" in tiles.inner_text()
+    assert "IsrChangeNotification for 180 ms" in page.get_by_role("list", name="The event queue").inner_text()
     brokers = page.locator("#brokers").inner_text()
     for text in ("controller", "2 waiting", "LeaderAndIsr for 31 ms", "it is not registered", "3.8 MB/s"):
         assert text in brokers
@@ -97,7 +98,7 @@ def test_the_state_machines_show_counts_and_the_changes_that_the_stream_brings(
     records = [change | more | {"partition": number} for number in range(12)]
     ended = {"kind": "event", "event": "BrokerChange", "state": "BrokerChange", "outcome": "processed"}
     records.append(ended | {"queue_time_ms": 4, "processing_time_ms": 900, "time_ms": 1_700_000_100_900})
-    server.publish("record", records)
+    server.publish("record", {"records": records})
     server.publish("now", now_document(BROKERS, time_ms=1_700_000_101_000))
     page.locator("#records", has_text="12 partitions Online → Offline, because of BrokerChange").wait_for()
     assert "BrokerChange processed in 900 ms, after 4.0 ms in the queue" in page.locator("#records").inner_text()
@@ -123,10 +124,9 @@ def test_the_tables_of_states_are_those_of_the_controller(server: PageServer, pa
 
 
 def test_what_is_not_known_is_said_in_a_sentence(server: PageServer, pages: Pages) -> None:
-    nothing = {"status": None, "why_not": "Apache Kafka's controller tells nothing over HTTP."}
-    server.source.document = now_document(
-        BROKERS, controller={"id": 1, "epoch": 7, "host": "h"} | nothing, states=None, machines=None, groups=[]
-    )
+    why_not = "Apache Kafka's controller tells nothing over HTTP."
+    nothing = {"events": None, "machines": None, "states": {"now": None, "over_time": [], "why_not": why_not}}
+    server.source.document = now_document(BROKERS, **nothing, why_not=why_not, groups=[])
     page = pages.open(server.url)
     assert "tells nothing over HTTP" in page.locator("#states").inner_text()
     assert "tells nothing over HTTP" in page.locator("#machines").inner_text()

@@ -143,9 +143,12 @@ const cockpit = {
     this.views.set(name, view);
   },
 
+  /** The address of a request to the server; a recording adds the moment that is shown. */
+  address: (path) => path,
+
   /** The JSON at an address. Throws an Error with the server's reason. */
   async get(path) {
-    const answer = await fetch(path);
+    const answer = await fetch(this.address(path));
     const value = await answer.json().catch(() => ({ error: `${answer.status} ${answer.statusText}` }));
     if (!answer.ok) throw new Error(value.error ?? answer.statusText);
     return value;

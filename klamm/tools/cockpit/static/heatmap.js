@@ -40,7 +40,7 @@
     }
 
     static async load() {
-      const answer = await fetch("/api/partitions");
+      const answer = await fetch(cockpit.address("/api/partitions"));
       if (!answer.ok) {
         const reason = await answer.json().catch(() => ({}));
         throw new Error(reason.error ?? `${answer.status} ${answer.statusText}`);

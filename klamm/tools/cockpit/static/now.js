@@ -32,6 +32,8 @@
   };
   cockpit.tables = { CONTROLLER_STATES, PARTITION_MACHINE, REPLICA_MACHINE };
 
+  // An event that takes or waits longer delays the cluster.
+  const SLOW_MS = 1000;
   const WINDOW_MS = 60_000;
   const MAX_SPANS = 5000;
   const MAX_LINES = 60;
@@ -107,7 +109,7 @@
 
   cockpit.listeners.push((event, data) => {
     if (event === "now") keepSamples(data);
-    if (event === "record") for (const record of data.records ?? data) keepRecord(record);
+    if (event === "record") for (const record of data.records) keepRecord(record);
     if (event === "partitions") changeMap(data);
     if (event === "missed") loadMap();
   });
@@ -154,42 +156,38 @@
       return tile("Controller", "none", controller?.why_not ?? "No broker is the controller.", "bad");
     }
     const epoch = isShown(controller.epoch) ? `epoch ${controller.epoch}` : "";
-    const since = controller.status?.since_ms;
+    const since = controller.since_ms;
     const age = isShown(since) ? `for ${words.duration(time_ms - since)}` : "";
     return tile("Controller", `broker ${controller.id}`, [epoch, age].filter(Boolean).join(", ") || controller.host);
   };
 
-  const eventTiles = (now) => {
-    const events = { ...now.controller?.status, ...now.events };
-    if (events.event === undefined && events.event_queue_size === undefined) {
-      return [tile("Event in progress", words.none, now.controller?.why_not ?? "The controller does not tell.")];
-    }
-    const isLong = (events.event_for_ms ?? 0) > 1000;
+  const eventTiles = ({ events, controller, why_not }) => {
+    if (!events) return [tile("Event in progress", words.none, why_not ?? controller?.why_not ?? "The controller does not tell.")];
+    const isSlow = (ms) => (ms ?? 0) > SLOW_MS;
     return [
-      tile("Event in progress", events.event ?? IDLE,
-        events.event ? `for ${words.duration(events.event_for_ms)}` : "nothing to do", isLong ? "bad" : events.event ? "busy" : "calm"),
-      tile("Event queue", words.count(events.event_queue_size),
-        events.event_queue_size ? `the oldest waits for ${words.duration(events.event_waits_ms)}` : "nothing waits",
-        (events.event_waits_ms ?? 0) > 1000 ? "bad" : events.event_queue_size ? "busy" : "calm"),
+      tile("Event in progress", events.event ?? IDLE, events.event ? `for ${words.duration(events.event_for_ms)}` : "nothing to do",
+        !events.event ? "calm" : isSlow(events.event_for_ms) ? "bad" : "busy"),
+      tile("Event queue", words.count(events.queue_size),
+        events.queue_size ? `the oldest waits for ${words.duration(events.waits_ms)}` : "nothing waits",
+        !events.queue_size ? "calm" : isSlow(events.waits_ms) ? "bad" : "busy"),
     ];
   };
 
   const clusterTiles = (now) => {
     const brokers = now.brokers ?? [];
     const alive = brokers.filter((broker) => broker.alive).length;
-    const status = now.controller?.status ?? {};
-    const machines = now.machines?.partitions ?? {};
-    const total = status.partitions ?? heat?.map?.partitions;
-    const offline = status.offline_partitions?.count ?? machines.OfflinePartition ?? null;
-    const under = status.under_replicated_partitions?.count ?? null;
-    const said = [isShown(offline) ? `${words.count(offline)} offline` : "", isShown(under) ? `${words.count(under)} under-replicated` : ""];
+    const totals = now.totals ?? {};
+    const said = [
+      isShown(totals.offline) ? `${words.count(totals.offline)} offline` : null,
+      isShown(totals.under_replicated) ? `${words.count(totals.under_replicated)} under-replicated` : null,
+    ];
     const groups = now.groups ?? [];
     const lags = groups.map((group) => group.lag).filter(isShown);
     return [
       tile("Brokers", `${alive} of ${brokers.length}`, alive === brokers.length ? "all alive" : "some are down",
         alive === brokers.length ? "good" : "bad"),
-      tile("Partitions", words.count(total), said.filter(Boolean).join(", "),
-        offline > 0 ? "bad" : under > 0 ? "busy" : isShown(total) ? "good" : "calm"),
+      tile("Partitions", words.count(totals.partitions), said.filter(isShown).join(", "),
+        totals.offline > 0 ? "bad" : totals.under_replicated > 0 ? "busy" : "good"),
       tile("Lag of groups", lags.length === 0 ? words.none : words.count(lags.reduce((sum, lag) => sum + lag, 0)),
         words.counted(groups.length, "group")),
     ];
@@ -200,23 +198,21 @@
   const LANE = 18;
   let lanes = null;
 
-  const spansOf = (now) => {
-    const over = now.states?.over_time ?? [];
-    const looked = over.map(([from, state], index) => [state, from, over[index + 1]?.[0] ?? now.time_ms]);
-    const all = [...looked.filter(([state]) => state !== IDLE), ...spans];
-    const events = { ...now.controller?.status, ...now.events };
-    const current = now.states?.now ?? events.state;
-    if (events.event && current && current !== IDLE) {
-      all.push([current, now.time_ms - (events.event_for_ms ?? 0), now.time_ms]);
-    }
-    return all.filter(([, , to]) => to >= now.time_ms - WINDOW_MS);
+  /** What the document has of the last minute, then what the stream has brought since. */
+  const spansOf = ({ states, events, time_ms }) => {
+    const over = states?.over_time ?? [];
+    const until = over.at(-1)?.[0] ?? 0;
+    const all = over.map(([from, state], index) => [state, from, over[index + 1]?.[0] ?? from]);
+    all.push(...spans.filter(([, , to]) => to > until));
+    if (events?.event && states?.now) all.push([states.now, time_ms - (events.event_for_ms ?? 0), time_ms]);
+    return all.filter(([state, , to]) => state !== IDLE && to >= time_ms - WINDOW_MS);
   };
 
   const statesPanel = (now) => {
     const shownSpans = spansOf(now);
-    const status = now.controller?.status;
-    const has = status || now.states || shownSpans.length > 0;
-    const current = now.states?.now ?? now.events?.state ?? status?.state ?? null;
+    const current = now.states?.now ?? null;
+    const why = now.states?.why_not ?? now.controller?.why_not;
+    const waiting = now.events?.waiting ?? [];
     const rows = CONTROLLER_STATES.map((state) => {
       const own = shownSpans.filter(([name]) => name === state);
       const busy = own.reduce((sum, [, from, to]) => sum + Math.max(0, to - from), 0);
@@ -225,7 +221,7 @@
     return panel("states", "The controller's states", {
       wide: true,
       aside: h("span", { class: "note" }, "the last minute"),
-      why: has ? null : (now.controller?.why_not ?? "The controller does not tell its state."),
+      why: current === null && shownSpans.length === 0 ? (why ?? "The controller does not tell its state.") : null,
     },
     h("table", { class: "lanes" },
       h("thead", {}, h("tr", {},
@@ -241,7 +237,12 @@
                 h("canvas", { class: "lane-canvas", "data-kept": "lanes" }))
             : null,
           h("td", { class: "number" }, state === IDLE ? "" : times || ""),
-          h("td", { class: "number" }, state === IDLE || times === 0 ? "" : words.duration(busy)))))));
+          h("td", { class: "number" }, state === IDLE || times === 0 ? "" : words.duration(busy)))))),
+    waiting.length === 0
+      ? null
+      : h("ol", { class: "waiting", "aria-label": "The event queue" },
+          h("li", {}, h("strong", {}, "In the queue:")),
+          waiting.map((event) => h("li", {}, event.event, " ", h("small", {}, `for ${words.duration(event.waits_ms)}`)))));
   };
 
   const drawLanes = (now) => {
@@ -303,12 +304,12 @@
     const measured = (broker, name, label, write) =>
       h("td", { class: "number measured", "data-label": label }, spark(broker.id, name, scales[name]), h("span", {}, write(broker[name])));
     const state = (broker) => {
-      if (!broker.alive) return [badge("bad", "down"), h("small", {}, broker.why_not ?? "")];
+      if (!broker.alive) return [badge("bad", "down"), h("small", {}, broker.trouble ?? "")];
       if (broker.shutting_down) return badge("busy", "shutting down");
       return badge("good", "alive");
     };
     const sending = (broker) => {
-      if (broker.trouble) return [badge("bad", "cannot send"), h("small", {}, broker.trouble)];
+      if (broker.alive && broker.trouble) return [badge("bad", "trouble"), h("small", {}, broker.trouble)];
       if (broker.sending) return h("small", {}, `${broker.sending} for ${words.duration(broker.sending_for_ms)}`);
       return h("small", {}, isShown(broker.queue_size) ? "nothing under way" : "");
     };
@@ -321,12 +322,12 @@
             h("tr", { class: broker.alive ? null : "down" },
               h("th", { scope: "row" },
                 h("strong", {}, broker.id),
-                broker.id === now.controller?.id ? badge("calm", "controller") : null,
+                broker.is_controller ? badge("calm", "controller") : null,
                 h("small", {}, [broker.host ? `${broker.host}:${broker.port}` : "", broker.rack ? `rack ${broker.rack}` : "",
                   isShown(broker.epoch) ? `epoch ${broker.epoch}` : ""].filter(Boolean).join(" \u00b7 "))),
               h("td", { "data-label": "State" }, state(broker)),
               h("td", { class: "sending", "data-label": "The controller sends it" },
-                isShown(broker.queue_size) ? h("span", { class: "queue" }, words.count(broker.queue_size), " waiting") : words.none,
+                isShown(broker.queue_size) ? h("span", { class: "queue" }, `${words.count(broker.queue_size)} waiting`) : words.none,
                 sending(broker)),
               measured(broker, "loop_lag_ms", "Loop lag", words.duration),
               measured(broker, "memory_bytes", "Memory", words.bytes),
@@ -366,11 +367,9 @@
       h("div", { class: "machines" },
         machine("Partitions", "partitions", PARTITION_MACHINE, now.machines?.partitions),
         machine("Replicas", "replicas", REPLICA_MACHINE, now.machines?.replicas)),
-      whyNot(now.machines ? now.machines.why_not : now.controller?.why_not));
+      whyNot(now.machines ? null : (now.why_not ?? now.controller?.why_not)));
 
   // -- work, groups, findings, records --------------------------------------------------------------------------------
-
-  const listed = (value) => (Array.isArray(value) ? value : (value?.first ?? []));
 
   const partitionLink = (topic, partition) => h("a", { href: storyOf(topic, partition) }, `${topic}-${partition}`);
 
@@ -382,22 +381,22 @@
         part === null ? null : h("progress", { max: part[1], value: part[0], "aria-label": `${part[0]} of ${part[1]}` }),
         waits ? h("small", {}, `waits for ${waits}`) : null);
     const items = [
-      ...listed(work.reassignments).map((each) => {
-        const adding = each.adding_replicas ?? each.adding ?? [];
-        const removing = each.removing_replicas ?? each.removing ?? [];
+      ...(work.reassignments ?? []).map((each) => {
+        const adding = each.adding_replicas ?? [];
+        const removing = each.removing_replicas ?? [];
         const added = adding.filter((id) => (each.isr ?? []).includes(id)).length;
         const text = [adding.length ? `adds ${words.ids(adding)}` : "", removing.length ? `removes ${words.ids(removing)}` : ""];
         return step("reassignment", partitionLink(each.topic, each.partition), each.step ?? text.filter(Boolean).join(", "),
           each.waits_for, adding.length ? [added, adding.length] : null);
       }),
-      ...listed(work.deletions).map((each) =>
+      ...(work.deletions ?? []).map((each) =>
         step("deletion", each.topic, each.step ?? `${each.deleted ?? 0} of ${each.replicas ?? "?"} replicas are gone`, each.waits_for,
           each.replicas ? [each.deleted ?? 0, each.replicas] : null)),
-      ...listed(work.elections).map((each) =>
-        step("election", isShown(each.partition) ? partitionLink(each.topic, each.partition) : (each.topic ?? ""),
-          each.step ?? each.kind ?? "", each.waits_for)),
+      ...(work.elections ?? []).map((each) =>
+        step("election", `${each.type}, ${words.counted(each.partitions, "partition")}`, `${each.step}, ${words.duration(each.for_ms)}`,
+          each.waits_for)),
     ];
-    const total = ["reassignments", "deletions", "elections"].reduce((sum, name) => sum + (work[name]?.count ?? listed(work[name]).length), 0);
+    const total = (work.reassignments_count ?? 0) + (work.deletions_count ?? 0) + (work.elections?.length ?? 0);
     return panel("work", "Under way", { aside: h("span", { class: "note" }, words.count(total)) },
       items.length === 0
         ? h("p", { class: "quiet" }, "No reassignment, deletion or election is under way.")
@@ -415,7 +414,7 @@
               h("th", { scope: "col", class: "number" }, "Members"), h("th", { scope: "col", class: "number" }, "Lag"))),
             h("tbody", {}, groups.map((group) =>
               h("tr", {}, h("th", { scope: "row" }, group.group), h("td", {}, group.state ?? words.none),
-                h("td", { class: "number" }, words.count(Array.isArray(group.members) ? group.members.length : group.members)),
+                h("td", { class: "number" }, words.count(group.members)),
                 h("td", { class: "number", title: group.why_not ?? null }, words.count(group.lag))))))));
   };
 
@@ -443,7 +442,7 @@
       aside: h("span", { class: "note" }, "newest first"),
       why: lines.length === 0 ? (now.controller?.why_not ?? "The controller has done nothing since the page was opened.") : null,
     },
-    h("ol", { class: "records scroll-y", tabindex: "0", "aria-label": "The controller's newest records" }, lines.map((line) =>
+    h("ol", { class: "feed scroll-y", tabindex: "0", "aria-label": "The controller's newest records" }, lines.map((line) =>
       h("li", { class: line.kind },
         h("time", {}, words.time(line.time_ms)),
         h("span", { class: "kind" }, line.kind),
