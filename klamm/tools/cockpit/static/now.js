@@ -54,7 +54,10 @@
   /** Kafka's name of a state without the machine's: OnlinePartition, ReplicaDeletionStarted. */
   const short = (name) => name.replace(/^Replica(?=Deletion)|(Partition|Replica)$/g, "");
 
+  let recordsSeen = 0;
+
   const keepRecord = (record) => {
+    recordsSeen += 1;
     if (record.kind === "event" && record.state && record.state !== IDLE) {
       spans.push([record.state, record.time_ms - (record.processing_time_ms ?? 0), record.time_ms]);
       if (spans.length > MAX_SPANS) spans = spans.slice(-MAX_SPANS / 2);
@@ -245,19 +248,30 @@
           waiting.map((event) => h("li", {}, event.event, " ", h("small", {}, `for ${words.duration(event.waits_ms)}`)))));
   };
 
+  // Sizes and colours are read when they change: reading them makes the browser lay out the page at once.
+  const laneSize = new ResizeObserver(([{ contentRect }]) => {
+    if (lanes === null || Math.round(contentRect.width) === Math.round(lanes.width)) return;
+    lanes = null;
+    if (shown !== null) drawLanes(cockpit.now);
+  });
+
+  const measuredLanes = (canvas) => {
+    const cell = canvas.parentElement;
+    const [width, ratio] = [cell.clientWidth, devicePixelRatio];
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(CONTROLLER_STATES.length * LANE * ratio);
+    laneSize.disconnect();
+    laneSize.observe(cell);
+    const colours = coloursOf(cell, ["line", "lane", "accent"]).map((colour) => `rgb(${colour.join(" ")})`);
+    return { canvas, width, ratio, colours };
+  };
+
   const drawLanes = (now) => {
     const canvas = shown.querySelector(".lane-canvas");
     if (canvas === null) return;
-    const cell = canvas.parentElement;
-    const width = cell.clientWidth;
-    const ratio = devicePixelRatio;
-    if (lanes?.canvas !== canvas || lanes.width !== width || lanes.ratio !== ratio) {
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(CONTROLLER_STATES.length * LANE * ratio);
-      lanes = { canvas, width, ratio };
-    }
+    if (lanes?.canvas !== canvas) lanes = measuredLanes(canvas);
+    const { width, ratio, colours: [line, busy, strong] } = lanes;
     const context = canvas.getContext("2d");
-    const [line, busy, strong] = coloursOf(cell, ["line", "lane", "accent"]).map((colour) => `rgb(${colour.join(" ")})`);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width, canvas.height);
     context.fillStyle = line;
@@ -456,6 +470,16 @@
 
   let shown = null;
 
+  /** The panel that is shown already if nothing that it is made of has changed, otherwise a new one. */
+  const renewed = (id, madeOf, make) => {
+    const old = document.getElementById(id);
+    if (old?.madeOf === madeOf) return old;
+    const node = make();
+    // `morph` keeps the old element if there is one.
+    (old ?? node).madeOf = madeOf;
+    return node;
+  };
+
   const draw = (now) => {
     heat ??= cockpit.heat = new cockpit.HeatMap();
     morph(shown,
@@ -469,8 +493,8 @@
       }, h("div", { id: "map-place", "data-kept": "map" })),
       h("div", { class: "beside" }, statesPanel(now), h("div", { class: "stack" }, findingsPanel(now), workPanel(now), groupsPanel(now))),
       brokersPanel(now),
-      machinesPanel(now),
-      recordsPanel(now));
+      renewed("machines", `${recordsSeen} ${JSON.stringify(now.machines)} ${now.why_not}`, () => machinesPanel(now)),
+      renewed("records", `${recordsSeen} ${now.why_not}`, () => recordsPanel(now)));
     const place = document.getElementById("map-place");
     if (place !== null && heat.element.parentElement !== place) place.append(heat.element);
     drawLanes(now);
@@ -493,5 +517,8 @@
       shown = null;
     },
   });
-  cockpit.onColours.push(() => shown && drawLanes(cockpit.now));
+  cockpit.onColours.push(() => {
+    lanes = null;
+    if (shown !== null) drawLanes(cockpit.now);
+  });
 }

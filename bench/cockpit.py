@@ -1,0 +1,198 @@
+"""What the cockpit's page costs a browser at 100,000 partitions on 8 brokers: script time a frame, first paint, memory.
+
+The page is the real one, in a headless Chromium; its cluster is an imagined one, so that only the page is measured.
+Script time is the CPU time of the outermost script events of the renderer's main thread in Chromium's trace, added up
+for each frame. Memory is the proportional set size of the renderer process, and the JavaScript heap after a collection.
+
+    .venv/bin/python bench/cockpit.py
+    .venv/bin/python bench/cockpit.py --partitions 10000 --json page.json
+"""
+
+import argparse
+import json
+import statistics
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page, sync_playwright
+from rich.console import Console
+from rich.table import Table
+from sides import ROOT  # noqa: F401  # puts the tests' support on the path
+
+from support.browser import PATIENCE_MS, chromium
+from support.cockpit import FixedSource, PageServer, encoded_map, now_document, partition_map
+
+BROKERS = 8
+PARTITIONS_PER_TOPIC = 100
+FRAMES = 60
+TARGET_MS = 8
+FIRST_PAINT_TARGET_MS = 1000
+
+SCRIPT = {
+    "FunctionCall",
+    "EvaluateScript",
+    "FireAnimationFrame",
+    "EventDispatch",
+    "TimerFire",
+    "RunMicrotasks",
+    "MinorGC",
+    "MajorGC",
+}
+FRAME = "AnimationFrame"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--partitions", type=int, default=100_000)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    head, cells = partition_map(
+        BROKERS, [(f"topic-{n:05}", PARTITIONS_PER_TOPIC) for n in range(given.partitions // PARTITIONS_PER_TOPIC)]
+    )
+    source = FixedSource(now_document(BROKERS))
+    with PageServer(source, encoded_map(head, cells)) as server, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        results = measure(browser, server, head["rows"])
+        browser.close()
+    show(results, head["rows"])
+    if given.json is not None:
+        given.json.write_text(json.dumps(results, indent=1))
+
+
+def measure(browser: Browser, server: PageServer, rows: int) -> dict[str, Any]:
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(server.url)
+    page.locator("#map-readout", has_text="topic-00000-0").wait_for()
+    page.locator("#connection", has_text="live").wait_for()
+    first_paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    sequence = 0
+
+    def change(count: int) -> None:
+        nonlocal sequence
+        sequence += 1
+        step = max(1, rows // count)
+        changed = list(range(sequence % step, rows, step))[:count]
+        kinds = ("21100000", "42100000", "04213000")
+        cells = [kinds[(sequence + row) % len(kinds)] for row in changed]
+        server.publish("partitions", {"version": 1, "sequence": sequence, "rows": changed, "cells": cells})
+        page.wait_for_function("sequence => cockpit.heat.map.sequence === sequence", arg=sequence)
+        frames(page, 2)
+
+    def look(number: int) -> None:
+        time_ms = now_document()["time_ms"] + number * 1000
+        server.publish("now", now_document(BROKERS, time_ms=time_ms))
+        page.wait_for_function("time_ms => cockpit.now.time_ms === time_ms", arg=time_ms)
+        frames(page, 2)
+
+    phases: dict[str, Callable[[], object]] = {
+        "scrolling, cells of 1 px": lambda: scroll(page),
+        "scrolling, cells of 4 px": lambda: scroll(page, zoom=3),
+        "scrolling, cells of 16 px": lambda: scroll(page, zoom=4),
+        "100 partitions change": lambda: [change(100) for _ in range(20)],
+        f"{rows // BROKERS:,} partitions change at once": lambda: [change(rows // BROKERS) for _ in range(5)],
+        "a new Now document": lambda: [look(number) for number in range(20)],
+        "moving the cursor": lambda: walk(page),
+    }
+    results: dict[str, Any] = {"first_paint_ms": first_paint, "frames": {}}
+    for name, act in phases.items():
+        results["frames"][name] = traced(browser, page, act)
+    session = context.new_cdp_session(page)
+    session.send("HeapProfiler.collectGarbage")
+    results["heap_bytes"] = session.send("Runtime.getHeapUsage")["usedSize"]
+    results["renderer_bytes"] = renderer_bytes(browser)
+    return results
+
+
+def frames(page: Page, count: int) -> None:
+    page.evaluate("async (count) => { while (count--) await new Promise(requestAnimationFrame); }", count)
+
+
+def scroll(page: Page, zoom: int = 0) -> None:
+    """Scrolls a few lines a frame."""
+    page.evaluate(
+        """async ([steps, zoom]) => {
+            for (; zoom > 0; zoom -= 1) cockpit.heat.zoomBy(1);
+            const { scroller } = cockpit.heat;
+            scroller.scrollTop = 0;
+            for (let step = 0; step < steps; step += 1) {
+                await new Promise(requestAnimationFrame);
+                scroller.scrollTop += 37;
+            }
+        }""",
+        [FRAMES, zoom],
+    )
+
+
+def walk(page: Page) -> None:
+    page.locator(".map-scroller").focus()
+    for _ in range(FRAMES):
+        page.keyboard.press("ArrowDown")
+
+
+def traced(browser: Browser, page: Page, act: Callable[[], object]) -> dict[str, float]:
+    """What the frames cost while `act` runs."""
+    browser.start_tracing(page=page, categories=["devtools.timeline", "toplevel", "v8", "__metadata"])
+    act()
+    frames(page, 2)
+    times = script_ms(json.loads(browser.stop_tracing())["traceEvents"])
+    busy = sorted(time for time in times if time > 0)
+    return {
+        "frames": len(busy),
+        "median_ms": statistics.median(busy),
+        "p95_ms": busy[int(0.95 * (len(busy) - 1))],
+        "most_ms": busy[-1],
+    }
+
+
+def script_ms(events: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The script time of each frame of the page's main thread."""
+    begins = sorted(
+        (each for each in events if (each["name"], each["ph"]) == (FRAME, "b")), key=lambda each: each["ts"]
+    )
+    threads = {(each["pid"], each["tid"]) for each in begins}
+    begin_us = [each["ts"] for each in begins]
+    spent = [0.0] * (len(begins) + 1)
+    ends: dict[tuple[int, int], float] = {}
+    scripts = [each for each in events if each.get("ph") == "X" and each["name"] in SCRIPT]
+    for each in sorted(scripts, key=lambda each: (each["ts"], -each["dur"])):
+        thread = (each["pid"], each["tid"])
+        if thread not in threads or each["ts"] < ends.get(thread, 0):
+            continue  # Another process, or inside the event before.
+        ends[thread] = each["ts"] + each["dur"]
+        spent[bisect_right(begin_us, each["ts"])] += each.get("tdur", each["dur"]) / 1000
+    return spent
+
+
+def renderer_bytes(browser: Browser) -> int:
+    """The proportional set size of the largest renderer process, which is the page's."""
+    session = browser.new_browser_cdp_session()
+    found = session.send("SystemInfo.getProcessInfo")["processInfo"]
+    sizes = [0]
+    for process in found:
+        if process["type"] == "renderer":
+            rollup = Path(f"/proc/{process['id']}/smaps_rollup").read_text()
+            sizes += [int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:")]
+    return max(sizes)
+
+
+def show(results: Mapping[str, Any], rows: int) -> None:
+    table = Table(title=f"The cockpit's page at {rows:,} partitions on {BROKERS} brokers: script time a frame")
+    table.add_column("while")
+    for title in ("frames", "median, ms", "95 %, ms", "most, ms", "target, ms"):
+        table.add_column(title, justify="right")
+    for name, found in results["frames"].items():
+        values = (f"{found[key]:.1f}" for key in ("median_ms", "p95_ms", "most_ms"))
+        table.add_row(name, str(found["frames"]), *values, str(TARGET_MS))
+    console = Console()
+    console.print(table)
+    console.print(f"first paint {results['first_paint_ms']:.0f} ms (target {FIRST_PAINT_TARGET_MS} ms)")
+    console.print(f"JavaScript heap {results['heap_bytes'] / 1e6:.1f} MB")
+    console.print(f"renderer {results['renderer_bytes'] / 1e6:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
