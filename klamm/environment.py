@@ -244,6 +244,11 @@ class Environment(ABC):
         """
 
     @property
+    def memory_bytes(self) -> int:
+        """The resident memory of this process; 0 where the system does not tell."""
+        return 0
+
+    @property
     def background_memory_bytes(self) -> int:
         """The memory of the processes of `run_in_background`."""
         return 0
@@ -486,6 +491,10 @@ class SystemEnvironment(Environment):
             raise
         finally:
             self._idle_background.append(worker)
+
+    @property
+    def memory_bytes(self) -> int:
+        return _resident_bytes(os.getpid())
 
     @property
     def background_memory_bytes(self) -> int:

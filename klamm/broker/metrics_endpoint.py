@@ -59,6 +59,9 @@ class MetricsEndpoint:
         self.metrics = metrics
         self._pauses = PauseWatch(environment)
         self._pauses.register(self.metrics)
+        # The name that exporters give it for any process.
+        name = MetricName("process", "resident", "memory_bytes")
+        self.metrics.gauge(name, "The memory of the broker's process.", lambda: environment.memory_bytes)
         routes = {
             "/metrics": self._show_metrics,
             "/controller": self._show_controller,

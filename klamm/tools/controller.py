@@ -18,7 +18,8 @@ import typer
 from klamm.processes.errors import ToolError
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, run_with_client
 from klamm.tools.cluster_view import joined
-from klamm.tools.http_reading import HTTP_TIMEOUT_S, WrongAnswer, read_body, read_lines
+from klamm.tools.http_reading import HTTP_TIMEOUT_S, WrongAnswer, http_address, read_body, read_lines
+from klamm.tools.words import address_text
 from klamm.tools.zookeeper_access import open_znodes
 
 if TYPE_CHECKING:
@@ -57,8 +58,7 @@ class ControllerAddress:
     @property
     def url(self) -> str:
         """The base URL of the controller's status; callers append a path."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"http://{address_text(self.host, self.port or 0)}"
 
 
 class NotKlamm(ToolError):
@@ -76,7 +76,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show which broker is the controller, what it is doing, and what pending work is blocked on."""
-    address = _require_controller(find_controller(_zookeeper(zookeeper, bootstrap_server, command_config)))
+    address = _require_controller(find_controller(zookeeper_address(zookeeper, bootstrap_server, command_config)))
     details, trouble = None, None
     try:
         details = read_status(address) if address.port is not None else None
@@ -103,7 +103,7 @@ def move(
     as_json: AsJson = False,
 ) -> None:
     """Make the controller resign, so that the brokers elect a new one (which may be the same broker)."""
-    connect = _zookeeper(zookeeper, bootstrap_server, command_config)
+    connect = zookeeper_address(zookeeper, bootstrap_server, command_config)
     import asyncio
 
     before, after = asyncio.run(_move(connect))
@@ -124,7 +124,7 @@ def events(
     as_json: AsJson = False,
 ) -> None:
     """Show the controller's recent decisions and actions; with --follow also the new ones as they happen."""
-    connect = _zookeeper(zookeeper, bootstrap_server, command_config)
+    connect = zookeeper_address(zookeeper, bootstrap_server, command_config)
     for record in controller_records(connect, follow):
         print(json.dumps(record) if as_json else record_line(record), flush=True)
 
@@ -290,7 +290,7 @@ def record_text(record: Mapping[str, Any]) -> str:
 # -- where the controller is ------------------------------------------------------------------------------------------
 
 
-def _zookeeper(zookeeper: str | None, bootstrap_server: str, command_config: Any) -> str:
+def zookeeper_address(zookeeper: str | None, bootstrap_server: str, command_config: Any) -> str:
     """ZooKeeper's connect string: the option's value, or the brokers' own."""
     if zookeeper is not None:
         return zookeeper
@@ -365,9 +365,7 @@ async def _read_controller(store: "KafkaZooKeeper") -> tuple[ControllerAddress, 
     broker = live.get(controller.broker_id)
     host, port = "", None
     if broker is not None:
-        registration = broker.registration
-        host = next((endpoint.host for endpoint in registration.endpoints if endpoint.host), "")
-        port = registration.jmx_port if registration.jmx_port > 0 else None
+        host, port = http_address(broker.registration)
     number = decode_controller_epoch(found)
     address = ControllerAddress(
         controller.broker_id,

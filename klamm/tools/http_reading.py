@@ -12,11 +12,22 @@ from klamm.processes.errors import ToolError, describe_os_error
 if TYPE_CHECKING:
     from http.client import HTTPResponse
 
+    from klamm.znodes.brokers import BrokerRegistration
+
 HTTP_TIMEOUT_S = 10.0
 
 
 class WrongAnswer(ToolError):
     """The program at the port answers with an error, or with something other than HTTP."""
+
+
+def http_address(broker: "BrokerRegistration") -> tuple[str, int | None]:
+    """The host and port of a broker's HTTP server, by its registration; None if it has no such port.
+
+    A broker of Apache Kafka has its JMX at this port.
+    """
+    host = next((endpoint.host for endpoint in broker.endpoints if endpoint.host), "")
+    return host, broker.jmx_port if broker.jmx_port > 0 else None
 
 
 def read_lines(url: str, who: str, timeout_s: float = HTTP_TIMEOUT_S) -> Iterator[bytes]:

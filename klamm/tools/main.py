@@ -20,6 +20,7 @@ from klamm.tools import (
     controller,
     faults,
     groups,
+    metrics,
     pipeline,
     pipeline_run,
     produce,
@@ -61,6 +62,7 @@ app.command("cockpit", epilog="Example: klamm cockpit --bootstrap-server 127.0.0
 app.command("record", epilog="Example: klamm record failover.klamm --bootstrap-server 127.0.0.1:9092 --seconds 60")(
     record.record
 )
+app.command("metrics", epilog="Example: klamm metrics --broker 1 --watch")(metrics.metrics)
 app.add_typer(elect.app, name="elect")
 app.add_typer(groups.app, name="groups")
 app.add_typer(transactions.app, name="transactions")
