@@ -77,7 +77,8 @@ docs: venv  ## write the generated parts of docs/ again
 lock: venv  ## write requirements/*.txt again from pyproject.toml
 	scripts/lock
 
-# Java, Maven, kcat and Chromium for the tests that use them: brought where the system allows it, otherwise said loudly.
+# Java, Maven, kcat, Prometheus and Chromium for the tests that use them: brought where the system allows it, otherwise
+# said loudly.
 system:
 	@scripts/system-packages
 
