@@ -32,6 +32,30 @@ DRAIN_TIMEOUT_MS = 2_000
 # What queued.max.request.bytes=-1 means, unless a single request may be larger.
 DEFAULT_REQUEST_MEMORY_BYTES = 256 * 1024 * 1024
 
+# What is shown of the traffic of a listener. As in Kafka, whose metrics of connections are no counters, as gauges.
+_TRAFFIC: tuple[tuple[str, str, Callable[[SocketServer], int]], ...] = (
+    ("connection-creation-total", "Connections accepted.", lambda server: server.traffic.connections),
+    (
+        "connection-close-total",
+        "Connections that have ended.",
+        lambda server: server.traffic.connections - server.connection_count,
+    ),
+    (
+        "expired-connections-killed-count",
+        "Connections closed because they were idle.",
+        lambda server: server.traffic.expired,
+    ),
+    ("incoming-byte-total", "Bytes of requests.", lambda server: server.traffic.bytes_in),
+    ("outgoing-byte-total", "Bytes of responses.", lambda server: server.traffic.bytes_out),
+    ("request-total", "Requests received.", lambda server: server.traffic.requests),
+    ("response-total", "Responses sent.", lambda server: server.traffic.responses),
+    (
+        "network-io-total",
+        "Requests received and responses sent.",
+        lambda server: server.traffic.requests + server.traffic.responses,
+    ),
+)
+
 _log = logging.getLogger(__name__)
 
 
@@ -244,7 +268,27 @@ class Listeners(Mapping[str, SocketServer]):
             "New connections per second of each listener, and of each address with a quota.",
             ("listener", "ip"),
             self._rates,
+            tag_sets=(("listener",), ("ip",)),
         )
+        metrics.tagged_gauges(
+            MetricName("kafka.network", "RequestChannel", "ResponseQueueSize"),
+            "Clients that have not taken all of their responses.",
+            ("processor",),
+            lambda: iter([((processor,), self._response_memory.untaken_count) for processor in ("", "0")]),
+            tag_sets=((), ("processor",)),
+        )
+        metrics.gauge(
+            MetricName("kafka.network", "SocketServer", "ExpiredConnectionsKilledCount"),
+            "Connections closed because they were idle (connections.max.idle.ms).",
+            lambda: sum(server.traffic.expired for server in self._servers.values()),
+        )
+        for name, documentation, read in _TRAFFIC:
+            metrics.tagged_gauges(
+                MetricName(group, type_, name), documentation, ("listener", "networkProcessor"), self._of_servers(read)
+            )
+
+    def _of_servers(self, read: Callable[[SocketServer], int]) -> Callable[[], Iterator[tuple[tuple[str, str], int]]]:
+        return lambda: iter([((name, "0"), read(server)) for name, server in self._servers.items()])
 
     def _rates(self) -> Iterator[tuple[tuple[str, ...], float]]:
         for listener, rate in self.quotas.rates_of_listeners().items():

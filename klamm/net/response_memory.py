@@ -141,6 +141,11 @@ class ResponseMemory:
         self.taken(receiver)
 
     @property
+    def untaken_count(self) -> int:
+        """How many clients have not taken all of their responses."""
+        return len(self._untaken)
+
+    @property
     def _is_short(self) -> bool:
         return self._share_of_consumer() < MIN_SHARE_BYTES
 

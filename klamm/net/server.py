@@ -63,6 +63,9 @@ CONNECTIONS_PER_SLICE = 500
 # stays in memory for as long as the client is muted.
 READ_AHEAD_AFTER_S = 10.0
 
+# The size that stands before each frame.
+SIZE_FIELD_BYTES = 4
+
 # The shortest interval between two checks for idle connections.
 MIN_IDLE_CHECK_S = 0.1
 
@@ -303,6 +306,9 @@ class ServerConnection(FrameReader):
             self._receiving = None
         else:
             self._small_requests.held_bytes += len(frame)
+        traffic = self._server.traffic
+        traffic.requests += 1
+        traffic.bytes_in += len(frame) + SIZE_FIELD_BYTES
         self._waiting.append((frame, self._server.work_clock_s()))
         if self._server.stopping:
             self._drop_waiting()
@@ -479,6 +485,10 @@ class ServerConnection(FrameReader):
             answered.free()
             if ready.buffers is not None and not self.transport.is_closing():
                 self.transport.writelines(ready.buffers)
+                traffic = self._server.traffic
+                traffic.responses += 1
+                for buffer in ready.buffers:
+                    traffic.bytes_out += len(buffer)
                 if not self._writable:
                     self._server.response_memory.untaken(self, sum(map(len, ready.buffers)))
             self._server.response_memory.handed_over(self)
@@ -569,6 +579,18 @@ def _sent(exchange: _Exchange, left_s: float, now_s: float) -> None:
     )
 
 
+class Traffic:
+    """What has passed through a listener since its start. Bytes are those of requests and responses, without TLS."""
+
+    __slots__ = ("bytes_in", "bytes_out", "connections", "expired", "requests", "responses")
+
+    def __init__(self) -> None:
+        self.bytes_in = self.bytes_out = 0
+        self.requests = self.responses = 0
+        # Connections accepted, and those closed because they were idle.
+        self.connections = self.expired = 0
+
+
 class SocketServer:
     """One listener: it accepts connections and runs their requests through `dispatch`.
 
@@ -605,6 +627,7 @@ class SocketServer:
         self.response_memory = response_memory
         self.on_failure = on_failure
         self.work_clock_s = work_clock_s
+        self.traffic = Traffic()
         self.stopping = False
         self._make_room = make_room
         self._size_limit = size_limit
@@ -683,6 +706,7 @@ class SocketServer:
     def opened(self, connection: ServerConnection) -> None:
         """Registers a new connection, or refuses it if a limit is reached."""
         self._connections[connection] = None
+        self.traffic.connections += 1
         if not self._has_descriptor_for(connection):
             connection.close(f"the last of the {open_file_limit()} files that the process may open are kept for logs")
         elif self._has_abandoned_too_much(connection.peer_host):
@@ -753,6 +777,7 @@ class SocketServer:
     def _close_silent_since(self, oldest_s: float, connections: list[ServerConnection]) -> None:
         for connection in connections[:CONNECTIONS_PER_SLICE]:
             if not connection.is_answering and connection.last_active_s < oldest_s:
+                self.traffic.expired += 1
                 # Not `close`, which would wait for ever for a client that does not read its responses.
                 connection.transport.abort()
         if rest := connections[CONNECTIONS_PER_SLICE:]:

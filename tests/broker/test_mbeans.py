@@ -81,6 +81,30 @@ async def test_a_broker_with_a_topic_and_two_connections(tmp_path: Path) -> None
         await waiting
 
 
+async def test_the_traffic_of_a_listener(tmp_path: Path) -> None:
+    def traffic(cluster: OneBroker, name: str) -> float:
+        labels = ("listener", "PLAINTEXT"), ("networkProcessor", "0")
+        return values(cluster).by_name[f"kafka_server_socket_server_metrics_{name}", labels]
+
+    names = ("request_total", "response_total", "network_io_total", "incoming_byte_total", "outgoing_byte_total")
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
+        opened, closed = traffic(cluster, "connection_creation_total"), traffic(cluster, "connection_close_total")
+        other = await cluster.connect()
+        await other.ask(ApiKey.LIST_GROUPS, states_filter=[])
+        await other.close()
+        assert traffic(cluster, "connection_creation_total") == opened + 1
+        async with asyncio.timeout(20):
+            while traffic(cluster, "connection_close_total") != closed + 1:  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0)
+        before = {name: traffic(cluster, name) for name in names}
+        await client.ask(ApiKey.LIST_GROUPS, states_filter=[])
+        assert [traffic(cluster, name) - before[name] for name in names[:3]] == [1, 1, 2]
+        assert traffic(cluster, "incoming_byte_total") > before["incoming_byte_total"]
+        assert traffic(cluster, "outgoing_byte_total") > before["outgoing_byte_total"]
+        assert values(cluster).by_name["kafka_network_requestchannel_responsequeuesize", (("processor", "0"),)] == 0
+        assert values(cluster).by_name["kafka_network_requestchannel_responsequeuesize", ()] == 0
+
+
 async def test_the_state_of_a_broker_is_shown_from_its_start_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

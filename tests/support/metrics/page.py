@@ -22,16 +22,27 @@ REASONS = {
         " the exporter's rules the name of the fetcher becomes a part of a label's name."
     ),
     "kafka_server_delayedfetchmetrics_.*": "Counted for each fetch that finds no records.",
-    "kafka_network_requestchannel_responsequeuesize .*": "Queues between threads. klamm has one loop.",
     "kafka_network_(acceptor|processor)_.*|.*networkprocessoravgidlepercent .*"
     "|kafka_server_kafkarequesthandlerpool_.*": (
         "How idle Kafka's threads are. klamm has one loop: `klamm_eventloop_lagms` shows how late it runs."
     ),
-    ".*expired_?connections_?killed_?count.*": "klamm does not count the connections that it closes for this reason.",
-    "kafka_server_socket_server_metrics_connection_accept_rate .*": (
-        "klamm has it, with an empty label `ip`, which Prometheus does not keep."
+    "kafka_network_socketserver_controlplaneexpiredconnectionskilledcount .*": (
+        "`expiredconnectionskilledcount` counts the connections of all listeners."
     ),
-    "kafka_server_socket_server_metrics_.*": "Counted for each connection or request. klamm does not count these yet.",
+    "kafka_server_socket_server_metrics_.*(authentication|reauthentication).*": (
+        "Clients of klamm do not authenticate themselves."
+    ),
+    "kafka_server_socket_server_metrics_.*(io_ratio|io_time|io_wait|iotime|select).*": (
+        "How Kafka's network threads divide their time. klamm has one loop: `klamm_eventloop_lagms` shows how late it"
+        " runs."
+    ),
+    "kafka_server_socket_server_metrics_.*_rate .*": "Prometheus computes it from the `_total` of the same name.",
+    "kafka_server_socket_server_metrics_request_size_.*": (
+        "`kafka_network_requestmetrics_requestbytes` shows sizes by API."
+    ),
+    "kafka_server_socket_server_metrics_.*throttle_time .*": (
+        "klamm does not measure how long new connections wait for a quota."
+    ),
     "kafka_server_quota_.*": (
         "klamm has them, with the user in a label. The exporter's rule for client ids matches first and leaves the user"
         " in `resource`."
@@ -54,9 +65,7 @@ OWN = {
     ),
     ".*replication_throttled_rate .*": "The bound of a replication throttle.",
     "kafka_server_quota_.*": "With the user in a label.",
-    "kafka_server_socket_server_metrics_connection_accept_rate .*": (
-        "Of a listener, where `ip` is empty, and of an address with a quota, where `listener` is empty."
-    ),
+    "kafka_server_socket_server_metrics_connection_accept_rate .*": ("Of an address with a quota, as in Kafka."),
     "kafka_server_replicaalterlogdirsmanager_partitionscount .*": "How many replicas move to another log directory.",
 }
 
