@@ -335,7 +335,7 @@ def find_controller(connect: str, timeout_s: float | None = None) -> ControllerA
 
 async def _find_controller(connect: str) -> ControllerAddress | None:
     async with open_znodes(connect) as store:
-        found = await _read_controller(store)
+        found = await read_controller(store)
         return None if found is None else found[0]
 
 
@@ -345,7 +345,7 @@ def _require_controller(address: ControllerAddress | None) -> ControllerAddress:
     return address
 
 
-async def _read_controller(store: "KafkaZooKeeper") -> tuple[ControllerAddress, int] | None:
+async def read_controller(store: "KafkaZooKeeper") -> tuple[ControllerAddress, int] | None:
     """The controller, and the version of /controller_epoch at its election."""
     from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
     from klamm.zookeeper.errors import NoNode
@@ -388,27 +388,39 @@ def _first_address(endpoints: Sequence[Any]) -> str:
 
 
 async def _move(connect: str) -> tuple[ControllerAddress, ControllerAddress]:
+    async with open_znodes(connect) as store:
+        return await move_controller(store)
+
+
+async def move_controller(
+    store: "KafkaZooKeeper", epoch: int | None = None
+) -> tuple[ControllerAddress, ControllerAddress]:
+    """Makes the controller resign; returns it and the one that is elected. Raises ToolError.
+
+    With `epoch` only the controller of this epoch: a later one stays.
+    """
     import asyncio
 
     from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH
     from klamm.zookeeper.errors import BadVersion, NoNode
     from klamm.zookeeper.messages import Check, Delete
 
-    async with open_znodes(connect) as store:
-        found = await _read_controller(store)
-        before = _require_controller(None if found is None else found[0])
-        assert found is not None
-        # If the old controller resigns by itself first, the check of the version protects its successor.
-        with contextlib.suppress(NoNode, BadVersion):
-            await store.client.multi([Check(CONTROLLER_EPOCH_PATH, found[1]), Delete(CONTROLLER_PATH)])
-        deadline = time.monotonic() + ELECTION_TIMEOUT_S
-        while True:
-            found = await _read_controller(store)
-            if found is not None and found[0].epoch > before.epoch:
-                return before, found[0]
-            if time.monotonic() > deadline:
-                raise ToolError(f"no controller was elected within {ELECTION_TIMEOUT_S:g} s")
-            await asyncio.sleep(LOOK_EVERY_S)
+    found = await read_controller(store)
+    before = _require_controller(None if found is None else found[0])
+    assert found is not None
+    if epoch is not None and before.epoch != epoch:
+        raise ToolError(f"the controller is broker {before.broker_id} with epoch {before.epoch} meanwhile")
+    # If the old controller resigns by itself first, the check of the version protects its successor.
+    with contextlib.suppress(NoNode, BadVersion):
+        await store.client.multi([Check(CONTROLLER_EPOCH_PATH, found[1]), Delete(CONTROLLER_PATH)])
+    deadline = time.monotonic() + ELECTION_TIMEOUT_S
+    while True:
+        found = await read_controller(store)
+        if found is not None and found[0].epoch > before.epoch:
+            return before, found[0]
+        if time.monotonic() > deadline:
+            raise ToolError(f"no controller was elected within {ELECTION_TIMEOUT_S:g} s")
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 # -- the controller's HTTP port ---------------------------------------------------------------------------------------
@@ -442,11 +454,16 @@ def _records(
         warn(f"{error}; looking for the controller")
 
 
-def _lines(address: ControllerAddress, path: str) -> Iterator[bytes]:
+def _lines(address: ControllerAddress, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> Iterator[bytes]:
     try:
-        yield from read_lines(f"{address.url}{path}", f"broker {address.broker_id}", HTTP_TIMEOUT_S)
+        yield from read_lines(f"{address.url}{path}", f"broker {address.broker_id}", timeout_s)
     except WrongAnswer as error:
         raise _not_klamm(address) from error
+
+
+def read_events(address: ControllerAddress, timeout_s: float = HTTP_TIMEOUT_S) -> list[dict[str, Any]]:
+    """The newest records of a broker that is or was the controller. Raises ToolError, and NotKlamm."""
+    return [_object(address, line) for line in _lines(address, "/controller/events", timeout_s)]
 
 
 def read_status(address: ControllerAddress, timeout_s: float = HTTP_TIMEOUT_S) -> dict[str, Any]:

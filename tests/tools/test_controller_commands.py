@@ -382,7 +382,7 @@ def test_move_and_events_of_both_controllers(cluster: Cluster, klamm: Run, tmp_p
 def test_a_controller_that_was_elected_meanwhile_is_not_moved(
     cluster: Cluster, klamm: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, seen = controller._read_controller, []
+    read, seen = controller.read_controller, []
 
     async def read_and_lose(store: Any) -> Any:
         found = await read(store)
@@ -394,7 +394,7 @@ def test_a_controller_that_was_elected_meanwhile_is_not_moved(
         seen.append(found)
         return found
 
-    monkeypatch.setattr(controller, "_read_controller", read_and_lose)
+    monkeypatch.setattr(controller, "read_controller", read_and_lose)
     moved = json.loads(klamm("move", "--json", "--zookeeper", cluster.zookeeper))
     assert moved["after"]["epoch"] == moved["before"]["epoch"] + 1
     now = find_controller(cluster.zookeeper)

@@ -10,13 +10,16 @@ import typer
 
 from klamm.processes.errors import ToolError
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, LOOK_MS, AsJson, BootstrapServer, CommandConfig, command_options
+from klamm.tools.words import address_text
 from klamm.tools.zookeeper_access import ZooKeeper
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from klamm.client.options import ClientOptions
     from klamm.tools.cockpit.answers import Cockpit
+    from klamm.tools.cockpit.source import Source
 
 HOST: Final = "127.0.0.1"
 
@@ -42,6 +45,15 @@ def cockpit(
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Let the page move the controller, elect leaders, and so on.")
     ] = False,
+    state_change_logs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="A directory with state-change.log files of the brokers, for the stories of partitions.",
+        ),
+    ] = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
@@ -56,7 +68,17 @@ def cockpit(
         run_recording(file, host, port, as_json=as_json)
         return
     options = command_options(bootstrap_server, command_config)
-    run(options, zookeeper, host, port, allow_changes=allow_changes, as_json=as_json)
+    logs = None if state_change_logs is None else state_change_logs.resolve()
+    run(
+        options,
+        zookeeper,
+        host,
+        port,
+        allow_changes=allow_changes,
+        as_json=as_json,
+        command_config=command_config,
+        state_change_logs=logs,
+    )
 
 
 def check_installed() -> None:
@@ -67,12 +89,30 @@ def check_installed() -> None:
 
 
 def run(
-    options: "ClientOptions", zookeeper: str | None, host: str, port: int, *, allow_changes: bool, as_json: bool
+    options: "ClientOptions",
+    zookeeper: str | None,
+    host: str,
+    port: int,
+    *,
+    allow_changes: bool,
+    as_json: bool,
+    command_config: Path | None = None,
+    state_change_logs: Path | None = None,
 ) -> None:
     """Serves the page until SIGINT or SIGTERM. Raises ToolError when no broker answers or the port cannot be used."""
     import uvloop
 
-    uvloop.run(_serve(options, zookeeper, host, port, allow_changes=allow_changes, as_json=as_json))
+    from klamm.tools.cockpit.answers import Cockpit
+
+    reach: tuple[str, ...] = ("--bootstrap-server", ",".join(address_text(*each) for each in options.bootstrap))
+    if command_config is not None:
+        reach = (*reach, "--command-config", str(command_config))
+    through_zookeeper = () if zookeeper is None else ("--zookeeper", zookeeper)
+
+    def make_cockpit(source: "Source") -> Cockpit:
+        return Cockpit(source, allow_changes, reach, through_zookeeper, state_change_logs)
+
+    uvloop.run(_serve(options, zookeeper, host, port, make_cockpit, as_json=as_json))
 
 
 def run_recording(file: Path, host: str, port: int, *, as_json: bool) -> None:
@@ -101,12 +141,17 @@ def run_recording(file: Path, host: str, port: int, *, as_json: bool) -> None:
 
 
 async def _serve(
-    options: "ClientOptions", zookeeper: str | None, host: str, port: int, *, allow_changes: bool, as_json: bool
+    options: "ClientOptions",
+    zookeeper: str | None,
+    host: str,
+    port: int,
+    make_cockpit: "Callable[[Source], Cockpit]",
+    *,
+    as_json: bool,
 ) -> None:
     from klamm.client.cluster import make_client
     from klamm.environment import SystemEnvironment
     from klamm.tools.clients import cluster_errors
-    from klamm.tools.cockpit.answers import Cockpit
     from klamm.tools.cockpit.cluster import open_cluster
     from klamm.tools.cockpit.server import listen
 
@@ -114,7 +159,7 @@ async def _serve(
         client = make_client(options, SystemEnvironment().random)
         await client.reach(LOOK_MS)
         cluster = await open_cluster(client, zookeeper)
-        await _show(Cockpit(cluster, allow_changes), listening, host, as_json=as_json)
+        await _show(make_cockpit(cluster), listening, host, as_json=as_json)
 
 
 async def _show(cockpit: "Cockpit", listening: "socket.socket", host: str, *, as_json: bool) -> None:

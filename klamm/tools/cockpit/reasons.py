@@ -11,7 +11,7 @@ What must stay true:
 """
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -150,11 +150,12 @@ def _controller(facts: PartitionFacts) -> Iterator[Condition]:
         return
     obstacles = tuple(_obstacles(facts))
     if obstacles:
-        remedies = [Remedy("See what it is doing.", _command(facts, "controller", "status", zookeeper=True))]
+        reach = facts.zookeeper or facts.reach
+        remedies = [Remedy("See what it is doing.", controller_command("status", reach))]
         remedies.append(
             Remedy(
                 "If that does not change, make another broker the controller.",
-                _command(facts, "controller", "move", zookeeper=True),
+                controller_command("move", reach),
             )
         )
         yield Condition("busy_controller", "The controller is held up.", obstacles, tuple(remedies))
@@ -448,6 +449,11 @@ def _off_preferred(facts: PartitionFacts) -> Condition:
     )
 
 
+def controller_command(verb: str, reach: Sequence[str]) -> str:
+    """The call of `klamm controller`."""
+    return shlex.join(("klamm", "controller", verb, *reach))
+
+
 def elect_preferred_command(key: TopicPartition, reach: Sequence[str]) -> str:
     """The call that elects a partition's preferred leader; empty for a name that no topic can have."""
     if not is_legal_topic_name(key.topic):
@@ -543,11 +549,9 @@ def _setting_text(facts: PartitionFacts, name: str, meaning: str) -> str:
     return f"{text}: {meaning}" if meaning else text
 
 
-def _command(facts: PartitionFacts, *words: str, zookeeper: bool = False) -> str:
-    if not is_legal_topic_name(facts.key.topic):
-        return ""
-    reach: Iterable[str] = facts.zookeeper if zookeeper and facts.zookeeper else facts.reach
-    return shlex.join(("klamm", *words, *reach))
+def _command(facts: PartitionFacts, *words: str) -> str:
+    """A call about this topic."""
+    return shlex.join(("klamm", *words, *facts.reach)) if is_legal_topic_name(facts.key.topic) else ""
 
 
 def _is(things: Sequence[object]) -> str:

@@ -36,7 +36,7 @@ from klamm.tools.cockpit.safety import ENCODED_HEADERS, Guard
 from klamm.tools.cockpit.source import ENDED, Event, Source
 
 # The first module that knows an address answers: travel does it for a recording.
-PAGES: Final = ("travel", "now")
+PAGES: Final = ("travel", "actions", "configs", "groups", "now", "records", "topics", "why")
 
 MAX_CONNECTIONS: Final = 200
 MAX_STREAMS: Final = 20

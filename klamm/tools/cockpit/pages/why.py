@@ -1,0 +1,38 @@
+"""`/api/why?topic=&partition=`: why a partition is as it is, what would help, and who decided what, in order."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from klamm.tools.cockpit.answers import Cockpit, json_response
+from klamm.tools.cockpit.asking import asking, live_client, partition
+from klamm.tools.cockpit.partition_facts import Reach, read_partition, read_records, read_story
+from klamm.tools.cockpit.reasons import explain
+
+
+def routes(cockpit: Cockpit) -> list[Route]:
+    reach = Reach(cockpit.brokers_options, cockpit.zookeeper_options)
+
+    async def why(request: Request) -> Response:
+        client, key, znodes = live_client(cockpit), partition(request), cockpit.source.znodes
+        now = await cockpit.source.now()
+        records = await read_records(znodes)
+        facts = await read_partition(client, znodes, now, key, reach, records)
+        view = facts.view
+        told = await read_story(znodes, facts, records, cockpit.state_change_logs)
+        return json_response(
+            {
+                "topic": key.topic,
+                "partition": key.partition,
+                "leader": view.leader,
+                "leader_epoch": view.leader_epoch,
+                "isr": view.isr,
+                "replicas_assigned": view.replicas,
+                "adding": view.adding,
+                "removing": view.removing,
+                **explain(facts).value(),
+                "story": told.value(),
+            }
+        )
+
+    return [Route("/api/why", asking(why))]

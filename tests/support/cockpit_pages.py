@@ -1,0 +1,94 @@
+"""Asks the APIs of the cockpit's pages without a server: of a real cluster, on the test's own loop."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+
+from klamm.client.cluster import ClusterClient, make_client
+from klamm.environment import SystemEnvironment
+from klamm.processes.errors import ToolError
+from klamm.tools.clients import command_options
+from klamm.tools.cluster_facts import read_facts
+from klamm.tools.cockpit.answers import Cockpit
+from klamm.tools.cockpit.cluster import now_document
+from klamm.tools.cockpit.pages import actions, configs, groups, records, topics, why
+from klamm.tools.controller import read_controller, read_status
+from klamm.tools.zookeeper_access import open_znodes
+from klamm.znodes.store import KafkaZooKeeper
+from support.cockpit import FixedSource
+
+PAGES = (actions, configs, groups, records, topics, why)
+
+
+class ClusterSource(FixedSource):
+    """Looks at the cluster anew for each Now document."""
+
+    def __init__(self, client: ClusterClient, znodes: KafkaZooKeeper | None) -> None:
+        super().__init__({})
+        self.client = client  # type: ignore[assignment]
+        self.znodes = znodes  # type: ignore[assignment]
+
+    async def now(self) -> Mapping[str, Any]:
+        assert self.client is not None
+        document = now_document(await read_facts(self.client))
+        document["controller"]["status"] = await self._status()
+        return document
+
+    async def _status(self) -> dict[str, Any] | None:
+        found = None if self.znodes is None else await read_controller(self.znodes)
+        if found is None or found[0].port is None:
+            return None
+        try:
+            return read_status(found[0], 3)
+        except ToolError:
+            return None
+
+
+class Asker:
+    """Calls routes by their paths; an answer is (status, JSON)."""
+
+    def __init__(self, cockpit: Cockpit) -> None:
+        self._routes = {route.path: route for page in PAGES for route in page.routes(cockpit)}
+
+    async def ask(self, path: str, body: Any = None, **query: object) -> tuple[int, Any]:
+        from urllib.parse import urlencode
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"" if body is None else json.dumps(body).encode()}
+
+        scope = {
+            "type": "http",
+            "method": "GET" if body is None else "POST",
+            "path": path,
+            "query_string": urlencode({name.rstrip("_"): value for name, value in query.items()}).encode(),
+            "headers": [],
+        }
+        answer = await self._routes[path].endpoint(Request(scope, receive))
+        return answer.status_code, json.loads(answer.body)
+
+    async def get(self, path: str, **query: object) -> Any:
+        status, value = await self.ask(path, **query)
+        assert status == 200, value
+        return value
+
+
+@asynccontextmanager
+async def asker(
+    bootstrap: str, zookeeper: str | None, *, allow_changes: bool = False, logs: Path | None = None
+) -> AsyncIterator[Asker]:
+    """The pages of a cluster."""
+    client = make_client(command_options(bootstrap, None), SystemEnvironment().random)
+    reach = ("--bootstrap-server", bootstrap)
+    try:
+        if zookeeper is None:
+            yield Asker(Cockpit(ClusterSource(client, None), allow_changes, reach, (), logs))
+        else:
+            async with open_znodes(zookeeper) as znodes:
+                through = ("--zookeeper", zookeeper)
+                yield Asker(Cockpit(ClusterSource(client, znodes), allow_changes, reach, through, logs))
+    finally:
+        await client.close()
