@@ -421,14 +421,18 @@ def _reassignment(facts: PartitionFacts) -> Condition:
 
 
 def cancel_command(key: TopicPartition, view: PartitionView, reach: Sequence[str]) -> str:
-    """The calls that cancel one partition's reassignment: a plan that names it, and the cancellation of that plan."""
+    """The calls that cancel one partition's reassignment: a plan that names it, and the cancellation of that plan.
+
+    Throttles stay: they may be another reassignment's, and those of a dead broker cannot be removed.
+    """
     if not is_legal_topic_name(key.topic):
         return ""
     plan = (
         f'{{"version":1,"partitions":[{{"topic":"{key.topic}","partition":{key.partition},'
         f'"replicas":[{joined(view.target)}]}}]}}'
     )
-    call = shlex.join(("klamm", "reassign", "cancel", "--reassignment-json-file", "cancel.json", *reach))
+    words = ("reassign", "cancel", "--reassignment-json-file", "cancel.json", "--preserve-throttles")
+    call = shlex.join(("klamm", *words, *reach))
     return f"echo {shlex.quote(plan)} > cancel.json\n{call}"
 
 

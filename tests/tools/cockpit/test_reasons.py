@@ -232,7 +232,8 @@ CASES: dict[str, tuple[PartitionFacts, str, tuple[str, ...], tuple[str, ...]]] =
         ),
         (
             "",
-            "klamm reassign cancel --reassignment-json-file cancel.json --bootstrap-server localhost:9092",
+            "klamm reassign cancel --reassignment-json-file cancel.json --preserve-throttles --bootstrap-server"
+            " localhost:9092",
         ),
     ),
     "a reassignment waits for a dead broker": (

@@ -1,0 +1,208 @@
+"""Why, on real klamm clusters whose brokers are stopped: the answer is right, and the command that it gives helps."""
+
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from klamm.testing import Cluster
+from klamm.tools import main
+from support.cockpit_pages import asker
+
+LAG_MS = {"replica.lag.time.max.ms": 1_000, "auto.leader.rebalance.enable": "false"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(brokers=3, properties=LAG_MS) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def all_run(cluster: Cluster) -> None:
+    for broker in cluster.broker_ids:
+        if broker not in [each.id for each in cluster.brokers if each.running]:
+            cluster.start(broker)
+    cluster.until(lambda: not cluster.under_replicated())
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Runs the command of a remedy as a shell would, with the answer yes."""
+    monkeypatch.chdir(tmp_path)
+
+    def shell(command: str) -> None:
+        for line in command.splitlines():
+            words = shlex.split(line)
+            if words[0] == "echo":
+                assert words[2] == ">"
+                (tmp_path / words[3]).write_text(words[1])
+            else:
+                assert main.run([*words[1:], "--yes"]) == 0, line
+
+    return shell
+
+
+async def why(cluster: Cluster, topic: str) -> dict[str, Any]:
+    async with asker(cluster.bootstrap, cluster.zookeeper) as pages:
+        found: dict[str, Any] = await pages.get("/api/why", topic=topic, partition=0)
+        return found
+
+
+def of(found: dict[str, Any], kind: str) -> dict[str, Any]:
+    [condition] = [each for each in found["conditions"] if each["kind"] == kind]
+    return dict(condition)
+
+
+def commands(found: dict[str, Any], kind: str) -> list[str]:
+    return [each["command"] for each in of(found, kind)["remedies"] if each["command"]]
+
+
+def produce(cluster: Cluster, topic: str, count: int) -> None:
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    for number in range(count):
+        producer.produce(topic, str(number).encode(), partition=0)
+    assert producer.flush(20) == 0
+
+
+def without_leader(cluster: Cluster, topic: str) -> tuple[int, int]:
+    """The partition lost its follower, got two records more, and lost its leader; the follower is back.
+
+    Returns the dead leader and the follower. The controller's broker stays.
+    """
+    cluster.create_topic(topic, partitions=1, replication_factor=2)
+    produce(cluster, topic, 3)
+    leader = cluster.leader(topic)
+    [follower] = cluster.followers(topic)
+    assert leader is not None
+    cluster.kill(follower)
+    cluster.until(lambda: cluster.isr(topic) == [leader])
+    produce(cluster, topic, 2)
+    cluster.kill(leader)
+    cluster.start(follower, wait=False)
+    cluster.until(lambda: cluster.leader(topic) is None and follower in _live(cluster))
+    return leader, follower
+
+
+def _live(cluster: Cluster) -> list[int]:
+    return [each.id for each in cluster.brokers if each.running]
+
+
+def _registered(cluster: Cluster) -> list[int]:
+    """The brokers whose sessions have not ended."""
+    living = next(each for each in cluster.brokers if each.running)
+    return sorted(AdminClient({"bootstrap.servers": living.address}).list_topics(timeout=10).brokers)
+
+
+@pytest.mark.parametrize("remedy", [0, pytest.param(1, marks=pytest.mark.long)])
+async def test_an_offline_partition_has_its_reason_price_story_and_a_command_that_helps(
+    cluster: Cluster, run: Callable[[str], None], remedy: int
+) -> None:
+    topic = f"offline-{remedy}"
+    leader, follower = without_leader(cluster, topic)
+    found = await why(cluster, topic)
+    [offline] = [each for each in found["conditions"] if each["kind"] == "offline"]
+    assert offline["why"][0] == f"no replica of the ISR (broker {leader}) can lead"
+    assert f"broker {leader} is not live (it is in the ISR)" in offline["why"]
+    assert offline["remedies"][0]["text"].startswith(f"Start broker {leader}. Nothing is lost")
+    assert f"broker {leader} is not live, and what only it has is lost" in offline["remedies"][1]["price"]
+    states = {each["broker_id"]: each["state"] for each in found["replicas"]}
+    assert states == {leader: "offline", follower: "out of sync"}
+    [dead] = [each for each in found["replicas"] if each["broker_id"] == leader]
+    story = found["story"]
+    assert story["source"] == "the records of klamm controllers"
+    assert [each["controller_epoch"] for each in story["entries"]] == sorted(
+        each["controller_epoch"] for each in story["entries"]
+    )
+    went = [each["time_ms"] for each in story["entries"] if each["subject"] == f"replica {leader}"]
+    assert dead["since_ms"] is None or dead["since_ms"] in went
+    run(commands(found, "offline")[remedy])
+    cluster.until(lambda: cluster.leader(topic) == follower)
+
+
+@pytest.mark.long
+async def test_what_falls_short_of_min_insync_replicas_is_mended_by_the_command(
+    cluster: Cluster, run: Callable[[str], None]
+) -> None:
+    cluster.create_topic("short", partitions=1, replication_factor=2, configs={"min.insync.replicas": "2"})
+    leader = cluster.leader("short")
+    [follower] = cluster.followers("short")
+    cluster.kill(follower)
+    cluster.until(lambda: cluster.isr("short") == [leader])
+    found = await why(cluster, "short")
+    assert [each["kind"] for each in found["conditions"]] == ["under_min_isr", "under_replicated"]
+    assert "min.insync.replicas is 2, set on the topic" in found["conditions"][0]["why"]
+    assert found["conditions"][0]["remedies"][0]["text"] == f"Start broker {follower}."
+    run(commands(found, "under_min_isr")[0])
+    produce(cluster, "short", 1)
+    kinds = [each["kind"] for each in (await why(cluster, "short"))["conditions"]]
+    assert "under_min_isr" not in kinds
+
+
+@pytest.mark.long
+async def test_the_preferred_leader_gets_its_partition_back_by_the_command(
+    cluster: Cluster, run: Callable[[str], None]
+) -> None:
+    cluster.create_topic("moved", partitions=1, replication_factor=2)
+    preferred = cluster.replicas("moved")[0]
+    cluster.restart(preferred)
+    cluster.until(lambda: len(cluster.isr("moved")) == 2)
+    found = await why(cluster, "moved")
+    assert [each["kind"] for each in found["conditions"]] == ["healthy", "off_preferred"]
+    run(commands(found, "off_preferred")[0])
+    assert cluster.leader("moved") == preferred
+    assert [each["kind"] for each in (await why(cluster, "moved"))["conditions"]] == ["healthy"]
+
+
+@pytest.mark.long
+async def test_a_reassignment_says_what_it_waits_for_and_the_command_cancels_it(
+    cluster: Cluster, run: Callable[[str], None]
+) -> None:
+    cluster.create_topic("moving", partitions=1, replication_factor=1)
+    [origin] = cluster.replicas("moving")
+    target = next(each for each in cluster.broker_ids if each != origin)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    for _ in range(8):
+        producer.produce("moving", b"x" * 900_000, partition=0)
+    assert producer.flush(20) == 0
+    plan = f'{{"version":1,"partitions":[{{"topic":"moving","partition":0,"replicas":[{target}]}}]}}'
+    options = f"--no-wait --throttle 1000 --bootstrap-server {cluster.bootstrap}"
+    run(f"echo '{plan}' > plan.json\nklamm reassign execute --reassignment-json-file plan.json {options}")
+    moving = of(await why(cluster, "moving"), "reassigning")
+    assert f"Step A: broker {target} copies the log." in moving["text"]
+    assert any(each.startswith(f"replication is throttled: broker {target} has") for each in moving["why"])
+    assert f"klamm configs alter --broker {target} --delete-config" in " ".join(
+        each["command"] for each in moving["remedies"]
+    )
+    cluster.kill(target)
+    cluster.until(lambda: target not in _registered(cluster))
+    moving = of(await why(cluster, "moving"), "reassigning")
+    assert f"broker {target} is not live" in moving["why"]
+    assert moving["remedies"][0]["text"] == f"Start broker {target}."
+    run(moving["remedies"][-1]["command"])
+    assert cluster.replicas("moving") == [origin]
+
+
+async def test_the_story_is_read_from_state_change_logs_where_they_are_given(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.create_topic("told", partitions=1, replication_factor=1)
+    (tmp_path / "state-change.log").write_text(
+        "[2026-01-02 03:04:05,678] INFO [Controller id=1 epoch=4] Changed partition told-0 from NewPartition to"
+        " OnlinePartition with state LeaderAndIsr(leader=1, leaderEpoch=0, isr=List(1), zkVersion=0)"
+        " (state.change.logger)\n"
+    )
+    async with asker(cluster.bootstrap, cluster.zookeeper, logs=tmp_path) as pages:
+        [entry] = (await pages.get("/api/why", topic="told", partition=0))["story"]["entries"]
+    assert (entry["time"], entry["writer"], entry["controller_epoch"]) == ("2026-01-02 03:04:05,678", "controller 1", 4)
+    assert (entry["before"], entry["after"], entry["leader"]) == ("NewPartition", "OnlinePartition", 1)
+
+
+async def test_an_unknown_partition_and_topic_are_named(cluster: Cluster) -> None:
+    async with asker(cluster.bootstrap, cluster.zookeeper) as pages:
+        status, value = await pages.ask("/api/why", topic="missing", partition=0)
+        assert (status, "missing-0 does not exist" in value["error"]) == (404, True)
+        status, value = await pages.ask("/api/why", topic="missing", partition="x")
+        assert (status, value["error"]) == (400, "partition='x' is not a number from 0 to 2147483647.")
