@@ -46,7 +46,7 @@
               h("td", {}, each.writer),
               h("td", { class: "number" }, each.controller_epoch ?? words.none),
               h("td", {}, each.is_failed ? "FAILED " : "", each.subject, each.before ? `: ${each.before} \u2192 ${each.after}` : ""),
-              h("td", {}, each.leader === null ? words.none : `${each.leader} (epoch ${each.leader_epoch})`),
+              h("td", {}, each.leader === null ? words.none : `${each.leader < 0 ? "none" : each.leader} (epoch ${each.leader_epoch})`),
               h("td", {}, each.isr === null ? words.none : words.ids(each.isr)),
               h("td", {}, seen(each.text))))))),
       told.why_no_more ? h("p", { class: "why-not" }, told.why_no_more) : null);
