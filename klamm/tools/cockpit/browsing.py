@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from klamm.client.fetching import FetchFrom, fetch, readable_batches
+from klamm.client.fetching import Answer, FetchFrom, fetch, readable_batches
 from klamm.client.topics import describe_topics
 from klamm.protocol.compression import CompressionType, decompress
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -25,7 +25,6 @@ from klamm.tools.cockpit.shown import SHOWN_BYTES, decoded, shown, visible
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient, PartitionMetadata
-    from klamm.protocol.apis.fetch import PartitionData
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 4 * 1024 * 1024
@@ -115,7 +114,7 @@ class Reader:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{self._key} has no leader, so nobody can read it")
         return found
 
-    async def _fetch(self, metadata: "PartitionMetadata", page: Page) -> "tuple[PartitionData, int]":
+    async def _fetch(self, metadata: "PartitionMetadata", page: Page) -> tuple[Answer, int]:
         """What the leader has from the page's next offset on.
 
         With READ_COMMITTED the leader names the aborted transactions, but nothing behind the last stable offset.
@@ -124,7 +123,7 @@ class Reader:
         topic_ids = {self._key.topic: None if topic.topic_id is None else topic.topic_id.hex}
         connection = await self._client.connection_to(metadata.leader)
 
-        async def ask(isolation: int) -> "PartitionData":
+        async def ask(isolation: int) -> Answer:
             wanted = {self._key: FetchFrom(page.next_offset, metadata.leader_epoch, FETCH_BYTES)}
             limits = {"max_bytes": FETCH_BYTES, "max_wait_ms": 0, "min_bytes": 0, "isolation_level": isolation}
             answer = (await fetch(connection, wanted, topic_ids, **limits)).partitions.get(self._key)
@@ -141,7 +140,7 @@ class Reader:
             return answer, READ_COMMITTED
         return await ask(READ_UNCOMMITTED), READ_UNCOMMITTED
 
-    async def _take(self, page: Page, answer: "PartitionData", isolation: int, count: int, before: int | None) -> bool:
+    async def _take(self, page: Page, answer: Answer, isolation: int, count: int, before: int | None) -> bool:
         """Adds what was fetched; False at the end of the log."""
         records = memoryview(answer.records or b"")
         begin = page.next_offset
