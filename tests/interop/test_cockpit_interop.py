@@ -18,7 +18,7 @@ def filled(bootstrap: str, topic: str) -> None:
     producer.init_transactions(60)
     for value, end in (("kept", producer.commit_transaction), ("lost", producer.abort_transaction)):
         producer.begin_transaction()
-        producer.produce(topic, value, key=b"k", partition=0)
+        producer.produce(topic, f"{value:<500}", key=b"k", partition=0)
         producer.flush(60)
         end(60)
 
@@ -26,7 +26,7 @@ def filled(bootstrap: str, topic: str) -> None:
 async def looks(pages: Asker, topic: str) -> dict[str, Any]:
     """What every cluster shows; returns the answer of Why."""
     page = await pages.get("/api/records", topic=topic, partition=0, offset=0)
-    assert [(each["value"]["text"], each["mark"]) for each in page["records"] if "control" not in each["mark"]] == [
+    assert [(each["value"]["text"].strip(), each["mark"]) for each in page["records"] if "control" not in each["mark"]] == [
         ("kept", ""),
         ("lost", "aborted"),
     ]
