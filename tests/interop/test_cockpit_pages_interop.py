@@ -26,7 +26,9 @@ def filled(bootstrap: str, topic: str) -> None:
 async def looks(pages: Asker, topic: str) -> dict[str, Any]:
     """What every cluster shows; returns the answer of Why."""
     page = await pages.get("/api/records", topic=topic, partition=0, offset=0)
-    assert [(each["value"]["text"].strip(), each["mark"]) for each in page["records"] if "control" not in each["mark"]] == [
+    assert [
+        (each["value"]["text"].strip(), each["mark"]) for each in page["records"] if "control" not in each["mark"]
+    ] == [
         ("kept", ""),
         ("lost", "aborted"),
     ]
