@@ -1,5 +1,6 @@
 """A report has, for each fault and action, the line of Python that repeats it."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -109,6 +110,9 @@ class RecordingCluster(AnswerFaults, ServerFaults):
 
     def broker(self, broker: int) -> Any:
         return SimpleNamespace(running=True)
+
+    def data_directory(self, server: int) -> Path:
+        return Path()
 
 
 @pytest.mark.parametrize(("what", "line"), LINES, ids=[line for _, line in LINES])

@@ -79,9 +79,12 @@ def read(broker: Broker) -> list[tuple[bytes, bytes | None]]:
     while True:
         message = consumer.poll(60)
         assert message is not None
-        if message.error() is not None:
+        error = message.error()
+        if error is None:
+            found.append((message.key(), message.value()))
+        elif error.code() == KafkaError._PARTITION_EOF:
             break
-        found.append((message.key(), message.value()))
+        # Other errors are news of brokers that have been killed.
     consumer.close()
     return found
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support.copying.klamm_copier import FENCED
 from support.go_programs import built
 from support.oracles import java_command, kafka4_jars, kafka_jars
 from support.processes import ManagedProcess
@@ -71,6 +72,11 @@ class Copy:
         producer is fenced.
         """
         return self.client in ("franz-go", "librdkafka")
+
+    def was_fenced(self, code: int) -> bool:
+        """Whether a process ended because a coordinator died between the record of a new epoch and its answer: the
+        next one cannot tell the producer, which asks again, from a zombie. Kafka's log does not have what it takes."""
+        return self.client == "klamm" and code == FENCED
 
     def arguments(self, bootstrap: str, number: int) -> list[str]:
         """The options of its copier with this number."""

@@ -20,7 +20,14 @@ from klamm.client.options import ClientOptions, ConsumerOptions, ProducerOptions
 from klamm.client.producer import ProducerRecord
 from klamm.client.properties import parse_addresses
 from klamm.client.transactional_producer import TransactionalProducer
-from klamm.client.transactions import PreparedTransaction, ProducerEnded, State, TransactionAborted, end_prepared
+from klamm.client.transactions import (
+    PreparedTransaction,
+    ProducerEnded,
+    ProducerFenced,
+    State,
+    TransactionAborted,
+    end_prepared,
+)
 from klamm.environment import SystemEnvironment
 from klamm.net.client import ClientError
 from klamm.protocol.compression import CompressionType
@@ -28,6 +35,8 @@ from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, READ_COMMITTED, TopicPartition
 
 POLL_MS = 200
+# The exit code after the refusal of a new epoch.
+FENCED = 3
 
 
 class Copier:
@@ -167,7 +176,7 @@ async def main() -> int:
         await copier.run()
     except (ProducerEnded, KafkaError, ClientError) as error:
         print(f"cannot go on: {error!r}", file=sys.stderr, flush=True)
-        return 1
+        return FENCED if isinstance(error, ProducerFenced) and "the registration of" in str(error) else 1
     copier.tell("shutdown_complete", "")
     return 0
 

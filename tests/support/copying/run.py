@@ -88,7 +88,8 @@ class Worker:
             return
         if code != 0 and not self.expected_to_end:
             what = f"{self.process.name} ended with exit code {code}:\n{self.process.tail(15)}"
-            tell = self._run.note if self.copy.may_give_up else self._run.problem
+            may_end = self.copy.may_give_up or self.copy.was_fenced(code)
+            tell = self._run.note if may_end else self._run.problem
             tell(what)
         if self._run.is_enough(self.copy):
             self.done = True

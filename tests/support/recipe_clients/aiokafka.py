@@ -5,9 +5,10 @@ idempotent here.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Collection, Coroutine, Iterable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
@@ -19,6 +20,7 @@ from aiokafka.errors import (
     IllegalOperation,
     IllegalStateError,
     KafkaTimeoutError,
+    LeaderNotAvailableError,
     ProducerFenced,
 )
 
@@ -98,8 +100,13 @@ class Producer(contract.Producer):
         return self._loop.begin(self._send(topic, value, partition))
 
     async def _send(self, topic: str, value: str, partition: int) -> int:
-        sent = await (await self._producer.send(topic, value.encode(), partition=partition))
-        return int(sent.offset)
+        while True:
+            try:
+                sent = await (await self._producer.send(topic, value.encode(), partition=partition))
+            except LeaderNotAvailableError:
+                # aiokafka gives up a batch that is as old as the request timeout while its partition has no leader.
+                continue
+            return int(sent.offset)
 
     def begin(self) -> None:
         self._loop.run(self._producer.begin_transaction())
@@ -181,7 +188,9 @@ class Consumer(contract.Consumer, ConsumerRebalanceListener):
 
     def close(self) -> None:
         self._task.cancel()
-        self._loop.run(self._consumer.stop())
+        # aiokafka ends a fetch by cancelling it, and may pass that on.
+        with contextlib.suppress(CancelledError):
+            self._loop.run(self._consumer.stop())
 
 
 class Client(contract.Client):

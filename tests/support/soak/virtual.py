@@ -75,10 +75,13 @@ FOLLOW_THE_LOG = (
     "TransactionIndex()",
 )
 
-# Containers that fill up: each histogram keeps its newest 1,028 values, each log the ends of its newest 64 reads, and
-# each index of an active segment the entries since the last flush.
+# Containers that fill up: each histogram keeps its newest 1,028 values, each rate two numbers for each of its 11 newest
+# windows, each log the ends of its newest 64 reads, and each index of an active segment the entries since the last
+# flush.
 RINGS = {
     "Histogram._newest": 100 * 1028,
+    "SampledRate._windows": 20 * 11,
+    "SampledRate._windows[]": 20 * 11 * 2,
     "LogReader._remembered": 20 * 64,
     "LogReader._remembered[]": 20 * 64 * 2,
     "IndexFile._pending": 20_000,
