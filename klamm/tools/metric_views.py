@@ -112,14 +112,15 @@ def broker_value(broker: BrokerMetrics) -> dict[str, Any]:
     if broker.now is None:
         return value
     apis = _apis(broker)
+    has_rates = bool(apis) and broker.before is not None
     requests = [api for name, api in apis.items() if name not in _FETCHES or _COUNTED_TWICE not in apis]
     return value | {
         "controller": broker.now.value(f"{_CONTROLLER}kafkacontroller_activecontrollercount") == 1,
         "messages_in_per_s": broker.per_s(f"{_TOPICS}messagesin_total"),
         "bytes_in_per_s": broker.per_s(f"{_TOPICS}bytesin_total"),
         "bytes_out_per_s": broker.per_s(f"{_TOPICS}bytesout_total"),
-        "requests_per_s": sum(api.requests_per_s for api in requests) if apis else None,
-        "errors_per_s": sum(api.errors_per_s for api in requests) if apis else None,
+        "requests_per_s": sum(api.requests_per_s for api in requests) if has_rates else None,
+        "errors_per_s": sum(api.errors_per_s for api in requests) if has_rates else None,
         "under_replicated_partitions": broker.now.value(f"{_REPLICAS}underreplicatedpartitions"),
         "offline_replicas": broker.now.value(f"{_REPLICAS}offlinereplicacount"),
         "offline_partitions": broker.now.value(f"{_CONTROLLER}kafkacontroller_offlinepartitionscount"),

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 # Between the two looks that rates come from. A live view has its own time between looks.
 LOOK_FOR_S: Final = 1.0
-# A broker that hangs holds up the screen for this long.
-TIMEOUT_S: Final = 5.0
 MOST_READERS: Final = 16
 
 
@@ -131,9 +129,9 @@ class Looks:
                 error=f"broker {broker_id} shows no metrics: its klamm.metrics.port is -1, or it is Apache Kafka, whose"
                 " JMX exporter --url names",
             )
-        who = url if broker_id is None else f"broker {broker_id}"
+        who = "the exporter" if broker_id is None else f"broker {broker_id}"
         try:
-            text = read_body(url, who, TIMEOUT_S).decode("utf-8", "replace")
+            text = read_body(url, who).decode("utf-8", "replace")
             is_wanted = partial(views.is_named, names=self._names) if self._names else views.is_important
             scrape = views.parse(text, time.monotonic(), is_wanted)
         except WrongAnswer as error:

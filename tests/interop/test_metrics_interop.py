@@ -1,6 +1,7 @@
 """The metrics of two brokers of Apache Kafka 2.8.2 behind Prometheus' JMX exporter, and of two brokers of klamm after
 the same work: names, types, labels, and the values that do not depend on time."""
 
+import json
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from klamm.tools import main
 from support.clusters import KlammBroker
 from support.metrics import RECORDED, Shape, exporter_rules, recorded, scraped
 from support.metrics.page import klamm_shapes
@@ -188,3 +190,18 @@ def test_values_are_kafkas(kafka_brokers: list[tuple[str, str]], klamm_brokers: 
     for (_, kafka_url), (_, klamm_url) in zip(kafka_brokers, klamm_brokers, strict=True):
         until(lambda: values(scrape(klamm_url)) == values(scrape(kafka_url)), timeout_s=30)  # noqa: B023
     assert {name for name, _ in values(scrape(kafka_brokers[0][1]))} == {*SAME, *SAME_OF_TOPIC}
+
+
+def test_klamm_metrics_shows_brokers_of_kafka(
+    kafka_brokers: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    work(kafka_brokers[0][0])
+    assert main.run(["metrics", *(f"--url={url}" for _, url in kafka_brokers), "--json"]) == 0
+    brokers = json.loads(capsys.readouterr().out)
+    assert [broker["url"] for broker in brokers] == [url for _, url in kafka_brokers]
+    assert sum(broker["controller"] for broker in brokers) == 1
+    for broker in brokers:
+        assert {broker[name] for name in ("under_replicated_partitions", "offline_replicas", "controller_queue")} == {0}
+        assert None not in [broker[name] for name in ("messages_in_per_s", "bytes_out_per_s", "requests_per_s")]
+        assert broker["memory_bytes"] > 0
+        assert "FetchFollower" in [api["api"] for api in broker["apis"]]

@@ -76,7 +76,8 @@ def test_the_screen_has_rates_and_the_busiest_apis() -> None:
 
 def test_the_first_look_has_no_rates() -> None:
     value = broker_value(BrokerMetrics(1, "u", None, parse(KAFKA % FIRST, 0, is_important)))
-    assert (value["messages_in_per_s"], value["under_replicated_partitions"], value["apis"]) == (None, 3, [])
+    assert (value["messages_in_per_s"], value["requests_per_s"], value["apis"]) == (None, None, [])
+    assert value["under_replicated_partitions"] == 3
 
 
 def test_named_metrics_are_shown_with_their_labels() -> None:
@@ -157,7 +158,7 @@ def test_a_url_without_metrics(status: int, body: str, told: str, capsys: pytest
         assert main.run(["metrics", "--url", url]) == 1
         assert told.format(url=url) in capsys.readouterr().out
     assert main.run(["metrics", "--url", url]) == 1
-    assert f"{url} does not answer at {url}: " in capsys.readouterr().out
+    assert f"the exporter does not answer at {url}: " in capsys.readouterr().out
     assert main.run(["metrics", "--url", url, "--broker", "1"]) == 2
 
 
