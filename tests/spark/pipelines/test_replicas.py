@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -31,9 +32,10 @@ def replicated(klamm_helper: Helper) -> Iterator[Cluster]:
     """Three brokers and the topic `planted`: in its first partition, broker 2 has three batches that differ."""
     with Cluster(3, helper=klamm_helper) as cluster:
         cluster.create_topic("planted", partitions=2, replication_factor=3)
+        now_ms = time.time_ns() // 1_000_000
         for partition in (0, 1):
             values = [b"value-%d" % number for number in range(partition, 2 * RECORDS, 2)]
-            write_batches(cluster, "planted", [[Record(None, value)] for value in values], partition)
+            write_batches(cluster, "planted", [[Record(None, value, now_ms)] for value in values], partition)
         cluster.stop(2)
         segment = first_segment(cluster.broker(2).data_directory, "planted")
         change_records(segment, 9)
