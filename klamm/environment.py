@@ -253,6 +253,11 @@ class Environment(ABC):
         """The memory of the processes of `run_in_background`."""
         return 0
 
+    @property
+    def memory_bytes(self) -> int:
+        """The memory of this process; 0 where the system does not tell."""
+        return 0
+
     @abstractmethod
     def host_name(self) -> str:
         """The name under which other machines reach this one, for listeners without a host name."""
@@ -499,6 +504,10 @@ class SystemEnvironment(Environment):
     @property
     def background_memory_bytes(self) -> int:
         return sum(_resident_bytes(worker.pid) for worker in self._background if worker.pid is not None)
+
+    @property
+    def memory_bytes(self) -> int:
+        return _resident_bytes(os.getpid())
 
     @property
     def worker_pid(self) -> int | None:

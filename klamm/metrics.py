@@ -171,6 +171,9 @@ class Metrics:
     def __iter__(self) -> Iterator[Metric]:
         return iter(list(self._metrics.values()))
 
+    def find(self, name: MetricName) -> Metric | None:
+        return self._metrics.get(name)
+
     def _add(self, metric: Metric) -> None:
         if metric.name in self._metrics:
             raise ValueError(f"{':'.join(metric.name)} is registered twice")

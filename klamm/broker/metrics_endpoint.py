@@ -4,6 +4,9 @@
 |----------------------------|---------------------------------------------------------------------------------------|
 | /metrics                   | metrics in Prometheus' text format                                                    |
 | /controller                | what the controller is doing, as JSON; of other brokers only who the controller is    |
+| /controller?brief          | the same without lists of partitions out of order, and with the counts of both state  |
+|                            | machines: cheap enough to be asked every second                                       |
+| /broker                    | a few numbers of this broker as JSON (broker_status.py), for the same kind of reader  |
 | /controller/events         | the newest records of the controller (state_change_log.py), one JSON object a line    |
 | /controller/events?follow  | the same, and all that follow, until the broker is no longer the controller;          |
 |                            | a line every few seconds, so that the reader can tell an idle broker from a dead one  |
@@ -16,6 +19,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 
 import orjson
 
+from klamm.broker.broker_status import LOOP_LAG, LOOP_LONGEST_LAG, broker_status
 from klamm.controller.controller import KafkaController
 from klamm.controller.controller_status import controller_status
 from klamm.controller.state_change_log import NumberedRecord
@@ -64,6 +68,7 @@ class MetricsEndpoint:
         self.metrics.gauge(name, "The memory of the broker's process.", lambda: environment.memory_bytes)
         routes = {
             "/metrics": self._show_metrics,
+            "/broker": self._show_broker,
             "/controller": self._show_controller,
             "/controller/events": self._show_events,
         }
@@ -96,8 +101,12 @@ class MetricsEndpoint:
         length = {"Content-Length": str(sum(map(len, pieces)))}
         return Answer(200, _joined(pieces), CONTENT_TYPE, length)
 
-    async def _show_controller(self, _request: Request) -> Answer:
-        return Answer(200, orjson.dumps(await controller_status(self._controller)), JSON)
+    async def _show_broker(self, _request: Request) -> Answer:
+        return Answer(200, orjson.dumps(broker_status(self._broker_id, self.metrics, self._environment)), JSON)
+
+    async def _show_controller(self, request: Request) -> Answer:
+        status = await controller_status(self._controller, brief="brief" in request.parameters)
+        return Answer(200, orjson.dumps(status), JSON)
 
     async def _show_events(self, request: Request) -> Answer:
         body = self._follow() if "follow" in request.parameters else self._newest()
@@ -154,9 +163,9 @@ class PauseWatch:
 
     def register(self, metrics: Metrics) -> None:
         lag, pause = self._lag_ms, self._gc_pause_ms
-        metrics.histogram(MetricName("klamm", "EventLoop", "LagMs"), "How late timers of the loop are.", lag)
+        metrics.histogram(LOOP_LAG, "How late timers of the loop are.", lag)
         metrics.gauge(
-            MetricName("klamm", "EventLoop", "LongestLagMs"),
+            LOOP_LONGEST_LAG,
             "The longest since the start.",
             lambda: lag.maximum if lag.count else 0,
         )

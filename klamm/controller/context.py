@@ -371,6 +371,11 @@ class ControllerContext:
         """The states of the replicas on one broker, except NON_EXISTENT ones."""
         return self._replica_states.get(broker_id, {})
 
+    @property
+    def brokers_with_replica_states(self) -> Collection[int]:
+        """The brokers of which `replica_states` has any."""
+        return self._replica_states.keys()
+
     def put_replica_state(self, replica: PartitionAndReplica, state: ReplicaState) -> None:
         self.put_replica_states(replica[1], (replica[0],), state)
 

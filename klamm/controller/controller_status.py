@@ -5,23 +5,46 @@ meanwhile. Lists are cut after `LISTED` items; their `count` is that of all item
 """
 
 from collections.abc import Callable, Collection, Iterable
+from enum import IntEnum
 from typing import Any, TypeVar
 
 from klamm.controller.context import ControllerContext
 from klamm.controller.controller import KafkaController
-from klamm.controller.states import ReplicaState
+from klamm.controller.events import ReplicaLeaderElection
+from klamm.controller.state_change_log import PARTITION_STATE_NAMES, REPLICA_STATE_NAMES
+from klamm.controller.states import PartitionState, ReplicaState
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import slices
+from klamm.slices import in_slices, slices
 
 LISTED = 100
+# The waiting events that are listed.
+LISTED_EVENTS = 20
+# The states that are counted in one step: some hundred microseconds.
+COUNTED_SLICE = 20_000
 
 T = TypeVar("T")
+S = TypeVar("S", bound=IntEnum)
 
 
-async def controller_status(controller: KafkaController) -> dict[str, Any]:
-    """The whole status; on a broker that is not the controller only the controller's id."""
+async def controller_status(controller: KafkaController, *, brief: bool = False) -> dict[str, Any]:
+    """The whole status; on a broker that is not the controller only the controller's id.
+
+    `brief` leaves out the lists of partitions that are offline or under-replicated, which take a look at each
+    partition, and has the counts of both state machines instead: cheap enough for a reader that asks every second.
+    """
     context = controller.context
-    offline, under_replicated = await _out_of_order(context)
+    out_of_order: dict[str, Any] = {}
+    if brief:
+        out_of_order["machines"] = await in_slices(_machines(context))
+    else:
+        offline, under_replicated = await _out_of_order(context)
+        out_of_order["offline_partitions"] = _listed(
+            offline, lambda key: _partition(context, key, _why_offline(context, key))
+        )
+        out_of_order["under_replicated_partitions"] = _listed(
+            under_replicated, lambda key: _partition(context, key, _why_out_of_sync(context, key))
+        )
     # From here on all values are of one moment.
     status: dict[str, Any] = {
         "broker_id": controller.parts.broker_id,
@@ -40,10 +63,8 @@ async def controller_status(controller: KafkaController) -> dict[str, Any]:
         "topics": len(context.all_topics),
         "partitions": len(context.partitions_leadership_info),
         "preferred_replica_imbalance": context.preferred_replica_imbalance_count,
-        "offline_partitions": _listed(offline, lambda key: _partition(context, key, _why_offline(context, key))),
-        "under_replicated_partitions": _listed(
-            under_replicated, lambda key: _partition(context, key, _why_out_of_sync(context, key))
-        ),
+        **out_of_order,
+        "elections": _elections(controller),
         "deletions": _listed(sorted(context.topics_to_be_deleted), lambda topic: _deletion(context, topic)),
         "reassignments": _listed(sorted(context.partitions_being_reassigned), lambda key: _reassignment(context, key)),
     }
@@ -62,7 +83,66 @@ def _events(controller: KafkaController) -> dict[str, Any]:
         "event_for_ms": 0 if current is None else round(current[1]),
         "event_queue_size": events.queue_size,
         "event_waits_ms": round(events.oldest_waits_ms),
+        "waiting_events": [
+            {"event": type(event).__name__, "state": event.state.label, "waits_ms": round(waits_ms)}
+            for event, waits_ms in events.waiting(LISTED_EVENTS)
+        ],
     }
+
+
+def _elections(controller: KafkaController) -> list[dict[str, Any]]:
+    """Elections that were asked for (ElectLeaders): the one in progress, and those among the first waiting events."""
+    events = controller.event_manager
+    current = events.current
+    found = [] if current is None else [(*current, "in progress")]
+    found += [(event, waits_ms, "waiting") for event, waits_ms in events.waiting(LISTED_EVENTS)]
+    return [
+        {
+            "type": event.election_type.name.lower(),
+            "partitions": len(event.partitions),
+            "step": step,
+            "for_ms": round(for_ms),
+            "waits_for": "the event in progress" if step == "waiting" else "ZooKeeper and the brokers' requests",
+        }
+        for event, for_ms, step in found
+        if isinstance(event, ReplicaLeaderElection)
+    ]
+
+
+# -- the state machines -----------------------------------------------------------------------------------------------
+
+
+def _machines(context: ControllerContext) -> Steps[dict[str, dict[str, int]]]:
+    """How many partitions and replicas are in each state, under Kafka's names."""
+    partitions = yield from _counted(context.partition_states.values(), PartitionState)
+    replicas = dict.fromkeys(ReplicaState, 0)
+    for broker_id in sorted(context.brokers_with_replica_states):
+        found = yield from _counted(context.replica_states(broker_id).values(), ReplicaState)
+        for state, count in found.items():
+            replicas[state] += count
+    return {
+        "partitions": {PARTITION_STATE_NAMES[state]: count for state, count in partitions.items()},
+        "replicas": {REPLICA_STATE_NAMES[state]: count for state, count in replicas.items()},
+    }
+
+
+def _counted(values: Collection[S], states: type[S]) -> Steps[dict[S, int]]:
+    """How many of the values are each state. A list counts members of an enumeration by identity, in C; a Counter would
+    compute the hash of each in Python."""
+    counts = dict.fromkeys(states, 0)
+    copied = list(values)
+    for first in range(0, len(copied), COUNTED_SLICE):
+        some = copied[first : first + COUNTED_SLICE]
+        left = len(some)
+        # Nearly all are online or offline, so few states are looked for.
+        for state in sorted(states, key=lambda state: state.name not in ("ONLINE", "OFFLINE")):
+            if not left:
+                break
+            found = some.count(state)
+            counts[state] += found
+            left -= found
+        yield
+    return counts
 
 
 def _brokers(controller: KafkaController) -> list[dict[str, Any]]:
@@ -167,6 +247,7 @@ def _deletion(context: ControllerContext, topic: str) -> dict[str, Any]:
     return {
         "topic": topic,
         "started": context.is_topic_deletion_in_progress(topic),
+        "step": "deleting" if context.is_topic_deletion_in_progress(topic) else "not started",
         "replicas": len(replicas),
         "deleted": deleted,
         "waits_for": _what_deletion_waits_for(context, topic),
@@ -204,5 +285,6 @@ def _reassignment(context: ControllerContext, partition: PartitionKey) -> dict[s
         "adding_replicas": adding,
         "removing_replicas": removing,
         "isr": isr,
+        "step": "new replicas catch up" if missing else "old replicas leave",
         "waits_for": waits_for,
     }

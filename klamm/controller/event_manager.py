@@ -13,6 +13,7 @@ Metrics under Kafka's names: how long events wait (`EventQueueTimeMs`) and how l
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import NamedTuple
 
 from klamm.controller.events import ControllerEvent, ControllerState
@@ -70,6 +71,10 @@ class ControllerEventManager:
     def queue_size(self) -> int:
         """The number of waiting events."""
         return len(self._queue)
+
+    def waiting(self, limit: int) -> list[tuple[ControllerEvent, float]]:
+        """The first `limit` waiting events, and how long each has waited (ms)."""
+        return [(queued.event, _ms_since(queued.put_at)) for queued in islice(self._queue, limit)]
 
     @property
     def oldest_waits_ms(self) -> float:

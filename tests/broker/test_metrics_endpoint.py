@@ -220,6 +220,23 @@ async def test_the_controllers_status(tmp_path: Path) -> None:
         assert [broker["broker_id"] for broker in found["brokers"]] == [0]
 
 
+async def test_a_brief_status_for_a_reader_that_asks_every_second(tmp_path: Path) -> None:
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, _):
+        found = json.loads(await (await get(cluster, "/controller?brief")).body())
+        assert found["machines"]["partitions"].keys() >= {"OnlinePartition", "OfflinePartition"}
+        broker = json.loads(await (await get(cluster, "/broker")).body())
+        assert broker["broker_id"] == 0
+        assert broker.keys() == {
+            "broker_id",
+            "time_ms",
+            "memory_bytes",
+            "loop_lag_ms",
+            "longest_loop_lag_ms",
+            "totals",
+        }
+        assert broker["totals"].keys() >= {"bytes_in", "bytes_out", "messages_in"}
+
+
 async def test_records_that_there_are_and_those_that_follow(tmp_path: Path) -> None:
     async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
         body = await (await get(cluster, "/controller/events")).body()

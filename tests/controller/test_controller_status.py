@@ -1,10 +1,17 @@
 """The status for an operator: the controller, pending work, and what it is blocked on."""
 
+import asyncio
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 
 from klamm.controller import controller_status as module
+from klamm.controller.controller import KafkaController
 from klamm.controller.controller_status import controller_status
+from klamm.controller.events import BrokerChange, ReplicaLeaderElection
+from klamm.protocol.vocabulary import ElectionType, PartitionKey
 from support.controller.scene import playing
 
 
@@ -39,6 +46,8 @@ async def test_a_cluster_in_order(tmp_path: Path) -> None:
             "event_for_ms": 0,
             "event_queue_size": 0,
             "event_waits_ms": 0,
+            "waiting_events": [],
+            "elections": [],
             "brokers": [
                 {
                     "broker_id": broker_id,
@@ -60,6 +69,43 @@ async def test_a_cluster_in_order(tmp_path: Path) -> None:
             "deletions": nothing,
             "reassignments": nothing,
         }
+        brief = await controller_status(scene.controller, brief=True)
+        assert brief.keys() - found.keys() == {"machines", "now_ms", "since_ms"}
+        assert found.keys() - brief.keys() == {"offline_partitions", "under_replicated_partitions"}
+
+
+async def test_both_state_machines_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COUNTED_SLICE", 1)
+    async with playing(tmp_path) as scene:
+        await scene.start(1, 2)
+        await scene.create("t", [1, 2], [2, 1], [2])
+        await scene.kill(2)
+        await scene.settled()
+        machines = (await controller_status(scene.controller, brief=True))["machines"]
+        assert machines["partitions"] == {
+            "NewPartition": 0,
+            "OnlinePartition": 2,
+            "OfflinePartition": 1,
+            "NonExistentPartition": 0,
+        }
+        replicas = {state: count for state, count in machines["replicas"].items() if count}
+        assert replicas == {"OnlineReplica": 2, "OfflineReplica": 3}
+        assert len(machines["replicas"]) == 7
+
+
+async def test_elections_are_listed_with_the_one_in_progress_and_those_that_wait() -> None:
+    def election(*partitions: PartitionKey) -> ReplicaLeaderElection:
+        answer = asyncio.get_running_loop().create_future()
+        return ReplicaLeaderElection(partitions, ElectionType.PREFERRED, answer=answer)
+
+    events = SimpleNamespace(
+        current=(election(("t", 0)), 7.0), waiting=lambda limit: [(BrokerChange(), 5.0), (election(("t", 1)), 3.0)]
+    )
+    found = module._elections(cast(KafkaController, SimpleNamespace(event_manager=events)))
+    assert [(each["type"], each["partitions"], each["step"], each["for_ms"]) for each in found] == [
+        ("preferred", 1, "in progress", 7),
+        ("preferred", 1, "waiting", 3),
+    ]
 
 
 async def test_partitions_that_are_out_of_order(tmp_path: Path) -> None:

@@ -1,0 +1,224 @@
+"""The map of partitions: one byte for each partition and broker, for the page's heat map. Pure.
+
+| byte | the replica                         |
+|------|-------------------------------------|
+| 0    | there is none on this broker        |
+| 1    | in the ISR                          |
+| 2    | the leader                          |
+| 3    | not in the ISR                      |
+| 4    | its broker or its disk is offline   |
+| 5    | being added by a reassignment       |
+| 6    | being removed by a reassignment     |
+
+The first that applies counts, in the order 0, 4, 2, 5, 6, 1, 3. A row without a 2 is a partition without a leader.
+
+What must stay true:
+- Rows are sorted by topic and partition, columns by broker id. A change of rows or columns makes a new `version`, and
+  a page loads the whole map again. Within a version only cells change.
+- A new version appears at once, complete. A look never undoes a change that came after the look had begun.
+- Cells of a version only change together with `sequence`, so that a page knows which changes its copy has.
+- Long work is a generator of steps, for klamm.slices.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from klamm.protocol.primitives import Steps
+from klamm.protocol.vocabulary import NO_LEADER
+from klamm.slices import Slices
+
+NO_REPLICA: Final = 0
+IN_SYNC: Final = 1
+LEADER: Final = 2
+OUT_OF_SYNC: Final = 3
+OFFLINE: Final = 4
+ADDING: Final = 5
+REMOVING: Final = 6
+
+
+class PartitionState(NamedTuple):
+    """What the cells of a row are made of. `replicas` are all, those that a reassignment adds and removes included."""
+
+    leader: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    offline: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+
+
+# Some milliseconds.
+ROWS_PER_SLICE: Final = 1_000
+# More than this many different rows are made anew from time to time, because old ones are never dropped.
+MOST_MADE: Final = 50_000
+
+UNKNOWN: Final = PartitionState(NO_LEADER, (), ())
+
+States = Mapping[str, Mapping[int, PartitionState]]
+"""By topic and partition."""
+
+
+class Changes(NamedTuple):
+    """Rows whose cells have changed since the last `take_changes`, and the cells of each."""
+
+    version: int
+    sequence: int
+    rows: Sequence[int]
+    cells: Sequence[bytes]
+
+    def value(self) -> dict[str, Any]:
+        """As JSON: the cells of a row are a text with a digit for each broker."""
+        return {
+            "version": self.version,
+            "sequence": self.sequence,
+            "rows": self.rows,
+            "cells": [cells.translate(_DIGITS).decode() for cells in self.cells],
+        }
+
+
+_DIGITS: Final = bytes((0x30 + code) if code <= REMOVING else 0x3F for code in range(256))
+
+
+class PartitionMap:
+    """See the module. `live` are the brokers that are up."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.sequence = 0
+        self.brokers: tuple[int, ...] = ()
+        self.live: frozenset[int] = frozenset()
+        self.cells = bytearray()
+        self._first_rows: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._states: list[PartitionState] = []
+        # Many partitions have the same replicas and leader: the cells of a state are made once, and states are shared.
+        self._made: dict[PartitionState, bytes] = {}
+        self._changed: dict[int, None] = {}
+        self._newer: set[int] | None = None  # The rows that changed since the look in progress began.
+
+    @property
+    def row_count(self) -> int:
+        return len(self._states)
+
+    def head(self) -> dict[str, Any]:
+        """What a page needs to read `cells`: [name, first row, rows] of each topic, and the brokers of the columns."""
+        return {
+            "version": self.version,
+            "sequence": self.sequence,
+            "brokers": self.brokers,
+            "live": sorted(self.live),
+            "rows": len(self._states),
+            "topics": [[name, first, self._counts[name]] for name, first in self._first_rows.items()],
+        }
+
+    def row(self, topic: str, partition: int) -> int | None:
+        """The row of a partition; None for one that is not in the map."""
+        first = self._first_rows.get(topic)
+        if first is None or not 0 <= partition < self._counts[topic]:
+            return None
+        return first + partition
+
+    def state(self, topic: str, partition: int) -> PartitionState:
+        """The state of a partition; `UNKNOWN` for one that is not in the map."""
+        row = self.row(topic, partition)
+        return UNKNOWN if row is None else self._states[row]
+
+    def begin_look(self) -> None:
+        """Called before a broker is asked for what `look` gets."""
+        self._newer = set()
+
+    def look(self, states: States, live: Iterable[int]) -> Steps[bool]:
+        """Takes the states of all partitions. Returns whether rows or columns have changed."""
+        live = frozenset(live)
+        counts = {topic: 1 + max(states[topic], default=-1) for topic in sorted(states)}
+        named = set(live)
+        taken = Slices(ROWS_PER_SLICE)
+        for partitions in states.values():
+            for each in partitions.values():
+                named.update(each.replicas)
+            if taken.is_over(1 + len(partitions)):
+                yield
+        brokers = tuple(sorted(named))
+        is_new = brokers != self.brokers or counts != self._counts
+        filled = PartitionMap() if is_new else self
+        if is_new:
+            filled._begin(brokers, counts)
+        if live != filled.live or len(filled._made) > MOST_MADE:
+            filled.live = live
+            filled._made = {}
+        row = 0
+        for topic, count in counts.items():
+            partitions = states[topic]
+            for number in range(count):
+                if is_new or self._newer is None or row not in self._newer:
+                    filled._put(row, partitions.get(number, UNKNOWN))
+                row += 1
+            if taken.is_over(1 + count):
+                yield
+        self._newer = None
+        if is_new:
+            filled.version, filled.sequence = self.version + 1, self.sequence
+            filled._changed = {}
+            self.__dict__.update(filled.__dict__)
+        return is_new
+
+    def _begin(self, brokers: tuple[int, ...], counts: Mapping[str, int]) -> None:
+        rows = sum(counts.values())
+        self.brokers = brokers
+        self.cells = bytearray(rows * len(brokers))
+        self._counts = dict(counts)
+        self._states = [UNKNOWN] * rows
+        first = 0
+        for topic, count in counts.items():
+            self._first_rows[topic] = first
+            first += count
+
+    def change(self, topic: str, partition: int, leader: int, isr: Sequence[int]) -> bool:
+        """Takes a new leader and ISR of a partition. Returns False for a partition that is not in the map, or that now
+        has other replicas: then only `look` helps."""
+        row = self.row(topic, partition)
+        if row is None or not set(isr) <= set(self._states[row].replicas):
+            return False
+        self._put(row, self._states[row]._replace(leader=leader, isr=tuple(isr)))
+        if self._newer is not None:
+            self._newer.add(row)
+        return True
+
+    def _put(self, row: int, state: PartitionState) -> None:
+        cells = self._made.get(state)
+        if cells is None:
+            cells = self._made[state] = _cells(state, self.brokers, self.live)
+        self._states[row] = state
+        first = row * len(self.brokers)
+        if self.cells[first : first + len(cells)] != cells:
+            self.cells[first : first + len(cells)] = cells
+            self._changed[row] = None
+
+    def take_changes(self) -> Changes | None:
+        """The rows that have changed since the last call; None without any."""
+        if not self._changed:
+            return None
+        self.sequence += 1
+        rows, width = list(self._changed), len(self.brokers)
+        self._changed.clear()
+        cells = [bytes(self.cells[row * width : (row + 1) * width]) for row in rows]
+        return Changes(self.version, self.sequence, rows, cells)
+
+
+def _cells(state: PartitionState, brokers: Sequence[int], live: frozenset[int]) -> bytes:
+    """One row."""
+    cells = bytearray(len(brokers))
+    for column, broker_id in enumerate(brokers):
+        if broker_id not in state.replicas:
+            continue
+        if broker_id not in live or broker_id in state.offline:
+            cells[column] = OFFLINE
+        elif broker_id == state.leader:
+            cells[column] = LEADER
+        elif broker_id in state.adding:
+            cells[column] = ADDING
+        elif broker_id in state.removing:
+            cells[column] = REMOVING
+        else:
+            cells[column] = IN_SYNC if broker_id in state.isr else OUT_OF_SYNC
+    return bytes(cells)
