@@ -159,6 +159,7 @@ async def test_what_deletions_wait_for(tmp_path: Path) -> None:
             "started": True,
             "replicas": 2,
             "deleted": 1,
+            "step": "deleting",
             "waits_for": "the answers of broker 2",
         }
         assert found["offline_partitions"]["count"] == 0
@@ -183,6 +184,7 @@ async def test_what_a_reassignment_waits_for(tmp_path: Path) -> None:
                     "adding_replicas": (2, 3),
                     "removing_replicas": (1,),
                     "isr": (1,),
+                    "step": "new replicas catch up",
                     "waits_for": "not alive: broker 3; not caught up: broker 2",
                 }
             ],
