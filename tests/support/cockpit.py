@@ -10,6 +10,7 @@ import uvicorn
 
 from klamm.tools.cockpit.answers import Cockpit
 from klamm.tools.cockpit.server import listen, make_app
+from klamm.tools.cockpit.partitions import PartitionMap
 from klamm.tools.cockpit.source import Subscription
 
 
@@ -21,10 +22,14 @@ class FixedSource:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
+        self.partitions = PartitionMap()
         self.subscriptions: dict[Subscription, None] = {}
 
     async def now(self) -> Mapping[str, Any]:
         return self.document
+
+    async def map(self) -> PartitionMap:
+        return self.partitions
 
     def subscribe(self) -> Subscription:
         subscription = Subscription()

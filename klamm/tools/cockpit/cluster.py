@@ -1,28 +1,66 @@
-"""A live cluster as the source of pages: one background reader that keeps the newest Now document.
+"""A live cluster as the source of pages: readings of the brokers, of ZooKeeper and of the controller's records.
+
+| reading       | from                                                  | how often at most                          |
+|---------------|-------------------------------------------------------|--------------------------------------------|
+| registrations | ZooKeeper: the controller, live brokers, their ports  | 1 s                                        |
+| status        | klamm's controller: /controller?brief                 | 1 s                                        |
+| numbers       | klamm's brokers: /broker                              | 1 s                                        |
+| partitions    | Metadata and ListPartitionReassignments, any broker   | 1 s, and 5 % of the time                   |
+| facts         | the protocol, as klamm status                         | 5 s, and 5 % of the time                   |
+| groups        | the protocol                                          | 5 s, and 5 % of the time                   |
+| records       | klamm's controller: /controller/events?follow         | as they come                               |
 
 What must stay true:
-- A broker gets at most one look a second, however many pages are open, and none while no page is open.
-- What cannot be read is null in the document, with the reason in its `why_not`. A broker that does not answer delays
-  the others by no more than its time-out.
+- Nothing is read while no page is open, and not more with many pages than with one.
+- What cannot be read is null in the document, with the reason. A broker that does not answer delays no other reading.
 """
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from klamm.processes.errors import ToolError
-from klamm.tools.cluster_facts import KLAMM, ClusterFacts, read_facts
-from klamm.tools.cockpit.source import NOW, Subscription
-from klamm.tools.health import diagnose
+from klamm.slices import in_slices
+from klamm.tools.cluster_facts import ClusterFacts, read_facts
+from klamm.tools.cockpit.document import Read, kind_of, now_document
+from klamm.tools.cockpit.group_lags import read_groups
+from klamm.tools.cockpit.http_reading import NotKlamm, read_answer, read_lines
+from klamm.tools.cockpit.partitions import PartitionMap, PartitionState
+from klamm.tools.cockpit.readings import LARGE_SHARE, Reading
+from klamm.tools.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
+from klamm.tools.controller import ControllerAddress, read_controller, zookeeper_of_brokers
+from klamm.tools.zookeeper_access import open_znodes
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
-    from klamm.znodes.store import KafkaZooKeeper
+    from klamm.protocol.primitives import Steps
+    from klamm.znodes.store import KafkaZooKeeper, LiveBroker
 
-LOOK_EVERY_S: Final = 1.0
+PUBLISH_EVERY_S: Final = 1.0
+SLOW_EVERY_S: Final = 5.0
+HTTP_TIMEOUT_S: Final = 2.0
+# The controller sends a follower something every three seconds.
+SILENCE_S: Final = 10.0
+# How long the first page waits for the first values.
+FIRST_LOOK_S: Final = 3.0
+KEPT_RECORDS: Final = 20_000
+KEPT_STATES: Final = 300
+# Of a burst the page gets the newest ones; the map has the effect of all.
+RECORDS_PER_EVENT: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Registrations:
+    """What ZooKeeper holds about the brokers and the controller."""
+
+    controller: ControllerAddress | None
+    live: "Mapping[int, LiveBroker]"
 
 
 class LiveCluster:
@@ -30,14 +68,25 @@ class LiveCluster:
 
     def __init__(self, client: "ClusterClient", zookeeper: str | None = None) -> None:
         self._client = client
-        self._zookeeper = zookeeper
+        # Slow answers must not hold up quick ones, and a broker answers the requests of a connection in order.
+        self._slow_client = client.another()
+        self._connect = zookeeper
+        self._opened: AsyncExitStack | None = None
         self._znodes: KafkaZooKeeper | None = None
         self._subscriptions: dict[Subscription, None] = {}
-        self._reader: asyncio.Task[None] | None = None
-        self._now: Mapping[str, Any] | None = None
-        self._looked_at_s = 0.0
-        self._turn = asyncio.Lock()
-        self._opened = AsyncExitStack()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._registrations = Reading(self._look_at_registrations, 1.0)
+        self._status = Reading(self._look_at_status, 1.0)
+        self._numbers = Reading(self._look_at_numbers, 1.0)
+        self._partitions = Reading(self._look_at_partitions, 1.0, LARGE_SHARE)
+        self._facts = Reading(self._look_at_facts, SLOW_EVERY_S, LARGE_SHARE)
+        self._groups = Reading(lambda: read_groups(self._slow_client), SLOW_EVERY_S, LARGE_SHARE)
+        self._last_totals: dict[int, tuple[int, Mapping[str, float | None]]] = {}
+        self._states: deque[tuple[int, str]] = deque(maxlen=KEPT_STATES)
+        self._last_record = (-1, -1)
+        self.records: deque[Mapping[str, Any]] = deque(maxlen=KEPT_RECORDS)
+        """The controller's newest records, as /controller/events has them, while a page was open."""
+        self.partitions = PartitionMap()
 
     @property
     def client(self) -> "ClusterClient":
@@ -48,101 +97,288 @@ class LiveCluster:
         return self._znodes
 
     async def now(self) -> Mapping[str, Any]:
-        loop = asyncio.get_running_loop()
-        async with self._turn:
-            if self._now is None or loop.time() - self._looked_at_s >= LOOK_EVERY_S:
-                try:
-                    self._now = await self._look()
-                except ToolError as error:
-                    if self._now is None:
-                        raise
-                    self._now = {**self._now, "trouble": str(error)}
-                self._looked_at_s = loop.time()
-            return self._now
+        if not self._tasks:
+            # ZooKeeper names the ports that others are read at.
+            await self._renew(self._registrations, self._facts)
+            await self._renew(self._status, self._numbers, self._groups)
+        return self._document()
+
+    async def map(self) -> PartitionMap:
+        """The map of partitions, at most a few seconds old."""
+        if not self._tasks or self._partitions.value is None:
+            await self._renew(self._partitions)
+        return self.partitions
+
+    async def _renew(self, *readings: Reading[Any]) -> None:
+        """Waits for the readings only for so long; they continue by themselves."""
+        renewals = [asyncio.ensure_future(each.renew()) for each in readings]
+        await asyncio.wait(renewals, timeout=FIRST_LOOK_S)
 
     def subscribe(self) -> Subscription:
         subscription = Subscription()
         self._subscriptions[subscription] = None
-        if self._reader is None:
-            self._reader = asyncio.create_task(self._read())
+        if not self._tasks:
+            readings = (self._registrations, self._status, self._numbers, self._partitions, self._facts, self._groups)
+            self._tasks = [asyncio.create_task(each.keep()) for each in readings]
+            self._tasks += [asyncio.create_task(self._keep_publishing()), asyncio.create_task(self._keep_following())]
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
         self._subscriptions.pop(subscription, None)
-        if not self._subscriptions and self._reader is not None:
-            self._reader.cancel()
-            self._reader = None
+        if not self._subscriptions:
+            self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
 
     async def close(self) -> None:
-        for subscription in list(self._subscriptions):
+        for subscription in self._subscriptions:
             subscription.close()
-            self.unsubscribe(subscription)
-        await self._opened.aclose()
+        self._stop_reading()
+        await self._close_znodes()
+        await self._slow_client.close()
         await self._client.close()
 
-    # -- reading ------------------------------------------------------------------------------------------------
+    # -- publishing ---------------------------------------------------------------------------------------------
 
-    async def _read(self) -> None:
+    async def _keep_publishing(self) -> None:
         while True:
-            self._publish(NOW, orjson.dumps(await self.now()))
-            await asyncio.sleep(LOOK_EVERY_S)
+            self._publish_changes()
+            self._publish(NOW, orjson.dumps(self._document()))
+            await asyncio.sleep(PUBLISH_EVERY_S)
+
+    def _publish_changes(self) -> None:
+        changes = self.partitions.take_changes()
+        if changes is not None:
+            self._publish(PARTITIONS, orjson.dumps(changes.value()))
 
     def _publish(self, event: str, data: bytes) -> None:
         for subscription in self._subscriptions:
             subscription.put(event, data)
 
-    async def _look(self) -> Mapping[str, Any]:
-        from klamm.tools.clients import cluster_errors
+    def _document(self) -> dict[str, Any]:
+        return now_document(
+            Read(
+                time.time_ns() // 1_000_000,
+                self._facts.value,
+                self._facts.why_not,
+                self._registrations.value,
+                self._registrations.why_not,
+                self._status.value if self._status.why_not is None else None,
+                self._status.why_not,
+                self._numbers.value or {},
+                self._groups.value,
+                self._groups.why_not,
+                tuple(self._states),
+            )
+        )
 
-        with cluster_errors():
-            return now_document(await read_facts(self._client))
+    # -- ZooKeeper ----------------------------------------------------------------------------------------------
 
+    async def _look_at_registrations(self) -> Registrations:
+        from klamm.znodes.fields import ZnodeError
+        from klamm.zookeeper.errors import ZooKeeperError
 
-def now_document(facts: ClusterFacts) -> dict[str, Any]:
-    """The Now document of a look at the cluster. Pure."""
-    import time
+        try:
+            znodes = self._znodes or await self._open_znodes()
+            found = await read_controller(znodes)
+            live = await znodes.live_brokers()
+        except (ZooKeeperError, ZnodeError, asyncio.CancelledError, ToolError) as error:
+            # A session that has expired is of no more use.
+            await self._close_znodes()
+            if isinstance(error, (ZooKeeperError, ZnodeError)):
+                raise ToolError(f"ZooKeeper at {self._connect}: {error}") from error
+            raise
+        if self.partitions.live and self.partitions.live != frozenset(live):
+            self._partitions.hurry()
+        return Registrations(None if found is None else found[0], live)
 
-    software = {broker.software for broker in facts.brokers.values()}
-    kind = "klamm" if KLAMM in software else "kafka-zookeeper"
-    if any(broker.is_kraft for broker in facts.brokers.values()):
-        kind = "kafka-kraft"
-    return {
-        "cluster": {"id": facts.cluster_id, "kind": kind, "version": None},
-        "time_ms": time.time_ns() // 1_000_000,
-        "controller": {
-            "id": facts.controller_id,
-            "epoch": None,
-            "host": None,
-            "status": None,
-            "why_not": "not read yet",
-        },
-        "events": None,
-        "states": None,
-        "machines": None,
-        "brokers": [
-            {
-                "id": broker.broker_id,
-                "host": broker.address[0],
-                "port": broker.address[1],
-                "rack": broker.rack,
-                "alive": broker.error is None,
-                "why_not": broker.error,
+    async def _open_znodes(self) -> "KafkaZooKeeper":
+        if self._connect is None:
+            self._connect = await zookeeper_of_brokers(self._client)
+        stack = AsyncExitStack()
+        self._znodes = await stack.enter_async_context(open_znodes(self._connect))
+        self._opened = stack
+        return self._znodes
+
+    async def _close_znodes(self) -> None:
+        opened, self._opened, self._znodes = self._opened, None, None
+        if opened is not None:
+            with suppress(ToolError):
+                await opened.aclose()
+
+    # -- klamm's HTTP ports -------------------------------------------------------------------------------------
+
+    def _controller(self) -> ControllerAddress | None:
+        """The controller, if it serves what klamm's does as far as is known."""
+        found = self._registrations.value
+        controller = None if found is None else found.controller
+        if controller is None or controller.port is None or kind_of(self._facts.value) != "klamm":
+            return None
+        return controller
+
+    async def _look_at_status(self) -> Mapping[str, Any]:
+        controller = self._controller()
+        if controller is None or controller.port is None:
+            raise ToolError("The controller serves no status.")
+        return _object(await read_answer(controller.host, controller.port, "/controller?brief", HTTP_TIMEOUT_S))
+
+    async def _look_at_numbers(self) -> Mapping[int, Mapping[str, Any]]:
+        found = self._registrations.value
+        if found is None or kind_of(self._facts.value) != "klamm":
+            return {}
+        asked = list(found.live)
+        answers = await asyncio.gather(*(self._numbers_of(found.live[each]) for each in asked))
+        return dict(zip(asked, answers, strict=True))
+
+    async def _numbers_of(self, broker: "LiveBroker") -> Mapping[str, Any]:
+        registration = broker.registration
+        host = next((endpoint.host for endpoint in registration.endpoints if endpoint.host), "")
+        if registration.jmx_port <= 0:
+            return {"why_not": "its klamm.metrics.port is -1"}
+        try:
+            numbers = _object(await read_answer(host, registration.jmx_port, "/broker", HTTP_TIMEOUT_S))
+            totals, at_ms = numbers["totals"], numbers["time_ms"]
+        except (ToolError, KeyError) as error:
+            return {"why_not": str(error)}
+        before_ms, before = self._last_totals.get(registration.broker_id, (at_ms, {}))
+        self._last_totals[registration.broker_id] = (at_ms, totals)
+        return {**numbers, "why_not": None, **_rates(before, totals, at_ms - before_ms)}
+
+    async def _keep_following(self) -> None:
+        """Follows the controller's records, whoever it is."""
+        while True:
+            controller = self._controller()
+            if controller is not None and controller.port is not None:
+                with suppress(ToolError):
+                    await self._follow(controller.host, controller.port)
+            await asyncio.sleep(PUBLISH_EVERY_S)
+
+    async def _follow(self, host: str, port: int) -> None:
+        old_before_ms = time.time_ns() // 1_000_000 - 1_000
+        unpublished: deque[Mapping[str, Any]] = deque(maxlen=RECORDS_PER_EVENT)
+        new, published_at_s = 0, 0.0
+        loop = asyncio.get_running_loop()
+        async for lines in read_lines(host, port, "/controller/events?follow", SILENCE_S):
+            for line in lines:
+                record = _object(line)
+                if not self._take(record) or record["time_ms"] < old_before_ms:
+                    continue
+                unpublished.append(record)
+                new += 1
+            # The controller writes records in slices; a page wants few large events.
+            if new and loop.time() - published_at_s > PUBLISH_EVERY_S / 5:
+                left_out = new - len(unpublished)
+                self._publish(RECORD, orjson.dumps({"records": list(unpublished), "left_out": left_out}))
+                self._publish_changes()
+                unpublished.clear()
+                new, published_at_s = 0, loop.time()
+
+    def _take(self, record: Mapping[str, Any]) -> bool:
+        """Takes a record; returns whether it is new."""
+        kind = record.get("kind")
+        if kind == "idle" or "sequence" not in record:
+            return False
+        # Epochs only grow. Each belongs to one run of one broker, which numbers its records.
+        key = (record["epoch"], record["sequence"])
+        if key <= self._last_record:
+            return False
+        self._last_record = key
+        self.records.append(record)
+        if kind == "event":
+            self._take_state(record)
+        elif kind == "partition" and not record["failed"]:
+            isr = record["isr"]
+            if isr is None or not self.partitions.change(record["topic"], record["partition"], record["leader"], isr):
+                self._partitions.hurry()
+        return True
+
+    def _take_state(self, record: Mapping[str, Any]) -> None:
+        ended_ms = record["time_ms"]
+        began_ms = ended_ms - round(record["processing_time_ms"])
+        if self._states and self._states[-1][1] == "Idle" and self._states[-1][0] >= began_ms:
+            self._states.pop()
+        if not self._states or self._states[-1][1] != record["state"]:
+            self._states.append((began_ms, record["state"]))
+        self._states.append((ended_ms, "Idle"))
+
+    # -- the protocol -------------------------------------------------------------------------------------------
+
+    async def _look_at_facts(self) -> ClusterFacts:
+        return await read_facts(self._slow_client)
+
+    async def _look_at_partitions(self) -> bool:
+        from klamm.client.reassignments import PartitionReassignment, list_partition_reassignments
+        from klamm.protocol.errors import KafkaError
+        from klamm.protocol.vocabulary import TopicPartition
+
+        self.partitions.begin_look()
+        metadata = await self._client.refresh_metadata()
+        moving: Mapping[TopicPartition, PartitionReassignment] = {}
+        status = self._status.value
+        # A controller of klamm has said whether there are any; asking is an event in its queue, which people watch.
+        if status is None or status.get("reassignments", {}).get("count", 1):
+            # Without a controller, or the right to ask, the map shows replicas without what happens to them.
+            with suppress(KafkaError):
+                moving = await list_partition_reassignments(self._client)
+
+        def states() -> "Steps[dict[str, dict[int, PartitionState]]]":
+            made = {}
+            for name, topic in metadata.topics.items():
+                made[name] = {
+                    number: PartitionState(
+                        each.leader, tuple(each.replicas), tuple(each.isr), tuple(each.offline_replicas)
+                    )
+                    for number, each in topic.partitions.items()
+                }
+                yield
+            for key, move in moving.items():
+                if key.partition in made.get(key.topic, {}):
+                    made[key.topic][key.partition] = made[key.topic][key.partition]._replace(
+                        replicas=tuple(move.replicas),
+                        adding=tuple(move.adding_replicas),
+                        removing=tuple(move.removing_replicas),
+                    )
+            return made
+
+        is_new = await in_slices(self.partitions.look(await in_slices(states()), metadata.brokers))
+        if is_new:
+            nothing = {
+                "version": self.partitions.version,
+                "sequence": self.partitions.sequence,
+                "rows": [],
+                "cells": [],
             }
-            for broker in facts.brokers.values()
-        ]
-        + [{"id": broker_id, "alive": False, "why_not": "it is not registered"} for broker_id in facts.missing],
-        "work": {"reassignments": [], "deletions": [], "elections": []},
-        "groups": [],
-        "findings": [finding.value() | {"is_problem": finding.is_problem} for finding in diagnose(facts)],
-    }
+            self._publish(PARTITIONS, orjson.dumps(nothing))
+        return True
+
+
+def _object(text: bytes) -> Mapping[str, Any]:
+    try:
+        found = orjson.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise NotKlamm("The answer is not a JSON object, so the program at the port is not klamm.")
+    return found
+
+
+def _rates(
+    before: Mapping[str, float | None], totals: Mapping[str, float | None], passed_ms: int
+) -> dict[str, float | None]:
+    """How much a second each total has grown. A broker that has restarted counts from 0 again."""
+    rates: dict[str, float | None] = {}
+    for name, total in totals.items():
+        last = before.get(name)
+        known = total is not None and last is not None and passed_ms > 0 and total >= last
+        rates[f"{name}_per_s"] = round((total - last) * 1000 / passed_ms, 1) if known else None  # type: ignore[operator]
+    return rates
 
 
 async def open_cluster(client: "ClusterClient", zookeeper: str | None) -> LiveCluster:
     """Raises ToolError when no broker answers."""
     cluster = LiveCluster(client, zookeeper)
-    try:
-        await cluster.now()
-    except ToolError:
-        await cluster.close()
-        raise
+    await cluster.now()
     return cluster

@@ -15,14 +15,16 @@ import orjson
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
+    from klamm.tools.cockpit.partitions import PartitionMap
     from klamm.znodes.store import KafkaZooKeeper
 
 NOW: Final = "now"
 """The newest Now document. A newer one replaces one that waits."""
 PARTITIONS: Final = "partitions"
-"""Changed cells of the map of partitions."""
+"""Changed cells of the map of partitions (`Changes.value`). A page with another version loads the whole map."""
 RECORD: Final = "record"
-"""A batch of the controller's records, as /controller/events has them."""
+"""{"records": [...], "left_out": n}: new records of the controller, as /controller/events has them; of a burst the
+newest."""
 MISSED: Final = "missed"
 """The page has missed events: it loads the map of partitions again."""
 ENDED: Final = "ended"
@@ -90,6 +92,9 @@ class Source(Protocol):
 
     async def now(self) -> Mapping[str, Any]:
         """The newest Now document, at most about a second old."""
+
+    async def map(self) -> "PartitionMap":
+        """The newest map of partitions."""
 
     def subscribe(self) -> Subscription:
         """A live cluster is read while somebody is subscribed."""
