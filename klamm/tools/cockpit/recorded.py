@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from klamm.protocol.vocabulary import NO_LEADER
 from klamm.recording.entries import RECORD_KINDS, ZNODE, EntryError, Json, znode_of
 from klamm.recording.reader import Entry, Recording
 from klamm.recording.state import PartitionMoment, State, replicas_of
+from klamm.tools.cockpit.partitions import PartitionMap, PartitionState
 from klamm.tools.cockpit.source import Subscription
 from klamm.tools.cockpit.story import MOST_ENTRIES
 from klamm.tools.cockpit.story import Entry as StoryEntry
@@ -49,6 +51,9 @@ class RecordedCluster:
 
     async def now(self) -> Mapping[str, Any]:
         return await asyncio.to_thread(now_document, self.recording, self.recording.count - 1)
+
+    async def map(self) -> PartitionMap:
+        return await asyncio.to_thread(partition_map, self.recording, self.recording.count - 1)
 
     def subscribe(self) -> Subscription:
         # Nothing happens in a recording; the stream tells the page when the server ends.
@@ -102,6 +107,21 @@ def now_document(recording: Recording, number: int) -> dict[str, Any]:
         "faults": list(state.faults.values()),
         "servers": state.servers,
     }
+
+
+def partition_map(recording: Recording, number: int) -> PartitionMap:
+    """The map of partitions of the moment after this entry. Raises RecordingError."""
+    state = recording.moment(number)
+    states: dict[str, dict[int, PartitionState]] = {}
+    for (topic, partition), moment in state.partitions.items():
+        leader = NO_LEADER if moment.leader is None else moment.leader
+        states.setdefault(topic, {})[partition] = PartitionState(
+            leader, tuple(replicas_of(moment)), moment.isr, adding=moment.adding, removing=moment.removing
+        )
+    made = PartitionMap()
+    for _ in made.look(states, state.brokers):
+        pass
+    return made
 
 
 def machines(state: State) -> dict[str, dict[str, int]]:

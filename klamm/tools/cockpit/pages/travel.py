@@ -26,8 +26,8 @@ from klamm.recording.blocks import RecordingError
 from klamm.recording.difference import Changed, difference, words
 from klamm.recording.reader import Recording
 from klamm.recording.state import MARKS
-from klamm.tools.cockpit.answers import Cockpit, error_response, json_response
-from klamm.tools.cockpit.recorded import RecordedCluster, entry_document, now_document, why_document
+from klamm.tools.cockpit.answers import Cockpit, error_response, json_response, map_response
+from klamm.tools.cockpit.recorded import RecordedCluster, entry_document, now_document, partition_map, why_document
 
 T = TypeVar("T")
 
@@ -89,6 +89,9 @@ def routes(cockpit: Cockpit) -> list[Route]:
     def now(request: Request) -> Any:
         return now_document(recording, moment(recording, request))
 
+    def partitions(request: Request) -> Any:
+        return map_response(partition_map(recording, moment(recording, request)))
+
     def why(request: Request) -> Any:
         topic = request.query_params.get("topic") or ""
         partition = _number(request, "partition", None)
@@ -117,6 +120,7 @@ def routes(cockpit: Cockpit) -> list[Route]:
         Route("/api/recording/difference", answering(compare)),
         Route("/api/recording/next", answering(following)),
         Route("/api/now", answering(now)),
+        Route("/api/partitions", answering(partitions)),
         Route("/api/why", answering(why)),
     ]
 
