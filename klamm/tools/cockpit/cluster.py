@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -28,7 +27,7 @@ import orjson
 from klamm.processes.errors import ToolError
 from klamm.slices import in_slices
 from klamm.tools.cluster_facts import ClusterFacts, read_facts
-from klamm.tools.cockpit.document import Read, kind_of, now_document
+from klamm.tools.cockpit.document import Read, Registrations, kind_of, now_document
 from klamm.tools.cockpit.group_lags import read_groups
 from klamm.tools.cockpit.http_reading import NotKlamm, read_answer, read_lines
 from klamm.tools.cockpit.partitions import PartitionMap, PartitionState
@@ -53,14 +52,6 @@ KEPT_RECORDS: Final = 20_000
 KEPT_STATES: Final = 300
 # Of a burst the page gets the newest ones; the map has the effect of all.
 RECORDS_PER_EVENT: Final = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Registrations:
-    """What ZooKeeper holds about the brokers and the controller."""
-
-    controller: ControllerAddress | None
-    live: "Mapping[int, LiveBroker]"
 
 
 class LiveCluster:

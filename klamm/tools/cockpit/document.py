@@ -11,7 +11,8 @@ from klamm.tools.cluster_facts import KLAMM, ClusterFacts
 from klamm.tools.health import diagnose
 
 if TYPE_CHECKING:
-    from klamm.tools.cockpit.cluster import Registrations
+    from klamm.tools.controller import ControllerAddress
+    from klamm.znodes.store import LiveBroker
 
 # The seventeen states of the controller, and Idle, in Kafka's order (klamm.controller.events.ControllerState).
 CONTROLLER_STATES: Final = (
@@ -43,6 +44,14 @@ KAFKA_NUMBERS: Final = "Apache Kafka shows these numbers through JMX only."
 
 
 @dataclass(frozen=True, slots=True)
+class Registrations:
+    """What ZooKeeper holds about the brokers and the controller."""
+
+    controller: "ControllerAddress | None"
+    live: "Mapping[int, LiveBroker]"
+
+
+@dataclass(frozen=True, slots=True)
 class Read:
     """The newest value of each reading, and why there is none. `groups_why_not` and the others are None where there
     is a value."""
@@ -50,7 +59,7 @@ class Read:
     time_ms: int
     facts: ClusterFacts | None = None
     facts_why_not: str | None = None
-    registrations: "Registrations | None" = None
+    registrations: Registrations | None = None
     registrations_why_not: str | None = None
     status: Mapping[str, Any] | None = None
     status_why_not: str | None = None
@@ -110,7 +119,7 @@ def now_document(read: Read) -> dict[str, Any]:
     }
 
 
-def _is_of_controller(status: Mapping[str, Any], registrations: "Registrations | None") -> bool:
+def _is_of_controller(status: Mapping[str, Any], registrations: Registrations | None) -> bool:
     """Whether the status is that of the present controller: the one before may have been asked last."""
     found = None if registrations is None else registrations.controller
     return bool(status.get("active")) and (found is None or status.get("epoch") == found.epoch)

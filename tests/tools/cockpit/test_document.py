@@ -6,8 +6,7 @@ from typing import Any
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.cluster_facts import KAFKA, KLAMM, BrokerFacts, ClusterFacts
 from klamm.tools.cluster_view import BrokerView, ClusterView, PartitionView
-from klamm.tools.cockpit.cluster import Registrations
-from klamm.tools.cockpit.document import KAFKA_SHOWS_LESS, KRAFT_SHOWS_LESS, Read, now_document
+from klamm.tools.cockpit.document import KAFKA_SHOWS_LESS, KRAFT_SHOWS_LESS, Read, Registrations, now_document
 from klamm.tools.controller import ControllerAddress
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.store import LiveBroker
