@@ -33,6 +33,7 @@ from klamm.processes.supervisor import (
     ServerProcess,
 )
 from klamm.tools.clients import AsJson
+from klamm.tools.cockpit.command import COCKPIT, COCKPIT_NAME, check_installed
 from klamm.tools.properties import parse_pairs
 from klamm.tools.up_view import View, make_view
 
@@ -68,6 +69,9 @@ def up(
             " 0 takes any free port. By default there is no such port.",
         ),
     ] = None,
+    cockpit: Annotated[
+        bool, typer.Option("--cockpit", help="Serve a web page that shows the cluster and its controller at work.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a cluster until Ctrl-C; then stop it cleanly. Called again it continues with the same data."""
@@ -79,6 +83,8 @@ def up(
     overrides = parse_pairs("--override", override or [])
     directory = directory.absolute()
     check_ports(check_overrides(overrides, directory, brokers, port), zookeeper_port, control_port)
+    if cockpit:
+        check_installed()
     signal.signal(signal.SIGTERM, _interrupt)
     control = None if control_port is None else _make_control(directory, control_port)
     processes = Processes(directory) if control is None else control.processes(directory)
@@ -96,6 +102,8 @@ def up(
         if control is not None:
             url, file = control.serve()
             view.told("control_ready", url=url, file=file)
+        if cockpit:
+            _tell_ready(view, cluster.start_cockpit())
         with view.watching(cluster.bootstrap):
             watch(cluster, view, restart=restart)
     except ServerFailed as error:
@@ -203,6 +211,13 @@ class Cluster:
         self.controller_id = self._wait_until_ready()
         self.ready = True
 
+    def start_cockpit(self) -> ServerProcess:
+        """The process of the web page, ready. Raises ServerFailed."""
+        arguments = {"bootstrap": self.bootstrap, "zookeeper": self.zookeeper_address, "host": HOST, "port": 0}
+        server = self.processes.start(COCKPIT_NAME, COCKPIT, arguments)
+        server.wait_ready()
+        return server
+
     def _wait_until_ready(self) -> int:
         import asyncio
 
@@ -235,8 +250,8 @@ class Cluster:
 
     @property
     def servers(self) -> Mapping[str, ServerProcess]:
-        """All servers by their names."""
-        return self.processes.servers
+        """ZooKeeper and the brokers by their names."""
+        return {name: server for name, server in self.processes.servers.items() if name != COCKPIT_NAME}
 
     def started_again(self, server: ServerProcess) -> None:
         """The control port has started this server again."""
@@ -317,6 +332,9 @@ def metrics_url(broker: ServerProcess) -> str | None:
 
 def _tell_ready(view: View, server: ServerProcess) -> None:
     assert server.details is not None
+    if "url" in server.details:
+        view.told("cockpit_ready", url=server.details["url"], pid=server.pid)
+        return
     if "broker_id" not in server.details:
         address = f"{server.details['host']}:{server.details['port']}"
         view.told("zookeeper_ready", address=address, pid=server.pid)

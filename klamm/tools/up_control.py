@@ -25,6 +25,7 @@ from klamm.processes.errors import ToolError, describe_os_error
 from klamm.processes.local_cluster import HOST, address_of
 from klamm.processes.loop_thread import LoopThread
 from klamm.processes.supervisor import Processes, ServerFailed, ServerProcess
+from klamm.tools.cockpit.command import COCKPIT_NAME
 
 CONTROL_FILE = "control.json"
 # Of the session that watches ZooKeeper for the history.
@@ -68,6 +69,8 @@ class UpControl:
 
     def _process_changed(self, process: ServerProcess, change: str) -> None:
         """Writes a change of a server's process into the history. Called in another thread."""
+        if process.name == COCKPIT_NAME:
+            return  # It is no part of the cluster.
         entry = process_entry(_server(process.name), process, change)
         if entry is not None:
             self._loop.call_soon(self._control.history.add, entry)

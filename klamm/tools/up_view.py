@@ -169,6 +169,8 @@ def sentence(event: str, details: dict[str, Any]) -> str:
                 f"clients can connect to {details['bootstrap']}"
                 f" (the controller is broker {details['controller']}; after {details['seconds']} s)"
             )
+        case "cockpit_ready":
+            return f"the cockpit is at {details['url']}"
         case "control_ready":
             return f"klamm faults reaches this cluster at {details['url']}; the token is in {details['file']}"
         case "died":

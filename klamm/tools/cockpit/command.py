@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from klamm.tools.cockpit.source import Source
 
 HOST: Final = "127.0.0.1"
+# The page as a process of `klamm up`, which does not import it.
+COCKPIT_NAME: Final = "cockpit"
+COCKPIT: Final = "klamm.tools.cockpit.process:CockpitServer"
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes any free port.")]
 
@@ -164,11 +167,9 @@ async def _serve(
 
 async def _show(cockpit: "Cockpit", listening: "socket.socket", host: str, *, as_json: bool) -> None:
     """Prints the page's address and serves it; closes the source at the end."""
-    from klamm.tools.cockpit.server import make_app, serve
+    from klamm.tools.cockpit.server import address_of, make_app, serve
 
     app = make_app(cockpit, host)
-    address = listening.getsockname()
-    name = f"[{address[0]}]" if ":" in address[0] else address[0]
-    url = f"http://{name}:{address[1]}/?token={app.token}"
+    url = address_of(app, listening)
     print(json.dumps({"url": url}) if as_json else f"The cockpit is at {url} (Ctrl-C stops it)", flush=True)
     await serve(app, listening, cockpit.source.close)

@@ -210,30 +210,54 @@ def listen(host: str, port: int) -> socket.socket:
     return opened
 
 
+class WebServer:
+    """Serves an application at a listening socket."""
+
+    def __init__(self, app: Guard, listening: socket.socket) -> None:
+        config = uvicorn.Config(
+            app,
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            loop="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=IDLE_TIMEOUT_S,
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        )
+        self._server = _Server(config)
+        self._listening = listening
+        self._serving: asyncio.Task[None] | None = None
+
+    def start(self) -> "asyncio.Task[None]":
+        """The task that serves."""
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]))
+        return self._serving
+
+    async def stop(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Stops within a second; `close` ends the streams."""
+        self._server.should_exit = True
+        await close()
+        if self._serving is not None:
+            await self._serving
+
+
+def address_of(app: Guard, listening: socket.socket) -> str:
+    """The address that opens the page, with the token."""
+    host, port, *_ = listening.getsockname()
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/?token={app.token}"
+
+
 async def serve(app: Guard, listening: socket.socket, close: Callable[[], Awaitable[None]]) -> None:
     """Serves until SIGINT or SIGTERM, then calls `close`, which ends the streams, and stops."""
-    config = uvicorn.Config(
-        app,
-        http=_Connection,
-        ws="none",
-        lifespan="off",
-        loop="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=IDLE_TIMEOUT_S,
-        timeout_graceful_shutdown=1,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-    )
-    server = _Server(config)
+    server = WebServer(app, listening)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    serving = asyncio.ensure_future(server.serve(sockets=[listening]))
-    serving.add_done_callback(lambda _: stopping.set())
+    server.start().add_done_callback(lambda _: stopping.set())
     await stopping.wait()
-    server.should_exit = True
-    await close()
-    await serving
+    await server.stop(close)

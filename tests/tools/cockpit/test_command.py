@@ -7,6 +7,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from http.cookiejar import CookieJar
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +53,17 @@ def test_a_port_in_use_is_said_clearly(cluster: Cluster) -> None:
 def test_other_commands_do_not_import_the_web_server() -> None:
     code = "import sys, klamm.tools.main; assert not {'starlette', 'uvicorn', 'orjson'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_klamm_up_serves_the_page_with_its_cluster_and_stops_it(tmp_path: Path) -> None:
+    command = [*KLAMM, "up", "--brokers", "1", "--port", "0", "--dir", str(tmp_path / "data")]
+    command += ["--cockpit", "--control-port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        events = (json.loads(line) for line in process.stdout)
+        url = next(event for event in events if event["event"] == "cockpit_ready")["url"]
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        assert b"klamm cockpit" in browser.open(url, timeout=30).read()
+        process.send_signal(signal.SIGINT)
+        assert [event["event"] for event in events if event["event"] in ("died", "stopped")] == ["stopped"]
+        assert process.wait(30) == 0

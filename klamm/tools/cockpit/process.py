@@ -1,0 +1,50 @@
+"""The cockpit as one of the processes of `klamm up`."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import uvloop
+
+from klamm.client.cluster import make_client
+from klamm.environment import SystemEnvironment
+from klamm.processes.errors import ToolError
+from klamm.tools.clients import LOOK_MS, cluster_errors, command_options
+from klamm.tools.cockpit.answers import Cockpit
+from klamm.tools.cockpit.cluster import LiveCluster, open_cluster
+from klamm.tools.cockpit.server import WebServer, address_of, listen, make_app
+
+
+class CockpitServer:
+    """The page of the cluster with these addresses. Started, it tells the address that opens the page as `url`."""
+
+    def __init__(self, bootstrap: str, zookeeper: str, host: str, port: int) -> None:
+        self.new_event_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+        self._bootstrap, self._zookeeper = bootstrap, zookeeper
+        self._host, self._port = host, port
+        self._cluster: LiveCluster | None = None
+        self._server: WebServer | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> dict[str, Any]:
+        listening = listen(self._host, self._port)
+        with cluster_errors():
+            client = make_client(command_options(self._bootstrap, None), SystemEnvironment().random)
+            await client.reach(LOOK_MS)
+            self._cluster = await open_cluster(client, self._zookeeper)
+        app = make_app(Cockpit(self._cluster), self._host)
+        self._server = WebServer(app, listening)
+        self._serving = self._server.start()
+        return {"url": address_of(app, listening)}
+
+    async def failed(self) -> BaseException:
+        assert self._serving is not None
+        try:
+            await asyncio.shield(self._serving)
+        except Exception as error:
+            return error
+        return ToolError("the web server has ended")
+
+    async def stop(self) -> None:
+        if self._server is not None and self._cluster is not None:
+            await self._server.stop(self._cluster.close)
