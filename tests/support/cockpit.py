@@ -9,8 +9,8 @@ import orjson
 import uvicorn
 
 from klamm.tools.cockpit.answers import Cockpit
-from klamm.tools.cockpit.server import listen, make_app
 from klamm.tools.cockpit.partitions import PartitionMap
+from klamm.tools.cockpit.server import listen, make_app
 from klamm.tools.cockpit.source import Subscription
 
 
