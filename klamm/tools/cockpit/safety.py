@@ -39,6 +39,7 @@ HEADERS: Final[Mapping[str, str]] = {
 ENCODED_HEADERS: Final = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 ACTIONS: Final = "/api/actions/"
+MAX_TARGET_BYTES: Final = 8192
 MAX_BODY_BYTES: Final = 64 * 1024
 # How long a page may take to accept a piece of an answer.
 SEND_TIMEOUT_S: Final = 60.0
@@ -93,6 +94,8 @@ class Guard:
         if not is_own_host(host, self._host):
             raise Refused(421, f"This page is not served under the name {_shown(host)}.")
         path: str = scope["path"]
+        if len(path) + len(scope["query_string"]) > MAX_TARGET_BYTES:
+            raise Refused(414, f"An address has at most {MAX_TARGET_BYTES} bytes.")
         method: str = scope["method"]
         allowed = "POST" if path.startswith(ACTIONS) else "GET"
         if method != allowed:
