@@ -1,0 +1,75 @@
+"""A live cluster of klamm as the source of pages."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+
+from klamm.client.cluster import make_client
+from klamm.environment import SystemEnvironment
+from klamm.testing import Cluster
+from klamm.tools.clients import command_options
+from klamm.tools.cockpit.cluster import LiveCluster, open_cluster
+from klamm.tools.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
+
+
+@asynccontextmanager
+async def opened(cluster: Cluster) -> AsyncIterator[LiveCluster]:
+    client = make_client(command_options(cluster.bootstrap, None), SystemEnvironment().random)
+    source = await open_cluster(client, None)
+    try:
+        yield source
+    finally:
+        await source.close()
+
+
+async def until(subscription: Subscription, event: str, condition: Callable[[Any], object]) -> Any:
+    """The first value of an event that fulfils the condition."""
+    async with asyncio.timeout(60):
+        while True:
+            for name, data in await subscription.read():
+                value = orjson.loads(data)
+                if name == event and condition(value):
+                    return value
+
+
+def test_a_page_sees_the_controller_its_records_and_a_broker_that_dies() -> None:
+    async def look(cluster: Cluster) -> None:
+        async with opened(cluster) as source:
+            assert (await source.now())["cluster"]["kind"] == "klamm"
+            found = await source.map()
+            assert (found.brokers, found.row_count) == ((0, 1), 2)
+            page = source.subscribe()
+            now = await until(page, NOW, lambda now: now["machines"] and now["states"]["over_time"])
+            assert now["machines"]["partitions"]["OnlinePartition"] == 2
+            assert now["why_not"] is None
+            assert all(broker["memory_bytes"] > 0 for broker in now["brokers"])
+            assert now["controller"]["id"] in (0, 1)
+            victim = 1 - now["controller"]["id"]
+            await asyncio.to_thread(cluster.kill, victim)
+            await until(page, RECORD, lambda batch: any(each["kind"] == "partition" for each in batch["records"]))
+            await until(page, NOW, lambda now: now["machines"] and not now["brokers"][victim]["alive"])
+            source.unsubscribe(page)
+            assert not source._tasks
+
+    with Cluster(brokers=2) as cluster:
+        cluster.create_topic("t", partitions=2, replication_factor=2)
+        asyncio.run(look(cluster))
+
+
+def test_a_change_of_leaders_reaches_the_map_of_an_open_page() -> None:
+    async def look(cluster: Cluster) -> None:
+        async with opened(cluster) as source:
+            page = source.subscribe()
+            await until(page, NOW, lambda now: now["machines"])
+            await source.map()
+            victim = 1 - (await source.now())["controller"]["id"]
+            await asyncio.to_thread(cluster.kill, victim)
+            changed = await until(page, PARTITIONS, lambda change: any("4" in cells for cells in change["cells"]))
+            assert all(len(cells) == 2 for cells in changed["cells"])
+
+    with Cluster(brokers=2) as cluster:
+        cluster.create_topic("t", partitions=2, replication_factor=2)
+        asyncio.run(look(cluster))
