@@ -253,11 +253,6 @@ class Environment(ABC):
         """The memory of the processes of `run_in_background`."""
         return 0
 
-    @property
-    def memory_bytes(self) -> int:
-        """The memory of this process; 0 where the system does not tell."""
-        return 0
-
     @abstractmethod
     def host_name(self) -> str:
         """The name under which other machines reach this one, for listeners without a host name."""
@@ -496,10 +491,6 @@ class SystemEnvironment(Environment):
             raise
         finally:
             self._idle_background.append(worker)
-
-    @property
-    def memory_bytes(self) -> int:
-        return _resident_bytes(os.getpid())
 
     @property
     def background_memory_bytes(self) -> int:
