@@ -239,7 +239,7 @@ class LiveCluster:
         return {**numbers, "why_not": None, **_rates(before, totals, at_ms - before_ms)}
 
     async def _keep_following(self) -> None:
-        """Follows the controller's records, whoever it is."""
+        """Follows the records of the present controller."""
         while True:
             controller = self._controller()
             if controller is not None and controller.port is not None:

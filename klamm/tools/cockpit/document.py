@@ -126,7 +126,7 @@ def _is_of_controller(status: Mapping[str, Any], registrations: Registrations | 
 
 
 def _version(facts: ClusterFacts | None) -> str | None:
-    """inter.broker.protocol.version, the lowest one; KRaft's brokers have none."""
+    """The lowest inter.broker.protocol.version; KRaft's brokers have no such config."""
     versions = set() if facts is None else {broker.protocol for broker in facts.brokers.values() if broker.protocol}
     return min(versions, default=None)
 

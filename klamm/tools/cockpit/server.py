@@ -159,7 +159,7 @@ def encoded(events: Iterable[Event]) -> bytes:
 
 
 class _Connection(H11Protocol):
-    """uvicorn's connection with a bound on their number and on the time until the first request is complete."""
+    """A connection of uvicorn with a bound on their number and on the time until the first request is complete."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -190,7 +190,7 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, which end the process a second time after the server has ended."""
+    """A server of uvicorn without its signal handlers, which end the process a second time after the server has ended."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()

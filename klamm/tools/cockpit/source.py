@@ -97,7 +97,7 @@ class Source(Protocol):
         """The newest map of partitions."""
 
     def subscribe(self) -> Subscription:
-        """A live cluster is read while somebody is subscribed."""
+        """A live cluster is read while it has subscriptions."""
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Idempotent."""
