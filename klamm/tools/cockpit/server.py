@@ -190,7 +190,7 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """A server of uvicorn without its signal handlers, which end the process a second time after the server has ended."""
+    """A server of uvicorn without its signal handlers, which end the process a second time after the server."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
