@@ -15,7 +15,7 @@ What must come true in a healed cluster:
 - The brokers' gauges of their replicas equal a recount of the znodes.
 - Offsets committed by a leader are committed by its followers.
 - No transaction is open.
-- No hosted replica is being moved to another log directory.
+- No hosted replica is being moved to another log directory, and the log cleaner leaves none alone.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -118,6 +118,8 @@ def _of_broker(state: StateChecker, broker: Broker, services: Services) -> Itera
             yield f"still moves {partition.log} to {partition.future_log.directory}: {partition.future_log}"
     followed, hosted = broker.parts.followers.followed_partitions, services.replica_manager.partitions
     yield from _gauges(state, services)
+    for left_alone in broker.parts.log_manager.cleaner.uncleanable:
+        yield f"does not clean {left_alone.key}: {left_alone.reason}"
     for key in sorted({*assignments, *hosted, *followed}):
         replicas, truth = assignments.get(key, ()), states.get(key)
         if truth is not None and services.broker_id in replicas:

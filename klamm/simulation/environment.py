@@ -9,6 +9,7 @@ from klamm.environment import Environment, WorkerFailed
 from klamm.simulation.disk import Disk, SimulatedFileSystem
 from klamm.simulation.loop import SimulatedLoop
 from klamm.simulation.process import Process
+from klamm.storage.log_cleaner import MAX_PROCESS_DEATHS
 
 T = TypeVar("T")
 
@@ -18,6 +19,11 @@ EPOCH_MS = 1_609_459_200_000
 BLOCKING_US = (20, 2_000)
 # For the steps of the worker's jobs.
 WORKER_DEATHS = 0.01
+# For each job of a background process, however many steps it has; it dies before one of the first.
+BACKGROUND_DEATHS = 0.1
+STEPS_BEFORE_DEATH = 20
+# Fewer than make the cleaner take a log for what kills its process: the chance that kills it here does not mean the log.
+MAX_BACKGROUND_DEATHS = MAX_PROCESS_DEATHS - 1
 
 
 class SimulatedEnvironment(Environment):
@@ -33,6 +39,7 @@ class SimulatedEnvironment(Environment):
         self._process = process
         self.clock = clock
         self._boot_id = boot_id
+        self._background_deaths = 0
 
     def now_ms(self) -> int:
         self._process.check_alive()
@@ -68,11 +75,15 @@ class SimulatedEnvironment(Environment):
     async def run_in_background(self, work: Callable[..., Generator[float, None, T]], *arguments: object) -> T:
         """As `run_in_worker`. Every step sees the disk as it is then, as the process would."""
         steps = work(self.file_system, *arguments)
+        dies = self._background_deaths < MAX_BACKGROUND_DEATHS and self._delays.random() < BACKGROUND_DEATHS
+        steps_left = self._delays.randrange(STEPS_BEFORE_DEATH) if dies else float("inf")
         try:
             while True:
                 self._process.check_alive()
-                if self._delays.random() < WORKER_DEATHS:
+                if steps_left == 0:
+                    self._background_deaths += 1
                     raise WorkerFailed("the simulated background process has died")
+                steps_left -= 1
                 try:
                     with self._loop.meter.off_the_loop():
                         least_s = next(steps)

@@ -9,7 +9,8 @@ What must stay true:
 - No segment is replaced above the checkpointed recovery point: there a recovery may take a gap for a loss.
 - A log that is being copied to another log directory is not cleaned, so the copy is as clean as its original.
 - A log that cannot be cleaned is marked, shown, and left alone until the broker starts again. It stops no other log.
-- A log that cannot be cleaned for now, for example because the disk is full, comes last in its turn.
+- A log that cannot be cleaned for now, for example because the disk is full or the process was killed, comes last in
+  its turn.
 - While a log is cleaned, retention deletes none of its segments; that follows when the cleaning ends.
 
 Source: kafka.log.LogCleaner, LogCleanerManager. Differences: a cleaner is a coroutine, whose work is done in a process
@@ -40,7 +41,8 @@ from klamm.tasks import OnFailure, start_task
 _LOGGER = logging.getLogger(__name__)
 
 LOGS_PER_SLICE = 50
-# After so many deaths of its process in a row, a log is uncleanable: it may be what kills the process.
+# After so many deaths of its process in a row, with other logs cleaned in between, a log is uncleanable: it seems to
+# be what kills the process.
 MAX_PROCESS_DEATHS = 3
 _MEGABYTE = 1024 * 1024
 
@@ -70,6 +72,13 @@ class _Cleaning:
         self.is_aborted = True
         if self.work is not None:
             self.work.cancel()
+
+
+class _Deaths(NamedTuple):
+    """How often in a row a log's process has died, and how many logs the cleaners had cleaned before the last death."""
+
+    count: int
+    cleaned_before: int
 
 
 @dataclass(slots=True)
@@ -122,7 +131,8 @@ class LogCleaner:
         self._cleaners: dict[asyncio.Task[None], _Cleaner] = {}
         self._cleanings: dict[PartitionKey, _Cleaning] = {}
         self._uncleanable: dict[PartitionKey, str] = {}
-        self._process_deaths: dict[PartitionKey, int] = {}
+        self._process_deaths: dict[PartitionKey, _Deaths] = {}
+        self._cleaned_logs = 0
         # The logs that could not be cleaned, until no other log is due.
         self._postponed: dict[PartitionKey, None] = {}
         self._choosing = asyncio.Lock()
@@ -255,6 +265,7 @@ class LogCleaner:
         finally:
             cleaning.work = None
         cleaner.is_dead = False
+        self._cleaned_logs += 1
         self._process_deaths.pop((log.topic, log.partition), None)
         # What is cleaned lies below the recovery point. Checkpointed, it tells a recovery that the gaps are no damage.
         await self._checkpoint_recovery_points(log)
@@ -298,11 +309,20 @@ class LogCleaner:
             await self._environment.run_blocking(remove_cleaned_files, self._environment.file_system, job.directory)
 
     def _process_died(self, cleaner: _Cleaner, key: PartitionKey, error: WorkerFailed) -> None:
+        """Whatever kills each process, the kernel short of memory or an operator, is not the log's fault: a death counts
+        only if another log was cleaned after the last one."""
         cleaner.is_dead = True
-        deaths = self._process_deaths[key] = self._process_deaths.get(key, 0) + 1
         _LOGGER.warning("Cleaner %d: cleaning %s-%d failed: %s", cleaner.number, *key, error)
-        if deaths >= MAX_PROCESS_DEATHS:
-            self._mark_uncleanable(key, f"the process that cleaned it died {deaths} times in a row")
+        self._postponed[key] = None
+        last = self._process_deaths.get(key)
+        if last is not None and last.cleaned_before == self._cleaned_logs:
+            return
+        count = 1 if last is None else last.count + 1
+        self._process_deaths[key] = _Deaths(count, self._cleaned_logs)
+        if count >= MAX_PROCESS_DEATHS:
+            self._mark_uncleanable(
+                key, f"the process that cleaned it died {count} times in a row, and other logs were cleaned in between"
+            )
 
     def _failed(self, cleaning: _Cleaning, error: KafkaError | OSError) -> None:
         log = cleaning.log
