@@ -12,12 +12,14 @@ What must come true in a healed cluster:
 - Topics and brokers run with the stored configurations.
 - The broker that /controller names acts as the controller, and no other broker does. Its context equals the znodes, and
   no work is left: no event, no request, no reassignment, no deletion. All partitions and replicas are online.
-- The brokers' gauges of their replicas equal a recount of the znodes.
+- The brokers' gauges of their replicas and fetchers equal a recount of the znodes, those of their groups a recount of
+  the groups in the memory of all brokers.
 - Offsets committed by a leader are committed by its followers.
 - No transaction is open.
 - No hosted replica is being moved to another log directory, and the log cleaner leaves none alone.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
@@ -28,6 +30,7 @@ from klamm.config.topic import TopicConfig, TopicKeys
 from klamm.controller.context import ControllerContext
 from klamm.controller.controller import KafkaController
 from klamm.controller.states import PartitionState, ReplicaState
+from klamm.coordinator.groups.group_metrics import register_group_metrics
 from klamm.metrics import Metrics
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.replication.isr import CommittedIsr
@@ -48,6 +51,7 @@ from klamm.znodes.topics import LeaderAndIsr
 
 # Znodes of requests and notifications that the controller has not handled yet.
 REQUEST_PATHS = (DELETE_TOPICS_PATH, ISR_CHANGES_PATH, LOG_DIR_EVENTS_PATH)
+NONE_FAILED = {"FailedPartitionsCount": 0}
 REQUESTS = (REASSIGN_PARTITIONS_PATH, PREFERRED_REPLICA_ELECTION_PATH)
 
 
@@ -55,11 +59,13 @@ def disagreements(cluster: SimulatedCluster) -> list[str]:
     """One line for each difference between a broker's state and the znodes; brokers that are down are left out."""
     state = cluster.state
     found = [*_unfinished_requests(state), *_active_controllers(cluster)]
+    groups = _known_groups(cluster)
     for one in cluster.brokers.values():
         if one.broker is not None:
             services = one.broker.parts.services
             found += [f"broker {one.broker_id} {line}" for line in _of_broker(state, one.broker, services)]
             found += [f"broker {one.broker_id} {line}" for line in _offsets(state, services)]
+            found += [f"broker {one.broker_id} {line}" for line in _group_gauges(one.broker, groups)]
             if services.controller.is_active:
                 found += [f"controller {one.broker_id} {line}" for line in _of_controller(state, services.controller)]
     return found
@@ -118,6 +124,7 @@ def _of_broker(state: StateChecker, broker: Broker, services: Services) -> Itera
             yield f"still moves {partition.log} to {partition.future_log.directory}: {partition.future_log}"
     followed, hosted = broker.parts.followers.followed_partitions, services.replica_manager.partitions
     yield from _gauges(state, services)
+    yield from _fetcher_gauges(state, broker)
     for left_alone in broker.parts.log_manager.cleaner.uncleanable:
         yield f"does not clean {left_alone.key}: {left_alone.reason}"
     for key in sorted({*assignments, *hosted, *followed}):
@@ -144,6 +151,49 @@ def _gauges(state: StateChecker, services: Services) -> Iterator[str]:
     }
     told = {metric.name.name: dict(metric.values()).get("") for metric in metrics if metric.name.name in true}
     yield from _different("counts as", told, true)
+
+
+def _fetcher_gauges(state: StateChecker, broker: Broker) -> Iterator[str]:
+    """What the metrics of the broker's fetchers say, against the znodes of a cluster that is whole."""
+    broker_id, metrics = broker.parts.services.broker_id, Metrics()
+    broker.parts.followers.register(metrics)
+    told = {metric.name.name: dict(metric.values()) for metric in metrics}
+    yield from _different("counts as", {"FailedPartitionsCount": told["FailedPartitionsCount"]["Replica"]}, NONE_FAILED)
+    states = state.partitions()
+    yield from _different(
+        "has lags of",
+        Counter((topic, int(partition)) for _, topic, partition in told["ConsumerLag"]),
+        {
+            key: 1
+            for key, replicas in _assignments(state).items()
+            if broker_id in replicas and key in states and states[key].leader != broker_id
+        },
+    )
+
+
+def _known_groups(cluster: SimulatedCluster) -> dict[int, dict[str, int]]:
+    """The groups that any broker has in its memory, and their number of offsets, by coordinator in ZooKeeper."""
+    by_coordinator: dict[int, dict[str, int]] = {}
+    for one in cluster.brokers.values():
+        for group in one.broker.parts.groups.groups() if one.broker is not None else ():
+            known = by_coordinator.setdefault(cluster.coordinator(group.group_id), {})
+            known[group.group_id] = max(known.get(group.group_id, 0), group.offset_count)
+    return by_coordinator
+
+
+def _group_gauges(broker: Broker, groups: Mapping[int, Mapping[str, int]]) -> Iterator[str]:
+    """What the metrics of the broker's groups say, against a recount of those in the memory of all brokers: a group
+    shows that the coordinator lacks, or that a former one has kept."""
+    metrics = Metrics()
+    register_group_metrics(metrics, broker.parts.groups)
+    told = {metric.name.name: dict(metric.values())[""] for metric in metrics}
+    mine = groups.get(broker.parts.services.broker_id, {})
+    states = sum(count for name, count in told.items() if name not in ("NumGroups", "NumOffsets"))
+    yield from _different(
+        "counts as",
+        {"NumGroups": told["NumGroups"], "groups in all states": states, "NumOffsets": told["NumOffsets"]},
+        {"NumGroups": len(mine), "groups in all states": len(mine), "NumOffsets": sum(mine.values())},
+    )
 
 
 def _replica(

@@ -22,7 +22,7 @@ WORKER_DEATHS = 0.01
 # For each job of a background process, however many steps it has; it dies before one of the first.
 BACKGROUND_DEATHS = 0.1
 STEPS_BEFORE_DEATH = 20
-# Fewer than make the cleaner take a log for what kills its process: the chance that kills it here does not mean the log.
+# Fewer than make the cleaner take a log for what kills its process, which here is chance.
 MAX_BACKGROUND_DEATHS = MAX_PROCESS_DEATHS - 1
 
 

@@ -309,8 +309,8 @@ class LogCleaner:
             await self._environment.run_blocking(remove_cleaned_files, self._environment.file_system, job.directory)
 
     def _process_died(self, cleaner: _Cleaner, key: PartitionKey, error: WorkerFailed) -> None:
-        """Whatever kills each process, the kernel short of memory or an operator, is not the log's fault: a death counts
-        only if another log was cleaned after the last one."""
+        """What kills every process, such as the kernel for want of memory, is not the log's fault: a death counts only
+        if another log was cleaned after the last one."""
         cleaner.is_dead = True
         _LOGGER.warning("Cleaner %d: cleaning %s-%d failed: %s", cleaner.number, *key, error)
         self._postponed[key] = None

@@ -172,6 +172,18 @@ def counts_an_offline_replica(parts: Parts) -> None:
     manager._hosted.mark_offline(("gone", 0))
 
 
+def counts_a_failed_copy(parts: Parts) -> None:
+    broker = parts.cluster.brokers[parts.follower.broker_id].broker
+    assert broker is not None
+    broker.parts.followers._failed[TOPIC, 0] = None
+
+
+def leaves_a_log_uncleaned(parts: Parts) -> None:
+    broker = parts.cluster.brokers[parts.follower.broker_id].broker
+    assert broker is not None
+    broker.parts.log_manager.cleaner._mark_uncleanable((TOPIC, 0), "it is damaged")
+
+
 PLANTED: dict[Callable[[Parts], None], str] = {
     leads_too: "believes in another leader or epoch of events-0",
     leads_in_an_old_epoch: "believes in another leader or epoch of events-0",
@@ -189,6 +201,8 @@ PLANTED: dict[Callable[[Parts], None], str] = {
     forgets_a_topic: "assigns events-0: None",
     takes_a_replica_for_offline: r"has the state of replica events-0 on \d: OFFLINE; true is ONLINE",
     takes_a_partition_for_new: "has the state of events-0: NEW; true is ONLINE",
+    counts_a_failed_copy: "counts as FailedPartitionsCount: 1; true is 0",
+    leaves_a_log_uncleaned: r"does not clean \('events', 0\): it is damaged",
     counts_an_offline_replica: "counts as OfflineReplicaCount: 1; true is 0",
     is_the_controller_only_by_name: r"brokers \[\] act as the controller; /controller names \d",
     acts_as_the_controller_too: r"brokers \[\d, \d\] act as the controller; /controller names \d",
@@ -332,6 +346,31 @@ def test_a_coordinator_that_keeps_offsets_of_a_deleted_topic_is_found(monkeypatc
 
     with pytest.raises(SimulationFailure, match="group reports still has"):
         run(scenario)
+
+
+def test_a_broker_that_counts_the_groups_of_another_is_found() -> None:
+    async def scenario(world: World) -> None:
+        cluster = await started(world)
+        client = cluster.client(RetryPolicy(deadline_ms=60_000))
+        offsets = {TopicPartition(TOPIC, 0): OffsetAndMetadata(7)}
+        await world.node("client").run(alter_consumer_group_offsets(client, "reports", offsets))
+        await converge(cluster)
+        coordinator = cluster.coordinator("reports")
+        former, group = (coordinator + 1) % len(cluster.brokers), "reports"
+        kept, leading = (cluster.brokers[each].broker for each in (former, coordinator))
+        assert kept is not None and leading is not None
+        loaded = leading.parts.groups.get(group)
+        assert loaded is not None
+        kept.parts.groups._groups[-1] = {group: loaded}
+        assert disagreements(cluster) == [
+            f"broker {former} counts as NumGroups: 1; true is 0",
+            f"broker {former} counts as NumOffsets: 1; true is 0",
+            f"broker {former} counts as groups in all states: 1; true is 0",
+        ]
+        await world.node("client").run(client.close())
+        await cluster.close()
+
+    run(scenario)
 
 
 class OnlyAcknowledged:
