@@ -31,6 +31,7 @@ from klamm.protocol.vocabulary import (
     ConfigResourceType,
     ElectionType,
     OpType,
+    PartitionKey,
     TopicPartition,
 )
 from klamm.simulation.cluster import LOG_DIRS, ZOOKEEPER_PORT, SimulatedCluster
@@ -194,6 +195,10 @@ class Administrator:
         chosen = self._random.sample(list(replicas), self._random.randint(1, len(replicas)))
         await self._alter(topic, {number: self._random.sample(brokers, count) for number in chosen})
 
+    async def reassign(self, key: PartitionKey, replicas: Sequence[int]) -> None:
+        """Moves one partition to these brokers."""
+        await self._alter(key[0], {key[1]: replicas})
+
     async def _evacuate(self) -> None:
         """Moves partitions away from a broker that is down; if all are up, to random brokers."""
         gone, topic = self._gone(), self._topic()
@@ -342,10 +347,14 @@ class Administrator:
         await asyncio.gather(*[self._commit(group, name) for group in COMMITTING_GROUPS])
         if self._random.random() < 0.8:
             await asyncio.sleep(self._random.choice(LIFETIMES_S) * self._random.uniform(0.8, 1.2))
-            for broker_id in self._gone() if name in self._state.topics() else ():
+            gone = self._gone() if name in self._state.topics() else []
+            for broker_id in gone:
                 await self._move_away(name, broker_id)
             await delete_topic(self._patient, name)
-            if self._random.random() < 0.3:
+            if gone:
+                # The new topic comes to all brokers as soon as they are back.
+                await self._create(name, len(self._cluster.brokers))
+            elif self._random.random() < 0.3:
                 await self._create(name, self._cluster.replication_factor)
         del self._in_use[name]
 

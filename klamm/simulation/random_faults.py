@@ -19,6 +19,8 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 
 from klamm.broker.broker import Broker
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.record_batch import CRC_COVERS_FROM, iterate_batches
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.administration import Administrator
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
@@ -37,6 +39,7 @@ from klamm.simulation.verdict import come_to_rest, converge, judge, serving
 from klamm.simulation.workload import Workload, create_topic
 from klamm.simulation.world import Node, World
 from klamm.storage.log_directory import FUTURE_SUFFIX
+from klamm.znodes.controller_store import NO_CONTROLLER
 
 TOPIC = "events"
 # With acks=all: partition -> whether its producer is idempotent. The next partition has acks=1.
@@ -72,6 +75,10 @@ SECONDS_BETWEEN_LOOKS = 0.0005
 # How wrong a broker's wall clock is set at most, and how much it gains or loses in a second: far more than a real one.
 CLOCK_ERROR_MS = 1_500
 CLOCK_DRIFT = 0.005
+# How many of the runs end with an election whose answer is lost: after others, the next election makes up for it.
+SHARE_OF_LOST_ELECTIONS = 0.25
+# How long the outcome of one part of a fault is waited for, before the fault goes on without it.
+PART_S = 10.0
 # How long a ZooKeeper ensemble has no leader.
 ELECTIONS_S = (0.0, 0.2, 1.0, 3.0)
 # How long a machine's death waits until the cluster is whole, and until the machine is out of all ISRs.
@@ -119,13 +126,17 @@ class RandomFaults:
             ("fill-disk", self._fill_disk),
             ("exhaust-descriptors", self._exhaust_descriptors),
             ("roll-brokers", self._roll_brokers),
+            ("delay-stop-replica", self._delay_stop_replica),
+            ("delay-stop-replica", self._delay_stop_replica),
             ("elect-ensemble", self._elect_ensemble),
             ("cut-from-zookeeper", self._cut_from_zookeeper),
             ("cut-from-zookeeper", self._cut_from_zookeeper),
             ("cut-from-zookeeper", self._cut_from_zookeeper),
         ]
+        # Drawn for the end of a run only.
+        self._last = ("lose-election", self._lose_election)
         self._running: list[asyncio.Task[None]] = []
-        self._alone = [self._kill_one_machine, self._rot_replica]
+        self._alone = [self._kill_one_machine, self._rot_replica, self._lose_election]
         if logs_rot and cluster.replication_factor > 1:
             self._faults.append(("rot-replica", self._rot_replica))
         if not logs_flush and cluster.replication_factor > 1:
@@ -151,6 +162,8 @@ class RandomFaults:
             pause_s = chance.choice(PAUSES_S) * chance.random()
             actions = self._administrator.work if chance.random() < SHARE_OF_WORK else self._faults
             steps.append(Step(round(pause_s, 3), chance.choice(actions)[0], number))
+        if chance.random() < SHARE_OF_LOST_ELECTIONS:
+            steps.append(Step(0.0, self._last[0], count))
         return tuple(steps)
 
     async def run(self, count: int) -> None:
@@ -159,7 +172,7 @@ class RandomFaults:
 
     async def replay(self, steps: Sequence[Step]) -> None:
         """Injects these faults and operator actions; waits until each fault is over. ValueError for an unknown one."""
-        work, faults = dict(self._administrator.work), dict(self._faults)
+        work, faults = dict(self._administrator.work), dict([*self._faults, self._last])
         for step in steps:
             if step.action not in {*work, *faults}:
                 raise ValueError(f"this run knows no {step.action!r}; it knows {', '.join(sorted({*work, *faults}))}")
@@ -260,9 +273,18 @@ class RandomFaults:
         if not paths:
             return
         path = self.random.choice(paths)
-        position = self.random.randrange(files(broker)[path])
+        log = path.split("/")[-2]
+        key = TOPIC, int(log.partition(".")[0].removeprefix(f"{TOPIC}-"))
+        free = [each for each in self.cluster.brokers if each not in self._replicas(key)]
+        is_copied = bool(free) and "." not in log and self.cluster.leader(*key) == broker.broker_id
+        position = self._checked_position(broker, path) if is_copied else self.random.randrange(files(broker)[path])
         broker.node.disk.rot(path, position, self.random.randrange(8))
-        await self._outage(ROTTEN_S)
+        if is_copied:
+            # A broker that is to replace a follower asks for the whole log, which its leader must not pass on.
+            followers = [each for each in self._replicas(key) if each != broker.broker_id]
+            wanted = [broker.broker_id, *followers[1:], self.random.choice(free)]
+            self._administrator.begin(lambda: self._administrator.reassign(key, wanted))
+        await self._outage(ROTTEN_S[-1:] if is_copied else ROTTEN_S)
         if self.random.random() < 0.5:
             broker.kill()
             broker.start()
@@ -279,6 +301,15 @@ class RandomFaults:
                 if each.rpartition("/")[2].partition(".")[0] == directory.rpartition("/")[2].partition(".")[0]:
                     operator.remove_tree(each)
         broker.start()
+
+    def _checked_position(self, broker: SimulatedBroker, path: str) -> int:
+        """A byte of a batch that its checksum covers."""
+        operator = SimulatedFileSystem(broker.node.disk, Process("operator", broker.node.name))
+        covered: list[range] = []
+        with contextlib.suppress(KafkaError):  # A preallocated file ends with zeros.
+            for position, header in iterate_batches(operator.read_file(path), allow_partial_end=True):
+                covered.append(range(position + CRC_COVERS_FROM, position + header.size_bytes))
+        return self.random.choice(self.random.choice(covered)) if covered else 0
 
     def _rotting_files(self, broker: SimulatedBroker) -> dict[str, int]:
         """The log files whose readers know what to do with a wrong checksum, and their sizes."""
@@ -409,6 +440,57 @@ class RandomFaults:
                         await self._lose_answer(controller)
                     elif what < 0.5:
                         self._administrator.begin(self._administrator.move_controller)
+
+    async def _lose_election(self) -> None:
+        """The controller moves, and the answer to the election is lost: its broker only finds its own id in
+        /controller. Runs while no other fault is active, and no other election follows."""
+        cluster = self.cluster
+        self._administrator.begin(self._administrator.move_controller)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PART_S):
+                await cluster.until(lambda: cluster.controller_id() == NO_CONTROLLER)
+                await cluster.until(lambda: cluster.controller_id() != NO_CONTROLLER)
+                await self._lose_answer(cluster.brokers[cluster.controller_id()])
+
+    async def _delay_stop_replica(self) -> None:
+        """The controller cannot reach a replica when it wants to stop it, and is paused. Its request arrives when the
+        next controller has perhaps taken the reassignment back."""
+        cluster, network = self.cluster, self.world.network
+        former = cluster.controller_id()
+        keys = [key for key in cluster.state.partitions() if key[0] == TOPIC and former != cluster.leader(*key)]
+        if former == NO_CONTROLLER or not keys:
+            return
+        key = self.random.choice(keys)
+        replicas = self._replicas(key)
+        stopped = [each for each in replicas if each not in (former, cluster.leader(*key))]
+        free = [each for each in cluster.brokers if each not in replicas]
+        if not stopped or not free:
+            return
+        chosen, instead = self.random.choice(stopped), self.random.choice(free)
+        elsewhere = [instead if each == chosen else each for each in replicas]
+        controller, replica = cluster.brokers[former].node, cluster.brokers[chosen].node
+        await self._reassigned(key, elsewhere, lambda: chosen not in cluster.isr(*key))
+        network.cut_one_way(controller.name, replica.name)
+        await self._passed(lambda: sorted(self._replicas(key)) == sorted(elsewhere))
+        await asyncio.sleep(1)
+        process = controller.process
+        if process.alive and not process.stalled:
+            controller.stall()
+        await self._passed(lambda: cluster.controller_id() not in (former, NO_CONTROLLER))
+        await self._reassigned(key, replicas, lambda: chosen in cluster.isr(*key))
+        network.heal(controller.name, replica.name)
+        if controller.process is process and process.alive and process.stalled:
+            controller.resume()
+
+    async def _reassigned(self, key: PartitionKey, replicas: Sequence[int], has_come: Callable[[], bool]) -> None:
+        """Asks for the replicas, and returns when it `has_come`, or after a while."""
+        self._administrator.begin(lambda: self._administrator.reassign(key, replicas))
+        await self._passed(has_come)
+
+    async def _passed(self, has_come: Callable[[], bool]) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PART_S):
+                await self.cluster.until(has_come)
 
     async def _lose_answer(self, broker: SimulatedBroker) -> None:
         """The reset overtakes the answer, which is held up until then."""
@@ -584,7 +666,7 @@ async def _run(world: World, shape: RunShape, inject: Callable[[RandomFaults], A
         await group.until_stable()
         await group.ledger.until_commits(len(IS_IDEMPOTENT))
         await group.stop()
-    await administrator.finish()
+        await administrator.finish()
     whole = await converge(cluster)
     await group.check_committed()
     committed = await transactions.check()

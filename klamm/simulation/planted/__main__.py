@@ -4,6 +4,7 @@
     python -m klamm.simulation.planted --jobs 2           two hunts at a time
     python -m klamm.simulation.planted lost-watch         one of them
     python -m klamm.simulation.planted --first 1000       other seeds than those of the table
+    python -m klamm.simulation.planted --mixed 60 kafka-10548   in up to 60 mixed runs, not in its own scenario
 
 The exit status is 1 when the seeds do not find a fault in time, or when a run fails otherwise than the table says.
 """
@@ -13,24 +14,30 @@ import logging
 import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 
-from klamm.simulation.planted.fault import Found, hunt
+from klamm.simulation.planted.fault import Found, PlantedFault, hunt
 from klamm.simulation.planted.faults import BY_NAME
+from klamm.simulation.random_faults import random_faults
 
 HEAD = """\
 | planted fault | what this build does | found by | within | first found by |
 |---|---|---|---|---|"""
 
 
-def _hunt(first: int, name: str) -> Found | None:
-    logging.disable()
+def _chosen(name: str, mixed_runs: int | None) -> PlantedFault:
     fault = BY_NAME[name]
+    return fault if mixed_runs is None else replace(fault, scenario=random_faults, within=mixed_runs)
+
+
+def _hunt(first: int, mixed_runs: int | None, name: str) -> Found | None:
+    logging.disable()
+    fault = _chosen(name, mixed_runs)
     return hunt(fault, range(first, first + fault.within))
 
 
-def _row(name: str, found: Found | None) -> str:
-    fault = BY_NAME[name]
+def _row(fault: PlantedFault, found: Found | None) -> str:
     if found is None:
         result = "no seed"
     elif not found.is_symptom:
@@ -46,10 +53,14 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("faults", nargs="*", metavar="FAULT", help=f"by default all: {', '.join(BY_NAME)}")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
+    parser.add_argument(
+        "--mixed", type=int, metavar="RUNS", help="hunt in so many mixed runs, instead of the scenarios of the table"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="number of parallel hunts, each in a process (default: 1)")
     arguments = parser.parse_args()
-    if arguments.jobs < 1:
-        parser.error(f"--jobs {arguments.jobs}: at least 1")
+    for name in ("jobs", "mixed"):
+        if (number := getattr(arguments, name)) is not None and number < 1:
+            parser.error(f"--{name} {number}: at least 1")
     for name in arguments.faults:
         if name not in BY_NAME:
             parser.error(f"there is no planted fault {name!r}; there are {', '.join(BY_NAME)}")
@@ -63,8 +74,9 @@ def main() -> None:
     missed = []
     print(HEAD, flush=True)
     with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("fork")) as pool:
-        for name, found in zip(names, pool.map(partial(_hunt, arguments.first), names), strict=True):
-            print(_row(name, found), flush=True)
+        hunts = pool.map(partial(_hunt, arguments.first, arguments.mixed), names)
+        for name, found in zip(names, hunts, strict=True):
+            print(_row(_chosen(name, arguments.mixed), found), flush=True)
             if found is None or not found.is_symptom:
                 missed.append(name)
     if missed:
