@@ -77,7 +77,7 @@ class _Cleaning:
 class _Deaths(NamedTuple):
     """How often in a row a log's process has died, and how many logs the cleaners had cleaned before the last death."""
 
-    count: int
+    in_a_row: int
     cleaned_before: int
 
 
@@ -317,7 +317,7 @@ class LogCleaner:
         last = self._process_deaths.get(key)
         if last is not None and last.cleaned_before == self._cleaned_logs:
             return
-        count = 1 if last is None else last.count + 1
+        count = 1 if last is None else last.in_a_row + 1
         self._process_deaths[key] = _Deaths(count, self._cleaned_logs)
         if count >= MAX_PROCESS_DEATHS:
             self._mark_uncleanable(
