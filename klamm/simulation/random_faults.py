@@ -77,7 +77,7 @@ CLOCK_ERROR_MS = 1_500
 CLOCK_DRIFT = 0.005
 # How many of the runs end with an election whose answer is lost: after others, the next election makes up for it.
 SHARE_OF_LOST_ELECTIONS = 0.25
-# How long the outcome of one part of a fault is waited for, before the fault goes on without it.
+# How long the outcome of one part of a fault is waited for; then the fault continues without it.
 PART_S = 10.0
 # How long a ZooKeeper ensemble has no leader.
 ELECTIONS_S = (0.0, 0.2, 1.0, 3.0)
