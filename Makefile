@@ -10,7 +10,7 @@ INTEROP := tests/interop tests/clients tests/recipes tests/faults tests/durabili
 BIN := .venv/bin
 PYTHON := $(BIN)/python
 
-.PHONY: help venv run test check interop simulate hostile bench format docs lock system clean
+.PHONY: help venv run test check interop simulate hostile bench format docs pictures lock system clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,7 @@ bench: venv system  ## klamm and Apache Kafka 2.8.2 side by side, as ratios
 	$(PYTHON) bench/merge.py
 	$(PYTHON) bench/reassignment.py
 	$(PYTHON) bench/plans.py
+	$(PYTHON) bench/cockpit.py
 	$(PYTHON) bench/spark.py
 
 format: venv  ## apply the formatter and the safe fixes
@@ -73,6 +74,9 @@ docs: venv  ## write the generated parts of docs/ again
 	$(PYTHON) -m klamm.config.unsupported_table docs/unsupported.md
 	PYTHONPATH=.:tests $(PYTHON) -m support.recipe_page docs/recipes.md
 	PYTHONPATH=.:tests $(PYTHON) -m support.metrics.page docs/metrics.md
+
+pictures: venv system  ## take the pictures of the cockpit in docs/pictures again
+	PYTHONPATH=.:tests $(PYTHON) -m support.pictures docs/pictures
 
 lock: venv  ## write requirements/*.txt again from pyproject.toml
 	scripts/lock

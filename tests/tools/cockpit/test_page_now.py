@@ -172,6 +172,7 @@ def test_a_change_draws_its_cells_and_counts(server: PageServer, pages: Pages) -
     server.publish("partitions", {"version": 1, "sequence": 1, "rows": [0], "cells": [f"{OUT_OF_SYNC}{LEADER}0"]})
     page.locator(".counts tfoot", has_text=re.compile(r"all\s*69\s*68\s*1\s*2")).wait_for()
     assert cell_colours(page, (0, 0), (0, 1)) == [colour_of(page, "cell-behind"), colour_of(page, "cell-leader")]
+    assert page.locator("#map-readout").inner_text() == "audit-0: leader 2; out of sync 1"
     # What the page has already changes nothing; after a gap the whole map is read again.
     head, cells = partition_map(BROKERS, TOPICS, replication_factor=1)
     server.map_bytes = encoded_map(head | {"sequence": 9}, cells)

@@ -376,6 +376,7 @@
       this.map = map;
       this.fresh.clear();
       this.cursor = 0;
+      this.pointed = null;
       if (map !== null && topic !== undefined) {
         const found = map.names.indexOf(topic[0]);
         if (found >= 0) this.cursor = Math.min(map.starts[found] + topic[1], map.starts[found + 1] - 1);
@@ -395,6 +396,7 @@
         for (const partition of changed.slice(0, MAX_FRESH)) this.fresh.set(partition, now);
       }
       this.drawTable();
+      if (changed.includes(this.pointed ?? this.cursor)) this.say(this.pointed ?? this.cursor);
       this.isStale.overlay = true;
       this.request();
     }

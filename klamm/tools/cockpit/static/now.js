@@ -149,6 +149,9 @@
     }
   };
 
+  /** A name of several words that may be broken between them. */
+  const broken = (name) => name.split(/(?<=[a-z])(?=[A-Z])/).flatMap((word) => [word, h("wbr")]);
+
   // -- tiles ----------------------------------------------------------------------------------------------------------
 
   const tile = (label, value, detail, kind = "calm") =>
@@ -165,10 +168,13 @@
   };
 
   const eventTiles = ({ events, controller, why_not }) => {
-    if (!events) return [tile("Event in progress", words.none, why_not ?? controller?.why_not ?? "The controller does not tell.")];
+    if (!events) {
+      const why = why_not ?? controller?.why_not ?? "The controller does not tell.";
+      return [tile("Event in progress", words.none, why), tile("Event queue", words.none, "")];
+    }
     const isSlow = (ms) => (ms ?? 0) > SLOW_MS;
     return [
-      tile("Event in progress", events.event ?? IDLE, events.event ? `for ${words.duration(events.event_for_ms)}` : "nothing to do",
+      tile("Event in progress", broken(events.event ?? IDLE), events.event ? `for ${words.duration(events.event_for_ms)}` : "nothing to do",
         !events.event ? "calm" : isSlow(events.event_for_ms) ? "bad" : "busy"),
       tile("Event queue", words.count(events.queue_size),
         events.queue_size ? `the oldest waits for ${words.duration(events.waits_ms)}` : "nothing waits",
@@ -353,9 +359,6 @@
   const whyNot = (why) => (why ? h("p", { class: "why-not" }, why) : null);
 
   // -- state machines -------------------------------------------------------------------------------------------------
-
-  /** A name of several words that may be broken between them. */
-  const broken = (name) => name.split(/(?<=[a-z])(?=[A-Z])/).flatMap((word) => [word, h("wbr")]);
 
   const machine = (title, kind, table, counts) => {
     const states = Object.keys(table);

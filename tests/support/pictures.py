@@ -1,0 +1,148 @@
+"""Makes the pictures of the documentation: `make pictures`, which is `python -m support.pictures docs/pictures`.
+
+Eight brokers, some topics, a producer and a group; then a broker dies, and a reassignment moves partitions while its
+throttle makes it slow. Each picture is of the real page in a headless Chromium.
+"""
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, Producer
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from klamm.testing import Cluster
+from support.browser import PATIENCE_MS, chromium
+from support.clusters import KLAMM
+from support.processes import ManagedProcess
+
+TOPICS = {"orders": 48, "payments": 24, "clicks": 96, "audit-log": 12, "users": 24, "returns": 36}
+VICTIM = 5
+# Enough for the sparklines to have a shape.
+SAMPLES_MS = 12_000
+MOVED = range(12)
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    directory.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        Cluster(brokers=8) as cluster,
+        load(cluster),
+        cockpit(cluster, Path(temporary)) as url,
+        sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        page = opened(browser, url, color_scheme="light")
+        page.locator("#groups tbody tr").wait_for()
+        page.wait_for_timeout(SAMPLES_MS)
+        picture(page, directory / "now.png")
+        # What a failover does is seen by a page that was open before.
+        dark = opened(browser, url, color_scheme="dark")
+        cluster.kill(VICTIM)
+        dark.locator("#brokers .down").wait_for()
+        dark.locator("#findings .problem").first.wait_for()
+        picture(dark, directory / "failover.png")
+        cluster.start(VICTIM)
+        page.locator(".tile.good", has_text="8 of 8").wait_for()
+        page.locator(".counts tfoot", has_text=re.compile(r"all\s*290\s*580")).wait_for()
+        reassign(cluster, Path(temporary))
+        page.locator("#work .step").first.wait_for()
+        # The map has replicas that are being added.
+        page.locator(".counts tfoot td:nth-child(6)", has_text=re.compile("[1-9]")).wait_for()
+        picture(page, directory / "reassignment.png")
+        phone = opened(browser, url, color_scheme="light", viewport={"width": 360, "height": 780})
+        picture(phone, directory / "phone.png")
+        browser.close()
+
+
+@contextlib.contextmanager
+def load(cluster: Cluster) -> Iterator[None]:
+    """Records for all topics, and a group that reads some of them."""
+    for name, partitions in TOPICS.items():
+        cluster.create_topic(name, partitions=partitions)
+    is_over = threading.Event()
+
+    def produce() -> None:
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "linger.ms": 20, "log_level": 0})
+        while not is_over.wait(0.02):
+            for name in TOPICS:
+                for number in range(20):
+                    with contextlib.suppress(BufferError):  # The machine is busy: fewer records will do.
+                        producer.produce(name, key=str(number), value=b"x" * 400)
+            producer.poll(0)
+        producer.flush(5)
+
+    def consume() -> None:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": cluster.bootstrap,
+                "group.id": "billing",
+                "auto.offset.reset": "earliest",
+                "log_level": 0,
+            }
+        )
+        consumer.subscribe(["orders", "payments"])
+        while not is_over.is_set():
+            consumer.consume(200, 0.2)
+        consumer.close()
+
+    threads = [threading.Thread(target=work) for work in (produce, consume)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+@contextlib.contextmanager
+def cockpit(cluster: Cluster, directory: Path) -> Iterator[str]:
+    """The address of `klamm cockpit`."""
+    command = [KLAMM, "cockpit", "--bootstrap-server", cluster.bootstrap, "--json"]
+    process = ManagedProcess("klamm cockpit", command, directory / "cockpit.log")
+    try:
+        yield process.wait_for(r'"url": "([^"]+)"').group(1)
+    finally:
+        process.stop()
+
+
+def opened(browser: Browser, url: str, **options: Any) -> Page:
+    """A page in a context of its own. The printed address works more than once."""
+    page = browser.new_context(**{"viewport": {"width": 1280, "height": 1100}} | options).new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(url)
+    page.locator("#map-readout", has_text="-0").wait_for()
+    return page
+
+
+def picture(page: Page, file: Path) -> None:
+    page.screenshot(path=file)
+    print(f"{file}: {file.stat().st_size:,} bytes")
+
+
+def reassign(cluster: Cluster, directory: Path) -> None:
+    """Moves partitions of `clicks` with a throttle that keeps them moving while the picture is taken."""
+    partitions = [
+        {"topic": "clicks", "partition": number, "replicas": [(number + step) % 8 for step in (3, 5, 6)]}
+        for number in MOVED
+    ]
+    plan = directory / "plan.json"
+    plan.write_text(json.dumps({"version": 1, "partitions": partitions}))
+    options = ["--reassignment-json-file", str(plan), "--throttle", "1000", "--no-wait", "--yes"]
+    command = [KLAMM, "reassign", "execute", "--bootstrap-server", cluster.bootstrap, *options]
+    subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    main()
