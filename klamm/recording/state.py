@@ -345,10 +345,6 @@ def _text(value: Any) -> str:
     return value
 
 
-def _integers(values: Any) -> tuple[int, ...]:
-    return tuple(map(_integer, values))
-
-
 def _optional(check: Callable[[Any], Any], value: Any) -> Any:
     return None if value is None else check(value)
 
@@ -373,15 +369,13 @@ def _topic_value(key: Any, value: Any) -> tuple[str, TopicMoment]:
 def _partition_value(key: Any, value: Any) -> tuple[PartitionKey, PartitionMoment]:
     topic, number = key
     replicas, adding, removing, leader, leader_epoch, isr, controller_epoch, version = value
-    return (_text(topic), _integer(number)), PartitionMoment(
-        _integers(replicas),
-        _integers(adding),
-        _integers(removing),
-        _optional(_integer, leader),
-        _integer(leader_epoch),
-        _integers(isr),
-        _integer(controller_epoch),
-        _integer(version),
+    led = () if leader is None else (leader,)
+    # A keyframe of a large cluster has 100,000 of these, so their numbers are checked together.
+    numbers = (number, leader_epoch, controller_epoch, version, *led, *replicas, *adding, *removing, *isr)
+    if set(map(type, numbers)) != {int} or type(topic) is not str:
+        raise TypeError(f"{str((key, value))[:80]} is no partition")
+    return (topic, number), PartitionMoment(
+        tuple(replicas), tuple(adding), tuple(removing), leader, leader_epoch, tuple(isr), controller_epoch, version
     )
 
 

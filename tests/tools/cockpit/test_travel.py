@@ -12,21 +12,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from klamm.recording.difference import difference
-from klamm.recording.entries import znode_entry
 from klamm.recording.reader import Recording
-from klamm.recording.writer import RecordingWriter
 from klamm.tools.cockpit.answers import Cockpit
 from klamm.tools.cockpit.recorded import RecordedCluster
 from klamm.tools.cockpit.server import make_app
-from klamm.znodes.brokers import BrokerRegistration, Endpoint, broker_path
-from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, encode_controller_epoch
-from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, partition_state_path, topic_path
-from klamm.znodes.watch import Znode
 from support.cockpit import FixedSource
-from support.recordings import RandomCluster, record
+from support.recordings import BEGAN_MS, RandomCluster, record, write_failover
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main"]
-BEGAN_MS = 1_000_000
 
 
 def browser_of(path: Path) -> TestClient:
@@ -35,53 +28,6 @@ def browser_of(path: Path) -> TestClient:
     client = TestClient(app, base_url="http://127.0.0.1:8080")
     assert client.get(f"/?token={app.token}").status_code == 200
     return client
-
-
-def write_failover(path: Path) -> dict[str, int]:
-    """Broker 1 leads t-0, dies, and broker 2 leads; the numbers of the entries by what happens."""
-    numbers = {}
-    with open(path, "wb") as file:
-        written = RecordingWriter(file, "test", "a failover", BEGAN_MS)
-        for what, after_ms, znode, data in (
-            ("1 registers", 10, broker_path(1), registration(1)),
-            ("2 registers", 20, broker_path(2), registration(2)),
-            ("epoch", 30, CONTROLLER_EPOCH_PATH, encode_controller_epoch(1)),
-            ("election", 30, CONTROLLER_PATH, Controller(2, BEGAN_MS).encode()),
-            ("topic", 40, topic_path("t"), TopicAssignment({0: (1, 2)}).encode()),
-            ("1 leads", 50, partition_state_path("t", 0), LeaderAndIsr(1, 0, (1, 2), 1).encode()),
-            ("1 dies", 5_000, broker_path(1), None),
-            ("no leader", 5_010, partition_state_path("t", 0), LeaderAndIsr(-1, 1, (1,), 1).encode()),
-            ("2 leads", 5_020, partition_state_path("t", 0), LeaderAndIsr(2, 2, (2,), 1).encode()),
-        ):
-            numbers[what] = written.entries
-            number = written.entries
-            written.add(znode_entry(Znode(znode, data, number, number, number)), BEGAN_MS + after_ms)
-        written.add(
-            {
-                "kind": "partition",
-                "sequence": 5,
-                "time_ms": BEGAN_MS + 5_021,
-                "controller": 2,
-                "epoch": 1,
-                "topic": "t",
-                "partition": 0,
-                "from": "OfflinePartition",
-                "to": "OnlinePartition",
-                "leader": 2,
-                "leader_epoch": 2,
-                "isr": [2],
-                "failed": False,
-                "why": "",
-                "event": "BrokerChange",
-            },
-            BEGAN_MS + 5_021,
-        )
-        written.flush()
-    return numbers
-
-
-def registration(broker_id: int) -> bytes:
-    return BrokerRegistration(broker_id, (Endpoint("PLAINTEXT", "here", 9090 + broker_id),)).encode()
 
 
 def test_the_documents_of_a_moment_are_those_of_that_moment(tmp_path: Path) -> None:

@@ -33,14 +33,12 @@
     asked: 0,
   };
 
-  /** `cockpit.get` without the chosen moment. */
-  const ask = cockpit.get.bind(cockpit);
-
-  /** The address of something at the chosen moment. */
+  /** The address of something at the chosen moment. What is said about the recording itself belongs to no moment. */
   const address = (path) => {
     const [plain, query] = path.split("?", 2);
     const parameters = new URLSearchParams(query ?? "");
-    if (travel.head !== null && !parameters.has("entry")) parameters.set("entry", travel.entry);
+    if (travel.head === null || plain.startsWith("/api/recording") || parameters.has("at")) return path;
+    parameters.set("entry", travel.entry);
     return `${plain}?${parameters}`;
   };
 
@@ -63,7 +61,7 @@
   const load = async () => {
     const asked = (travel.asked += 1);
     try {
-      const now = await cockpit.get(address("/api/now"));
+      const now = await cockpit.get("/api/now");
       // Only the newest question matters.
       if (asked !== travel.asked) return;
       travel.at_ms = now.time_ms;
@@ -79,14 +77,14 @@
   };
 
   const seek = async (ms) => {
-    const now = await ask(`/api/now?at=${Math.round(Math.max(travel.head.first_ms, ms))}`);
+    const now = await cockpit.get(`/api/now?at=${Math.round(Math.max(travel.head.first_ms, ms))}`);
     choose(now.entry);
   };
 
   const bySecond = (step) => seek(travel.at_ms + step * SECOND_MS).catch((error) => say(error.message));
 
   const byMark = async (back) => {
-    const found = await cockpit.get(address(`/api/recording/next${back ? "?back=1" : ""}`));
+    const found = await cockpit.get(`/api/recording/next?entry=${travel.entry}${back ? "&back=1" : ""}`);
     if (found.entry !== null) choose(found.entry);
     return found.entry !== null;
   };
@@ -109,7 +107,7 @@
     drawBar();
     if (travel.a === null || travel.b === null) return draw();
     try {
-      travel.difference = await ask(`/api/recording/difference?a=${travel.a.entry}&b=${travel.b.entry}`);
+      travel.difference = await cockpit.get(`/api/recording/difference?a=${travel.a.entry}&b=${travel.b.entry}`);
     } catch (error) {
       say(error.message);
     }
@@ -220,7 +218,7 @@
     const first = Math.max(0, travel.entry - ENTRIES_AROUND / 2);
     let listed;
     try {
-      listed = await ask(`/api/recording/entries?first=${first}&limit=${ENTRIES_AROUND}`);
+      listed = await cockpit.get(`/api/recording/entries?first=${first}&limit=${ENTRIES_AROUND}`);
     } catch (error) {
       return say(error.message);
     }
@@ -274,11 +272,10 @@
 
   if (cockpit.settings.recording) {
     cockpit.address = address;
-    cockpit.get = (path) => ask(address(path));
     addEventListener("keydown", onKey);
     addEventListener("DOMContentLoaded", async () => {
       try {
-        travel.head = await ask("/api/recording");
+        travel.head = await cockpit.get("/api/recording");
       } catch (error) {
         document.getElementById("connection").textContent = error.message;
         return;
