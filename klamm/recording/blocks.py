@@ -1,8 +1,8 @@
 """The file of a recording: blocks of JSON lines, each compressed by itself and headed by what is in it.
 
-A file is a sequence of zstd frames, so `zstdcat` prints its lines. A block is two of them:
+A file is a sequence of zstd frames, so zstdcat prints its lines. A block is two of them:
 
-1. A skippable frame, which `zstdcat` passes over, with the block's head: a JSON object.
+1. A skippable frame, which zstdcat passes over, with the block's head: a JSON object.
 2. A frame with the block's lines.
 
 So a reader finds its way through a file by its heads, without decompressing anything, and a file that lacks its end

@@ -130,7 +130,7 @@ def _joined(change: Changed) -> set[int]:
 
 
 def _broker(broker: int | None) -> str:
-    return "nobody" if broker is None else f"broker {broker}"
+    return "no broker" if broker is None else f"broker {broker}"
 
 
 def _partitions(count: int) -> str:

@@ -156,7 +156,7 @@ class Recording:
         return [self.entry(number) for number in range(max(0, first), min(self.count, first + limit))]
 
     def next_marked(self, number: int, *, back: bool = False) -> int | None:
-        """The nearest entry with a mark after this one, or before it; None when there is none."""
+        """The nearest entry with a mark after this one, or before it; None without one."""
         blocks: Sequence[int] = (
             range(self._block_of(number), -1, -1) if back else range(self._block_of(number), len(self._blocks))
         )

@@ -1,4 +1,4 @@
-"""Keeps the versions of a cluster's znodes in memory, until somebody wants a recording of them.
+"""Keeps the versions of a cluster's znodes in memory, until a recording of them is wanted.
 
 What must stay true: a version that comes costs an append; each thousand are compressed together. Memory is bounded by
 MAX_BYTES; from then on the newest versions are not kept, and `dropped` tells how many.

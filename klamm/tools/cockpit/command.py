@@ -119,7 +119,7 @@ def run(
 
 
 def run_recording(file: Path, host: str, port: int, *, as_json: bool) -> None:
-    """As `run`, for a recording. Raises ToolError for a file that is none."""
+    """As `run`, for a recording. Raises ToolError for a file that is no recording."""
     import uvloop
 
     from klamm.recording.blocks import RecordingError

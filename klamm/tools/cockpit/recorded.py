@@ -164,7 +164,7 @@ def _brokers(state: State) -> list[dict[str, Any]]:
 
 
 def work(state: State) -> dict[str, list[dict[str, Any]]]:
-    """Reassignments and deletions under way, up to LISTED of each."""
+    """Reassignments and deletions in progress, up to LISTED of each."""
     reassigned = [(key, each) for key, each in state.partitions.items() if each.is_reassigned][:LISTED]
     return {
         "reassignments": [
