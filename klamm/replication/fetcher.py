@@ -269,9 +269,9 @@ class ReplicaFetcher:
                 if fetch.asked is not None:
                     self._changed[topic_partition] = fetch
 
-    def _fail(self, topic_partition: PartitionKey, reason: str, level: int = logging.ERROR) -> None:
+    def _fail(self, topic_partition: PartitionKey, reason: str) -> None:
         """Gives the partition up until the controller names it again."""
-        _LOGGER.log(level, "Copying %s-%d from %s has ended: %s", *topic_partition, self.endpoint, reason)
+        _LOGGER.error("Copying %s-%d from %s has ended: %s", *topic_partition, self.endpoint, reason)
         self.remove([topic_partition])
         self._failed[topic_partition] = None
 
@@ -285,11 +285,10 @@ class ReplicaFetcher:
         )
 
     def _leader_refused(self, topic_partition: PartitionKey, fetch: PartitionFetch, error_code: int) -> None:
-        if error_code == ErrorCode.FENCED_LEADER_EPOCH:
-            # Every election does this to the followers that hear of it a moment later than the leader.
-            self._fail(topic_partition, f"its leader is beyond epoch {fetch.leader_epoch}", logging.INFO)
-        else:
-            self._delay(topic_partition, fetch, f"the leader answers {error_name(error_code)}")
+        # No error of the leader is final. FENCED_LEADER_EPOCH usually means that this follower has yet to hear of an
+        # election; but a leader that was not told of a topic's deletion answers so, too, until it hears of the new
+        # topic of that name.
+        self._delay(topic_partition, fetch, f"the leader answers {error_name(error_code)}")
 
     def _log_refused(self, topic_partition: PartitionKey, fetch: PartitionFetch, error: KafkaError) -> None:
         if error.code in _PASSING_ERRORS and fetch.partition.log.log_directory.failure is None:
