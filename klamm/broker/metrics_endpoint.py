@@ -9,7 +9,8 @@
 | /broker                    | a few numbers of this broker as JSON (broker_status.py), for the same kind of reader  |
 | /controller/events         | the newest records of the controller (state_change_log.py), one JSON object a line    |
 | /controller/events?follow  | the same, and all that follow, until the broker is no longer the controller;          |
-|                            | a line every few seconds, so that the reader can tell an idle broker from a dead one  |
+|                            | a line of the kind idle before what follows, and then every few seconds, so that the  |
+|                            | reader can tell an idle broker from a dead one                                        |
 
 What must stay true: requests only read, and large answers are made in slices.
 """
@@ -121,6 +122,7 @@ class MetricsEndpoint:
         try:
             async for piece in slices(records):
                 yield self._lines(piece)
+            yield IDLE
             while True:
                 try:
                     async with asyncio.timeout(IDLE_S):

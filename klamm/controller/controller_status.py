@@ -1,11 +1,13 @@
 """The controller's current work and what it is blocked on, as plain values for an operator.
 
-What must stay true: this module only reads. It walks over all partitions in slices, so it may see changes made
-meanwhile. Lists are cut after `LISTED` items; their `count` is that of all items.
+What must stay true: this module only reads. It walks over partitions in slices, so it may see changes made meanwhile.
+Lists are cut after `LISTED` items; their `count` is that of all items.
 """
 
+import heapq
 from collections.abc import Callable, Collection, Iterable
 from enum import IntEnum
+from itertools import chain
 from typing import Any, TypeVar
 
 from klamm.controller.context import ControllerContext
@@ -15,15 +17,17 @@ from klamm.controller.state_change_log import PARTITION_STATE_NAMES, REPLICA_STA
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import in_slices, slices
+from klamm.slices import Slices, in_slices, slices
 
 LISTED = 100
 # The waiting events that are listed.
 LISTED_EVENTS = 20
 # The states that are counted in one step: some hundred microseconds.
 COUNTED_SLICE = 20_000
+# The items of a set of which the least are looked for in one step: some milliseconds.
+SORTED_SLICE = 10_000
 
-T = TypeVar("T")
+T = TypeVar("T", str, PartitionKey)
 S = TypeVar("S", bound=IntEnum)
 
 
@@ -45,6 +49,12 @@ async def controller_status(controller: KafkaController, *, brief: bool = False)
         out_of_order["under_replicated_partitions"] = _listed(
             under_replicated, lambda key: _partition(context, key, _why_out_of_sync(context, key))
         )
+    moving = await in_slices(_least(context.partitions_being_reassigned))
+    deletions = [
+        found
+        for topic in await in_slices(_least(context.topics_to_be_deleted))
+        if (found := await in_slices(_deletion(context, topic))) is not None
+    ]
     # From here on all values are of one moment.
     status: dict[str, Any] = {
         "broker_id": controller.parts.broker_id,
@@ -65,13 +75,26 @@ async def controller_status(controller: KafkaController, *, brief: bool = False)
         "preferred_replica_imbalance": context.preferred_replica_imbalance_count,
         **out_of_order,
         "elections": _elections(controller),
-        "deletions": _listed(sorted(context.topics_to_be_deleted), lambda topic: _deletion(context, topic)),
-        "reassignments": _listed(sorted(context.partitions_being_reassigned), lambda key: _reassignment(context, key)),
+        "deletions": {"count": len(context.topics_to_be_deleted), "first": deletions},
+        "reassignments": {
+            "count": len(context.partitions_being_reassigned),
+            "first": [_reassignment(context, key) for key in moving if key in context.partitions_being_reassigned],
+        },
     }
 
 
-def _listed(items: Collection[T], describe: Callable[[T], dict[str, Any]]) -> dict[str, Any]:
-    return {"count": len(items), "first": [describe(item) for item in list(items)[:LISTED]]}
+def _listed(items: list[PartitionKey], describe: Callable[[PartitionKey], dict[str, Any]]) -> dict[str, Any]:
+    return {"count": len(items), "first": [describe(item) for item in items[:LISTED]]}
+
+
+def _least(items: Collection[T]) -> Steps[list[T]]:
+    """The first `LISTED` of them in their order."""
+    copied = list(items)
+    found: list[T] = []
+    for first in range(0, len(copied), SORTED_SLICE):
+        found = heapq.nsmallest(LISTED, chain(found, copied[first : first + SORTED_SLICE]))
+        yield
+    return found
 
 
 def _events(controller: KafkaController) -> dict[str, Any]:
@@ -241,32 +264,44 @@ def _ids(broker_ids: Iterable[int]) -> str:
 # -- deletions and reassignments --------------------------------------------------------------------------------------
 
 
-def _deletion(context: ControllerContext, topic: str) -> dict[str, Any]:
-    replicas = context.replicas_for_topic(topic)
-    deleted = sum(context.replica_state(replica) is ReplicaState.DELETION_SUCCESSFUL for replica in replicas)
+def _deletion(context: ControllerContext, topic: str) -> Steps[dict[str, Any] | None]:
+    """None for a topic that is deleted meanwhile."""
+    replicas = deleted = 0
+    started: set[int] = set()
+    is_ineligible = topic in context.topics_ineligible_for_deletion
+    is_moving, absence = False, ""
+    taken = Slices()
+    for partition in context.partitions_for_topic(topic):
+        if topic not in context.topics_to_be_deleted:
+            return None
+        is_moving = is_moving or partition in context.partitions_being_reassigned
+        for broker_id in context.partition_replica_assignment(partition):
+            state = context.replica_state((partition, broker_id))
+            replicas += 1
+            deleted += state is ReplicaState.DELETION_SUCCESSFUL
+            if state is ReplicaState.DELETION_STARTED:
+                started.add(broker_id)
+            if is_ineligible and not absence:
+                absence = _absences(context, partition, (broker_id,))
+        if taken.is_over():
+            yield
+    is_started = context.is_topic_deletion_in_progress(topic)
+    if started:
+        waits_for = f"the answers of {_ids(sorted(started))}"
+    elif is_moving:
+        waits_for = "the reassignment of its partitions"
+    elif is_ineligible:
+        waits_for = absence or "a start of the brokers that could not delete it"
+    else:
+        waits_for = "its turn"
     return {
         "topic": topic,
-        "started": context.is_topic_deletion_in_progress(topic),
-        "step": "deleting" if context.is_topic_deletion_in_progress(topic) else "not started",
-        "replicas": len(replicas),
+        "started": is_started,
+        "step": "deleting" if is_started else "not started",
+        "replicas": replicas,
         "deleted": deleted,
-        "waits_for": _what_deletion_waits_for(context, topic),
+        "waits_for": waits_for,
     }
-
-
-def _what_deletion_waits_for(context: ControllerContext, topic: str) -> str:
-    replicas = context.replicas_for_topic(topic)
-    started = {id_ for key, id_ in replicas if context.replica_state((key, id_)) is ReplicaState.DELETION_STARTED}
-    if started:
-        return f"the answers of {_ids(sorted(started))}"
-    if any(partition[0] == topic for partition in context.partitions_being_reassigned):
-        return "the reassignment of its partitions"
-    if topic in context.topics_ineligible_for_deletion:
-        for partition, broker_id in replicas:
-            if absences := _absences(context, partition, (broker_id,)):
-                return absences
-        return "a start of the brokers that could not delete it"
-    return "its turn"
 
 
 def _reassignment(context: ControllerContext, partition: PartitionKey) -> dict[str, Any]:

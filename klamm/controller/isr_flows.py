@@ -116,11 +116,15 @@ def _take_up(
         else:
             change = changes[partition]
             state = LeaderAndIsr(change.leader, change.leader_epoch, change.isr, change.controller_epoch, written)
-            parts.context.put_partition_leadership_info(partition, state)
+            _put(parts, partition, state)
             results[partition] = state
-            online = PartitionState.ONLINE
-            why = f"broker {state.leader}, which leads, changed the ISR"
-            parts.state_changes.record(parts.context.epoch, partition, NO_REPLICA, online, online, state, why)
+
+
+def _put(parts: ControllerParts, partition: PartitionKey, state: LeaderAndIsr) -> None:
+    parts.context.put_partition_leadership_info(partition, state)
+    online = PartitionState.ONLINE
+    why = f"broker {state.leader}, which leads, changed the ISR"
+    parts.state_changes.record(parts.context.epoch, partition, NO_REPLICA, online, online, state, why)
 
 
 async def _response(results: dict[PartitionKey, ErrorCode | LeaderAndIsr]) -> AlterIsrResponse:
@@ -160,8 +164,8 @@ async def isr_change_notification(parts: ControllerParts) -> None:
     for partition, state in states.items():
         if isinstance(state, ZnodeError):
             _log.error("the new ISR of %s-%d is unknown: %s", *partition, state)
-        else:
-            parts.context.put_partition_leadership_info(partition, state)
+        elif state != parts.context.partition_leadership_info(partition):
+            _put(parts, partition, state)
     await parts.send_update_metadata(parts.context.live_or_shutting_down_broker_ids, known)
     await _take_out_offline_members(parts, known)
     await complete_reassignments(parts, known)

@@ -274,9 +274,10 @@ class NumberedRecord(NamedTuple):
 
 
 class Follower:
-    """Gets every record made after it was created."""
+    """Gets every record from the number `first` on."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int) -> None:
+        self.first = first
         self.missed = 0
         self._unread: deque[NumberedRecord] = deque()
         self._is_closed = False
@@ -436,8 +437,7 @@ class StateChangeLog:
 
     def follow(self) -> tuple[list[NumberedRecord], Follower]:
         """The newest records, and a follower that gets all after them."""
-        self._deliver_all()
-        follower = Follower()
+        follower = Follower(self._made)
         self._followers[follower] = None
         self._look_who_listens()
         return self.records(), follower
@@ -490,13 +490,14 @@ class StateChangeLog:
 
     def _take_records(self) -> list[Line]:
         undelivered = self._undelivered
-        # While there is a follower, these are the newest records without a gap.
+        # Without a gap since the first of the followers came. What is older may have gaps and gets wrong numbers here,
+        # all below those that a follower wants.
         first = self._made - len(undelivered)
         records = [_record(undelivered.popleft()) for _ in range(min(SLICE, len(undelivered)))]
         if self._followers:
             numbered = [NumberedRecord(first + n, record) for n, record in enumerate(records)]
             for follower in self._followers:
-                follower.put(numbered)
+                follower.put(numbered[max(0, follower.first - first) :])
         self._lines = self._lines_of(records)
         return list(islice(self._lines, SLICE))
 

@@ -250,6 +250,9 @@ async def test_records_that_there_are_and_those_that_follow(tmp_path: Path) -> N
         seen = []
         while not seen or seen[-1].get("to") != "OnlineReplica":
             seen.append(await following.line())
+        # One line is between what there was and what follows.
+        assert [record for record in seen if record["kind"] == "idle"] == [{"kind": "idle"}]
+        seen = [record for record in seen if record["kind"] != "idle"]
         assert [record["sequence"] for record in seen] == list(range(len(seen)))
         changes = [(record["kind"], record["from"], record["to"]) for record in seen if "to" in record]
         assert changes == [

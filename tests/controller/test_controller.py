@@ -872,6 +872,8 @@ async def test_a_dead_replica_that_a_leader_has_taken_in_by_itself_is_taken_out(
         await scene.until(lambda: _no_notifications(scene))
         await scene.settled()
         assert await scene.state("t") == (1, state.leader_epoch + 1, (1, 2))
+        changes = [each for each in scene.controller.state_changes.changes() if each.event == "IsrChangeNotification"]
+        assert [each.leadership.isr for each in changes if each.leadership is not None] == [(1, 2, 3), (1, 2)]
 
 
 async def _no_notifications(scene: Scene) -> bool:

@@ -291,6 +291,18 @@ async def test_a_follower_that_does_not_read_misses_what_has_no_room(monkeypatch
     assert follower.missed == 8
 
 
+async def test_a_follower_that_comes_while_records_wait_gets_only_what_is_new() -> None:
+    log = StateChangeLog(lambda: 1, 9)
+    for _ in range(3 * SLICE):
+        log.announce(1, "old")
+    newest, follower = log.follow()
+    log.announce(1, "new")
+    log.event_ends(5, "BrokerChange", 1, 2)
+    assert len(newest) == 3 * SLICE
+    assert [record.sequence for record in await follower.read()] == [3 * SLICE, 3 * SLICE + 1]
+    assert follower.missed == 0
+
+
 def test_records_as_plain_values() -> None:
     log = StateChangeLog(lambda: 1, 9)
     make_one_of_each(log)
