@@ -31,6 +31,9 @@ class FixedSource:
     async def map(self) -> PartitionMap:
         return self.partitions
 
+    def followed(self) -> None:
+        return None
+
     def subscribe(self) -> Subscription:
         subscription = Subscription()
         self.subscriptions[subscription] = None

@@ -14,7 +14,7 @@ from klamm.processes.errors import ToolError
 from klamm.tools.clients import command_options
 from klamm.tools.cluster_facts import read_facts
 from klamm.tools.cockpit.answers import Cockpit
-from klamm.tools.cockpit.cluster import now_document
+from klamm.tools.cockpit.document import Read, now_document
 from klamm.tools.cockpit.pages import actions, configs, groups, records, topics, why
 from klamm.tools.controller import read_controller, read_status
 from klamm.tools.zookeeper_access import open_znodes
@@ -34,7 +34,7 @@ class ClusterSource(FixedSource):
 
     async def now(self) -> Mapping[str, Any]:
         assert self.client is not None
-        document = now_document(await read_facts(self.client))
+        document = now_document(Read(0, await read_facts(self.client)))
         document["controller"]["status"] = await self._status()
         return document
 

@@ -7,6 +7,7 @@ What must stay true:
 - A request takes at most `MAX_RECORDS` records and about `MAX_BYTES` bytes of batches, and a batch is decompressed to
   no more than `MAX_BATCH_BYTES`: reading continues behind a batch that is larger.
 - Nothing is committed, and no topic is created.
+- A corrupt batch does not end the way through the log: it is named, and reading goes on behind it.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from klamm.client.fetching import Answer, FetchFrom, fetch, readable_batches
 from klamm.client.topics import describe_topics
 from klamm.protocol.compression import CompressionType, decompress
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import HEADER_SIZE_BYTES, NO_PRODUCER_ID, BatchHeader
+from klamm.protocol.record_batch import HEADER_SIZE_BYTES, NO_PRODUCER_ID, BatchHeader, parse_header
 from klamm.protocol.records import ControlRecordType, Record, decode_end_transaction_marker, decode_in_parts
 from klamm.protocol.vocabulary import NO_LEADER, READ_COMMITTED, READ_UNCOMMITTED, TopicPartition
 from klamm.tools.cockpit.shown import SHOWN_BYTES, decoded, shown, visible
@@ -145,9 +146,7 @@ class Reader:
         records = memoryview(answer.records or b"")
         begin = page.next_offset
         page.bytes_read += len(records)
-        batches = readable_batches(records, answer.aborted_transactions)
-        while (found := _next(page, batches)) is not None:
-            position, header, is_readable = found
+        for position, header, is_readable in _batches(page, records, answer):
             if header.next_offset <= page.next_offset:
                 continue
             if before is not None and header.base_offset >= before:
@@ -199,13 +198,37 @@ class Reader:
         }
 
 
-def _next(page: Page, batches: Iterator[tuple[int, BatchHeader, bool]]) -> tuple[int, BatchHeader, bool] | None:
-    """The next batch. What stands behind a corrupt one in the answer is not shown."""
+def _batches(page: Page, records: memoryview, answer: Answer) -> Iterator[tuple[int, BatchHeader, bool]]:
+    """(position, header, whether consumers see it) of the batches that are not corrupt; the others become part of the
+    page."""
+    at = 0
+    while at < len(records):
+        end = at
+        try:
+            for position, header, is_readable in readable_batches(records[at:], answer.aborted_transactions):
+                end = at + position + header.size_bytes
+                yield at + position, header, is_readable
+            return
+        except KafkaError as error:
+            broken = _header_of_corrupt(records[end:], page.next_offset, answer.high_watermark)
+            if broken is None:
+                # Nothing says where the next batch begins, so the next page tries the next offset.
+                page.stop = f"at offset {page.next_offset}: {visible(error.message)}"
+                page.next_offset += 1
+                return
+            page.batches.append({**_batch(broken, ""), "error": visible(error.message)})
+            page.next_offset = broken.next_offset
+            at = end + broken.size_bytes
+
+
+def _header_of_corrupt(rest: memoryview, expected: int, high_watermark: int) -> BatchHeader | None:
+    """The header of a corrupt batch, if its offsets and its size can be true."""
     try:
-        return next(batches, None)
-    except KafkaError as error:
-        page.stop = visible(error.message)
+        header = parse_header(rest, 0, available_bytes=len(rest))
+    except KafkaError:
         return None
+    is_possible = header.base_offset <= expected < header.next_offset <= high_watermark
+    return header if is_possible and header.size_bytes <= len(rest) else None
 
 
 def _records(batch: memoryview, header: BatchHeader) -> Iterator[Record]:

@@ -18,7 +18,7 @@ What must stay true:
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +27,7 @@ import orjson
 from klamm.processes.errors import ToolError
 from klamm.slices import in_slices
 from klamm.tools.cluster_facts import ClusterFacts, read_facts
+from klamm.tools.cockpit.controller_records import is_record
 from klamm.tools.cockpit.document import Read, Registrations, kind_of, now_document
 from klamm.tools.cockpit.group_lags import read_groups
 from klamm.tools.cockpit.http_reading import NotKlamm, read_answer, read_lines
@@ -104,6 +105,9 @@ class LiveCluster:
         """Waits for the readings only for so long; they continue by themselves."""
         renewals = [asyncio.ensure_future(each.renew()) for each in readings]
         await asyncio.wait(renewals, timeout=FIRST_LOOK_S)
+
+    def followed(self) -> Sequence[Mapping[str, Any]] | None:
+        return self.records if self._tasks and self.records else None
 
     def subscribe(self) -> Subscription:
         subscription = Subscription()
@@ -270,7 +274,7 @@ class LiveCluster:
     def _take(self, record: Mapping[str, Any]) -> bool:
         """Takes a record; returns whether it is new."""
         kind = record.get("kind")
-        if kind == "idle" or "sequence" not in record:
+        if kind == "idle" or not is_record(record):
             return False
         # Epochs only grow. Each belongs to one run of one broker, which numbers its records.
         key = (record["epoch"], record["sequence"])

@@ -5,8 +5,8 @@ within a few seconds.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,14 +21,14 @@ from klamm.protocol.vocabulary import NO_LEADER, ConfigResourceType, TopicPartit
 from klamm.state_changes.entries import names, parse
 from klamm.state_changes.merging import Wanted, merge
 from klamm.tools.clients import error_line
-from klamm.tools.cluster_view import ClusterView, PartitionView, read_cluster
+from klamm.tools.cluster_view import ClusterView, PartitionView, read_cluster, read_znodes
 from klamm.tools.cockpit import story
 from klamm.tools.cockpit.reasons import MIN_ISR, UNCLEAN, PartitionFacts
-from klamm.tools.controller import ControllerAddress, read_events
 from klamm.tools.elect.over_wire import read_unclean_plan, replica_ends
 from klamm.tools.elect.plans import Loss, Scope
 from klamm.tools.topics.descriptions import is_under_replicated
 from klamm.tools.topics.reasons import Circumstances
+from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, partition_state_path
 from klamm.zookeeper.errors import NoNode, ZooKeeperError
 
@@ -60,13 +60,15 @@ async def read_partition(
 
     Raises KafkaError for a partition that does not exist, and ClientError when no broker answers.
     """
-    view = await _view(client, key)
+    view, deletions = await asyncio.gather(_view(client, key), _deletions(znodes, now))
+    if key not in view.partitions and key.topic in deletions and znodes is not None:
+        # Brokers say nothing of a topic that is being deleted.
+        view = await _of_znodes(znodes, key, view)
     partition = view.partitions.get(key)
     if partition is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {key} does not exist")
-    settings, deletions, dirs, ends = await asyncio.gather(
+    settings, dirs, ends = await asyncio.gather(
         _settings(client, key.topic),
-        _deletions(znodes, now),
         _offline_dirs(client, [each for each in partition.replicas if each in view.brokers]),
         replica_ends(client, view, {key: partition.replicas}),
     )
@@ -87,7 +89,7 @@ async def read_partition(
         None if is_kraft else view.controller_id,
         now["controller"].get("status"),
         settings,
-        await _price(client, key) if _has_no_leader(view, partition) else None,
+        await _price(client, key) if not known.marked_for_deletion and _has_no_leader(view, partition) else None,
         dirs,
         {
             broker_id: end.message or error_line(end)
@@ -98,6 +100,7 @@ async def read_partition(
         story.offline_since_ms(records, key),
         reach.brokers,
         reach.zookeeper,
+        sorted({each for of, some in view.partitions.items() if of.topic == key.topic for each in some.replicas}),
     )
 
 
@@ -108,6 +111,13 @@ async def _view(client: "ClusterClient", key: TopicPartition) -> ClusterView:
             return await read_cluster(client, [key.topic], needs_reassignments=False)
     except (KafkaError, TimeoutError):
         return await read_cluster(client, [key.topic], reassignments={})
+
+
+async def _of_znodes(znodes: "KafkaZooKeeper", key: TopicPartition, view: ClusterView) -> ClusterView:
+    try:
+        return replace(view, partitions=(await read_znodes(znodes, [key.topic])).partitions)
+    except (ZooKeeperError, ZnodeError):
+        return view
 
 
 def _has_no_leader(view: ClusterView, partition: PartitionView) -> bool:
@@ -179,39 +189,6 @@ async def _throttles(
 
 
 # -- the story --------------------------------------------------------------------------------------------------------
-
-
-async def read_records(
-    znodes: "KafkaZooKeeper | None", look: Callable[[ControllerAddress, float], list[dict[str, Any]]] = read_events
-) -> list[dict[str, Any]]:
-    """The newest records of all klamm brokers that are or were the controller, in no order.
-
-    Former controllers keep theirs while they run.
-    """
-    if znodes is None:
-        return []
-    loop = asyncio.get_running_loop()
-
-    def of(broker_id: int, host: str, port: int) -> list[dict[str, Any]]:
-        try:
-            found = look(ControllerAddress(broker_id, -1, 0, host, port), HTTP_TIMEOUT_S)
-        except ToolError:
-            # It runs Apache Kafka, or has gone.
-            return []
-        return [each for each in found if {"kind", "epoch", "sequence", "controller"} <= each.keys()]
-
-    try:
-        live = await znodes.live_brokers()
-    except ZooKeeperError:
-        return []
-    places = [
-        (broker_id, endpoint.host, each.registration.jmx_port)
-        for broker_id, each in live.items()
-        for endpoint in each.registration.endpoints[:1]
-        if each.registration.jmx_port > 0
-    ]
-    answers = await asyncio.gather(*(loop.run_in_executor(None, of, *place) for place in places))
-    return [record for answer in answers for record in answer]
 
 
 @dataclass(frozen=True, slots=True)

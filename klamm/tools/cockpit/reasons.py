@@ -57,7 +57,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAnswer:
-    """A replica. `state` is the leader, in sync, out of sync or offline; `why` is None while nothing is wrong with it.
+    """A replica. `state` is the leader, in sync, out of sync, being deleted or offline; `why` is None while nothing is
+    wrong with it.
 
     `since_ms` is the time of its last change to offline, if that is known. `role` is "adding", "removing" or "".
     """
@@ -92,7 +93,7 @@ class PartitionFacts:
     log directories that have failed, `silent` the brokers that are registered and do not answer, `throttles` the
     throttles of brokers and of the topic, `offline_since_ms` the last time at which each replica went offline, as far
     as records tell. `reach` has the options by which a command reaches the cluster, `zookeeper` those for a command
-    that needs ZooKeeper.
+    that needs ZooKeeper. `topic_brokers` have a replica of any partition of the topic.
     """
 
     key: TopicPartition
@@ -108,12 +109,14 @@ class PartitionFacts:
     offline_since_ms: Mapping[int, int] = field(default_factory=dict)
     reach: tuple[str, ...] = ()
     zookeeper: tuple[str, ...] = ()
+    topic_brokers: Sequence[int] = ()
 
 
 def explain(facts: PartitionFacts) -> Answer:
     """Everything that is to be said about the partition now."""
     found = sorted(_conditions(facts), key=lambda each: not each.is_problem)
-    if not any(each.is_problem for each in found):
+    is_led = facts.view.leader in facts.known.live and not facts.known.marked_for_deletion
+    if is_led and not any(each.is_problem for each in found):
         view = facts.view
         text = f"Broker {view.leader} leads, and all {len(view.isr)} replicas are in sync."
         found.insert(0, Condition("healthy", text, is_problem=False))
@@ -196,21 +199,28 @@ def _listed(facts: PartitionFacts, what: str) -> Mapping[str, Any] | None:
 def _deletion(facts: PartitionFacts) -> Condition:
     said = _listed(facts, "deletions")
     missing = [each for each in facts.view.replicas if outage(facts.view, each, facts.known) is not None]
+    # The topic is gone when the replicas of all of its partitions are.
+    elsewhere = [each for each in facts.topic_brokers if each not in facts.known.live and each not in missing]
     why = []
     if said is not None:
         begun = f"{said['deleted']} of {said['replicas']} replicas of the topic are deleted"
-        why += [begun if said["started"] else "the deletion has not begun", f"it waits for {said['waits_for']}"]
+        why += [begun if said["started"] else "the deletion has not begun", _waits(said)]
     why += [_absence(facts, each) for each in missing]
+    why += [f"broker {each}, which has replicas of other partitions of the topic, is not live" for each in elsewhere]
     if facts.view.is_reassigning:
         why.append("a reassignment of the partition ends first")
-    remedies = _starts(facts, missing)
+    remedies = _starts(facts, [*missing, *elsewhere])
     return Condition(
         "deleting",
         f"Topic {facts.key.topic} is being deleted. The deletion ends when all of its replicas are deleted.",
         tuple(why),
         remedies or (Remedy("Wait: the controller repeats what has failed when a broker comes back."),),
-        is_problem=bool(missing),
+        is_problem=bool(missing or elsewhere),
     )
+
+
+def _waits(said: Mapping[str, Any]) -> str:
+    return f"the controller says what it waits for: {said['waits_for']}"
 
 
 # -- no leader --------------------------------------------------------------------------------------------------------
@@ -371,14 +381,14 @@ def _throttle_lines(facts: PartitionFacts) -> list[str]:
 
 
 def _unthrottle(facts: PartitionFacts) -> list[Remedy]:
-    remedies = []
+    calls = []
     for whose, limits in facts.throttles.items():
         kind, _, name = whose.partition(" ")
+        option = ("--topic", name) if kind == "topic" else ("--broker", name)
         if limits:
-            option = ("--topic", name) if kind == "topic" else ("--broker", name)
-            call = _command(facts, "configs", "alter", *option, "--delete-config", ",".join(limits))
-            remedies.append(Remedy(f"Take the throttle of {whose} away, unless it is meant to stay.", call))
-    return remedies
+            calls.append(_command(facts, "configs", "alter", *option, "--delete-config", ",".join(limits)))
+    text = "Take the throttles away, unless they are meant to stay."
+    return [Remedy(text, "\n".join(filter(None, calls)))] if calls else []
 
 
 # -- reassignments and preferred leaders ------------------------------------------------------------------------------
@@ -395,7 +405,7 @@ def _reassignment(facts: PartitionFacts) -> Condition:
         step = f"Step B4: {brokers_text(view.removing)} {'leaves' if len(view.removing) == 1 else 'leave'} the ISR."
     else:
         step = f"Steps B5 and B6: the replicas on {brokers_text(view.removing) or 'no broker'} are deleted."
-    why = [f"it waits for {said['waits_for']}"] if said is not None else []
+    why = [_waits(said)] if said is not None else []
     why += [_absence(facts, each) for each in copying]
     down = [each for each in copying if outage(view, each, facts.known) is not None]
     throttled = _throttle_lines(facts) if len(copying) > len(down) else []
@@ -475,12 +485,14 @@ def _replica(facts: PartitionFacts, broker_id: int) -> ReplicaAnswer:
     is_out = outage(view, broker_id, facts.known) is not None
     if is_out:
         state = "offline"
+    elif facts.known.marked_for_deletion:
+        state = "being deleted"
     elif broker_id == view.leader:
         state = "leader"
     else:
         state = "in sync" if broker_id in view.isr else "out of sync"
     role = "adding" if broker_id in view.adding else "removing" if broker_id in view.removing else ""
-    is_well = state in ("leader", "in sync") and broker_id not in facts.silent
+    is_well = state in ("leader", "in sync", "being deleted") and broker_id not in facts.silent
     return ReplicaAnswer(
         broker_id,
         state,

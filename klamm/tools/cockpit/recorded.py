@@ -55,6 +55,9 @@ class RecordedCluster:
     async def map(self) -> PartitionMap:
         return await asyncio.to_thread(partition_map, self.recording, self.recording.count - 1)
 
+    def followed(self) -> None:
+        return None
+
     def subscribe(self) -> Subscription:
         # Nothing happens in a recording; the stream tells the page when the server ends.
         subscription = Subscription()

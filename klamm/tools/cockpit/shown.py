@@ -109,10 +109,11 @@ def _text(data: bytes, *, is_cut: bool) -> str | None:
 def hexadecimal(data: bytes) -> str:
     """Lines of 16 bytes: position, bytes, and the printable ones as characters."""
     lines = []
+    width = 3 * min(len(data), _HEX_COLUMNS) - 1
     for at in range(0, len(data), _HEX_COLUMNS):
         row = data[at : at + _HEX_COLUMNS]
         characters = "".join(chr(each) if 32 <= each < 127 else "." for each in row)
-        lines.append(f"{at:06x}  {row.hex(' '):<{3 * _HEX_COLUMNS - 1}}  {characters}")
+        lines.append(f"{at:06x}  {row.hex(' '):<{width}}  {characters}")
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ what waits for it is bounded.
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import orjson
@@ -95,6 +95,10 @@ class Source(Protocol):
 
     async def map(self) -> "PartitionMap":
         """The newest map of partitions."""
+
+    def followed(self) -> Sequence[Mapping[str, Any]] | None:
+        """The controller's newest records as they have come while a page was open; None while none is, and for a
+        recording."""
 
     def subscribe(self) -> Subscription:
         """A live cluster is read while it has subscriptions."""

@@ -2,7 +2,8 @@
 from what the znodes still show. Pure.
 
 What must stay true: entries of controllers are in the order of their epochs and of their numbers, not of clocks: each
-epoch belongs to one controller, which numbers its records.
+epoch belongs to one controller, which numbers its records. Callers give records in that order
+(`controller_records.ControllerRecords`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,17 +45,12 @@ class Entry:
 
 
 def of_records(records: Iterable[Mapping[str, Any]], key: TopicPartition) -> list[Entry]:
-    """The entries about this partition among records of klamm controllers (`/controller/events`), of any number of
-    brokers."""
-    mine = [
-        each
+    """The entries about this partition among records of klamm controllers (`/controller/events`)."""
+    return [
+        _of_record(each)
         for each in records
-        if each["kind"] in ("partition", "replica")
-        and each["topic"] == key.topic
-        and each["partition"] == key.partition
+        if each["kind"] in ("partition", "replica") and (each["topic"], each["partition"]) == key
     ]
-    mine.sort(key=lambda each: (each["epoch"], each["controller"], each["sequence"]))
-    return [_of_record(each) for each in mine]
 
 
 def _of_record(record: Mapping[str, Any]) -> Entry:

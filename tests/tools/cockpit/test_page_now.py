@@ -205,8 +205,12 @@ def test_the_keyboard_alone_is_enough(server: PageServer, pages: Pages) -> None:
     size = page.locator(".map-tools output").inner_text()
     keyboard.press("-")
     assert page.locator(".map-tools output").inner_text() != size
+    story = {"source": "a test", "left_out": 0, "entries": [], "why_no_more": ""}
+    why = {"topic": "orders", "partition": 59, "leader": 2, "leader_epoch": 0, "isr": [2], "conditions": []}
+    page.route("**/api/why?*", lambda route: route.fulfill(json={**why, "replicas": [], "story": story}))
     keyboard.press("Enter")
     page.wait_for_url("**/#why/orders/59")
+    page.get_by_role("heading", name="orders-59").wait_for()
     keyboard.press("1")
     page.wait_for_url("**/#now")
     page.locator("#map-readout", has_text="orders-59").wait_for()

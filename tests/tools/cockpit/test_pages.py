@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +120,32 @@ async def test_large_values_are_cut_and_loaded_whole_on_demand(cluster: Cluster)
         forward = await read(pages, "plain", offset=end - 8, limit=8)
         assert forward["stop"].startswith("after ")
         assert forward["next_offset"] == end - 8 + len(forward["records"])
+
+
+@pytest.mark.parametrize(("at", "is_named"), [(80, True), (16, False)], ids=["a record", "the header"])
+async def test_a_corrupt_batch_does_not_end_the_way_through_the_log(cluster: Cluster, at: int, is_named: bool) -> None:
+    topic = f"corrupt-{at}"
+    cluster.create_topic(topic, partitions=1, replication_factor=1)
+    for number in range(3):
+        produce(cluster, topic, [{"value": b"x" * 100 + str(number).encode()}])
+    [segment] = Path(cluster.brokers[0].data_directory).parent.glob(f"*/{topic}-0/*.log")
+    size_bytes = segment.stat().st_size // 3
+    with segment.open("r+b") as file:
+        file.seek(size_bytes + at)
+        file.write(b"\x7f\x7f")
+    async with asker(cluster.bootstrap, None) as pages:
+        page = await read(pages, topic, offset=0)
+        if is_named:
+            assert [(each["base_offset"], each["error"] is not None) for each in page["batches"]] == [
+                (0, False),
+                (1, True),
+                (2, False),
+            ]
+            assert offsets(page) == [0, 2]
+            assert offsets(await read(pages, topic, before=3)) == [0, 2]
+        else:
+            assert (offsets(page), page["next_offset"]) == ([0], 2)
+            assert page["stop"].startswith("at offset 1: ")
 
 
 async def test_transactions_are_marked(cluster: Cluster) -> None:

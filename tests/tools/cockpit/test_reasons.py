@@ -227,7 +227,7 @@ CASES: dict[str, tuple[PartitionFacts, str, tuple[str, ...], tuple[str, ...]]] =
         "reassigning off_preferred",
         (
             "The partition moves from brokers 1, 2 to brokers 4, 1. Step A: broker 4 copies the log.",
-            "it waits for not caught up: broker 4",
+            "the controller says what it waits for: not caught up: broker 4",
             "broker 4 is 90 records behind the leader",
         ),
         (
@@ -290,7 +290,11 @@ CASES: dict[str, tuple[PartitionFacts, str, tuple[str, ...], tuple[str, ...]]] =
             ),
         ),
         "DELETING",
-        ("4 of 6 replicas of the topic are deleted", "it waits for not alive: broker 3", "Start broker 3."),
+        (
+            "4 of 6 replicas of the topic are deleted",
+            "the controller says what it waits for: not alive: broker 3",
+            "Start broker 3.",
+        ),
         ("",),
     ),
     "a deletion that nothing holds up": (

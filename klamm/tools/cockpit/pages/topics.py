@@ -1,8 +1,13 @@
-"""`/api/topics`: the topics (with `filter`, those whose names have it), or with `topic=` the partitions of one with
-their leaders, ISRs, offsets and sizes."""
+"""`/api/topics`: the topics (with `filter`, those whose names have it) with records and sizes, or with `topic=` the
+partitions of one with their leaders, ISRs, offsets and sizes. `from` is the number of the first that is shown.
+
+What must stay true: a request asks the brokers for the offsets and sizes of a bounded number of partitions.
+"""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -22,26 +27,84 @@ from klamm.tools.cockpit.partition_facts import ONCE
 from klamm.tools.topics.descriptions import is_under_replicated
 
 # Of topics in a list, and of partitions of one.
-MOST_TOPICS: Final = 500
-MOST_PARTITIONS: Final = 1_000
+MOST_SHOWN: Final = 100
+# Of all topics in a list together: offsets and sizes of those behind are not asked for.
+MOST_PARTITIONS: Final = 5_000
+# A rate is over at least this long.
+RATE_OVER_S: Final = 2.0
 
 
 def routes(cockpit: Cockpit) -> list[Route]:
+    rates = Rates()
+
     async def topics(request: Request) -> Response:
-        client = live_client(cockpit)
+        client, first = live_client(cockpit), number(request, "from", 0)
         topic = request.query_params.get("topic")
         if topic is not None:
-            return json_response(await _topic(client, topic, number(request, "from", 0)))
+            return json_response(await _topic(client, topic, first))
         view = await read_cluster(client, reassignments={})
-        return json_response(_list(view, request.query_params.get("filter", "")))
+        return json_response(await _list(client, view, request.query_params.get("filter", ""), first, rates))
 
     return [Route("/api/topics", asking(topics))]
 
 
-def _list(view: ClusterView, part: str) -> dict[str, Any]:
+class Rates:
+    """How fast the end offsets of topics grow between looks. Of the topics that were looked at last only."""
+
+    def __init__(self) -> None:
+        self._looks: OrderedDict[str, tuple[float, int, float | None]] = OrderedDict()
+
+    def look(self, topic: str, at_s: float, ends: int) -> float | None:
+        """Records a second since an earlier look; None at the first. `ends` is the sum of the end offsets."""
+        last_s, last_ends, rate = self._looks.get(topic, (at_s, ends, None))
+        if at_s - last_s >= RATE_OVER_S and ends >= last_ends:
+            rate = round((ends - last_ends) / (at_s - last_s), 1)
+        elif topic in self._looks and ends >= last_ends:
+            return rate
+        self._looks[topic] = (at_s, ends, rate)
+        self._looks.move_to_end(topic)
+        if len(self._looks) > 10 * MOST_SHOWN:
+            self._looks.popitem(last=False)
+        return rate
+
+
+async def _list(client: ClusterClient, view: ClusterView, part: str, first: int, rates: Rates) -> dict[str, Any]:
     found = {name: partitions for name, partitions in view.of_topics().items() if part in name}
+    shown = dict(islice(found.items(), first, first + MOST_SHOWN))
+    keys = [TopicPartition(name, each) for name, partitions in shown.items() for each in partitions][:MOST_PARTITIONS]
+    led = [key for key in keys if view.partitions[key].leader in view.brokers]
+    starts, ends, sizes = await asyncio.gather(
+        list_offsets(client, dict.fromkeys(led, EARLIEST_TIMESTAMP), retry=ONCE),
+        list_offsets(client, dict.fromkeys(led, LATEST_TIMESTAMP), retry=ONCE),
+        _sizes(client, view, keys),
+    )
+    at_s = asyncio.get_running_loop().time()
+
+    def numbers(name: str, partitions: Mapping[int, PartitionView]) -> dict[str, Any]:
+        """Null where a partition has not said it."""
+        mine = [TopicPartition(name, each) for each in partitions]
+        first_offsets = [_offset(starts[key]) if key in starts else None for key in mine]
+        end_offsets = [_offset(ends[key]) if key in ends else None for key in mine]
+        known = [(a, b) for a, b in zip(first_offsets, end_offsets, strict=True) if a is not None and b is not None]
+        is_whole = len(known) == len(mine)
+        return {
+            "records": sum(b - a for a, b in known) if is_whole else None,
+            "records_per_s": rates.look(name, at_s, sum(b for _, b in known)) if is_whole else None,
+            "size_bytes": sum(_size(sizes[key], view.partitions[key].leader) for key in mine)
+            if all(key in sizes for key in mine)
+            else None,
+        }
+
     return {
         "count": len(found),
+        "totals": {
+            "topics": len(found),
+            "internal": sum(name in INTERNAL_TOPICS for name in found),
+            "partitions": sum(map(len, found.values())),
+            "replicas": sum(len(each.origin) for partitions in found.values() for each in partitions.values()),
+            "offline": sum(each.leader == NO_LEADER for some in found.values() for each in some.values()),
+            "under_replicated": sum(is_under_replicated(each) for some in found.values() for each in some.values()),
+        },
         "topics": [
             {
                 "topic": name,
@@ -50,10 +113,16 @@ def _list(view: ClusterView, part: str) -> dict[str, Any]:
                 "offline": sum(each.leader == NO_LEADER for each in partitions.values()),
                 "under_replicated": sum(is_under_replicated(each) for each in partitions.values()),
                 "is_internal": name in INTERNAL_TOPICS,
+                **numbers(name, partitions),
             }
-            for name, partitions in list(found.items())[:MOST_TOPICS]
+            for name, partitions in shown.items()
         ],
     }
+
+
+def _size(sizes: Mapping[str, int], leader: int) -> int:
+    """Of the leader's log; of the largest if the leader has not said it."""
+    return sizes.get(str(leader), max(sizes.values(), default=0))
 
 
 async def _topic(client: ClusterClient, topic: str, first: int) -> dict[str, Any]:
@@ -61,8 +130,7 @@ async def _topic(client: ClusterClient, topic: str, first: int) -> dict[str, Any
     partitions = view.of_topics().get(topic)
     if partitions is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic} does not exist")
-    shown = {number: each for number, each in partitions.items() if number >= first}
-    shown = dict(list(shown.items())[:MOST_PARTITIONS])
+    shown = dict(islice(partitions.items(), first, first + MOST_SHOWN))
     keys = [TopicPartition(topic, number) for number in shown]
     starts, ends, sizes = await asyncio.gather(
         list_offsets(client, dict.fromkeys(keys, EARLIEST_TIMESTAMP), retry=PATIENCE),

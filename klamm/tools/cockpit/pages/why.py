@@ -6,17 +6,19 @@ from starlette.routing import Route
 
 from klamm.tools.cockpit.answers import Cockpit, json_response
 from klamm.tools.cockpit.asking import asking, live_client, partition
-from klamm.tools.cockpit.partition_facts import Reach, read_partition, read_records, read_story
+from klamm.tools.cockpit.controller_records import ControllerRecords
+from klamm.tools.cockpit.partition_facts import Reach, read_partition, read_story
 from klamm.tools.cockpit.reasons import explain
 
 
 def routes(cockpit: Cockpit) -> list[Route]:
+    controllers = ControllerRecords()
     reach = Reach(cockpit.brokers_options, cockpit.zookeeper_options)
 
     async def why(request: Request) -> Response:
         client, key, znodes = live_client(cockpit), partition(request), cockpit.source.znodes
         now = await cockpit.source.now()
-        records = await read_records(znodes)
+        records = await controllers.read(znodes, cockpit.source.followed())
         facts = await read_partition(client, znodes, now, key, reach, records)
         view = facts.view
         told = await read_story(znodes, facts, records, cockpit.state_change_logs)

@@ -137,7 +137,8 @@ const cockpit = {
 
   /**
    * Registers a view: {title, key, keys, show(element, rest, cockpit), update(event, data), hide()}. `keys`, `update` and
-   * `hide` are optional; `keys` is a list of [key, what it does] for the help.
+   * `hide` are optional; `keys` is a list of [key, what it does] for the help. Views stand in the order of `key`, and the
+   * number keys choose them by their place.
    */
   view(name, view) {
     this.views.set(name, view);
@@ -196,6 +197,7 @@ const cockpit = {
 
   start() {
     const views = [...this.views].sort(([, a], [, b]) => String(a.key).localeCompare(String(b.key)));
+    for (const [index, [, view]] of views.entries()) view.key = String(index + 1);
     document
       .querySelector("nav")
       .append(...views.map(([name, view]) => h("a", { href: `#${name}` }, h("kbd", {}, view.key), view.title)));

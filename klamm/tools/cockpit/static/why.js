@@ -1,18 +1,21 @@
 "use strict";
-// The view Why: one partition's conditions with what would help, its replicas, and its story.
+// The view Why: what is wrong now (#why), or one partition's conditions with what would help, its replicas, and its
+// story (#why/topic/3).
 {
-  const { seen, moment, address, hashOf, load, changeButton } = cockpit.browse;
-  let element = null;
+  const { seen, moment, address, hashOf, watch, rest, heading, table, changeButton } = cockpit.browse;
+
+  // -- one partition ----------------------------------------------------------------------------------------------------
 
   const remedy = (each) =>
     h("li", {},
       h("span", {}, seen(each.text)),
-      each.price ? h("span", { class: "price" }, badge("bad", "price"), " ", seen(each.price)) : null,
-      each.command.split("\n").filter(Boolean).map(command));
+      each.command.split("\n").filter(Boolean).map(command),
+      each.price ? h("span", { class: "price" }, badge("bad", "price"), " ", seen(each.price)) : null);
 
   const condition = (each) =>
     h("section", { class: `panel condition ${each.is_problem ? "problem" : ""}`, "data-kind": each.kind },
-      h("header", {}, h("h2", {}, seen(each.text)), each.is_problem ? badge("bad", "problem") : badge("good", "no problem")),
+      h("header", {}, h("h2", {}, seen(each.text)),
+        each.is_problem ? badge("bad", "problem") : each.kind === "healthy" ? badge("good", "no problem") : badge("calm", "note")),
       each.why.length ? h("ul", { class: "why" }, each.why.map((line) => h("li", {}, seen(line)))) : null,
       each.remedies.length
         ? [h("h3", {}, "What would help"), h("ol", { class: "remedies" }, each.remedies.map(remedy))]
@@ -21,50 +24,50 @@
   const KINDS = { leader: "good", "in sync": "good", "out of sync": "busy", offline: "bad" };
 
   const replicas = (found) =>
-    panel("replicas", "Replicas", {},
-      h("div", { class: "scroll-x" },
-        h("table", {},
-          h("thead", {}, h("tr", {}, ["Broker", "State", "Why", "Log ends at", "Offline since"].map((title) => h("th", {}, title)))),
-          h("tbody", {}, found.replicas.map((each) =>
-            h("tr", {},
-              h("th", { scope: "row" }, each.broker_id, each.is_preferred ? h("small", {}, " preferred") : null,
-                each.role ? h("small", {}, ` ${each.role}`) : null),
-              h("td", {}, badge(KINDS[each.state], each.state)),
-              h("td", {}, seen(each.why ?? "")),
-              h("td", { class: "number" }, each.log_end_offset ?? words.none),
-              h("td", {}, moment(each.since_ms))))))));
+    panel("replicas-panel", "Replicas", { wide: true },
+      table("replicas", [["Broker", "tight"], ["State", "tight"], ["Log ends at", "number"], ["Offline since", "tight"], ["Why", ""]],
+        found.replicas.map((each) => ({
+          cells: [
+            [each.broker_id, each.is_preferred ? h("small", {}, " preferred") : null, each.role ? h("small", {}, ` ${each.role}`) : null],
+            badge(KINDS[each.state] ?? "calm", each.state),
+            each.log_end_offset ?? words.none,
+            moment(each.since_ms),
+            seen(each.why ?? "") || words.none,
+          ],
+        }))));
 
   const story = (told) =>
-    panel("story", "Story", { wide: true, aside: h("small", {}, `from ${told.source}`) },
+    panel("story-panel", "Story", { wide: true, aside: h("small", {}, `from ${seen(told.source)}, newest last`) },
       told.left_out ? h("p", { class: "note" }, `${words.count(told.left_out)} older entries are left out.`) : null,
-      h("div", { class: "scroll-x" },
-        h("table", { class: "rows" },
-          h("thead", {}, h("tr", {}, ["Time", "Decided by", "Epoch", "What", "Leader", "ISR", "Why"].map((title) => h("th", {}, title)))),
-          h("tbody", {}, told.entries.map((each) =>
-            h("tr", { tabindex: "0", class: each.is_failed ? "marked" : null },
-              h("td", {}, each.time ?? moment(each.time_ms)),
-              h("td", {}, each.writer),
-              h("td", { class: "number" }, each.controller_epoch ?? words.none),
-              h("td", {}, each.is_failed ? "FAILED " : "", each.subject, each.before ? `: ${each.before} \u2192 ${each.after}` : ""),
-              h("td", {}, each.leader === null ? words.none : `${each.leader < 0 ? "none" : each.leader} (epoch ${each.leader_epoch})`),
-              h("td", {}, each.isr === null ? words.none : words.ids(each.isr)),
-              h("td", {}, seen(each.text))))))),
-      told.why_no_more ? h("p", { class: "why-not" }, told.why_no_more) : null);
+      table("story", [["Time", "tight"], ["Decided by", "tight"], ["Epoch", "number"], ["What", ""], ["Leader", "tight"], ["ISR", "tight"], ["Why", ""]],
+        told.entries.map((each) => ({
+          class: each.is_failed ? "marked" : null,
+          cells: [
+            each.time === null ? moment(each.time_ms) : seen(each.time),
+            seen(each.writer),
+            each.controller_epoch ?? words.none,
+            [each.is_failed ? "FAILED " : "", seen(each.subject), each.before ? `: ${seen(each.before)} \u2192 ${seen(each.after)}` : ""],
+            each.leader === null ? words.none : `${each.leader < 0 ? "none" : each.leader} (epoch ${each.leader_epoch})`,
+            each.isr === null ? words.none : words.ids(each.isr),
+            seen(each.text) || words.none,
+          ],
+        }))),
+      told.why_no_more ? h("p", { class: "why-not" }, seen(told.why_no_more)) : null);
 
   const actions = (found, again) => {
     const kinds = new Set(found.conditions.map((each) => each.kind));
     const of = { topic: found.topic, partition: found.partition };
-    return [
+    const all = [
       kinds.has("off_preferred") ? changeButton("Elect the preferred leader", { action: "elect_preferred", ...of }, again) : null,
       kinds.has("reassigning") ? changeButton("Cancel the reassignment", { action: "cancel_reassignment", ...of }, again) : null,
       kinds.has("busy_controller") ? changeButton("Move the controller", { action: "move_controller" }, again) : null,
-    ];
+    ].filter(isShown);
+    return all.length ? h("div", { class: "actions", id: `actions-${[...kinds].join("-")}` }, all) : null;
   };
 
   const draw = (found, again) =>
     h("div", { class: "stack", id: "why" },
-      h("header", { class: "view-head" },
-        h("h2", {}, `${seen(found.topic)}-${found.partition}`),
+      heading([["Why", "#why"], [seen(found.topic), hashOf("topics", [found.topic])]], `${seen(found.topic)}-${found.partition}`,
         h("span", {}, `leader ${found.leader < 0 ? "none" : found.leader}, epoch ${found.leader_epoch}, ISR ${words.ids(found.isr)}`),
         h("a", { href: hashOf("topics", [found.topic, found.partition]) }, "its records"),
         h("button", { type: "button", onclick: again }, "Look again")),
@@ -73,30 +76,170 @@
       replicas(found),
       story(found.story));
 
+  // -- what is wrong now --------------------------------------------------------------------------------------------------
+
+  const [LEADER, OUT_OF_SYNC, OFFLINE, ADDING, REMOVING] = [2, 3, 4, 5, 6];
+  const MOST_NAMED = 40;
+  const MOST_REASONS = 30;
+  const KIND = {
+    offline: ["Without a leader", "bad"],
+    behind: ["Under-replicated", "busy"],
+    moving: ["Being reassigned", "calm"],
+  };
+
+  /** The partitions that are not well, as [kind, reason, how many, the first of them], the worst first. */
+  const problemsOf = (map) => {
+    const alive = new Set((cockpit.now.brokers ?? []).filter((each) => each.alive).map((each) => each.id));
+    const width = map.brokers.length;
+    const found = new Map();
+    for (let row = 0; row < map.partitions; row += 1) {
+      const cells = map.cells.subarray(row * width, (row + 1) * width);
+      const lists = [[], [], [], [], [], [], []];
+      for (let index = 0; index < width; index += 1) if (cells[index] >= LEADER) lists[cells[index]].push(map.brokers[index]);
+      const down = lists[OFFLINE].filter((id) => !alive.has(id));
+      const broken = lists[OFFLINE].filter((id) => alive.has(id));
+      const said = [
+        down.length ? `${down.length > 1 ? "brokers" : "broker"} ${down.join(", ")} ${down.length > 1 ? "are" : "is"} not live` : "",
+        broken.length ? `the replica on ${broken.join(", ")} is in a log directory that is offline` : "",
+        lists[OUT_OF_SYNC].length ? `${lists[OUT_OF_SYNC].length > 1 ? "replicas" : "the replica"} on ${lists[OUT_OF_SYNC].join(", ")} ${lists[OUT_OF_SYNC].length > 1 ? "lag" : "lags"} behind` : "",
+        lists[ADDING].length ? `${lists[ADDING].join(", ")} being added` : "",
+        lists[REMOVING].length ? `${lists[REMOVING].join(", ")} being removed` : "",
+      ].filter(Boolean).join("; ");
+      const kind = lists[LEADER].length === 0 ? "offline" : lists[OUT_OF_SYNC].length || lists[OFFLINE].length ? "behind" : said ? "moving" : null;
+      if (kind === null) continue;
+      const key = `${kind} ${said}`;
+      const group = found.get(key) ?? { kind, why: said || "no replica is known", count: 0, rows: [] };
+      group.count += 1;
+      if (group.rows.length < MOST_NAMED) group.rows.push(row);
+      found.set(key, group);
+    }
+    const order = Object.keys(KIND);
+    return [...found.values()].sort((a, b) => order.indexOf(a.kind) - order.indexOf(b.kind) || b.count - a.count);
+  };
+
+  const problem = (map) => (each) => {
+    const [title, kind] = KIND[each.kind];
+    return h("section", { class: `panel condition ${each.kind === "offline" ? "problem" : ""}`, "data-kind": each.kind },
+      h("header", {}, h("h2", {}, `${title}: ${each.why}`), badge(kind, words.counted(each.count, "partition"))),
+      h("ul", { class: "chips" },
+        each.rows.map((row) => {
+          const [topic, number] = map.named(row);
+          return h("li", {}, h("a", { href: storyOf(topic, number) }, `${seen(topic)}-${number}`));
+        }),
+        each.count > each.rows.length ? h("li", { class: "note" }, `and ${words.count(each.count - each.rows.length)} more: see the map of the view Now`) : null));
+  };
+
   const choose = () => {
     const topic = h("input", { "aria-label": "Topic", placeholder: "topic", required: true, spellcheck: "false" });
     const number = h("input", { "aria-label": "Partition", type: "number", min: "0", value: "0", required: true });
-    const form = h("form", { class: "search" }, topic, number, h("button", { type: "submit" }, "Why?"));
+    const form = h("form", { class: "search", role: "search" }, topic, number, h("button", { type: "submit" }, "Why?"));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       location.hash = storyOf(topic.value, number.value);
     });
-    return h("div", { class: "stack" },
-      h("p", {}, "Choose a partition: click it in the map of the view Now, or name it here."), form);
+    return form;
   };
+
+  /** The entry page while it is shown: where it is, and its copy of the map. */
+  let entry = null;
+
+  const drawEntry = () => {
+    const { map, trouble } = entry;
+    const found = map ? problemsOf(map) : [];
+    const deletions = cockpit.now.work?.deletions ?? [];
+    const findings = (cockpit.now.findings ?? []).filter((each) => each.is_problem);
+    morph(entry.element,
+      trouble ? h("p", { class: "trouble", role: "alert" }, trouble) : null,
+      !map && !trouble ? h("p", { class: "quiet", role: "status" }, "Asking the cluster\u2026") : null,
+      map && found.length === 0 && findings.length === 0 && deletions.length === 0
+        ? h("section", { class: "panel", "data-kind": "healthy" },
+            h("header", {}, h("h2", {}, "Nothing is wrong now."), badge("good", "no problem")),
+            h("p", { class: "quiet" }, "All partitions have a leader, and all replicas are in sync. A partition without a leader, or with replicas out of sync, appears here with its reason."))
+        : null,
+      found.slice(0, MOST_REASONS).map(problem(map)),
+      deletions.length
+        ? h("section", { class: "panel condition", "data-kind": "deleting" },
+            h("header", {}, h("h2", {}, "Topics being deleted"), badge("busy", words.counted(cockpit.now.work.deletions_count ?? deletions.length, "topic"))),
+            h("ul", { class: "list" }, deletions.slice(0, MOST_NAMED).map((each) =>
+              h("li", {}, h("a", { href: storyOf(each.topic, 0) }, seen(each.topic)),
+                each.waits_for ? h("small", {}, `waits for ${seen(each.waits_for)}`) : null))))
+        : null,
+      found.length > MOST_REASONS ? h("p", { class: "note" }, `${words.count(found.length - MOST_REASONS)} more reasons are not shown.`) : null,
+      findings.length
+        ? panel("why-findings", "Findings", { wide: true, aside: badge("bad", words.counted(findings.length, "problem")) },
+            h("ul", { class: "list" }, findings.map((each) =>
+              h("li", {}, h("div", {}, seen(each.text)), each.advice ? h("small", {}, seen(each.advice)) : null,
+                each.command ? command(each.command) : null))))
+        : null);
+  };
+
+  const loadEntry = async () => {
+    const mine = entry;
+    if (mine.isLoading) return;
+    mine.isLoading = true;
+    try {
+      mine.map = await cockpit.PartitionMap.load();
+      mine.trouble = null;
+    } catch (error) {
+      mine.trouble = error.message;
+    }
+    mine.isLoading = false;
+    if (mine === entry) drawEntry();
+  };
+
+  const showEntry = (view) => {
+    entry = { element: h("div", { class: "stack", id: "problems" }), map: null, trouble: null, isLoading: false };
+    view.append(h("div", { class: "stack" },
+      heading([], "What is wrong now", choose()),
+      entry.element));
+    drawEntry();
+    loadEntry();
+  };
+
+  /** Changed rows of the map, if they follow the copy; otherwise the whole map is read again. */
+  const changeEntry = (event, data) => {
+    const { map } = entry;
+    if (event === "missed") loadEntry();
+    if (event !== "partitions" || !map) return;
+    if (data.version === map.version && data.sequence <= map.sequence) return;
+    if (data.version === map.version && data.sequence === map.sequence + 1) {
+      map.sequence = data.sequence;
+      map.apply(data.rows, data.cells);
+    } else {
+      loadEntry();
+    }
+  };
+
+  let again = null;
 
   cockpit.view("why", {
     title: "Why",
     key: "2",
+    keys: [["/", "name a partition"]],
     show(view, [topic, partition]) {
+      entry = null;
+      again = null;
       if (topic === undefined || topic === "") {
-        view.append(choose());
+        showEntry(view);
         return;
       }
-      element = h("div");
+      const element = h("div");
       view.append(element);
-      const again = () => load(element, address("/api/why", { topic, partition: partition ?? "0" }), (found) => draw(found, again));
-      again();
+      const look = () => again?.();
+      again = watch(element, address("/api/why", { topic, partition: partition ?? "0" }), (found) => draw(found, look));
+    },
+    update(event, data) {
+      if (entry !== null) {
+        changeEntry(event, data);
+        // The rows of a burst are drawn once, with the next document.
+        if (event === "now") drawEntry();
+      } else if (event === "missed") {
+        again?.(); // Another moment of a recording is shown.
+      }
+    },
+    hide() {
+      rest();
+      entry = null;
     },
   });
 }
