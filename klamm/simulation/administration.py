@@ -336,7 +336,8 @@ class Administrator:
         name is used again.
 
         Before the deletion, partitions move away from the brokers that are down; these still have the logs when a new
-        topic of that name comes to them."""
+        topic of that name comes to them. Without topic ids a broker cannot tell the two topics apart, so that is done
+        only where the brokers have them."""
         free = [name for name in TOPIC_NAMES if name not in self._in_use]
         if not free:
             return
@@ -347,7 +348,7 @@ class Administrator:
         await asyncio.gather(*[self._commit(group, name) for group in COMMITTING_GROUPS])
         if self._random.random() < 0.8:
             await asyncio.sleep(self._random.choice(LIFETIMES_S) * self._random.uniform(0.8, 1.2))
-            gone = self._gone() if name in self._state.topics() else []
+            gone = self._gone() if name in self._state.topics() and self._cluster.have_topic_ids else []
             for broker_id in gone:
                 await self._move_away(name, broker_id)
             await delete_topic(self._patient, name)

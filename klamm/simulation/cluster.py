@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from klamm.broker.broker import Broker, BrokerStartError
 from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.config.broker import BrokerConfig
+from klamm.config.versions import ApiVersion
 from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.net.client import Address, ConnectionOptions
 from klamm.protocol.errors import KafkaError
@@ -248,7 +249,8 @@ class SimulatedCluster:
     The brokers in `lagging` are served by a member of the ZooKeeper ensemble that lags behind.
     `replication_factor` is what topics should have: by default three where there are three brokers; unless
     `min_insync_replicas` says otherwise, all but one must be in sync. With `has_racks` each broker is in one of the
-    `racks` and sends consumers of another rack to its follower there.
+    `racks` and sends consumers of another rack to its follower there. `have_topic_ids`: whether every broker knows the
+    ids of topics.
     """
 
     def __init__(
@@ -283,6 +285,7 @@ class SimulatedCluster:
                 | (properties or {})
             )
             self.brokers[broker_id] = SimulatedBroker(world, broker_id, config)
+        self.have_topic_ids = all(ApiVersion.parse(version) >= ApiVersion.V2_8_IV1 for version in protocols)
         self.zookeeper.lag.clients.update(self.brokers[broker_id].node.address for broker_id in lagging)
 
     async def start(self) -> None:

@@ -138,8 +138,8 @@ class TransactionLedger:
         self.progress = asyncio.Event()
         # When the newest instance of a transactional id learned that it was initialized, and with what.
         self._initialized: dict[str, tuple[Identity, float]] = {}
-        # By partition: the last stable offset at a high watermark.
-        self._stable: dict[PartitionKey, dict[int, int]] = {}
+        # By partition: (high watermark, last stable offset).
+        self._stable: dict[PartitionKey, dict[tuple[int, int], None]] = {}
 
     # -- told by clients ------------------------------------------------------------------------------------------
 
@@ -181,11 +181,10 @@ class TransactionLedger:
 
     def stable_seen(self, partition: PartitionKey, high_watermark: int, last_stable_offset: int) -> None:
         """A broker has answered with these two offsets."""
-        known = self._stable.setdefault(partition, {}).setdefault(high_watermark, last_stable_offset)
-        assert known == last_stable_offset <= high_watermark, (
-            f"{partition}: the last stable offset is {last_stable_offset} at the high watermark {high_watermark}, and"
-            f" was {known}"
+        assert last_stable_offset <= high_watermark, (
+            f"{partition}: the last stable offset is {last_stable_offset} at the high watermark {high_watermark}"
         )
+        self._stable.setdefault(partition, {})[high_watermark, last_stable_offset] = None
 
     def _offsets(self, partition: PartitionKey, *outcomes: Outcome) -> list[int]:
         return [
@@ -248,10 +247,16 @@ class TransactionLedger:
         assert found == wanted, f"{partition}: not copied are {wanted - found}, too often {found - wanted}"
 
     def check_stable_offsets(self, key: PartitionKey, history: LogHistory) -> None:
-        """AssertionError unless each last stable offset that was seen is the one of its high watermark."""
-        for high_watermark, seen in sorted(self._stable.get(key, {}).items()):
-            true = history.last_stable_offset(high_watermark)
-            assert seen == true, (
+        """AssertionError unless each last stable offset that was seen is the one of its high watermark, or of a later
+        one.
+
+        A former leader follows one that has yet to move its high watermark so far, and goes back to it; it has not
+        forgotten which transactions are decided.
+        """
+        for high_watermark, seen in sorted(self._stable.get(key, {})):
+            later = range(high_watermark, history.end + 1)
+            true = {min(high_watermark, history.last_stable_offset(each)) for each in later}
+            assert seen in true, (
                 f"{key}: the last stable offset was {seen} at the high watermark {high_watermark}; true is {true}"
             )
 
