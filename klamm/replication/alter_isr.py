@@ -44,6 +44,8 @@ class AlterIsrManager(BatchedIsrChanges):
         self._ask = send
         self._broker_id = broker_id
         self._broker_epoch = broker_epoch
+        # A broker whose session has expired asks twenty times a second until it has the next one.
+        self._refusal: int = ErrorCode.NONE
 
     async def _send(self, changes: Sequence[IsrChange]) -> bool:
         request = self._request(changes)
@@ -52,8 +54,10 @@ class AlterIsrManager(BatchedIsrChanges):
         except ClientError as error:
             _log.info("AlterIsr goes out again: %s", error)
             return False
+        former, self._refusal = self._refusal, response.error_code
         if response.error_code != ErrorCode.NONE:
-            _log.warning(
+            _log.log(
+                logging.DEBUG if response.error_code == former else logging.WARNING,
                 "The controller has refused AlterIsr of broker epoch %d: %s",
                 *(request.broker_epoch, error_name(response.error_code)),
             )

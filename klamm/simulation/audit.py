@@ -1,8 +1,9 @@
 """Enforces at run time what a linter cannot: while a world runs, klamm's code may not touch the real machine.
 
 Python reports files, sockets, threads and processes to audit hooks. A hook can never be removed, so the process has one
-hook, armed only while a world runs. The hook judges by the innermost frame of klamm's own code: the simulator and the
-tests may use the real machine, and so may Python when it loads a module or prints a traceback.
+hook, armed only while a world runs, for the thread in which it runs. The hook judges by the innermost frame of klamm's
+own code: the simulator and the tests may use the real machine, and so may Python when it loads a module or prints a
+traceback.
 """
 
 import sys
@@ -23,19 +24,20 @@ _ANONYMOUS = -1
 _LOADERS = ("importlib", "linecache", "tokenize", "traceback")
 
 _fail: Callable[[str], None] | None = None
+_thread = -1
 _installed = False
 
 
 @contextmanager
 def armed(fail: Callable[[str], None]) -> Iterator[None]:
     """Inside this context, forbidden events raise SimulationFailure where they happen, and are reported to `fail`."""
-    global _fail, _installed  # noqa: PLW0603  # the hook is one for the whole process, whatever we do
+    global _fail, _thread, _installed  # noqa: PLW0603  # the hook is one for the whole process, whatever we do
     if not _installed:
         sys.addaudithook(_hook)
         _installed = True
     if _fail is not None:
         raise RuntimeError("only one world can run at a time")
-    _fail = fail
+    _fail, _thread = fail, threading.get_ident()
     start_thread = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:
@@ -59,6 +61,8 @@ def _hook(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _judge(event: str, arguments: tuple[object, ...], frame: FrameType) -> None:
+    if threading.get_ident() != _thread:
+        return  # A real cluster of this process, say.
     culprit = _culprit(frame)
     if culprit is not None and (fail := _fail) is not None:
         where = f"{culprit.f_code.co_filename.rpartition('/')[2]}:{culprit.f_lineno}"

@@ -4,7 +4,7 @@ Each program loads what the other has written to `__consumer_offsets`, whether i
 still open, gives the same answers, and ends the open transactions.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,8 @@ async def begin(client: ClusterClient, broker: Broker, number: int) -> dict[bool
 async def answers(client: ClusterClient, number: int) -> Answers:
     found: Answers = {}
     for group in BEGUN:
-        visible, stable = [await fetch(client, f"{group}-{number}", require_stable=one) for one in (False, True)]
+        # A transaction may end between the two; what is stable is visible afterwards.
+        stable, visible = [await fetch(client, f"{group}-{number}", require_stable=one) for one in (True, False)]
         found[group] = list(zip(visible, stable, strict=True))  # type: ignore[arg-type]
     return found
 
@@ -159,11 +160,11 @@ def said(partition: Any) -> int | str | None:
     return None if partition.committed_offset < 0 else int(partition.committed_offset)
 
 
-async def until_ended(client: ClusterClient, number: int) -> Answers:
-    """The answers once no transaction is open: markers come after the answer to EndTxn."""
+async def until_ended(client: ClusterClient, number: int, groups: Iterable[str] = tuple(ENDED)) -> Answers:
+    """The answers once no transaction of these groups is open: markers come after the answer to EndTxn."""
     while True:
         found = await answers(client, number)
-        if not any(stable == UNSTABLE for partitions in found.values() for _, stable in partitions):
+        if not any(stable == UNSTABLE for group in groups for _, stable in found[group]):
             return found
 
 
@@ -209,7 +210,7 @@ async def take_turns(turns: Sequence[Broker], end: Callable[[Broker], None]) -> 
             if number > 0:
                 assert await until_ended(client, number - 1) == ENDED
             prepared = await begin(client, broker, number)
-            assert await answers(client, number) == BEGUN
+            assert await until_ended(client, number, ("committed", "aborted")) == BEGUN
         end(broker)
         assert written(broker, number) == WRITTEN
 

@@ -51,6 +51,26 @@ def test_hiding_it_does_not_help():
         World(1).run(scenario())
 
 
+def test_another_thread_may():
+    """A real cluster of an earlier test lives on in a thread of its own."""
+    began, ended = threading.Event(), threading.Event()
+
+    def leave():
+        began.wait()
+        called_from("klamm.broker.example", FORBIDDEN["open"])
+        ended.set()
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+
+    async def scenario():
+        began.set()
+        assert ended.wait(30)
+
+    World(1).run(scenario())
+    thread.join()
+
+
 def test_tests_and_the_simulator_may():
     async def scenario():
         called_from("tests.example", lambda: open(os.devnull).close())

@@ -69,7 +69,7 @@ def test_the_document_has_the_table_of_the_command() -> None:
     ],
 )
 def test_the_command_says_which_seed_has_found_a_fault(found: Found | None, last: str) -> None:
-    assert command._row("lost-watch", found).split(" | ")[-1] == f"{last} |"
+    assert command._row(BY_NAME["lost-watch"], found).split(" | ")[-1] == f"{last} |"
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def test_a_marker_of_an_old_coordinator_is_found(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(ProducerState, "check", generous)
     with pytest.raises(AssertionError, match="has markers of former coordinators"):
-        _run(coordinator_without_zookeeper, 1)
+        _run(coordinator_without_zookeeper, 3)
 
 
 def test_an_open_transaction_that_is_left_to_the_next_producer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
