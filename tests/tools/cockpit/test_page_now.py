@@ -216,6 +216,19 @@ def test_the_keyboard_alone_is_enough(server: PageServer, pages: Pages) -> None:
     page.locator("#map-readout", has_text="orders-59").wait_for()
 
 
+def test_why_begins_with_what_is_wrong_now_grouped_by_reason(server: PageServer, pages: Pages) -> None:
+    page = pages.open(server.url)
+    page.keyboard.press("2")
+    offline = page.locator('[data-kind="offline"]').first
+    offline.wait_for()
+    assert "Without a leader: broker 2 is not live" in offline.inner_text()
+    assert offline.get_by_role("link", name="orders-1").get_attribute("href") == "#why/orders/1"
+    deleting = page.locator('[data-kind="deleting"]')
+    assert "old" in deleting.inner_text()
+    assert "the answers of broker 2" in deleting.inner_text()
+    assert "klamm partitions --offline" in page.locator("#why-findings code").inner_text()
+
+
 def test_a_phone_scrolls_in_one_direction_only(server: PageServer, pages: Pages) -> None:
     page = pages.open(server.url, width=360, height=740, has_touch=True)
     map_is_drawn(page)

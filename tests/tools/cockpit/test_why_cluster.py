@@ -1,5 +1,6 @@
 """Why, on real klamm clusters whose brokers are stopped: the answer is right, and the command that it gives helps."""
 
+import asyncio
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.testing import Cluster
 from klamm.tools import main
@@ -185,6 +186,58 @@ async def test_a_reassignment_says_what_it_waits_for_and_the_command_cancels_it(
     assert moving["remedies"][0]["text"] == f"Start broker {target}."
     run(moving["remedies"][-1]["command"])
     assert cluster.replicas("moving") == [origin]
+
+
+def of_others(cluster: Cluster, topic: str) -> tuple[int, int]:
+    """A topic with one partition on two brokers of which neither is the controller: its leader and its follower."""
+    leader, follower = [each for each in cluster.broker_ids if each != cluster.controller_id][:2]
+    new = NewTopic(topic, 1, replica_assignment=[[leader, follower]])
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    admin.create_topics([new])[topic].result(20)
+    cluster.until(lambda: sorted(cluster.isr(topic)) == sorted((leader, follower)))
+    return leader, follower
+
+
+@pytest.mark.long
+async def test_a_deletion_that_waits_for_a_dead_broker_ends_when_that_is_started(cluster: Cluster) -> None:
+    _, follower = of_others(cluster, "doomed")
+    cluster.kill(follower)
+    cluster.until(lambda: follower not in _registered(cluster))
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    admin.delete_topics(["doomed"])["doomed"].result(20)
+    found = await why(cluster, "doomed")
+    deleting = of(found, "deleting")
+    assert [each["kind"] for each in found["conditions"]] == ["deleting"]
+    assert deleting["is_problem"]
+    assert f"broker {follower} is not live" in " ".join(deleting["why"])
+    assert deleting["remedies"][0]["text"] == f"Start broker {follower}."
+    cluster.start(follower)
+
+    async def is_gone() -> bool:
+        async with asker(cluster.bootstrap, cluster.zookeeper) as pages:
+            status, _ = await pages.ask("/api/why", topic="doomed", partition=0)
+            return status == 404
+
+    async with asyncio.timeout(60):
+        while not await is_gone():
+            pass
+
+
+@pytest.mark.long
+async def test_a_leader_that_hangs_is_named_and_the_partition_is_well_when_it_goes_on(cluster: Cluster) -> None:
+    leader, _ = of_others(cluster, "hung")
+    cluster.pause(leader)
+    try:
+        found = await why(cluster, "hung")
+    finally:
+        cluster.resume(leader)
+    kinds = [each["kind"] for each in found["conditions"]]
+    if cluster.leader("hung") == leader:  # Otherwise its session has ended meanwhile, and another replica leads.
+        assert "silent_leader" in kinds
+        silent = of(found, "silent_leader")
+        assert silent["text"].startswith(f"The leader, broker {leader}, does not answer.")
+        assert silent["remedies"][0]["text"] == f"See why broker {leader} does not answer, and restart the process."
+    cluster.until(lambda: len(cluster.isr("hung")) == 2)
 
 
 async def test_the_story_is_read_from_state_change_logs_where_they_are_given(cluster: Cluster, tmp_path: Path) -> None:

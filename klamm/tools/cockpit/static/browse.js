@@ -66,6 +66,8 @@
         element.removeAttribute("aria-busy");
         return;
       }
+      const { view } = document.getElementById("view").dataset;
+      if (location.hash !== `#${view}`) trouble.append(" ", h("a", { href: `#${view}` }, "Back to the view"));
       shown = trouble;
     }
     element.removeAttribute("aria-busy");

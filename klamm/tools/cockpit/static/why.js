@@ -162,7 +162,7 @@
             h("header", {}, h("h2", {}, "Topics being deleted"), badge("busy", words.counted(cockpit.now.work.deletions_count ?? deletions.length, "topic"))),
             h("ul", { class: "list" }, deletions.slice(0, MOST_NAMED).map((each) =>
               h("li", {}, h("a", { href: storyOf(each.topic, 0) }, seen(each.topic)),
-                each.waits_for ? h("small", {}, `waits for ${seen(each.waits_for)}`) : null))))
+                each.waits_for ? h("small", {}, `the controller says what it waits for: ${seen(each.waits_for)}`) : null))))
         : null,
       found.length > MOST_REASONS ? h("p", { class: "note" }, `${words.count(found.length - MOST_REASONS)} more reasons are not shown.`) : null,
       findings.length
