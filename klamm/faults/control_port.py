@@ -37,7 +37,7 @@ from klamm.faults.commands import Action, Fault, Json, Server, from_json
 from klamm.faults.commands.schema import schema
 from klamm.faults.control import Control, Installed
 from klamm.faults.wire import FaultError
-from klamm.net.http import JSON, Answer, HttpServer, Request
+from klamm.net.http import JSON, Answer, HttpServer, Refused, Request
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 64 * 1024
@@ -93,7 +93,6 @@ class ControlPort(HttpServer):
     async def answer(self, request: Request) -> Answer:
         """Answers one request."""
         try:
-            self._admit(request)
             handle, groups = _route(request)
             status, value = await handle(self, request, *groups)
         except _Refused as refused:
@@ -107,17 +106,16 @@ class ControlPort(HttpServer):
             return _json(500, {"error": f"a fault of the program: {error!r}"})
         return _json(status, value)
 
-    def _admit(self, request: Request) -> None:
-        """Raises _Refused."""
-        if request.headers.get("host") not in (f"{HOST}:{self.port}", f"localhost:{self.port}"):
-            raise _Refused(403, f"the Host must be {HOST}:{self.port}")
-        if "origin" in request.headers:
-            raise _Refused(403, "web pages are not served")
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    def admit(self, head: Request) -> None:
+        """As `HttpServer.admit`."""
+        if head.headers.get("host") not in (f"{HOST}:{self.port}", f"localhost:{self.port}"):
+            raise Refused(self.refused(403, f"the Host must be {HOST}:{self.port}"))
+        if "origin" in head.headers:
+            raise Refused(self.refused(403, "web pages are not served"))
+        scheme, _, token = head.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), self._token):
-            raise _Refused(
-                401, "the header Authorization: Bearer TOKEN is missing or wrong", {"WWW-Authenticate": "Bearer"}
-            )
+            why = {"error": "the header Authorization: Bearer TOKEN is missing or wrong"}
+            raise Refused(_json(401, why, {"WWW-Authenticate": "Bearer"}))
 
     def _failed(self, error: BaseException) -> None:
         _log.error("a fault of the program in the control port", exc_info=error)

@@ -8,6 +8,8 @@ What must stay true:
   client reads the answer within `READ_TIMEOUT_S`.
 - The connection closes after its answer. A client may close its sending side after the request and still gets the
   answer; because a client that is gone looks the same, an answer then takes no longer than `READ_TIMEOUT_S`.
+- A step reads at most `EVENTS_PER_STEP` chunks of a body; the rest waits, and nothing more is received meanwhile. Who
+  may not send a request is told so once its head is there (`HttpServer.admit`).
 - Answers are produced only as fast as the client reads: the next piece of a streamed body is requested only when there
   is room.
 - A fault of the program in a handler goes to `on_failure`.
@@ -32,6 +34,8 @@ READ_TIMEOUT_S = 60.0
 # reads the reason.
 LINGER_S = 2.0
 MAX_CONNECTIONS = 100
+# Chunks of a body that are read in one step, at some 7 microseconds each.
+EVENTS_PER_STEP = 200
 
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
@@ -77,45 +81,66 @@ def refusal(status: int, why: str, headers: Mapping[str, str] | None = None) -> 
     return Answer(status, f"{why}\n".encode(), headers=headers or {})
 
 
+class Refused(Exception):
+    """The request, whatever its body is, gets this answer."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
 class RequestReader:
     """Makes one request of bytes, within the bounds of this module. Pure: it neither reads nor writes.
 
-    Without `max_body_bytes` the request is complete with its head, and a body is not looked at.
+    Without `max_body_bytes` the request is complete with its head, and a body is not looked at. `on_head` is called
+    with the request without its body, before the body is received, and may raise `Refused`.
     """
 
-    def __init__(self, max_body_bytes: int) -> None:
+    def __init__(self, max_body_bytes: int, on_head: Callable[[Request], None] = lambda _head: None) -> None:
         self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._max_body_bytes = max_body_bytes
+        self._on_head = on_head
+        # What was received and not yet given to h11, and whether h11 has more events than one step takes.
+        self._rest = b""
+        self.has_more = False
         # How much more may be given to h11, which bounds only what it cannot parse yet.
         self._room = MAX_HEAD_BYTES
         self._head: Request | None = None
         self._body = bytearray()
 
     def feed(self, data: bytes) -> Request | None:
-        """The request, once it is complete; what follows it is ignored. Raises BadRequest."""
-        while data:
-            piece, data = data[: self._room], data[self._room :]
-            self._room -= len(piece)
-            self.http.receive_data(piece)
+        """The request, once it is complete; what follows it is ignored. None if it is not, or if it `has_more` to be
+        read: then call it again, with no bytes. Raises BadRequest and Refused."""
+        self._rest += data
+        events = EVENTS_PER_STEP
+        while self._rest or self.has_more:
+            if not self.has_more:
+                piece, self._rest = self._rest[: self._room], self._rest[self._room :]
+                self._room -= len(piece)
+                self.http.receive_data(piece)
             try:
-                if request := self._read():
-                    return request
+                request, events = self._read(events)
             except h11.RemoteProtocolError as error:
                 # h11 shows the whole line in which the fault is.
                 raise BadRequest(str(error)[:200], error.error_status_hint) from None
+            self.has_more = not events
+            if request or self.has_more:
+                return request
             if not self._room:
                 raise self._too_long()
         return None
 
-    def _read(self) -> Request | None:
-        while True:
+    def _read(self, events: int) -> tuple[Request | None, int]:
+        """The request, if it is complete, and how many of `events` are left."""
+        for left in range(events, 0, -1):
             event = self.http.next_event()
             match event:
                 case h11.Request():
                     self._head = _head(event)
+                    self._on_head(self._head)
                     self._room += self._max_body_bytes
                     if not self._max_body_bytes:
-                        return self._head
+                        return self._head, left
                     self._check_framing(self._head.headers)
                 case h11.Data():
                     self._body += event.data
@@ -123,9 +148,10 @@ class RequestReader:
                         raise self._too_long()
                 case h11.EndOfMessage():
                     assert self._head is not None
-                    return replace(self._head, body=bytes(self._body))
+                    return replace(self._head, body=bytes(self._body)), left
                 case _:
-                    return None
+                    return None, left
+        return None, 0
 
     def _check_framing(self, headers: Mapping[str, str]) -> None:
         """Refuses a body before it is received. Raises BadRequest."""
@@ -212,6 +238,9 @@ class HttpServer:
     def closed(self, connection: "_Connection") -> None:
         del self._connections[connection]
 
+    def admit(self, head: Request) -> None:
+        """Whether the client may send a request with this head. Raises Refused."""
+
     def refused(self, status: int, why: str) -> Answer:
         """The answer to what is no request, or one too many."""
         return refusal(status, why)
@@ -233,7 +262,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
-        self._reader = RequestReader(server.max_body_bytes)
+        self._reader = RequestReader(server.max_body_bytes, server.admit)
         self._is_answering = self._is_lingering = False
         self._writable = asyncio.Event()
         self._writable.set()
@@ -257,15 +286,28 @@ class _Connection(asyncio.Protocol):
         self._server.closed(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_answering:
-            return  # Only one request is answered.
+        if not self._is_answering:  # Only one request is answered.
+            self._feed(data)
+
+    def _go_on(self) -> None:
+        if not self._is_answering and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._feed(b"")
+
+    def _feed(self, data: bytes) -> None:
         try:
             request = self._reader.feed(data)
         except BadRequest as error:
             self._answer(self._server.refused(error.status, str(error)), is_sending=True)
             return
+        except Refused as refused:
+            self._answer(refused.answer, is_sending=True)
+            return
         if request is not None:
             self._answer(request)
+        elif self._reader.has_more:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
         elif self._reader.http.they_are_waiting_for_100_continue:
             self._write(h11.InformationalResponse(status_code=100, headers=[], reason="Continue"))
 

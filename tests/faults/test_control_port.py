@@ -285,11 +285,18 @@ async def test_a_client_that_asks_first_is_told_to_send_the_body(tmp_path: Path)
         writer.close()
 
 
+async def test_a_client_without_the_token_is_refused_before_its_body(tmp_path: Path) -> None:
+    async with scene(tmp_path) as port:
+        head = f"POST /v1/faults HTTP/1.1\r\nHost: localhost:{port.port.port}\r\nContent-Length: 1000\r\n\r\n"
+        assert (await port.raw(head.encode()))[0] == 401
+
+
 async def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 0.05)
     async with scene(tmp_path) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port.port.port)
-        writer.write(b"POST /v1/faults HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n{")
+        head = f"POST /v1/faults HTTP/1.1\r\nHost: localhost:{port.port.port}\r\nAuthorization: Bearer {TOKEN}\r\n"
+        writer.write(head.encode() + b"Content-Length: 10\r\n\r\n{")
         async with asyncio.timeout(20):
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.net import http
-from klamm.net.http import JSON, Answer, BadRequest, HttpServer, Request, RequestReader
+from klamm.net.http import JSON, Answer, BadRequest, HttpServer, Refused, Request, RequestReader
 
 pytestmark = pytest.mark.loop("uvloop")
 
@@ -244,6 +244,38 @@ async def test_bodies(version: bytes, fields: bytes, sent: bytes, status: int, b
         assert (int(head.split()[1]), answered[: len(body)]) == (status, body)
         assert status != 200 or answered == body
         assert await scene.status(b"GET /echo HTTP/1.1\r\n" + HOST) == 200
+
+
+def test_a_step_reads_a_bounded_number_of_chunks() -> None:
+    chunks = 2 * http.EVENTS_PER_STEP + 10
+    reader, steps = RequestReader(10_000), 1
+    request = reader.feed(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * chunks)
+    while reader.has_more:
+        assert request is None
+        assert len(reader._body) <= steps * http.EVENTS_PER_STEP
+        request, steps = reader.feed(b""), steps + 1
+    assert request is None
+    assert steps == 3
+    end = reader.feed(b"0\r\n\r\n")
+    assert end is not None
+    assert end.body == b"a" * chunks
+
+
+async def test_a_body_of_many_chunks_is_read_in_steps() -> None:
+    chunks = 3 * http.EVENTS_PER_STEP
+    head = b"POST /body HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with playing(max_body_bytes=10_000) as scene:
+        answer = await scene.ask_and_end(head + b"1\r\na\r\n" * chunks + b"0\r\n\r\n")
+        assert answer.endswith(b"\r\n\r\n" + b"a" * chunks)
+
+
+async def test_who_is_not_admitted_is_told_before_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    def admit(head: Request) -> None:
+        raise Refused(Answer(401, head.headers["host"].encode()))
+
+    async with playing(max_body_bytes=10_000) as scene:
+        monkeypatch.setattr(scene.server, "admit", admit)
+        assert await scene.status(b"POST /body HTTP/1.1\r\nHost: h\r\nContent-Length: 9000\r\n\r\n") == 401
 
 
 async def test_an_answer_to_head_has_no_body() -> None:
