@@ -28,15 +28,16 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from klamm.broker import dispatcher
 from klamm.broker.broker import Broker
-from klamm.broker.request_metrics import MeasuredRequest, RequestStatistics
+from klamm.broker.request_metrics import ApiStatistics
 from klamm.config.broker import BrokerConfig
 from klamm.environment import SystemEnvironment
-from klamm.net.server import ServerConnection, SocketServer
+from klamm.net.request_memory import RequestMemory
+from klamm.net.server import Exchange, Response, SocketServer
 from klamm.protocol import messages
 from klamm.protocol.apis.create_topics import CreateTopicsRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
+from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.records import Record, build_batch
 from klamm.replication.topic_metrics import TopicCounts
@@ -51,32 +52,11 @@ COUNTED, PLAIN = "counted", "plain"
 # -- the broker's process ---------------------------------------------------------------------------------------------
 
 
-class Unmeasured:
-    """A `MeasuredRequest` that measures nothing."""
-
-    statistics: Any = RequestStatistics().of(ApiKey.PRODUCE)
-
-    def __init__(self, *_arguments: object) -> None:
-        pass
-
-    def pause(self) -> None:
-        pass
-
-    def resume(self) -> None:
-        pass
-
-    def measured(self, work: Any) -> Any:
-        return work
-
-
 def take_hooks_out() -> None:
-    made = Unmeasured()
-    patched: Any = dispatcher
-    patched.MeasuredRequest = lambda *_arguments: made
+    patched: Any = ApiStatistics
+    patched.add = lambda *_arguments: None
     patched_messages: Any = messages
-    patched_messages.count_errors = lambda *_arguments: None
-    patched_connection: Any = ServerConnection
-    patched_connection.measured_by = lambda *_arguments: None
+    patched_messages.error_counter = lambda _api_key: lambda *_arguments: None
     make = SocketServer.__init__
 
     def without_clock(self: Any, *arguments: Any, **options: Any) -> None:
@@ -195,15 +175,19 @@ def sides() -> Iterator[list[Side]]:
 
 def hooks_us(count: int = 100_000) -> dict[str, float]:
     """Microseconds of each hook of a produce of one batch."""
-    statistics_of_api = RequestStatistics().of(ApiKey.PRODUCE)
+    api = ApiStatistics(ApiKey.PRODUCE)
     topic = ProduceResponse.TopicProduceResponse
-    partition = topic.PartitionProduceResponse(index=0, error_code=0)
+    partition = topic.PartitionProduceResponse(index=0, error_code=ErrorCode.NONE)
     response = ProduceResponse(responses=[topic(name="t", partition_responses=[partition])])
-    counts, clock = TopicCounts(), time.perf_counter
+    counts, clock_s = TopicCounts(), time.perf_counter
+    arrived_s = clock_s()
+    exchange = Exchange(200, clock_s, arrived_s, arrived_s, RequestMemory(1 << 20).small, pipelined=True)
+    exchange.response = Response([b""])
 
     def measured() -> None:
-        request = MeasuredRequest(clock, statistics_of_api, 9)
-        request.sent(200, request.started_s, clock(), request.started_s, request.started_s, 0)
+        clock_s()
+        exchange.ready_s = now_s = clock_s()
+        api.add(exchange, now_s, now_s)
 
     def topic_counts() -> None:
         counts.produce_requests += 1
@@ -212,9 +196,7 @@ def hooks_us(count: int = 100_000) -> dict[str, float]:
 
     hooks: dict[str, Callable[[], None]] = {
         "times of a request": measured,
-        "error codes of its response": lambda: messages.count_errors(
-            ApiKey.PRODUCE, response, statistics_of_api.errors
-        ),
+        "error codes of its response": lambda: api.count_errors(response, api.errors),
         "counts of its topic": topic_counts,
     }
     return {name: min(_timed(hook, count) for _ in range(5)) for name, hook in hooks.items()}

@@ -19,10 +19,10 @@ from klamm.broker.api import Api
 from klamm.broker.quotas.request_quota import RequestQuota
 from klamm.broker.registry import Request
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
-from klamm.broker.request_metrics import MeasuredRequest, RequestStatistics
+from klamm.broker.request_metrics import RequestStatistics
 from klamm.broker.security import ANONYMOUS, Client, Operation
 from klamm.broker.services import Services
-from klamm.net.server import Answer, AnswerOnly, InvalidRequest, Response, ServerConnection
+from klamm.net.server import Answer, AnswerOnly, Exchange, InvalidRequest, Response, ServerConnection
 from klamm.protocol import messages
 from klamm.protocol.apis.api_versions import ApiVersionsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -36,6 +36,8 @@ NO_RESPONSE = Response(None)
 
 # A frame of this size or more is decoded in steps, where its API knows how. An element of an array can be one byte.
 LARGE_FRAME_BYTES = 16 * 1024
+
+_FETCH = ApiKey.FETCH
 
 # The requests of followers that consumers make, too. They share the connection: one that is muted fetches nothing.
 _OF_FOLLOWERS = (ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH)
@@ -70,15 +72,16 @@ class Dispatcher:
             raise InvalidRequest(f"{name} ({int(header.api_key)}) is not served, see docs/unsupported.md")
         if not api.min_version <= header.api_version <= api.max_version:
             return self._unsupported_version(api, header)
-        stopwatch = MeasuredRequest(self._services.quotas.work_clock_s, self.statistics.of(api.key), header.api_version)
-        connection.measured_by(stopwatch)
+        exchange = connection.exchange
+        exchange.measurements = self.statistics[header.api_key]
+        exchange.version = header.api_version
         if len(frame) >= LARGE_FRAME_BYTES:
-            return self._dispatch_large(connection, api, header, frame, stopwatch)
+            return self._dispatch_large(connection, api, header, frame, exchange)
         try:
             body = messages.decode_request(api.key, header.api_version, frame, header.body_position)
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
-        return self._handle(connection, api, header, len(frame), body, stopwatch)
+        return self._handle(connection, api, header, len(frame), body, exchange)
 
     def _dispatch_large(
         self,
@@ -86,15 +89,15 @@ class Dispatcher:
         api: Api,
         header: messages.RequestHeader,
         frame: bytearray,
-        stopwatch: MeasuredRequest,
+        exchange: Exchange,
     ) -> Answer | Awaitable[Answer]:
         try:
             body = begin(messages.request_steps(api.key, header.api_version, frame, header.body_position))
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
         if not isinstance(body, CoroutineType):
-            return self._handle(connection, api, header, len(frame), body, stopwatch)
-        stopwatch.pause()
+            return self._handle(connection, api, header, len(frame), body, exchange)
+        exchange.pause()
         # A produce request's records are parts of its frame.
         release_frame = _nothing if api.key is ApiKey.PRODUCE else connection.frame_release()
         in_steps = self._dispatch_in_steps(
@@ -102,8 +105,8 @@ class Dispatcher:
             api,
             header,
             len(frame),
-            stopwatch.measured(body),
-            stopwatch,
+            exchange.measured(body),
+            exchange,
             release_frame,
             _hold(connection, api),
         )
@@ -116,7 +119,7 @@ class Dispatcher:
         header: messages.RequestHeader,
         request_bytes: int,
         decoding: Awaitable[Any],
-        stopwatch: MeasuredRequest,
+        exchange: Exchange,
         release_frame: Callable[[], None],
         release_followers: Callable[[], None],
     ) -> Answer:
@@ -124,8 +127,8 @@ class Dispatcher:
         try:
             body = await decoding
             release_frame()
-            stopwatch.resume()
-            result = self._handle(connection, api, header, request_bytes, body, stopwatch)
+            exchange.resume()
+            result = self._handle(connection, api, header, request_bytes, body, exchange)
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
         finally:
@@ -139,10 +142,13 @@ class Dispatcher:
         header: messages.RequestHeader,
         request_bytes: int,
         body: Any,
-        stopwatch: MeasuredRequest,
+        exchange: Exchange,
     ) -> Answer | Awaitable[Answer]:
-        """The stopwatch runs."""
+        """The stopwatch of the exchange runs."""
         services = self._services
+        statistics = self.statistics[api.key]
+        if api.key is _FETCH and body.replica_id >= 0:
+            exchange.measurements = statistics = self.statistics.follower_fetches
         request = Request(
             api,
             header.api_version,
@@ -152,13 +158,12 @@ class Dispatcher:
             connection,
             body,
             services,
-            stopwatch,
+            exchange,
+            statistics,
         )
-        if api.key is ApiKey.FETCH and body.replica_id >= 0:
-            stopwatch.statistics = self.statistics.follower_fetches
         quotas = services.quotas
         if quotas.is_active:
-            watch = stopwatch if quotas.measures_time else None
+            watch = exchange if quotas.measures_time else None
             request.quota = RequestQuota(quotas, request.client.user, request.client_id or "", watch)
         try:
             result = api.handle(request)
@@ -169,8 +174,8 @@ class Dispatcher:
             if isinstance(result, GeneratorType):
                 result = begin(result)
         if isinstance(result, CoroutineType):
-            stopwatch.pause()
-            work = stopwatch.measured(result)
+            exchange.pause()
+            work = exchange.measured(result)
             finishing = self._finish(request, request_bytes, work, _hold(connection, api))
             return _answer_only(finishing) if api.ends_with_client else finishing
         return self._answer(request, request_bytes, result)
@@ -215,7 +220,8 @@ class Dispatcher:
             response = Response(messages.encode_response(key, version, correlation_id, result), throttle_time_ms)
         except UnencodableMessage as error:
             raise self._unanswerable(request.connection, error) from error
-        messages.count_errors(key, result, request.stopwatch.statistics.errors)
+        statistics = request.statistics
+        statistics.count_errors(result, statistics.errors)
         if quota is not None:
             quota.encoded()
         return response
@@ -237,7 +243,7 @@ class Dispatcher:
             buffers = await stopwatch.measured(in_slices(steps))
         except UnencodableMessage as error:
             raise self._unanswerable(request.connection, error) from error
-        counting = messages.count_errors_steps(request.api.key, result, stopwatch.statistics.errors)
+        counting = messages.count_errors_steps(request.api.key, result, request.statistics.errors)
         await stopwatch.measured(in_slices(counting))
         stopwatch.resume()
         if request.quota is not None:

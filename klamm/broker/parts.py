@@ -120,7 +120,7 @@ class BrokerParts:
         self.metadata_cache = MetadataCache()
         self.throttles = ReplicationThrottles(config, broker_id)
         self.topic_configs = TopicConfigs(config, self._store, self.throttles.topic_configured)
-        self.quotas = ClientQuotas(static, _loop_clock_ms(), environment.work_clock_s)
+        self.quotas = ClientQuotas(static, _loop_clock_ms())
         self.quota_configs = QuotaConfigs(self.quotas, self._set_connection_rate, self._store)
         self.topic_admin = TopicAdmin(
             environment, config, self.metadata_cache, self._store, self._create_topic_policy(plugins, environment)

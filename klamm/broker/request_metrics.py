@@ -1,7 +1,8 @@
 """How many requests of each API this broker has answered, and how long they took, under Kafka's names (RequestMetrics).
 
-A request has a `MeasuredRequest`, the stopwatch of its work. When its response has left, it adds nine numbers to a
-list; everything else happens for 64 requests together, or when a metric is read.
+When the response to a request has left, numbers that the network layer has at hand are added to a list: four of a
+request that waited for nothing, ten of others. All else happens for `TOGETHER` requests at once, or when a metric is
+read.
 
 | Kafka's name       | in klamm                                                                                 |
 |--------------------|------------------------------------------------------------------------------------------|
@@ -12,25 +13,32 @@ list; everything else happens for 64 requests together, or when a metric is read
 | ResponseSendTime   | until the socket has taken the response                                                  |
 
 What must stay true:
-- Counting costs the same for each request, and its memory is bounded: `RESERVOIR_SIZE` samples of each API.
+- Counting costs the same for each request, and its memory is bounded: the numbers of `RESERVOIR_SIZE` and `TOGETHER`
+  requests of each API and of each of both kinds, at most 300 KB.
 - Labels come from what this broker serves, never from a client: a request of another version is not counted.
 - As in Kafka, a request counts when its response has left, and one whose connection ends before that does not.
 
 Source: kafka.network.RequestMetrics.
 """
 
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
+from typing import Any
 
-from klamm.broker.quotas.request_quota import Stopwatch
 from klamm.metrics import QUANTILES, RESERVOIR_SIZE, Distribution, MetricName, Metrics, quantiles_of
+from klamm.net.server import Exchange
+from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 
-# The numbers of a request: its version, and those that `_distributed` takes. So many requests are sorted in together.
-NUMBERS = 9
-TOGETHER = 64
+# So many requests are sorted in together.
+TOGETHER = 256
+# The numbers of a request that waited for nothing (see `_as_waited`), and of others: the version, and what
+# `_distributed` takes.
+_AT_ONCE, _WAITED = 4, 10
+_MOST_AT_ONCE, _MOST_WAITED = (count * (RESERVOIR_SIZE + TOGETHER) for count in (_AT_ONCE, _WAITED))
 
 # What becomes of these numbers, in the order of `_distributed`.
 _DISTRIBUTIONS = (
@@ -65,56 +73,119 @@ class _Samples:
         return quantiles_of(self._newest, wanted)
 
 
+class _Newest:
+    """The numbers of the newest requests, `width` of each, one request after another."""
+
+    __slots__ = ("_summed", "_width", "numbers")
+
+    def __init__(self, width: int) -> None:
+        self.numbers: list[Any] = []
+        self._width = width
+        # How many of the numbers `take` has returned.
+        self._summed = 0
+
+    def take(self) -> tuple[Sequence[int], Sequence[float]]:
+        """The versions and the sums of the numbers, the version's included, of the requests since the last call."""
+        new = self.numbers[self._summed :]
+        self._summed = len(self.numbers)
+        return new[:: self._width], [sum(new[number :: self._width]) for number in range(self._width)]
+
+    def shorten(self) -> None:
+        """Forgets the oldest that `take` has returned."""
+        del self.numbers[: self._width * TOGETHER]
+        self._summed = max(self._summed - self._width * TOGETHER, 0)
+
+    def requests(self) -> Iterator[tuple[Any, ...]]:
+        columns = (self.numbers[number :: self._width] for number in range(self._width))
+        return zip(*columns, strict=True)
+
+
 class ApiStatistics:
-    """The requests of one API. `pending` has the numbers of the newest requests, one after another; whoever adds some
-    calls `sort_in` after `TOGETHER` of them. `errors` has how often each error code was in a response."""
+    """The requests of one API, and in `errors` how often each error code was in a response."""
 
-    __slots__ = ("_newest", "_sums", "_versions", "errors", "pending")
+    __slots__ = ("_at_once", "_sums", "_versions", "_waited", "count_errors", "errors")
 
-    def __init__(self) -> None:
+    def __init__(self, api_key: ApiKey) -> None:
         self.errors: dict[int, int] = {}
-        self.pending: list[float] = []
-        self._versions: dict[int, int] = {}
+        # Called with a response and `errors`.
+        self.count_errors = messages.error_counter(api_key)
+        self._versions: Counter[int] = Counter()
         self._sums = [0.0] * len(_DISTRIBUTIONS)
-        # As in `pending`, of the newest `RESERVOIR_SIZE` requests.
-        self._newest = array("d")
+        self._at_once = _Newest(_AT_ONCE)
+        self._waited = _Newest(_WAITED)
+
+    def add(self, exchange: Exchange, left_s: float, sent_s: float) -> None:
+        """As `Measurements.add`."""
+        began_s, ready_s, response = exchange.began_s, exchange.ready_s, exchange.response
+        throttle_time_ms = 0 if response is None else response.throttle_time_ms
+        # A watch that was paused, or started later, began later.
+        if began_s == exchange.received_s and sent_s == ready_s and not throttle_time_ms:
+            numbers = self._at_once.numbers
+            numbers += (exchange.version, exchange.size_bytes, began_s, ready_s)
+            if len(numbers) >= _MOST_AT_ONCE:
+                self._sort_in()
+                self._at_once.shorten()
+            return
+        numbers = self._waited.numbers
+        numbers += (
+            exchange.version,
+            exchange.size_bytes,
+            exchange.received_s,
+            exchange.started_s,
+            exchange.spent_s,
+            ready_s if began_s is None else began_s,
+            ready_s,
+            left_s,
+            sent_s,
+            throttle_time_ms,
+        )
+        if len(numbers) >= _MOST_WAITED:
+            self._sort_in()
+            self._waited.shorten()
 
     @property
-    def versions(self) -> dict[int, int]:
+    def versions(self) -> Mapping[int, int]:
         """The number of requests by version."""
-        self.sort_in()
+        self._sort_in()
         return self._versions
 
     @property
     def count(self) -> int:
         return sum(self.versions.values())
 
-    def sort_in(self) -> None:
-        pending = self.pending
-        if not pending:
-            return
-        for version in pending[::NUMBERS]:
-            self._versions[int(version)] = self._versions.get(int(version), 0) + 1
-        sums = [sum(pending[number::NUMBERS]) for number in range(1, NUMBERS)]
-        for number, value in enumerate(_distributed(*sums)):
-            self._sums[number] += value
-        self._newest.extend(pending)
-        del self._newest[: -NUMBERS * RESERVOIR_SIZE]
-        pending.clear()
+    def _sort_in(self) -> None:
+        at_once_versions, at_once_sums = self._at_once.take()
+        waited_versions, waited_sums = self._waited.take()
+        self._versions.update(at_once_versions)
+        self._versions.update(waited_versions)
+        for sums in (_as_waited(*at_once_sums), waited_sums):
+            for number, value in enumerate(_distributed(*sums)):
+                self._sums[number] += value
 
     def samples(self, number: int) -> tuple[int, float, Sequence[float]]:
         """The count, the sum and the newest values of the distribution of this number in `_DISTRIBUTIONS`."""
-        count = self.count
-        columns = (self._newest[column::NUMBERS] for column in range(1, NUMBERS))
-        newest = [max(_distributed(*request)[number], 0.0) for request in zip(*columns, strict=True)]
-        return count, self._sums[number], newest
+        requests = [*(_as_waited(*request) for request in self._at_once.requests()), *self._waited.requests()]
+        requests.sort(key=_SENT_S)
+        values = [max(_distributed(*request)[number], 0.0) for request in requests[-RESERVOIR_SIZE:]]
+        return self.count, self._sums[number], values
+
+
+_SENT_S = itemgetter(8)
+
+
+def _as_waited(version: float, request_bytes: float, received_s: float, ready_s: float) -> tuple[float, ...]:
+    """All numbers of a request that started as it arrived, held the loop until its response was ready, and whose
+    response the socket took at once; or their sums from the sums of these."""
+    return (version, request_bytes, received_s, received_s, 0, received_s, ready_s, ready_s, ready_s, 0)
 
 
 def _distributed(
+    _version: float,
     request_bytes: float,
     received_s: float,
     started_s: float,
-    held_s: float,
+    spent_s: float,
+    began_s: float,
     ready_s: float,
     left_s: float,
     sent_s: float,
@@ -122,6 +193,7 @@ def _distributed(
 ) -> tuple[float, ...]:
     """The values for `_DISTRIBUTIONS` of one request, or the sums of many from the sums of their numbers. A difference
     may be less than 0 by a rounding error."""
+    held_s = spent_s + ready_s - began_s
     return (
         request_bytes,
         1000 * (started_s - received_s),
@@ -134,67 +206,22 @@ def _distributed(
     )
 
 
-class MeasuredRequest(Stopwatch):
-    """The stopwatch of one request, until its response has been sent. `statistics` is where it counts."""
-
-    __slots__ = ("_version", "statistics")
-
-    def __init__(self, clock_s: Callable[[], float], statistics: ApiStatistics, version: int) -> None:
-        # Not through `super`, which costs as much again.
-        self._clock_s = clock_s
-        self._spent_s = self._taken_s = 0.0
-        self.started_s = self._began_s = clock_s()
-        self.statistics = statistics
-        self._version = version
-
-    def sent(
-        self,
-        request_bytes: int,
-        received_s: float,
-        ready_s: float,
-        left_s: float,
-        sent_s: float,
-        throttle_time_ms: int,
-    ) -> None:
-        """The request of this size arrived, and its response was ready, left and was taken by the socket at these
-        readings of the stopwatch's clock."""
-        began_s = self._began_s
-        held_s = self._spent_s if began_s is None else self._spent_s + ready_s - began_s
-        statistics = self.statistics
-        pending = statistics.pending
-        pending += (
-            self._version,
-            request_bytes,
-            received_s,
-            self.started_s,
-            held_s,
-            ready_s,
-            left_s,
-            sent_s,
-            throttle_time_ms,
-        )
-        if len(pending) >= NUMBERS * TOGETHER:
-            statistics.sort_in()
-
-
-class RequestStatistics:
-    """The requests of a broker, by API. `follower_fetches` are counted apart from those of consumers."""
+class RequestStatistics(dict[ApiKey, ApiStatistics]):
+    """The requests of a broker, by API: those that are served and have been used. `follower_fetches` are counted apart
+    from those of consumers."""
 
     def __init__(self) -> None:
-        self._by_api: dict[ApiKey, ApiStatistics] = {}
-        self.follower_fetches = ApiStatistics()
+        super().__init__()
+        self.follower_fetches = ApiStatistics(ApiKey.FETCH)
 
-    def of(self, api_key: ApiKey) -> ApiStatistics:
-        """For a request of an API that is served; for a fetch, if it is a consumer's."""
-        found = self._by_api.get(api_key)
-        if found is None:
-            found = self._by_api[api_key] = ApiStatistics()
+    def __missing__(self, api_key: ApiKey) -> ApiStatistics:
+        self[api_key] = found = ApiStatistics(api_key)
         return found
 
     def _by_name(self) -> dict[str, list[ApiStatistics]]:
         """By the names in Kafka's metrics."""
-        names = {key.message_name: [found] for key, found in self._by_api.items()}
-        fetches = {FETCH_CONSUMER: [self.of(ApiKey.FETCH)], FETCH_FOLLOWER: [self.follower_fetches]}
+        names = {key.message_name: [found] for key, found in self.items()}
+        fetches = {FETCH_CONSUMER: [self[ApiKey.FETCH]], FETCH_FOLLOWER: [self.follower_fetches]}
         return {**names, **fetches, ApiKey.FETCH.message_name: [*fetches[FETCH_CONSUMER], *fetches[FETCH_FOLLOWER]]}
 
     def _distributions(self, number: int) -> Mapping[str, Distribution]:

@@ -37,6 +37,7 @@ from klamm.net.framing import FrameReader, ReceiveBuffer, SizeLimit
 from klamm.net.request_memory import SMALL_BYTES, Part, RequestMemory
 from klamm.net.request_queue import RequestQueue
 from klamm.net.response_memory import ResponseMemory
+from klamm.net.stopwatch import Stopwatch
 from klamm.tasks import OnFailure
 
 Buffers = Sequence[bytes | bytearray | memoryview]
@@ -91,20 +92,12 @@ class AnswerOnly(Generic[T]):
     answer: Callable[[], Coroutine[Any, Any, "T | AnswerOnly[T]"]]
 
 
-class Measurement(Protocol):
-    """Who wants to know how long a request takes."""
+class Measurements(Protocol):
+    """Who wants to know how long requests take."""
 
-    def sent(
-        self,
-        request_bytes: int,
-        received_s: float,
-        ready_s: float,
-        left_s: float,
-        sent_s: float,
-        throttle_time_ms: int,
-    ) -> None:
-        """The request of this size arrived, and its response was ready, left and was taken by the socket at these
-        readings of `SocketServer.work_clock_s`."""
+    def add(self, exchange: "Exchange", left_s: float, sent_s: float) -> None:
+        """The response of the exchange, which is over, left and was taken by the socket at these readings of
+        `SocketServer.work_clock_s`."""
 
 
 Answer = Response | AnswerOnly[Response]
@@ -124,14 +117,14 @@ class ServerLimits:
     queued_max_request_bytes: int = 256 * 1024 * 1024  # of all connections together; does not change
 
 
-class _Exchange:
-    """A request that has started and whose response has not left yet."""
+class Exchange(Stopwatch):
+    """A request that has started and whose response has not left yet; the stopwatch of its work."""
 
     __slots__ = (
         "holds",
         "is_abandoned",
         "is_answer_only",
-        "measurement",
+        "measurements",
         "memory",
         "pipelined",
         "ready_s",
@@ -139,13 +132,29 @@ class _Exchange:
         "response",
         "size_bytes",
         "task",
+        "version",
     )
 
-    def __init__(self, size_bytes: int, received_s: float, memory: Part, pipelined: bool) -> None:
+    def __init__(
+        self,
+        size_bytes: int,
+        clock_s: Callable[[], float],
+        received_s: float,
+        started_s: float,
+        memory: Part,
+        pipelined: bool,
+    ) -> None:
+        # Not through `super`, which costs as much again.
+        self._clock_s = clock_s
+        self.spent_s = 0.0
+        self.started_s = self.began_s = started_s
         self.size_bytes = size_bytes
-        # When it arrived, and when its response was ready, on the server's `work_clock_s`.
-        self.received_s = self.ready_s = received_s
-        self.measurement: Measurement | None = None
+        # When it arrived on the server's `work_clock_s`, and when its response was ready.
+        self.received_s = received_s
+        self.ready_s: float
+        # Who is told when the response has been sent, and the version of the request.
+        self.measurements: Measurements | None = None
+        self.version = 0
         # Where its bytes count until they are free.
         self.memory: Part | None = memory
         self.pipelined = pipelined
@@ -182,11 +191,15 @@ class ServerConnection(FrameReader):
         self._request_queue = server.request_queue
         # How many of those that wait are counted there.
         self._queued = 0
-        self._exchanges: deque[_Exchange] = deque()
+        # For `dispatch`: the request that starts.
+        self.exchange: Exchange
+        self._exchanges: deque[Exchange] = deque()
         # Those that are answered but whose responses the socket has not taken: when each has left.
-        self._unsent: list[tuple[_Exchange, float]] = []
+        self._unsent: list[tuple[Exchange, float]] = []
         self._held_bytes = 0
         self._small_requests = server.request_memory.small
+        self._traffic = server.traffic
+        self._work_clock_s = server.work_clock_s
         # Where the incomplete frame counts, if it is a large one; what it takes at first, while it waits for its turn;
         # and whether it waits for memory.
         self._receiving: Part | None = None
@@ -245,7 +258,7 @@ class ServerConnection(FrameReader):
         self._start_requests()
         self._adjust_reading()
 
-    def _abandon(self, exchange: _Exchange, task: "asyncio.Task[None]") -> None:
+    def _abandon(self, exchange: Exchange, task: "asyncio.Task[None]") -> None:
         if exchange.is_answer_only:
             task.cancel()
         elif exchange.response is None:
@@ -306,15 +319,16 @@ class ServerConnection(FrameReader):
             self._receiving = None
         else:
             self._small_requests.held_bytes += len(frame)
-        traffic = self._server.traffic
+        traffic = self._traffic
         traffic.requests += 1
         traffic.bytes_in += len(frame) + SIZE_FIELD_BYTES
-        self._waiting.append((frame, self._server.work_clock_s()))
+        received_s = self._work_clock_s()
+        self._waiting.append((frame, received_s))
         if self._server.stopping:
             self._drop_waiting()
             return  # The server is stopping. A client without an answer sends the request again, to another broker.
         self._held_bytes += len(frame)
-        self._start_requests()
+        self._start_requests(received_s)
         self._adjust_reading()
 
     def frame_error(self, reason: str) -> None:
@@ -332,9 +346,10 @@ class ServerConnection(FrameReader):
         self._writable = True
         self._server.response_memory.taken(self)
         if self._unsent:
-            now_s = self._server.work_clock_s()
+            now_s = self._work_clock_s()
             for exchange, left_s in self._unsent:
-                _sent(exchange, left_s, now_s)
+                assert exchange.measurements is not None
+                exchange.measurements.add(exchange, left_s, now_s)
             self._unsent.clear()
         self._start_requests()
         self._adjust_reading()
@@ -384,10 +399,6 @@ class ServerConnection(FrameReader):
             self._started = REQUESTS_PER_SLICE
             asyncio.get_running_loop().call_soon(self._next_slice)
 
-    def measured_by(self, measurement: Measurement) -> None:
-        """For `dispatch`: tells `measurement` when the response to the current request has been sent."""
-        self._exchanges[-1].measurement = measurement
-
     def has_read(self, size_bytes: int) -> None:
         """Counts the bytes read for the response to the current request."""
         self._server.response_memory.read(self, size_bytes)
@@ -418,15 +429,22 @@ class ServerConnection(FrameReader):
         """Whether no request is pending, so that closing the connection loses nothing."""
         return not self._exchanges and not self._waiting
 
-    def _start_requests(self) -> None:
+    def _start_requests(self, now_s: float | None = None) -> None:
         while self._waiting and self._may_start(self._waiting[0][0]):
             if self._started == REQUESTS_PER_SLICE - 1:
                 self.end_slice()
             else:
                 self._started += 1
             frame, received_s = self._waiting.popleft()
-            exchange = _Exchange(len(frame), received_s, self._memory_of(frame), self._server.is_pipelined(frame))
+            clock_s = self._work_clock_s
+            # A request that starts as it arrives needs the clock once.
+            started_s = clock_s() if now_s is None else now_s
+            now_s = None
+            exchange = Exchange(
+                len(frame), clock_s, received_s, started_s, self._memory_of(frame), self._server.is_pipelined(frame)
+            )
             self._exchanges.append(exchange)
+            self.exchange = exchange
             try:
                 answer = self._server.dispatch(self, frame)
             except InvalidRequest as error:
@@ -459,7 +477,7 @@ class ServerConnection(FrameReader):
         self._start_requests()
         self._adjust_reading()
 
-    async def _answer(self, exchange: _Exchange, answer: AnswerOnly[Response] | Awaitable[Answer]) -> None:
+    async def _answer(self, exchange: Exchange, answer: AnswerOnly[Response] | Awaitable[Answer]) -> None:
         try:
             result = await (answer.answer() if isinstance(answer, AnswerOnly) else answer)
             while isinstance(result, AnswerOnly) and not exchange.is_abandoned:
@@ -475,9 +493,9 @@ class ServerConnection(FrameReader):
         except Exception as error:
             self._server.on_failure(error)
 
-    def _answered(self, exchange: _Exchange, response: Response) -> None:
+    def _answered(self, exchange: Exchange, response: Response) -> None:
         exchange.response = response
-        exchange.ready_s = now_s = self._server.work_clock_s()
+        exchange.ready_s = now_s = self._work_clock_s()
         exchanges = self._exchanges
         while exchanges and (ready := exchanges[0].response) is not None:
             answered = exchanges.popleft()
@@ -485,16 +503,16 @@ class ServerConnection(FrameReader):
             answered.free()
             if ready.buffers is not None and not self.transport.is_closing():
                 self.transport.writelines(ready.buffers)
-                traffic = self._server.traffic
+                traffic = self._traffic
                 traffic.responses += 1
-                for buffer in ready.buffers:
-                    traffic.bytes_out += len(buffer)
+                buffers = ready.buffers
+                traffic.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
                 if not self._writable:
                     self._server.response_memory.untaken(self, sum(map(len, ready.buffers)))
             self._server.response_memory.handed_over(self)
-            if answered.measurement is not None:
+            if answered.measurements is not None:
                 if self._writable:
-                    _sent(answered, now_s, now_s)
+                    answered.measurements.add(answered, now_s, now_s)
                 else:
                     self._unsent.append((answered, now_s))
             if ready.throttle_time_ms > 0:
@@ -565,18 +583,6 @@ class ServerConnection(FrameReader):
         self._drop_waiting()
         if self.idle:
             self.transport.close()
-
-
-def _sent(exchange: _Exchange, left_s: float, now_s: float) -> None:
-    assert exchange.measurement is not None and exchange.response is not None
-    exchange.measurement.sent(
-        exchange.size_bytes,
-        exchange.received_s,
-        exchange.ready_s,
-        left_s,
-        now_s,
-        exchange.response.throttle_time_ms,
-    )
 
 
 class Traffic:

@@ -50,7 +50,6 @@ __all__ = [
     "RequestHeader",
     "Steps",
     "UnencodableMessage",
-    "count_errors",
     "count_errors_steps",
     "decode_request",
     "decode_response",
@@ -58,6 +57,7 @@ __all__ = [
     "encode_request_body_steps",
     "encode_response",
     "encode_response_steps",
+    "error_counter",
     "load_all",
     "parse_request_header",
     "request_class",
@@ -221,14 +221,6 @@ def _response_encoder_in_steps(api_key: ApiKey, version: int) -> compiler.Encode
 
 
 @cache
-def _error_counter(api_key: ApiKey) -> compiler.ErrorCounter:
-    own = HAND_WRITTEN.get(api_key)
-    if own is None:
-        return compiler.compile_error_counter(response_class(api_key))
-    return lambda message, counts: in_one_go(own.count_errors_steps(message, counts))
-
-
-@cache
 def _error_counter_in_steps(api_key: ApiKey) -> compiler.ErrorCounterInSteps:
     own = HAND_WRITTEN.get(api_key)
     if own is None:
@@ -331,13 +323,18 @@ def encode_response_steps(
     return None if steps is None else _response_steps(api_key, version, correlation_id, steps)
 
 
-def count_errors(api_key: ApiKey, message: Any, counts: dict[int, int]) -> None:
-    """Adds how often each error code is in a response to `counts`; a response without any counts as 0."""
-    _error_counter(api_key)(message, counts)
+@cache
+def error_counter(api_key: ApiKey) -> compiler.ErrorCounter:
+    """A function (response, counts) that adds how often each error code is in a response to `counts`; a response
+    without any counts as 0."""
+    own = HAND_WRITTEN.get(api_key)
+    if own is None:
+        return compiler.compile_error_counter(response_class(api_key))
+    return lambda message, counts: in_one_go(own.count_errors_steps(message, counts))
 
 
 def count_errors_steps(api_key: ApiKey, message: Any, counts: dict[int, int]) -> Steps[None]:
-    """As `count_errors`, in steps."""
+    """As the function of `error_counter`, in steps."""
     return _error_counter_in_steps(api_key)(message, counts)
 
 

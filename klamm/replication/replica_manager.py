@@ -325,11 +325,10 @@ class ReplicaManager:
             return ProduceResult(error.code, log_start_offset=start, error_message=error.message or None)
         counts = target.topic_counts
         counts.produce_requests += 1
-        record_count = info.last_offset - info.first_offset + 1
-        counts.messages_in += record_count
+        counts.messages_in += info.last_offset - info.first_offset + 1
         counts.bytes_in += len(records)
         if info.is_converted:
-            counts.produce_conversions += record_count
+            counts.produce_conversions += info.last_offset - info.first_offset + 1
         if not info.duplicate:
             self.follower_fetch_purgatory.check(target.topic_partition)
         return ProduceResult(

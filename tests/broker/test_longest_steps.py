@@ -28,6 +28,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.schema import Field, Struct, fields_of
 from klamm.simulation.small_slices import small_slices
+from support.exchanges import exchange
 from support.group_wire import find_coordinator
 from support.one_broker import Client, batch, running, until
 from support.opcodes import Steps, counted_steps
@@ -133,7 +134,7 @@ def compile_codecs(key: ApiKey) -> None:
     messages._request_decoder_in_steps(key, version)
     messages._response_encoder(key, version)
     messages._response_encoder_in_steps(key, version)
-    messages._error_counter(key)
+    messages.error_counter(key)
     messages._error_counter_in_steps(key)
     compiler.is_large(filled(messages.response_class(key), version, ()))
 
@@ -252,7 +253,7 @@ def steps_of_refusal(key: ApiKey, path: tuple[str, ...]) -> Steps:
         peer_host="1.2.3.4",
         hold_followers=lambda: nothing,
         frame_release=lambda: nothing,
-        measured_by=lambda measurement: None,
+        exchange=exchange(),
     )
     dispatcher, frame, steps = Dispatcher(services), bytearray(frame_of(key, path)[4:]), Steps()
     with steps.step():

@@ -2,14 +2,16 @@
 
 from pathlib import Path
 
-from klamm.broker.request_metrics import TOGETHER, ApiStatistics, MeasuredRequest, RequestStatistics
+from klamm.broker.request_metrics import TOGETHER, ApiStatistics, RequestStatistics
 from klamm.metrics import RESERVOIR_SIZE, Metrics
+from klamm.net.server import Response
 from klamm.protocol import messages
 from klamm.protocol.apis.api_versions import ApiVersionsRequest
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse, LeaderAndIsrTopicErrors
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import in_one_go
 from klamm.protocol.stop_replica import StopReplicaResponse
+from support.exchanges import exchange
 from support.fetch_messages import fetch_request, to_fetch
 from support.metrics import Values
 from support.one_broker import OneBroker, batch, running
@@ -35,10 +37,21 @@ def request_of(
 ) -> None:
     """`times_s`: when it arrives, starts, and no longer holds the loop, and is ready, leaves and is sent."""
     received_s, started_s, held_until_s, ready_s, left_s, sent_s = times_s or (0.0,) * 6
-    clock = iter((started_s, held_until_s))
-    request = MeasuredRequest(lambda: next(clock), statistics, version)
+    request = exchange(size_bytes, lambda: held_until_s, received_s, started_s)
+    request.version = version
+    request.response = Response([b""], throttle_time_ms)
     request.pause()
-    request.sent(size_bytes, received_s, ready_s, left_s, sent_s, throttle_time_ms)
+    request.ready_s = ready_s
+    statistics.add(request, left_s, sent_s)
+
+
+def answered_at_once(statistics: ApiStatistics, size_bytes: int, received_s: float, ready_s: float) -> None:
+    """A request that waits for nothing."""
+    request = exchange(size_bytes, lambda: received_s, received_s, received_s)
+    request.version = 9
+    request.response = Response([b""])
+    request.ready_s = ready_s
+    statistics.add(request, ready_s, ready_s)
 
 
 def distribution(found: Values, name: str, request: str) -> tuple[float, float, float]:
@@ -50,7 +63,7 @@ def distribution(found: Values, name: str, request: str) -> tuple[float, float, 
 
 def test_times_are_what_lies_between_the_readings_of_the_clock() -> None:
     statistics = RequestStatistics()
-    request_of(statistics.of(ApiKey.PRODUCE), 100, 1.0, 2.0, 5.0, 9.0, 13.0, 18.0, throttle_time_ms=7)
+    request_of(statistics[ApiKey.PRODUCE], 100, 1.0, 2.0, 5.0, 9.0, 13.0, 18.0, throttle_time_ms=7)
     found = shown(statistics)
     assert {
         name: distribution(found, name, "Produce")
@@ -72,7 +85,7 @@ def test_times_are_what_lies_between_the_readings_of_the_clock() -> None:
 
 
 def test_quantiles_are_of_the_newest_requests_and_sums_of_all() -> None:
-    statistics = ApiStatistics()
+    statistics = ApiStatistics(ApiKey.PRODUCE)
     for size in range(3 * RESERVOIR_SIZE + TOGETHER // 2):
         request_of(statistics, size)
     count, total, newest = statistics.samples(0)
@@ -80,9 +93,31 @@ def test_quantiles_are_of_the_newest_requests_and_sums_of_all() -> None:
     assert list(newest) == list(range(size + 1 - RESERVOIR_SIZE, size + 1))
 
 
+def test_requests_that_waited_and_others_are_counted_together() -> None:
+    statistics = RequestStatistics()
+    produces = statistics[ApiKey.PRODUCE]
+    for number in range(1, RESERVOIR_SIZE + TOGETHER):
+        answered_at_once(produces, 10, 2.0 * number, 2.0 * number + 0.5)
+        if number % 4 == 0:
+            request_of(produces, 20, *(2.0 * number + second for second in (0.0, 0.0, 0.25, 0.5, 1.0, 1.0)))
+        if number % 1_000 == 0:
+            assert produces.versions == {9: number * 5 // 4}
+    found = shown(statistics)
+    waited = number // 4
+    assert distribution(found, "requestbytes", "Produce") == (number + waited, 10 * number + 20 * waited, 10)
+    assert distribution(found, "localtimems", "Produce") == (number + waited, 500 * number + 250 * waited, 500)
+    assert distribution(found, "totaltimems", "Produce") == (number + waited, 500 * number + 1000 * waited, 500)
+    # The newest are those of both kinds that were sent last.
+    sizes = list(produces.samples(0)[2])
+    assert len(sizes) == RESERVOIR_SIZE
+    assert sizes.count(20) == len(
+        [count for count in range(number * 5 // 4 - RESERVOIR_SIZE, number * 5 // 4) if count % 5 == 4]
+    )
+
+
 def test_fetches_of_followers_and_consumers_are_apart_and_together() -> None:
     statistics = RequestStatistics()
-    request_of(statistics.of(ApiKey.FETCH), 10, version=11)
+    request_of(statistics[ApiKey.FETCH], 10, version=11)
     for _ in range(2):
         request_of(statistics.follower_fetches, 30, version=12)
     statistics.follower_fetches.errors[3] = 1
@@ -96,8 +131,8 @@ def test_fetches_of_followers_and_consumers_are_apart_and_together() -> None:
 def test_the_error_codes_of_controllers_requests_are_counted() -> None:
     counts: dict[int, int] = {}
     topics = [LeaderAndIsrTopicErrors("t", None, [(0, 0), (1, 56)])]
-    messages.count_errors(ApiKey.LEADER_AND_ISR, LeaderAndIsrResponse(0, topics), counts)
-    messages.count_errors(ApiKey.STOP_REPLICA, StopReplicaResponse(11, {"t": [(0, 56)]}), counts)
+    messages.error_counter(ApiKey.LEADER_AND_ISR)(LeaderAndIsrResponse(0, topics), counts)
+    messages.error_counter(ApiKey.STOP_REPLICA)(StopReplicaResponse(11, {"t": [(0, 56)]}), counts)
     assert counts == {0: 2, 11: 1, 56: 2}
 
 
@@ -108,7 +143,7 @@ def test_counting_in_steps_counts_the_same() -> None:
     response = response_class(responses=[topic(name="t", partition_responses=partitions)])
     at_once: dict[int, int] = {}
     in_steps: dict[int, int] = {}
-    messages.count_errors(ApiKey.PRODUCE, response, at_once)
+    messages.error_counter(ApiKey.PRODUCE)(response, at_once)
     in_one_go(messages.count_errors_steps(ApiKey.PRODUCE, response, in_steps))
     assert at_once == in_steps == {0: 6667, 1: 6667, 2: 6666}
 

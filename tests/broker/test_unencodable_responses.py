@@ -30,6 +30,7 @@ from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
 from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
 from klamm.protocol.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID
+from support.exchanges import exchange
 from support.fetch_messages import fetch_response
 from support.one_broker import running
 from support.quotas import client_quotas
@@ -96,7 +97,7 @@ def dispatch(key: ApiKey, version: int, response: Any, quotas: ClientQuotas | No
     frame = b"".join(map(bytes, messages.encode_request(key, version, 1, "client", request)))
     api = replace(APIS[key], handle=lambda request: response)
     services: Any = SimpleNamespace(apis={key: api}, quotas=quotas or client_quotas())
-    connection: Any = SimpleNamespace(peer_host="1.2.3.4", measured_by=lambda measurement: None)
+    connection: Any = SimpleNamespace(peer_host="1.2.3.4", exchange=exchange(clock_s=count(1).__next__))
     return Dispatcher(services).dispatch(connection, bytearray(frame[4:]))
 
 
@@ -201,7 +202,7 @@ async def test_a_broker_survives_a_response_that_cannot_be_encoded(tmp_path: Pat
 
 def throttling_all() -> ClientQuotas:
     """Quotas by which no client has any time for its requests."""
-    quotas = client_quotas(work_clock_s=count().__next__)
+    quotas = client_quotas()
     quotas.configure(QuotaEntity("", None), {"request_percentage": 0})
     return quotas
 

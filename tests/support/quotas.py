@@ -6,9 +6,7 @@ from klamm.broker.quotas.client_quotas import ClientQuotas
 from klamm.config.broker import BrokerConfig
 
 
-def client_quotas(
-    clock_ms: Callable[[], float] = lambda: 0.0, work_clock_s: Callable[[], float] = lambda: 0.0, **properties: str
-) -> ClientQuotas:
+def client_quotas(clock_ms: Callable[[], float] = lambda: 0.0, **properties: str) -> ClientQuotas:
     """The quotas of a broker with these properties; none is set."""
     named = {key.replace("_", "."): value for key, value in properties.items()}
-    return ClientQuotas(BrokerConfig.from_properties({"zookeeper.connect": "zk", **named}), clock_ms, work_clock_s)
+    return ClientQuotas(BrokerConfig.from_properties({"zookeeper.connect": "zk", **named}), clock_ms)

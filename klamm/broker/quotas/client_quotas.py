@@ -34,11 +34,10 @@ Values = Callable[[float], Iterator[tuple[QuotaTags, float]]]
 
 
 class ClientQuotas:
-    """`clock_ms` is the loop's clock; `work_clock_s` measures how long work takes."""
+    """`clock_ms` is the loop's clock."""
 
-    def __init__(self, config: BrokerConfig, clock_ms: Callable[[], float], work_clock_s: Callable[[], float]) -> None:
+    def __init__(self, config: BrokerConfig, clock_ms: Callable[[], float]) -> None:
         self.clock_ms = clock_ms
-        self.work_clock_s = work_clock_s
         samples, window_ms = config.quota_window_num, config.quota_window_size_seconds * 1000
         self.produce = RateQuota(
             samples=samples, window_ms=window_ms, default=_unless_unlimited(config.quota_producer_default)

@@ -12,67 +12,12 @@ What must stay true:
 Source: kafka.server.KafkaApis, kafka.server.RequestHandlerHelper.
 """
 
-from collections.abc import Callable, Coroutine, Generator
-from types import coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from klamm.broker.quotas.client_quotas import ClientQuotas
 from klamm.broker.quotas.mutation_quota import UNBOUNDED_MUTATIONS, Mutations
 from klamm.broker.quotas.sensors import ClientQuota
-
-T = TypeVar("T")
-
-
-class Stopwatch:
-    """How long the work for a request has held the loop. It runs when it is made."""
-
-    __slots__ = ("_began_s", "_clock_s", "_spent_s", "_taken_s", "started_s")
-
-    def __init__(self, clock_s: Callable[[], float]) -> None:
-        self._clock_s = clock_s
-        self._spent_s = 0.0
-        self._taken_s = 0.0
-        self.started_s = clock_s()
-        self._began_s: float | None = self.started_s
-
-    def pause(self) -> None:
-        """Idempotent."""
-        if self._began_s is not None:
-            self._spent_s += self._clock_s() - self._began_s
-            self._began_s = None
-
-    def resume(self) -> None:
-        self.pause()
-        self._began_s = self._clock_s()
-
-    def take_s(self) -> float:
-        """The seconds since the last call. The watch runs afterwards."""
-        self.resume()
-        spent_s = self._spent_s - self._taken_s
-        self._taken_s = self._spent_s
-        return spent_s
-
-    @coroutine
-    def measured(self, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-        """Runs the work; the watch, which is paused, runs with each of its steps."""
-        sent: Any = None
-        thrown: BaseException | None = None
-        while True:
-            self.resume()
-            try:
-                waits_for = work.send(sent) if thrown is None else work.throw(thrown)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            finally:
-                self.pause()
-            try:
-                sent, thrown = (yield waits_for), None
-            except GeneratorExit:
-                work.close()
-                raise
-            except BaseException as error:
-                thrown = error
+from klamm.net.stopwatch import Stopwatch
 
 
 class RequestQuota:
@@ -84,6 +29,7 @@ class RequestQuota:
         "_is_decided",
         "_is_exempt",
         "_quotas",
+        "_taken_s",
         "_user",
         "stopwatch",
         "throttle_time_ms",
@@ -96,6 +42,8 @@ class RequestQuota:
         self.stopwatch = stopwatch
         self._changes = UNBOUNDED_MUTATIONS
         self.throttle_time_ms = 0
+        # Of the stopwatch's time, what was recorded.
+        self._taken_s = 0.0
         self._is_decided = self._is_exempt = False
 
     # -- for handlers -------------------------------------------------------------------------------------------------
@@ -174,5 +122,9 @@ class RequestQuota:
             longest.throttled(self._user, self._client_id, self.throttle_time_ms, self._quotas.clock_ms())
 
     def _percent(self) -> float:
+        """Of a second, since the last call. The watch runs afterwards."""
         assert self.stopwatch is not None
-        return self.stopwatch.take_s() * 100
+        self.stopwatch.resume()
+        spent_s = self.stopwatch.spent_s - self._taken_s
+        self._taken_s = self.stopwatch.spent_s
+        return spent_s * 100
