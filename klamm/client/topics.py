@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from klamm.client.cluster import ClusterClient, TopicMetadata
+from klamm.client.cluster import ClusterClient, ClusterMetadata, TopicMetadata
 from klamm.client.fan_out import ANSWER_MARGIN_MS, ask_controller, error_of
 from klamm.net.client import Connection
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest
@@ -148,8 +148,15 @@ async def describe_topics(
     wanted = None if names is None else list(dict.fromkeys(names))
     if wanted == []:
         return {}
-    topics = (await client.refresh_metadata(wanted)).topics
-    return {name: _description(name, topics.get(name)) for name in (sorted(topics) if wanted is None else wanted)}
+    metadata = await client.refresh_metadata(wanted)
+    if wanted is None:
+        return described_topics(metadata)
+    return {name: _description(name, metadata.topics.get(name)) for name in wanted}
+
+
+def described_topics(metadata: ClusterMetadata) -> dict[str, TopicMetadata | KafkaError]:
+    """As `describe_topics`, from metadata that a client has."""
+    return {name: _description(name, topic) for name, topic in sorted(metadata.topics.items())}
 
 
 def _description(name: str, topic: TopicMetadata | None) -> TopicMetadata | KafkaError:

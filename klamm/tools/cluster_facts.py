@@ -99,15 +99,16 @@ class ClusterFacts:
         return {key: each for key, each in self.view.partitions.items() if broker_id in each.replicas}
 
 
-async def read_facts(client: "ClusterClient") -> ClusterFacts:
-    """One look. Raises ClientError when no broker answers.
+async def read_facts(client: "ClusterClient", view: ClusterView | None = None) -> ClusterFacts:
+    """One look; `view` is of the client's metadata, if the caller has just asked for them. Raises ClientError when no
+    broker answers.
 
     All brokers, the controller and the configs of topics are asked at the same time, so that one broker that hangs
     costs the time of one request.
     """
     import asyncio
 
-    view = await read_cluster(client, reassignments={})
+    view = view or await read_cluster(client, reassignments={})
     (moving, controller_error), (brokers, forbidden), (min_isr, throttled, topics_error) = await asyncio.gather(
         _list_reassignments(client), _read_brokers(client, view), _read_topics(client, sorted(view.of_topics()))
     )

@@ -12,7 +12,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 
 if TYPE_CHECKING:
-    from klamm.client.cluster import ClusterClient, TopicMetadata
+    from klamm.client.cluster import ClusterClient, ClusterMetadata, TopicMetadata
     from klamm.client.reassignments import PartitionReassignment
     from klamm.znodes.store import KafkaZooKeeper
 
@@ -111,7 +111,7 @@ async def read_cluster(
     names = None if topics is None else list(topics)
     if names == []:
         await client.refresh_metadata([])
-    view = _view(client, await describe_topics(client, names))
+    view = _view(client.metadata, await describe_topics(client, names))
     # Clusters older than Kafka 2.4 do not list reassignments; the tools do not serve them.
     try:
         moving = await list_partition_reassignments(client) if reassignments is None else reassignments
@@ -122,7 +122,14 @@ async def read_cluster(
     return view.with_reassignments(moving)
 
 
-def _view(client: "ClusterClient", described: "Mapping[str, TopicMetadata | KafkaError]") -> ClusterView:
+def view_of(metadata: "ClusterMetadata") -> ClusterView:
+    """The view of all topics in the metadata, without reassignments. Raises KafkaError as `read_cluster`."""
+    from klamm.client.topics import described_topics
+
+    return _view(metadata, described_topics(metadata))
+
+
+def _view(metadata: "ClusterMetadata", described: "Mapping[str, TopicMetadata | KafkaError]") -> ClusterView:
     partitions, topic_ids = {}, {}
     for name, topic in sorted(described.items()):
         if isinstance(topic, KafkaError):
@@ -139,7 +146,6 @@ def _view(client: "ClusterClient", described: "Mapping[str, TopicMetadata | Kafk
                 tuple(each.isr),
                 offline=tuple(each.offline_replicas),
             )
-    metadata = client.metadata
     brokers = {
         broker_id: BrokerView(broker_id, address, metadata.racks.get(broker_id))
         for broker_id, address in sorted(metadata.brokers.items())

@@ -56,7 +56,16 @@ class Finding:
 
 def diagnose(facts: ClusterFacts, controller: Mapping[str, Any] | None = None) -> list[Finding]:
     """The findings, the worst first. `controller` is the status of a klamm controller, if it could be asked."""
-    return [
+    return with_controller(diagnose_facts(facts), controller)
+
+
+FactFindings = tuple[list[Finding], list[Finding]]
+"""The findings that are worse than those about the controller's work, and the others."""
+
+
+def diagnose_facts(facts: ClusterFacts) -> FactFindings:
+    """The findings that need no status of the controller. Looks at each partition some times."""
+    worse = [
         *_no_controller(facts),
         *_offline(facts),
         *_under_min_isr(facts),
@@ -65,7 +74,8 @@ def diagnose(facts: ClusterFacts, controller: Mapping[str, Any] | None = None) -
         *_log_dirs(facts),
         *_under_replicated(facts),
         *_unread_topics(facts),
-        *_controller_work(controller),
+    ]
+    others = [
         *_reassignments(facts),
         *_throttles(facts),
         *_imbalance(facts),
@@ -73,6 +83,13 @@ def diagnose(facts: ClusterFacts, controller: Mapping[str, Any] | None = None) -
         *_versions(facts),
         *_forbidden(facts),
     ]
+    return worse, others
+
+
+def with_controller(found: FactFindings, controller: Mapping[str, Any] | None) -> list[Finding]:
+    """All findings, the worst first."""
+    worse, others = found
+    return [*worse, *_controller_work(controller), *others]
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool:

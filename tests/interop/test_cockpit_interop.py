@@ -19,13 +19,15 @@ def look(bootstrap: str) -> tuple[Mapping[str, Any], PartitionMap]:
     """The document Now and the map of partitions."""
 
     async def run() -> tuple[Mapping[str, Any], PartitionMap]:
+        faults: list[BaseException] = []
         cluster = await open_cluster(
-            make_client(command_options(bootstrap, None), SystemEnvironment().random), zookeeper=None
+            make_client(command_options(bootstrap, None), SystemEnvironment().random), None, faults.append
         )
         try:
             return await cluster.now(), await cluster.map()
         finally:
             await cluster.close()
+            assert faults == []
 
     return asyncio.run(run())
 

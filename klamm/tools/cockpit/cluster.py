@@ -10,9 +10,14 @@
 | groups        | the protocol                                          | 5 s, and 5 % of the time                   |
 | records       | klamm's controller: /controller/events?follow         | as they come                               |
 
+The facts are made of the metadata that the map's reading has got: the cluster is asked once for both.
+
 What must stay true:
 - Nothing is read while no page is open, and not more with many pages than with one.
 - What cannot be read is null in the document, with the reason. A broker that does not answer delays no other reading.
+- What brokers answer is checked (checked.py). So an exception of a task is a fault of this program: `on_failure` gets
+  it, and ends the process.
+- Clocks of different machines are not compared.
 """
 
 import asyncio
@@ -26,11 +31,13 @@ import orjson
 
 from klamm.processes.errors import ToolError
 from klamm.slices import in_slices
-from klamm.tools.cluster_facts import ClusterFacts, read_facts
-from klamm.tools.cockpit.controller_records import is_record
-from klamm.tools.cockpit.document import Read, Registrations, kind_of, now_document
+from klamm.tasks import OnFailure, start_task
+from klamm.tools.cluster_facts import read_facts
+from klamm.tools.cluster_view import view_of
+from klamm.tools.cockpit.checked import numbers_of, record_of, status_of
+from klamm.tools.cockpit.document import Digest, Read, Registrations, digested, kind_of, now_document
 from klamm.tools.cockpit.group_lags import read_groups
-from klamm.tools.cockpit.http_reading import NotKlamm, read_answer, read_lines
+from klamm.tools.cockpit.http_reading import read_answer, read_lines
 from klamm.tools.cockpit.partitions import PartitionMap, PartitionState
 from klamm.tools.cockpit.readings import LARGE_SHARE, Reading
 from klamm.tools.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
@@ -49,6 +56,8 @@ HTTP_TIMEOUT_S: Final = 2.0
 SILENCE_S: Final = 10.0
 # How long the first page waits for the first values.
 FIRST_LOOK_S: Final = 3.0
+# How long the connections may take to close at the end.
+CLOSE_TIMEOUT_S: Final = 0.5
 KEPT_RECORDS: Final = 20_000
 KEPT_STATES: Final = 300
 # Of a burst the page gets the newest ones; the map has the effect of all.
@@ -56,12 +65,15 @@ RECORDS_PER_EVENT: Final = 1_000
 
 
 class LiveCluster:
-    """Reads the cluster of a client. `zookeeper` is its connect string; None asks a broker for it."""
+    """Reads the cluster of a client. `zookeeper` is its connect string; None asks a broker for it. `on_failure` gets
+    the faults of the program in the tasks that read."""
 
-    def __init__(self, client: "ClusterClient", zookeeper: str | None = None) -> None:
+    def __init__(self, client: "ClusterClient", zookeeper: str | None, on_failure: OnFailure) -> None:
         self._client = client
         # Slow answers must not hold up quick ones, and a broker answers the requests of a connection in order.
         self._slow_client = client.another()
+        self._slow_client.metadata = client.metadata
+        self._on_failure = on_failure
         self._connect = zookeeper
         self._opened: AsyncExitStack | None = None
         self._znodes: KafkaZooKeeper | None = None
@@ -75,6 +87,7 @@ class LiveCluster:
         self._groups = Reading(lambda: read_groups(self._slow_client), SLOW_EVERY_S, LARGE_SHARE)
         self._last_totals: dict[int, tuple[int, Mapping[str, float | None]]] = {}
         self._states: deque[tuple[int, str]] = deque(maxlen=KEPT_STATES)
+        self._cluster_id: str | None = None
         self._last_record = (-1, -1)
         self.records: deque[Mapping[str, Any]] = deque(maxlen=KEPT_RECORDS)
         """The controller's newest records, as /controller/events has them, while a page was open."""
@@ -103,7 +116,7 @@ class LiveCluster:
 
     async def _renew(self, *readings: Reading[Any]) -> None:
         """Waits for the readings only for so long; they continue by themselves."""
-        renewals = [asyncio.ensure_future(each.renew()) for each in readings]
+        renewals = [start_task(each.renew(), self._on_failure) for each in readings]
         await asyncio.wait(renewals, timeout=FIRST_LOOK_S)
 
     def followed(self) -> Sequence[Mapping[str, Any]] | None:
@@ -114,8 +127,8 @@ class LiveCluster:
         self._subscriptions[subscription] = None
         if not self._tasks:
             readings = (self._registrations, self._status, self._numbers, self._partitions, self._facts, self._groups)
-            self._tasks = [asyncio.create_task(each.keep()) for each in readings]
-            self._tasks += [asyncio.create_task(self._keep_publishing()), asyncio.create_task(self._keep_following())]
+            work = [*(each.keep() for each in readings), self._keep_publishing(), self._keep_following()]
+            self._tasks = [start_task(each, self._on_failure) for each in work]
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
@@ -132,9 +145,12 @@ class LiveCluster:
         for subscription in self._subscriptions:
             subscription.close()
         self._stop_reading()
-        await self._close_znodes()
-        await self._slow_client.close()
-        await self._client.close()
+        # The end of the process closes what a server that hangs does not let go of.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._slow_client.close()
+                await self._client.close()
+                await self._close_znodes()
 
     # -- publishing ---------------------------------------------------------------------------------------------
 
@@ -154,10 +170,11 @@ class LiveCluster:
             subscription.put(event, data)
 
     def _document(self) -> dict[str, Any]:
+        digest = self._facts.value
         return now_document(
             Read(
                 time.time_ns() // 1_000_000,
-                self._facts.value,
+                None if digest is None else digest.facts,
                 self._facts.why_not,
                 self._registrations.value,
                 self._registrations.why_not,
@@ -167,8 +184,12 @@ class LiveCluster:
                 self._groups.value,
                 self._groups.why_not,
                 tuple(self._states),
+                digest,
             )
         )
+
+    def _kind(self) -> str | None:
+        return None if self._facts.value is None else kind_of(self._facts.value.facts)
 
     # -- ZooKeeper ----------------------------------------------------------------------------------------------
 
@@ -210,7 +231,7 @@ class LiveCluster:
         """The controller, if it serves what klamm's does as far as is known."""
         found = self._registrations.value
         controller = None if found is None else found.controller
-        if controller is None or controller.port is None or kind_of(self._facts.value) != "klamm":
+        if controller is None or controller.port is None or self._kind() != "klamm":
             return None
         return controller
 
@@ -218,11 +239,11 @@ class LiveCluster:
         controller = self._controller()
         if controller is None or controller.port is None:
             raise ToolError("The controller serves no status.")
-        return _object(await read_answer(controller.host, controller.port, "/controller?brief", HTTP_TIMEOUT_S))
+        return status_of(await read_answer(controller.host, controller.port, "/controller?brief", HTTP_TIMEOUT_S))
 
     async def _look_at_numbers(self) -> Mapping[int, Mapping[str, Any]]:
         found = self._registrations.value
-        if found is None or kind_of(self._facts.value) != "klamm":
+        if found is None or self._kind() != "klamm":
             return {}
         asked = list(found.live)
         answers = await asyncio.gather(*(self._numbers_of(found.live[each]) for each in asked))
@@ -234,10 +255,10 @@ class LiveCluster:
         if registration.jmx_port <= 0:
             return {"why_not": "its klamm.metrics.port is -1"}
         try:
-            numbers = _object(await read_answer(host, registration.jmx_port, "/broker", HTTP_TIMEOUT_S))
-            totals, at_ms = numbers["totals"], numbers["time_ms"]
-        except (ToolError, KeyError) as error:
+            numbers = numbers_of(await read_answer(host, registration.jmx_port, "/broker", HTTP_TIMEOUT_S))
+        except ToolError as error:
             return {"why_not": str(error)}
+        totals, at_ms = numbers["totals"], numbers["time_ms"]
         before_ms, before = self._last_totals.get(registration.broker_id, (at_ms, {}))
         self._last_totals[registration.broker_id] = (at_ms, totals)
         return {**numbers, "why_not": None, **_rates(before, totals, at_ms - before_ms)}
@@ -245,24 +266,35 @@ class LiveCluster:
     async def _keep_following(self) -> None:
         """Follows the records of the present controller."""
         while True:
-            controller = self._controller()
-            if controller is not None and controller.port is not None:
+            address = self._followed_address()
+            if address is not None:
                 with suppress(ToolError):
-                    await self._follow(controller.host, controller.port)
+                    await self._follow(*address)
             await asyncio.sleep(PUBLISH_EVERY_S)
 
+    def _followed_address(self) -> tuple[str, int] | None:
+        controller = self._controller()
+        return None if controller is None or controller.port is None else (controller.host, controller.port)
+
     async def _follow(self, host: str, port: int) -> None:
-        old_before_ms = time.time_ns() // 1_000_000 - 1_000
+        """Takes all records. Pages get those that are new: at the first time those after what the controller had."""
+        is_new = self._last_record > (-1, -1)
         unpublished: deque[Mapping[str, Any]] = deque(maxlen=RECORDS_PER_EVENT)
         new, published_at_s = 0, 0.0
         loop = asyncio.get_running_loop()
         async for lines in read_lines(host, port, "/controller/events?follow", SILENCE_S):
+            if self._followed_address() != (host, port):
+                # It was the controller before, and would be followed without end.
+                return
             for line in lines:
-                record = _object(line)
-                if not self._take(record) or record["time_ms"] < old_before_ms:
-                    continue
-                unpublished.append(record)
-                new += 1
+                record = record_of(line)
+                if record["kind"] == "idle":
+                    is_new = True
+                elif record["kind"] == "missed":
+                    self._partitions.hurry()
+                elif self._take(record) and is_new:
+                    unpublished.append(record)
+                    new += 1
             # The controller writes records in slices; a page wants few large events.
             if new and loop.time() - published_at_s > PUBLISH_EVERY_S / 5:
                 left_out = new - len(unpublished)
@@ -273,20 +305,21 @@ class LiveCluster:
 
     def _take(self, record: Mapping[str, Any]) -> bool:
         """Takes a record; returns whether it is new."""
-        kind = record.get("kind")
-        if kind == "idle" or not is_record(record):
-            return False
         # Epochs only grow. Each belongs to one run of one broker, which numbers its records.
         key = (record["epoch"], record["sequence"])
         if key <= self._last_record:
             return False
         self._last_record = key
         self.records.append(record)
-        if kind == "event":
+        if record["kind"] == "event":
             self._take_state(record)
-        elif kind == "partition" and not record["failed"]:
-            isr = record["isr"]
-            if isr is None or not self.partitions.change(record["topic"], record["partition"], record["leader"], isr):
+        elif record["kind"] == "partition" and not record["failed"]:
+            isr, leader = record.get("isr"), record["leader"]
+            if (
+                isr is None
+                or leader is None
+                or not self.partitions.change(record["topic"], record["partition"], leader, isr)
+            ):
                 self._partitions.hurry()
         return True
 
@@ -301,8 +334,19 @@ class LiveCluster:
 
     # -- the protocol -------------------------------------------------------------------------------------------
 
-    async def _look_at_facts(self) -> ClusterFacts:
-        return await read_facts(self._slow_client)
+    async def _look_at_facts(self) -> Digest:
+        await self._partitions.renew()
+        if self._partitions.why_not is not None:
+            raise ToolError(self._partitions.why_not)
+        metadata = self._client.metadata
+        if metadata.cluster_id != self._cluster_id:
+            # Another cluster has taken the place of the one before, and counts epochs from 1 again.
+            self._cluster_id, self._last_record = metadata.cluster_id, (-1, -1)
+            self._states.clear()
+            self.records.clear()
+        # In a thread, because both take a part of a second in a large cluster.
+        view = await asyncio.to_thread(view_of, metadata)
+        return await asyncio.to_thread(digested, await read_facts(self._slow_client, view))
 
     async def _look_at_partitions(self) -> bool:
         from klamm.client.reassignments import PartitionReassignment, list_partition_reassignments
@@ -310,7 +354,9 @@ class LiveCluster:
         from klamm.protocol.vocabulary import TopicPartition
 
         self.partitions.begin_look()
-        metadata = await self._client.refresh_metadata()
+        # Once: the next look tries again, and meanwhile the page tells what is wrong.
+        await self._client.refresh_metadata_once()
+        metadata = self._client.metadata
         moving: Mapping[TopicPartition, PartitionReassignment] = {}
         status = self._status.value
         # A controller of klamm has said whether there are any; asking is an event in its queue, which people watch.
@@ -350,16 +396,6 @@ class LiveCluster:
         return True
 
 
-def _object(text: bytes) -> Mapping[str, Any]:
-    try:
-        found = orjson.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise NotKlamm("The answer is not a JSON object, so the program at the port is not klamm.")
-    return found
-
-
 def _rates(
     before: Mapping[str, float | None], totals: Mapping[str, float | None], passed_ms: int
 ) -> dict[str, float | None]:
@@ -372,8 +408,8 @@ def _rates(
     return rates
 
 
-async def open_cluster(client: "ClusterClient", zookeeper: str | None) -> LiveCluster:
+async def open_cluster(client: "ClusterClient", zookeeper: str | None, on_failure: OnFailure) -> LiveCluster:
     """Raises ToolError when no broker answers."""
-    cluster = LiveCluster(client, zookeeper)
+    cluster = LiveCluster(client, zookeeper, on_failure)
     await cluster.now()
     return cluster

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from klamm.client.options import ClientOptions
     from klamm.tools.cockpit.answers import Cockpit
+    from klamm.tools.cockpit.server import Failure
     from klamm.tools.cockpit.source import Source
 
 HOST: Final = "127.0.0.1"
@@ -135,10 +136,10 @@ def run_recording(file: Path, host: str, port: int, *, as_json: bool) -> None:
 
     async def serve_recording() -> None:
         from klamm.tools.cockpit.answers import Cockpit
-        from klamm.tools.cockpit.server import listen
+        from klamm.tools.cockpit.server import Failure, listen
 
         with listen(host, port) as listening:
-            await _show(Cockpit(RecordedCluster(recording)), listening, host, as_json=as_json)
+            await _show(Cockpit(RecordedCluster(recording)), listening, host, Failure(), as_json=as_json)
 
     uvloop.run(serve_recording())
 
@@ -156,20 +157,23 @@ async def _serve(
     from klamm.environment import SystemEnvironment
     from klamm.tools.clients import cluster_errors
     from klamm.tools.cockpit.cluster import open_cluster
-    from klamm.tools.cockpit.server import listen
+    from klamm.tools.cockpit.server import Failure, listen
 
     with listen(host, port) as listening, cluster_errors():
         client = make_client(options, SystemEnvironment().random)
         await client.reach(LOOK_MS)
-        cluster = await open_cluster(client, zookeeper)
-        await _show(make_cockpit(cluster), listening, host, as_json=as_json)
+        failure = Failure()
+        cluster = await open_cluster(client, zookeeper, failure.report)
+        await _show(make_cockpit(cluster), listening, host, failure, as_json=as_json)
 
 
-async def _show(cockpit: "Cockpit", listening: "socket.socket", host: str, *, as_json: bool) -> None:
-    """Prints the page's address and serves it; closes the source at the end."""
+async def _show(
+    cockpit: "Cockpit", listening: "socket.socket", host: str, failure: "Failure", *, as_json: bool
+) -> None:
+    """Prints the page's address and serves it; closes the source at the end. Raises the failure."""
     from klamm.tools.cockpit.server import address_of, make_app, serve
 
     app = make_app(cockpit, host)
     url = address_of(app, listening)
     print(json.dumps({"url": url}) if as_json else f"The cockpit is at {url} (Ctrl-C stops it)", flush=True)
-    await serve(app, listening, cockpit.source.close)
+    await serve(app, listening, cockpit.source.close, failure)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.tools.cluster_facts import KLAMM, ClusterFacts
-from klamm.tools.health import diagnose
+from klamm.tools.health import FactFindings, diagnose_facts, with_controller
 
 if TYPE_CHECKING:
+    from klamm.protocol.vocabulary import TopicPartition
+    from klamm.tools.cluster_view import PartitionView
     from klamm.tools.controller import ControllerAddress
     from klamm.znodes.store import LiveBroker
 
@@ -36,6 +38,9 @@ CONTROLLER_STATES: Final = (
     "UpdateFeatures",
 )
 
+# As many items of work as klamm's controller lists.
+LISTED: Final = 100
+
 KAFKA_SHOWS_LESS: Final = "Apache Kafka shows its controller's queue and state machines through JMX only."
 KRAFT_SHOWS_LESS: Final = (
     "In KRaft mode the controller is not among the brokers, and the protocol does not show its work."
@@ -52,9 +57,32 @@ class Registrations:
 
 
 @dataclass(frozen=True, slots=True)
+class Digest:
+    """Facts, and what is counted and found in them. `moving` are the first partitions of a reassignment."""
+
+    facts: ClusterFacts
+    totals: Mapping[str, Any]
+    missing: Sequence[int]
+    moving: Sequence[Mapping[str, Any]]
+    findings: FactFindings
+
+
+def digested(facts: ClusterFacts) -> Digest:
+    """Looks at each partition some times: with 100,000 it takes a part of a second."""
+    moving = [(key, each) for key, each in facts.view.partitions.items() if each.is_reassigning]
+    return Digest(
+        facts,
+        _totals(facts, len(moving)),
+        facts.missing,
+        [_moving(key, each) for key, each in moving[:LISTED]],
+        diagnose_facts(facts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Read:
-    """The newest value of each reading, and why there is none. `groups_why_not` and the others are None where there
-    is a value."""
+    """The newest value of each reading, and why there is no newer one: `groups_why_not` and the others are None where
+    the value is of now. `digest` is that of the facts, if it is made already."""
 
     time_ms: int
     facts: ClusterFacts | None = None
@@ -67,6 +95,7 @@ class Read:
     groups: Sequence[Mapping[str, Any]] | None = None
     groups_why_not: str | None = None
     states_over_time: Sequence[tuple[int, str]] = ()
+    digest: Digest | None = None
 
 
 def kind_of(facts: ClusterFacts | None) -> str | None:
@@ -82,6 +111,7 @@ def kind_of(facts: ClusterFacts | None) -> str | None:
 def now_document(read: Read) -> dict[str, Any]:
     """See klamm.tools.cockpit."""
     facts, status = read.facts, read.status
+    digest = read.digest or (None if facts is None else digested(facts))
     kind = kind_of(facts)
     if status is not None and not _is_of_controller(status, read.registrations):
         status = None
@@ -89,7 +119,7 @@ def now_document(read: Read) -> dict[str, Any]:
     return {
         "cluster": {"id": None if facts is None else facts.cluster_id, "kind": kind, "version": _version(facts)},
         "time_ms": read.time_ms,
-        "trouble": read.facts_why_not,
+        "trouble": read.facts_why_not or (None if read.registrations is None else read.registrations_why_not),
         "controller": _controller(read, kind, status, why_not),
         "events": None
         if status is None
@@ -107,14 +137,18 @@ def now_document(read: Read) -> dict[str, Any]:
             "why_not": why_not,
         },
         "machines": None if status is None else status.get("machines"),
-        "totals": _totals(facts, status),
-        "brokers": _brokers(read, kind, status, why_not),
-        "work": _work(facts, status, why_not),
+        "totals": None
+        if digest is None
+        else {**digest.totals, "not_preferred": None if status is None else status["preferred_replica_imbalance"]},
+        "brokers": _brokers(read, digest, kind, status, why_not),
+        "work": _work(digest, status, why_not),
         "groups": read.groups,
         "groups_why_not": read.groups_why_not,
         "findings": []
-        if facts is None
-        else [finding.value() | {"is_problem": finding.is_problem} for finding in diagnose(facts, status)],
+        if digest is None
+        else [
+            finding.value() | {"is_problem": finding.is_problem} for finding in with_controller(digest.findings, status)
+        ],
         "why_not": why_not,
     }
 
@@ -161,9 +195,7 @@ def _controller(read: Read, kind: str | None, status: Mapping[str, Any] | None, 
     }
 
 
-def _totals(facts: ClusterFacts | None, status: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if facts is None:
-        return None
+def _totals(facts: ClusterFacts, reassigning: int) -> dict[str, Any]:
     partitions = facts.view.partitions.values()
     return {
         "topics": len({key.topic for key in facts.view.partitions}),
@@ -171,27 +203,27 @@ def _totals(facts: ClusterFacts | None, status: Mapping[str, Any] | None) -> dic
         "replicas": sum(len(each.replicas) for each in partitions),
         "offline": sum(each.leader < 0 for each in partitions),
         "under_replicated": sum(each.leader >= 0 and len(each.isr) < len(each.origin) for each in partitions),
-        "reassigning": sum(each.is_reassigning for each in partitions),
-        "not_preferred": None if status is None else status["preferred_replica_imbalance"],
+        "reassigning": reassigning,
         "size_bytes": sum(broker.size_bytes for broker in facts.brokers.values()),
     }
 
 
 def _brokers(
-    read: Read, kind: str | None, status: Mapping[str, Any] | None, why_not: str | None
+    read: Read, digest: Digest | None, kind: str | None, status: Mapping[str, Any] | None, why_not: str | None
 ) -> list[dict[str, Any]]:
     """All brokers that any reading names, by id."""
     facts, registrations = read.facts, read.registrations
     known = {} if facts is None else facts.brokers
     live = {} if registrations is None else registrations.live
     queues = {} if status is None else {each["broker_id"]: each for each in status["brokers"]}
-    missing = [] if facts is None else facts.missing
+    missing = [] if digest is None else digest.missing
+    knows_live = registrations is not None and read.registrations_why_not is None
     controller_id = None if registrations is None or registrations.controller is None else registrations.controller
     described = []
     for broker_id in sorted({*known, *live, *missing}):
         fact, registered, queue = known.get(broker_id), live.get(broker_id), queues.get(broker_id, {})
         numbers = read.numbers.get(broker_id, {})
-        is_alive = broker_id in live if registrations is not None else fact is not None
+        is_alive = broker_id in live if knows_live else fact is not None
         trouble = None
         if not is_alive:
             trouble = "it is not registered: it has stopped, has died or has lost its session"
@@ -227,7 +259,7 @@ def _brokers(
     return described
 
 
-def _work(facts: ClusterFacts | None, status: Mapping[str, Any] | None, why_not: str | None) -> dict[str, Any]:
+def _work(digest: Digest | None, status: Mapping[str, Any] | None, why_not: str | None) -> dict[str, Any]:
     """With the controller's status what each waits for; else what the protocol shows."""
     if status is not None:
         return {
@@ -238,26 +270,24 @@ def _work(facts: ClusterFacts | None, status: Mapping[str, Any] | None, why_not:
             "elections": status.get("elections", []),
             "why_not": None,
         }
-    moving = (
-        [] if facts is None else [(key, each) for key, each in facts.view.partitions.items() if each.is_reassigning]
-    )
     return {
-        "reassignments": [
-            {
-                "topic": key.topic,
-                "partition": key.partition,
-                "replicas": each.replicas,
-                "adding_replicas": each.adding,
-                "removing_replicas": each.removing,
-                "isr": each.isr,
-                "step": "new replicas catch up" if set(each.target) - set(each.isr) else "old replicas leave",
-                "waits_for": None,
-            }
-            for key, each in moving[:100]
-        ],
-        "reassignments_count": len(moving),
+        "reassignments": [] if digest is None else digest.moving,
+        "reassignments_count": 0 if digest is None else digest.totals["reassigning"],
         "deletions": None,
         "deletions_count": None,
         "elections": None,
         "why_not": why_not,
+    }
+
+
+def _moving(key: "TopicPartition", partition: "PartitionView") -> dict[str, Any]:
+    return {
+        "topic": key.topic,
+        "partition": key.partition,
+        "replicas": partition.replicas,
+        "adding_replicas": partition.adding,
+        "removing_replicas": partition.removing,
+        "isr": partition.isr,
+        "step": "new replicas catch up" if set(partition.target) - set(partition.isr) else "old replicas leave",
+        "waits_for": None,
     }

@@ -12,7 +12,7 @@ import h11
 
 from klamm.processes.errors import ToolError, describe_os_error
 
-MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
+MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 MAX_LINE_BYTES: Final = 1024 * 1024
 READ_BYTES: Final = 256 * 1024
 
@@ -64,18 +64,24 @@ async def _pieces(host: str, port: int, path: str) -> AsyncGenerator[bytes, None
         raise ToolError(f"{host}:{port} cannot be reached: {describe_os_error(error)}") from error
     try:
         name = f"[{host}]" if ":" in host else host
+        came = bytearray()
         connection = h11.Connection(h11.CLIENT)
         request = h11.Request(method="GET", target=path, headers=[("Host", f"{name}:{port}"), ("Connection", "close")])
         writer.write((connection.send(request) or b"") + (connection.send(h11.EndOfMessage()) or b""))
         while True:
             event = connection.next_event()
             if event is h11.NEED_DATA:
+                if came:
+                    # All that came at once in one piece, in however many chunks it is.
+                    yield bytes(came)
+                    came.clear()
                 connection.receive_data(await reader.read(READ_BYTES))
             elif isinstance(event, h11.Response) and event.status_code != 200:
                 raise NotKlamm(f"{host}:{port} answers {path} with {event.status_code}")
             elif isinstance(event, h11.Data):
-                yield bytes(event.data)
+                came += event.data
             elif isinstance(event, (h11.EndOfMessage, h11.ConnectionClosed)):
+                yield bytes(came)
                 return
     except h11.ProtocolError as error:
         raise NotKlamm(f"{host}:{port} does not answer as klamm does: {error}") from error

@@ -8,11 +8,10 @@ import uvloop
 
 from klamm.client.cluster import make_client
 from klamm.environment import SystemEnvironment
-from klamm.processes.errors import ToolError
 from klamm.tools.clients import LOOK_MS, cluster_errors, command_options
 from klamm.tools.cockpit.answers import Cockpit
 from klamm.tools.cockpit.cluster import LiveCluster, open_cluster
-from klamm.tools.cockpit.server import WebServer, address_of, listen, make_app
+from klamm.tools.cockpit.server import Failure, WebServer, address_of, listen, make_app
 
 
 class CockpitServer:
@@ -28,10 +27,11 @@ class CockpitServer:
 
     async def start(self) -> dict[str, Any]:
         listening = listen(self._host, self._port)
+        self._failure = Failure()
         with cluster_errors():
             client = make_client(command_options(self._bootstrap, None), SystemEnvironment().random)
             await client.reach(LOOK_MS)
-            self._cluster = await open_cluster(client, self._zookeeper)
+            self._cluster = await open_cluster(client, self._zookeeper, self._failure.report)
         app = make_app(Cockpit(self._cluster), self._host)
         self._server = WebServer(app, listening)
         self._serving = self._server.start()
@@ -39,11 +39,8 @@ class CockpitServer:
 
     async def failed(self) -> BaseException:
         assert self._serving is not None
-        try:
-            await asyncio.shield(self._serving)
-        except Exception as error:
-            return error
-        return ToolError("the web server has ended")
+        self._serving.add_done_callback(self._failure.report_end)
+        return await self._failure.wait()
 
     async def stop(self) -> None:
         if self._server is not None and self._cluster is not None:

@@ -14,12 +14,12 @@ import asyncio
 import re
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from html import escape
 from importlib import import_module
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import h11
 import orjson
@@ -28,6 +28,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from klamm.processes.errors import ToolError, describe_os_error
@@ -36,13 +37,17 @@ from klamm.tools.cockpit.safety import ENCODED_HEADERS, Guard
 from klamm.tools.cockpit.source import ENDED, Event, Source
 
 # The first module that knows an address answers: travel does it for a recording.
-PAGES: Final = ("travel", "actions", "configs", "groups", "now", "records", "topics", "why")
+PAGES: Final = ("travel", "actions", "configs", "groups", "lags", "now", "records", "topics", "why")
 
 MAX_CONNECTIONS: Final = 200
 MAX_STREAMS: Final = 20
 MAX_HEAD_BYTES: Final = 16 * 1024
 HEAD_TIMEOUT_S: Final = 10.0
 IDLE_TIMEOUT_S: Final = 10
+# How long a page may take to accept a piece of an answer.
+SEND_TIMEOUT_S: Final = 60.0
+# How long pages may take to accept the rest when the server stops.
+STOP_TIMEOUT_S: Final = 0.5
 # A silent stream gets a comment, so that a page that is gone is noticed.
 KEEP_ALIVE_S: Final = 10.0
 
@@ -116,6 +121,14 @@ def _joined(ending: str, first: str) -> bytes:
 # -- the stream of events -----------------------------------------------------------------------------------------
 
 
+class _Stream(StreamingResponse):
+    """Ends the stream with the page, however that goes."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(cast(AsyncGenerator[bytes, None], self.body_iterator)):
+            await super().__call__(scope, receive, send)
+
+
 class Streams:
     """The open streams of server-sent events."""
 
@@ -126,9 +139,9 @@ class Streams:
     def open(self) -> Response:
         if self._open >= MAX_STREAMS:
             return PlainTextResponse(f"{MAX_STREAMS} pages are open already; close one.\n", 503)
-        return StreamingResponse(self._events(), media_type="text/event-stream")
+        return _Stream(self._events(), media_type="text/event-stream")
 
-    async def _events(self) -> AsyncIterator[bytes]:
+    async def _events(self) -> AsyncGenerator[bytes, None]:
         self._open += 1
         subscription = self._source.subscribe()
         try:
@@ -159,7 +172,10 @@ def encoded(events: Iterable[Event]) -> bytes:
 
 
 class _Connection(H11Protocol):
-    """A connection of uvicorn with a bound on their number and on the time until the first request is complete."""
+    """A connection of uvicorn with a bound on their number, on the time until the first request is complete, and on the
+    time in which nothing of an answer is accepted."""
+
+    _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -177,6 +193,22 @@ class _Connection(H11Protocol):
             due.cancel()
         elif due is not None and self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = due
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self.loop.call_later(SEND_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._end_stall()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_stall()
+        super().connection_lost(exc)
+
+    def _end_stall(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
 
     def send_400_response(self, msg: str) -> None:
         headers = [*ENCODED_HEADERS, (b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
@@ -221,6 +253,8 @@ class WebServer:
             lifespan="off",
             loop="none",
             log_config=None,
+            # What any stranger can cause is no news.
+            log_level="critical",
             access_log=False,
             server_header=False,
             proxy_headers=False,
@@ -241,8 +275,15 @@ class WebServer:
         """Stops within a second; `close` ends the streams."""
         self._server.should_exit = True
         await close()
+        aborting = asyncio.get_running_loop().call_later(STOP_TIMEOUT_S, self._abort)
         if self._serving is not None:
             await self._serving
+        aborting.cancel()
+
+    def _abort(self) -> None:
+        for connection in list(self._server.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
 
 def address_of(app: Guard, listening: socket.socket) -> str:
@@ -251,13 +292,43 @@ def address_of(app: Guard, listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/?token={app.token}"
 
 
-async def serve(app: Guard, listening: socket.socket, close: Callable[[], Awaitable[None]]) -> None:
-    """Serves until SIGINT or SIGTERM, then calls `close`, which ends the streams, and stops."""
+class Failure:
+    """The first fault of the program in any task, for the one who runs the server."""
+
+    def __init__(self) -> None:
+        self._first: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    def report(self, error: BaseException) -> None:
+        if not self._first.done():
+            self._first.set_result(error)
+
+    def report_end(self, serving: "asyncio.Task[None]") -> None:
+        """The task of a server that is not to end."""
+        if not serving.cancelled():
+            self.report(serving.exception() or ToolError("the web server has ended"))
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._first.result() if self._first.done() else None
+
+    async def wait(self) -> BaseException:
+        return await asyncio.shield(self._first)
+
+
+async def serve(app: Guard, listening: socket.socket, close: Callable[[], Awaitable[None]], failure: Failure) -> None:
+    """Serves until SIGINT or SIGTERM, then calls `close`, which ends the streams, and stops. Raises ToolError for a
+    failure, which stops the server too."""
     server = WebServer(app, listening)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    server.start().add_done_callback(lambda _: stopping.set())
-    await stopping.wait()
+    server.start().add_done_callback(failure.report_end)
+    waiting = [asyncio.ensure_future(stopping.wait()), asyncio.ensure_future(failure.wait())]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    error = failure.error
+    for each in waiting:
+        each.cancel()
     await server.stop(close)
+    if error is not None:
+        raise ToolError(f"stopped by a failure: {type(error).__name__}: {error}") from error

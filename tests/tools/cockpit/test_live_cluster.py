@@ -17,12 +17,14 @@ from klamm.tools.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
 
 @asynccontextmanager
 async def opened(cluster: Cluster) -> AsyncIterator[LiveCluster]:
+    faults: list[BaseException] = []
     client = make_client(command_options(cluster.bootstrap, None), SystemEnvironment().random)
-    source = await open_cluster(client, None)
+    source = await open_cluster(client, None, faults.append)
     try:
         yield source
     finally:
         await source.close()
+    assert faults == []
 
 
 async def until(subscription: Subscription, event: str, condition: Callable[[Any], object]) -> Any:
@@ -47,6 +49,9 @@ def test_a_page_sees_the_controller_its_records_and_a_broker_that_dies() -> None
             assert now["why_not"] is None
             assert all(broker["memory_bytes"] > 0 for broker in now["brokers"])
             assert now["controller"]["id"] in (0, 1)
+            assert now["controller"]["status"]["active"]
+            moved = await until(page, NOW, lambda now: now["brokers"][0]["bytes_in_per_s"] is not None)
+            assert [broker["why_not"] for broker in moved["brokers"]] == [None, None]
             victim = 1 - now["controller"]["id"]
             await asyncio.to_thread(cluster.kill, victim)
             await until(page, RECORD, lambda batch: any(each["kind"] == "partition" for each in batch["records"]))
@@ -72,4 +77,49 @@ def test_a_change_of_leaders_reaches_the_map_of_an_open_page() -> None:
 
     with Cluster(brokers=2) as cluster:
         cluster.create_topic("t", partitions=2, replication_factor=2)
+        asyncio.run(look(cluster))
+
+
+def test_a_page_recovers_from_the_loss_of_all_brokers_and_of_zookeeper() -> None:
+    async def look(cluster: Cluster) -> None:
+        async with opened(cluster) as source:
+            page = source.subscribe()
+            await until(page, NOW, lambda now: now["machines"])
+            for broker in cluster.broker_ids:
+                await asyncio.to_thread(cluster.kill, broker)
+            gone = await until(page, NOW, lambda now: now["trouble"] and not now["machines"])
+            assert "127.0.0.1" in gone["trouble"]
+            await asyncio.to_thread(cluster.kill, "zookeeper")
+            await asyncio.to_thread(cluster.start, "zookeeper", wait=False)
+            for broker in cluster.broker_ids:
+                await asyncio.to_thread(cluster.start, broker)
+            back = await until(page, NOW, lambda now: now["machines"] and not now["trouble"])
+            assert [broker["alive"] for broker in back["brokers"]] == [True, True]
+            # The records of the new controller reach the page, too.
+            await asyncio.to_thread(cluster.create_topic, "u", partitions=1, replication_factor=1)
+            await until(page, RECORD, lambda batch: any(each.get("topic") == "u" for each in batch["records"]))
+
+    with Cluster(brokers=2) as cluster:
+        cluster.create_topic("t", partitions=2, replication_factor=2)
+        asyncio.run(look(cluster))
+
+
+def test_a_page_follows_a_controller_that_moves_again_and_again() -> None:
+    async def look(cluster: Cluster) -> None:
+        async with opened(cluster) as source:
+            page = source.subscribe()
+            epoch = (await until(page, NOW, lambda now: now["machines"]))["controller"]["epoch"]
+            for _ in range(3):
+                assert source.znodes is not None
+                await source.znodes.client.delete("/controller")
+                now = await until(
+                    page, NOW, lambda now, epoch=epoch: now["machines"] and now["controller"]["epoch"] > epoch
+                )
+                epoch = now["controller"]["epoch"]
+            await asyncio.to_thread(cluster.create_topic, "u", partitions=1, replication_factor=1)
+            await until(page, RECORD, lambda batch: any(each.get("topic") == "u" for each in batch["records"]))
+            epochs = [(each["epoch"], each["sequence"]) for each in source.records]
+            assert epochs == sorted(set(epochs))
+
+    with Cluster(brokers=2) as cluster:
         asyncio.run(look(cluster))

@@ -60,6 +60,17 @@ def test_without_the_token_nothing_is_served(app: Guard, path: str, query: str) 
     assert "address that klamm printed" in answer.text
 
 
+def test_cookies_of_other_programs_of_the_machine_and_other_cockpits_are_passed_over(app: Guard) -> None:
+    answer = stranger(app).get(f"/?token={app.token}", follow_redirects=False)
+    mine = answer.headers["set-cookie"].partition(";")[0]
+    for others in ('a[b]=1; {{"x":1}}; "q', "klamm_cockpit_00000000=other", "=", ";;;", "a=b=c; ü=ü"):
+        for cookies in (f"{others}; {mine}", f"{mine}; {others}"):
+            found = stranger(app).get("/api/now", headers={"cookie": cookies.encode()})
+            assert found.status_code == 200
+    other = make_app(Cockpit(FixedSource({})), "127.0.0.1")
+    assert stranger(other).get("/api/now", headers={"cookie": mine}).status_code == 401
+
+
 # -- what is refused ----------------------------------------------------------------------------------------------
 
 
