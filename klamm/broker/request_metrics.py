@@ -59,20 +59,6 @@ _ZEROS = (
 FETCH_CONSUMER, FETCH_FOLLOWER = "FetchConsumer", "FetchFollower"
 
 
-class _Samples:
-    """A `Distribution` as of now."""
-
-    __slots__ = ("_newest", "count", "total")
-
-    def __init__(self, count: int, total: float, newest: Sequence[float]) -> None:
-        self.count = count
-        self.total = total
-        self._newest = newest
-
-    def quantiles(self, wanted: Sequence[float] = QUANTILES) -> list[float]:
-        return quantiles_of(self._newest, wanted)
-
-
 class _Newest:
     """The numbers of the newest requests, `width` of each, one request after another."""
 
@@ -162,12 +148,17 @@ class ApiStatistics:
             for number, value in enumerate(_distributed(*sums)):
                 self._sums[number] += value
 
-    def samples(self, number: int) -> tuple[int, float, Sequence[float]]:
-        """The count, the sum and the newest values of the distribution of this number in `_DISTRIBUTIONS`."""
+    def total(self, number: int) -> float:
+        """The sum of the distribution of this number in `_DISTRIBUTIONS`."""
+        self._sort_in()
+        return self._sums[number]
+
+    def newest(self, number: int) -> list[float]:
+        """The values of the newest requests for the distribution of this number in `_DISTRIBUTIONS`."""
         requests = [*(_as_waited(*request) for request in self._at_once.requests()), *self._waited.requests()]
-        requests.sort(key=_SENT_S)
-        values = [max(_distributed(*request)[number], 0.0) for request in requests[-RESERVOIR_SIZE:]]
-        return self.count, self._sums[number], values
+        if self._at_once.numbers and self._waited.numbers:
+            requests.sort(key=_SENT_S)
+        return [max(_distributed(*request)[number], 0.0) for request in requests[-RESERVOIR_SIZE:]]
 
 
 _SENT_S = itemgetter(8)
@@ -225,12 +216,12 @@ class RequestStatistics(dict[ApiKey, ApiStatistics]):
         return {**names, **fetches, ApiKey.FETCH.message_name: [*fetches[FETCH_CONSUMER], *fetches[FETCH_FOLLOWER]]}
 
     def _distributions(self, number: int) -> Mapping[str, Distribution]:
-        return {name: _merged(some, number) for name, some in self._by_name().items()}
+        return {name: _Merged(some, number) for name, some in self._by_name().items()}
 
     def _zeros(self) -> Mapping[str, Distribution]:
         by_name = self._by_name()
         names = [key.message_name for key in (ApiKey.PRODUCE, ApiKey.FETCH)]
-        return {name: _Samples(sum(one.count for one in by_name.get(name, ())), 0.0, ()) for name in names}
+        return {name: _Merged(by_name.get(name, ()), None) for name in names}
 
     def _requests(self) -> Iterator[tuple[tuple[str, str], int]]:
         for name, some in self._by_name().items():
@@ -272,9 +263,25 @@ class RequestStatistics(dict[ApiKey, ApiStatistics]):
             metrics.histograms(MetricName(group, type_, name), documentation, "request", self._zeros)
 
 
-def _merged(some: Sequence[ApiStatistics], number: int) -> Distribution:
-    count, total, newest = some[0].samples(number)
-    for one in some[1:]:
-        more = one.samples(number)
-        count, total, newest = count + more[0], total + more[1], [*newest, *more[2]]
-    return _Samples(count, total, newest)
+class _Merged:
+    """The `Distribution` of this number in `_DISTRIBUTIONS`, of the requests of some APIs together; of zeros, if
+    `number` is None. Quantiles are made when they are asked for: those of all APIs at once would hold the loop."""
+
+    __slots__ = ("_number", "_some")
+
+    def __init__(self, some: Sequence[ApiStatistics], number: int | None) -> None:
+        self._some = some
+        self._number = number
+
+    @property
+    def count(self) -> int:
+        return sum(one.count for one in self._some)
+
+    @property
+    def total(self) -> float:
+        return 0.0 if self._number is None else sum(one.total(self._number) for one in self._some)
+
+    def quantiles(self, wanted: Sequence[float] = QUANTILES) -> list[float]:
+        """As `Distribution.quantiles`."""
+        number = self._number
+        return quantiles_of(() if number is None else [v for one in self._some for v in one.newest(number)], wanted)

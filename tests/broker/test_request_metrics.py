@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
+from klamm.broker.handlers import APIS
+from klamm.broker.prometheus_text import DISTRIBUTIONS_PER_SLICE, render
 from klamm.broker.request_metrics import TOGETHER, ApiStatistics, RequestStatistics
 from klamm.metrics import RESERVOIR_SIZE, Metrics
 from klamm.net.server import Response
@@ -88,9 +92,8 @@ def test_quantiles_are_of_the_newest_requests_and_sums_of_all() -> None:
     statistics = ApiStatistics(ApiKey.PRODUCE)
     for size in range(3 * RESERVOIR_SIZE + TOGETHER // 2):
         request_of(statistics, size)
-    count, total, newest = statistics.samples(0)
-    assert (count, total) == (size + 1, size * (size + 1) / 2)
-    assert list(newest) == list(range(size + 1 - RESERVOIR_SIZE, size + 1))
+    assert (statistics.count, statistics.total(0)) == (size + 1, size * (size + 1) / 2)
+    assert statistics.newest(0) == list(range(size + 1 - RESERVOIR_SIZE, size + 1))
 
 
 def test_requests_that_waited_and_others_are_counted_together() -> None:
@@ -108,11 +111,35 @@ def test_requests_that_waited_and_others_are_counted_together() -> None:
     assert distribution(found, "localtimems", "Produce") == (number + waited, 500 * number + 250 * waited, 500)
     assert distribution(found, "totaltimems", "Produce") == (number + waited, 500 * number + 1000 * waited, 500)
     # The newest are those of both kinds that were sent last.
-    sizes = list(produces.samples(0)[2])
+    sizes = produces.newest(0)
     assert len(sizes) == RESERVOIR_SIZE
     assert sizes.count(20) == len(
         [count for count in range(number * 5 // 4 - RESERVOIR_SIZE, number * 5 // 4) if count % 5 == 4]
     )
+
+
+def test_a_step_of_a_scrape_makes_quantiles_of_few_apis(monkeypatch: pytest.MonkeyPatch) -> None:
+    statistics, made = RequestStatistics(), 0
+    keys = [key for key in APIS if key is not ApiKey.FETCH]
+    for key in keys:
+        request_of(statistics[key], 10)
+    metrics = Metrics()
+    statistics.register(metrics)
+    newest = ApiStatistics.newest
+
+    def counted(self: ApiStatistics, number: int) -> list[float]:
+        nonlocal made
+        made += 1
+        return newest(self, number)
+
+    monkeypatch.setattr(ApiStatistics, "newest", counted)
+    in_steps = []
+    for _ in render(metrics):
+        in_steps.append(made)
+        made = 0
+    # FetchConsumer, FetchFollower, and both together.
+    assert sum(in_steps) + made == 8 * (len(keys) + 4)
+    assert max(in_steps) <= DISTRIBUTIONS_PER_SLICE + 1
 
 
 def test_fetches_of_followers_and_consumers_are_apart_and_together() -> None:
