@@ -92,7 +92,8 @@ class Kind(Enum):
 
 class Metric(NamedTuple):
     """One metric. `read` gives its value (a number or a `Distribution`) by the value of `tag`, "" if there is no tag;
-    if there are several, it gives pairs of a tuple of their values and the number.
+    if there are several, it gives pairs of a tuple of their values and the number, and None where it has looked at
+    thousands of things.
 
     `tag_sets`, if any, are the sets of tags that values may have: the values of other tags are "" and not shown.
     """
@@ -101,11 +102,15 @@ class Metric(NamedTuple):
     kind: Kind
     documentation: str
     tag: str | tuple[str, ...]
-    read: Callable[[], Mapping[Any, Any] | Iterator[tuple[Any, Any]]]
+    read: Callable[[], Mapping[Any, Any] | Iterator[tuple[Any, Any] | None]]
     tag_sets: tuple[tuple[str, ...], ...] = ()
 
     def values(self) -> Iterator[tuple[Any, Any]]:
         """The tags and values. There may be thousands, which are made as they are taken; others may run in between."""
+        return (value for value in self.values_in_steps() if value is not None)
+
+    def values_in_steps(self) -> Iterator[tuple[Any, Any] | None]:
+        """As `values`, with None where others should run in between."""
         values = self.read()
         return iter(list(values.items())) if isinstance(values, Mapping) else values
 
@@ -153,7 +158,7 @@ class Metrics:
         name: MetricName,
         documentation: str,
         tags: tuple[str, ...],
-        read: Callable[[], Iterator[tuple[tuple[str, ...], int]]],
+        read: Callable[[], Iterator[tuple[tuple[str, ...], int] | None]],
         tag_sets: tuple[tuple[str, ...], ...] = (),
     ) -> None:
         """One count for each combination of the values of `tags`."""

@@ -103,7 +103,8 @@ class MetricsEndpoint:
         return Answer(200, _joined(pieces), CONTENT_TYPE, length)
 
     async def _show_broker(self, _request: Request) -> Answer:
-        return Answer(200, orjson.dumps(broker_status(self._broker_id, self.metrics, self._environment)), JSON)
+        status = await in_slices(broker_status(self._broker_id, self.metrics, self._environment))
+        return Answer(200, orjson.dumps(status), JSON)
 
     async def _show_controller(self, request: Request) -> Answer:
         status = await controller_status(self._controller, brief="brief" in request.parameters)

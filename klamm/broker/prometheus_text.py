@@ -19,7 +19,6 @@ In addition, metrics with quantiles have a `_sum`, which the exporter lacks.
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 from prometheus_client.exposition import generate_latest
@@ -45,15 +44,27 @@ def render(metrics: Metrics) -> Steps[list[bytes]]:
     yield from metrics.walks()
     pieces = []
     for metric in metrics:
-        values = metric.values()
         count = DISTRIBUTIONS_PER_SLICE if metric.kind is Kind.HISTOGRAM else VALUES_PER_SLICE
-        pieces.append(_text(metric, islice(values, count)))
-        yield
-        while some := list(islice(values, count)):
-            _help, _type, lines = _text(metric, some).split(b"\n", 2)
-            pieces.append(lines)
+        head = b""
+        for some in _in_slices(metric.values_in_steps(), count):
+            if some or not head:
+                text = _text(metric, some)
+                pieces.append(text.removeprefix(head))
+                head = head or b"\n".join(text.split(b"\n", 2)[:2]) + b"\n"
             yield
     return pieces
+
+
+def _in_slices(values: Iterator[tuple[Any, Any] | None], count: int) -> Iterator[list[tuple[Any, Any]]]:
+    """The values, at most `count` together. A slice also ends where the metric lets others run, with those it has."""
+    some = []
+    for value in values:
+        if value is not None:
+            some.append(value)
+        if value is None or len(some) == count:
+            yield some
+            some = []
+    yield some
 
 
 def prometheus_name(name: MetricName) -> str:

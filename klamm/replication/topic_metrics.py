@@ -18,6 +18,7 @@ from operator import attrgetter
 
 from klamm.metrics import MetricName, Metrics
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.slices import CHEAP_SLICE, Slices
 from klamm.storage.log_validator import OffsetsRefused, RecordsRefused
 
 
@@ -199,13 +200,23 @@ class TopicStatistics:
             del self._hosted[topic]
             self.others.add(counts)
 
-    def _values(self, attribute: str, shown: _Of) -> Iterator[tuple[tuple[str], int]]:
+    def _values(self, attribute: str, shown: _Of) -> Iterator[tuple[tuple[str], int] | None]:
         """The number of the broker, with topic "", and those of topics."""
         read = attrgetter(attribute)
-        topics = list(self._hosted.items())
-        yield ("",), read(self.others) + sum(read(counts) for _, counts in topics)
+        # Not the pairs: to make thousands of tuples at once takes long.
+        names, all_counts = list(self._hosted), list(self._hosted.values())
+        slices = Slices(CHEAP_SLICE)
+        # First that of `others`: a topic that goes meanwhile is not counted twice.
+        total = read(self.others)
+        for counts in all_counts:
+            total += read(counts)
+            if slices.is_over():
+                yield None
+        yield ("",), total
         if shown is not _Of.BROKER_ONLY:
-            for topic, counts in topics:
+            for topic, counts in zip(names, all_counts, strict=True):
+                if slices.is_over():
+                    yield None
                 if read(counts) or (shown is _Of.USED_TOPICS and counts.is_used):
                     yield (topic,), read(counts)
 

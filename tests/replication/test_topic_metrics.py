@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from klamm.metrics import Metrics
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.replication.topic_metrics import TopicStatistics
+from klamm.replication.topic_metrics import TopicStatistics, _Of
 from support.fetch_messages import fetch_request, to_fetch
 from support.metrics import Values
 from support.one_broker import OneBroker, batch, running
@@ -107,3 +109,22 @@ def test_copies_for_a_reassignment_count_twice() -> None:
     assert found[ALL.format("ReplicationBytesInPerSec")] == 30
     assert found[ALL.format("ReassignmentBytesInPerSec")] == 20
     assert found[ALL.format("ReplicationBytesOutPerSec")] == found[ALL.format("ReassignmentBytesOutPerSec")] == 40
+
+
+def test_a_step_of_a_scrape_looks_at_a_bounded_number_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("klamm.replication.topic_metrics.CHEAP_SLICE", 10)
+    statistics = TopicStatistics()
+    for number in range(95):
+        statistics.hosts_one_more(f"t{number}").messages_in = 2
+    statistics.of("t94").produce_requests = 1
+    seen, since_pause = [], []
+    for value in statistics._values("failed_fetch_requests", _Of.TOPICS_WITH_ANY):
+        seen.append(value)
+    assert seen.count(None) == 2 * 95 // 10
+    for value in statistics._values("messages_in", _Of.BROKER_ONLY):
+        since_pause.append(value)
+        if value is None:
+            statistics.hosts_one_less(f"t{len(since_pause)}")
+    # Topics that went meanwhile are counted once.
+    assert since_pause[-1] == (("",), 190)
+    assert shown(statistics)[ALL.format("MessagesInPerSec")] == 190
