@@ -28,6 +28,14 @@ VICTIM = 5
 # Enough for the sparklines to have a shape.
 SAMPLES_MS = 12_000
 MOVED = range(12)
+VALUE = json.dumps(
+    {
+        "order": 9007199254740993,
+        "customer": {"name": "Frieda", "inn": "Herrenhof"},
+        "items": [{"article": "lamp", "count": 2}, {"article": "letter", "count": 1}],
+        "note": "x" * 200,
+    }
+)
 
 
 def main() -> None:
@@ -51,6 +59,8 @@ def main() -> None:
         dark.locator("#brokers .down").wait_for()
         dark.locator("#findings .problem").first.wait_for()
         picture(dark, directory / "failover.png")
+        show(dark, "why", "#problems .condition")
+        picture(dark, directory / "why.png")
         cluster.start(VICTIM)
         page.locator(".tile.good", has_text="8 of 8").wait_for()
         page.locator(".counts tfoot", has_text=re.compile(r"all\s*290\s*580")).wait_for()
@@ -59,6 +69,14 @@ def main() -> None:
         # The map has replicas that are being added.
         page.locator(".counts tfoot td:nth-child(6)", has_text=re.compile("[1-9]")).wait_for()
         picture(page, directory / "reassignment.png")
+        show(page, "topics", "#topics td.number")
+        # Rates are known from the second look on.
+        page.locator("#topics td", has_text="/s").first.wait_for()
+        picture(page, directory / "topics.png")
+        show(page, "topics/orders/0?limit=4", "#records .record")
+        picture(page, directory / "records.png")
+        show(page, "groups/billing", "#lag tbody tr")
+        picture(page, directory / "group.png")
         phone = opened(browser, url, color_scheme="light", viewport={"width": 360, "height": 780})
         picture(phone, directory / "phone.png")
         browser.close()
@@ -74,10 +92,10 @@ def load(cluster: Cluster) -> Iterator[None]:
     def produce() -> None:
         producer = Producer({"bootstrap.servers": cluster.bootstrap, "linger.ms": 20, "log_level": 0})
         while not is_over.wait(0.02):
-            for name in TOPICS:
+            for name, partitions in TOPICS.items():
                 for number in range(20):
                     with contextlib.suppress(BufferError):  # The machine is busy: fewer records will do.
-                        producer.produce(name, key=str(number), value=b"x" * 400)
+                        producer.produce(name, key=f"guest-{number}", value=VALUE, partition=number % partitions)
             producer.poll(0)
         producer.flush(5)
 
@@ -124,6 +142,12 @@ def opened(browser: Browser, url: str, **options: Any) -> Page:
     page.goto(url)
     page.locator("#map-readout", has_text="-0").wait_for()
     return page
+
+
+def show(page: Page, view: str, part: str) -> None:
+    """Goes to a view, and waits until this part of it is there."""
+    page.evaluate("(hash) => { location.hash = hash; }", view)
+    page.locator(part).first.wait_for()
 
 
 def picture(page: Page, file: Path) -> None:

@@ -75,8 +75,8 @@ class ControllerRecords:
         now = [each for each in followed or () if each["kind"] in ABOUT_A_PARTITION]
         epoch = followed[-1]["epoch"] if followed else None
         if znodes is not None and (epoch is None or epoch != self._epoch):
-            found = [each for each in await self._ask(znodes) if each.get("kind") in ABOUT_A_PARTITION]
-            self._past = sorted(filter(is_record, found), key=_number)[-MOST_PAST:]
+            found = [each for each in await self._ask(znodes) if is_record(each) and each["kind"] in ABOUT_A_PARTITION]
+            self._past = sorted(found, key=_number)[-MOST_PAST:]
             self._epoch = epoch
         known = {_number(each) for each in now}
         return sorted([*(each for each in self._past if _number(each) not in known), *now], key=_number)

@@ -60,7 +60,7 @@ async def read_partition(
 
     Raises KafkaError for a partition that does not exist, and ClientError when no broker answers.
     """
-    view, deletions = await asyncio.gather(_view(client, key), _deletions(znodes, now))
+    view, deletions = await asyncio.gather(read_view(client, [key.topic]), _deletions(znodes, now))
     if key not in view.partitions and key.topic in deletions and znodes is not None:
         # Brokers say nothing of a topic that is being deleted.
         view = await _of_znodes(znodes, key, view)
@@ -104,13 +104,16 @@ async def read_partition(
     )
 
 
-async def _view(client: "ClusterClient", key: TopicPartition) -> ClusterView:
-    """Without a controller that lists reassignments the metadata is all there is."""
+async def read_view(client: "ClusterClient", topics: Sequence[str] | None) -> ClusterView:
+    """These topics, or all. Without a controller that lists reassignments the metadata is all there is.
+
+    Raises KafkaError for a topic that may not be described, and ClientError.
+    """
     try:
         async with asyncio.timeout(HTTP_TIMEOUT_S):
-            return await read_cluster(client, [key.topic], needs_reassignments=False)
+            return await read_cluster(client, topics, needs_reassignments=False)
     except (KafkaError, TimeoutError):
-        return await read_cluster(client, [key.topic], reassignments={})
+        return await read_cluster(client, topics, reassignments={})
 
 
 async def _of_znodes(znodes: "KafkaZooKeeper", key: TopicPartition, view: ClusterView) -> ClusterView:

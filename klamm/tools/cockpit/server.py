@@ -34,6 +34,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from klamm.processes.errors import ToolError, describe_os_error
 from klamm.tools.cockpit.answers import Cockpit, error_response
 from klamm.tools.cockpit.safety import ENCODED_HEADERS, Guard
+from klamm.tools.cockpit.shown import visible
 from klamm.tools.cockpit.source import ENDED, Event, Source
 
 # The first module that knows an address answers: travel does it for a recording.
@@ -94,7 +95,7 @@ async def _failed(_request: Request, error: Exception) -> Response:
 def shell(now: Any, cockpit: Cockpit) -> bytes:
     """The page with its first data."""
     filled = {
-        "title": escape(str(now["cluster"]["id"] or "a cluster")),
+        "title": escape(visible(str(now["cluster"]["id"] or "a cluster"))),
         "settings": embedded_json(
             {"allow_changes": cockpit.allow_changes, "recording": now["cluster"]["kind"] == "recording"}
         ),

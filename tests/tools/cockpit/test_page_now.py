@@ -25,6 +25,7 @@ from support.cockpit import (
 BROKERS = 3
 TOPICS = [("audit", 4), ("orders", 60), ("users", 6)]
 HOSTILE = "<img src=x onerror=alert(1)></script><!-- {{now}} \u202e\u2028&quot;"
+SEEN = HOSTILE.replace("\u202e", "\\u202e").replace("\u2028", "\\u2028")
 
 
 @pytest.fixture(scope="module")
@@ -141,11 +142,18 @@ def test_names_of_the_cluster_are_shown_as_text(server: PageServer, pages: Pages
     server.source.document = document
     server.map_bytes = encoded_map(*partition_map(BROKERS, [(HOSTILE, 5)]))
     page = pages.open(server.url)
-    page.locator("#map-readout", has_text=f"{HOSTILE}-0").wait_for()
+    page.locator("#map-readout", has_text=f"{SEEN}-0").wait_for()
     assert page.locator("img").count() == 0
-    assert HOSTILE in page.locator("#groups").text_content()
-    assert HOSTILE in page.locator("#work").text_content()
-    assert page.get_by_role("alert").text_content() == HOSTILE
+    assert SEEN in page.locator("#groups").text_content()
+    assert SEEN in page.locator("#work").text_content()
+    assert page.get_by_role("alert").text_content() == SEEN
+    # Neither what is shown nor what is read out has a character that moves, hides or reorders others.
+    everything = "() => document.body.innerText + [...document.querySelectorAll('[title], [aria-label]')].map((each) =>"
+    everything += " each.title + each.ariaLabel).join() + document.title"
+    assert not {"\u202e", "\u2028"} & set(page.evaluate(everything))
+    page.keyboard.press("2")
+    page.locator("#why-findings", has_text=SEEN).wait_for()
+    assert not {"\u202e", "\u2028"} & set(page.evaluate(everything))
 
 
 # -- the map ----------------------------------------------------------------------------------------------------------

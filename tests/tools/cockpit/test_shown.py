@@ -109,3 +109,8 @@ def test_records_of_internal_topics_are_decoded() -> None:
     assert found[1]["kind"] == "null"
     assert decoded("__consumer_offsets", b"?", None) is None
     assert decoded("t", key, None) is None
+
+
+def test_numbers_that_no_float_holds_stay_as_they_are() -> None:
+    text = '{"n": 123456789012345678901234567890, "e": 1.10000000000000000000001, "d": 1e400, "d": -0}'
+    assert shown(text.encode())["text"] == "{\n  " + text[1:-1].replace(", ", ",\n  ") + "\n}"

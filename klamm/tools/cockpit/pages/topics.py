@@ -20,10 +20,10 @@ from klamm.client.offsets import ListedOffset, list_offsets
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, INTERNAL_TOPICS, LATEST_TIMESTAMP, NO_LEADER, TopicPartition
 from klamm.tools.clients import error_line
-from klamm.tools.cluster_view import ClusterView, PartitionView, read_cluster
+from klamm.tools.cluster_view import ClusterView, PartitionView
 from klamm.tools.cockpit.answers import Cockpit, json_response
 from klamm.tools.cockpit.asking import PATIENCE, asking, live_client, number
-from klamm.tools.cockpit.partition_facts import ONCE
+from klamm.tools.cockpit.partition_facts import ONCE, read_view
 from klamm.tools.topics.descriptions import is_under_replicated
 
 # Of topics in a list, and of partitions of one.
@@ -42,7 +42,7 @@ def routes(cockpit: Cockpit) -> list[Route]:
         topic = request.query_params.get("topic")
         if topic is not None:
             return json_response(await _topic(client, topic, first))
-        view = await read_cluster(client, reassignments={})
+        view = await read_view(client, None)
         return json_response(await _list(client, view, request.query_params.get("filter", ""), first, rates))
 
     return [Route("/api/topics", asking(topics))]
@@ -126,7 +126,7 @@ def _size(sizes: Mapping[str, int], leader: int) -> int:
 
 
 async def _topic(client: ClusterClient, topic: str, first: int) -> dict[str, Any]:
-    view = await read_cluster(client, [topic], reassignments={})
+    view = await read_view(client, [topic])
     partitions = view.of_topics().get(topic)
     if partitions is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic} does not exist")
@@ -160,6 +160,7 @@ def _placed(partition: PartitionView) -> dict[str, Any]:
         "leader": partition.leader,
         "leader_epoch": partition.leader_epoch,
         "replicas": partition.replicas,
+        "is_under_replicated": is_under_replicated(partition),
         "isr": partition.isr,
         "offline": partition.offline,
     }

@@ -5,11 +5,10 @@
 // What must stay true: a name of the cluster is shown through `seen`, so that no character of it moves, hides or
 // reorders others. Addresses and requests have the name itself.
 {
-  const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/gu;
+  const LINES = /[\n\t]/g;
 
-  /** A text without invisible characters: each becomes an escape. */
-  const seen = (text) =>
-    String(text ?? "").replace(HIDDEN, (character) => `\\u${character.codePointAt(0).toString(16).padStart(4, "0")}`);
+  /** A name or a sentence on one line, without invisible characters: each becomes an escape. */
+  const seenLine = (text) => seen(text ?? "").replace(LINES, (character) => (character === "\n" ? "\\u000a" : "\\u0009"));
 
   const two = (number, digits = 2) => String(number).padStart(digits, "0");
   // What a Date can hold.
@@ -206,7 +205,7 @@
     try {
       const plan = await post("/api/actions/plan", body);
       content.replaceChildren(
-        h("ul", { class: "what" }, plan.what.map((line) => h("li", {}, seen(line)))),
+        h("ul", { class: "what" }, plan.what.map((line) => h("li", {}, seenLine(line)))),
         plan.command ? h("p", { class: "note" }, "The same from a shell:") : "",
         ...plan.command.split("\n").filter(Boolean).map(command),
       );
@@ -219,7 +218,7 @@
         change.disabled = true;
         try {
           const result = await post("/api/actions/run", { confirmation: plan.confirmation });
-          content.replaceChildren(h("p", { role: "status" }, seen(result.done)));
+          content.replaceChildren(h("p", { role: "status" }, seenLine(result.done)));
           change.remove();
           done?.();
         } catch (error) {
@@ -247,6 +246,6 @@
   });
 
   cockpit.browse = {
-    seen, moment, address, hashOf, load, watch, rest, heading, tile, tiles, table, parts, search, valueOf, changeButton,
+    seen: seenLine, moment, address, hashOf, load, watch, rest, heading, tile, tiles, table, parts, search, valueOf, changeButton,
   };
 }

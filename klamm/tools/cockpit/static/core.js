@@ -6,7 +6,14 @@
 // Parts that views build with: `panel` (a titled box), `badge` (a state in a word), `command` (a command to copy). In a
 // <table class="rows">, rows with tabindex="0" are reached by the arrow keys, and Enter follows their data-href.
 //
-// What must stay true: text of the cluster reaches the page through textContent and attributes only.
+// What must stay true: text of the cluster reaches the page through textContent and attributes only, and through `seen`,
+// which `h` and `morph` do with every text.
+
+const HIDDEN = /[^\P{C}\n\t]|[\p{Zl}\p{Zp}]/gu;
+
+/** A text without characters that move, hide or reorder others: each becomes an escape. Line breaks and tabs stay. */
+const seen = (text) =>
+  String(text).replace(HIDDEN, (character) => `\\u${character.codePointAt(0).toString(16).padStart(4, "0")}`);
 
 /** An element. Attributes beginning with "on" are listeners; children are nodes, texts, lists, or null. */
 const h = (tag, attributes = {}, ...children) => built(document.createElement(tag), attributes, children);
@@ -15,16 +22,19 @@ const h = (tag, attributes = {}, ...children) => built(document.createElement(ta
 const svg = (tag, attributes = {}, ...children) =>
   built(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
+// Attributes that people read.
+const SHOWN = new Set(["title", "aria-label", "placeholder", "data-label"]);
+
 const isShown = (child) => child !== null && child !== undefined && child !== false;
 
 const built = (element, attributes, children) => {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else element.setAttribute(name, value === true ? "" : String(value));
+    else element.setAttribute(name, value === true ? "" : SHOWN.has(name) ? seen(value) : String(value));
   }
   for (const child of children.flat(Infinity).filter(isShown)) {
-    element.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    element.append(child instanceof Node ? child : document.createTextNode(seen(child)));
   }
   return element;
 };
@@ -37,7 +47,7 @@ const built = (element, attributes, children) => {
 const morph = (element, ...children) => {
   const wanted = children.flat(Infinity).filter(isShown);
   for (const [index, child] of wanted.entries()) {
-    const node = child instanceof Node ? child : document.createTextNode(String(child));
+    const node = child instanceof Node ? child : document.createTextNode(seen(child));
     const old = element.childNodes[index];
     if (old === undefined) element.append(node);
     else if (old !== node) morphNode(element, old, node);

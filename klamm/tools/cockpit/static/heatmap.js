@@ -564,7 +564,7 @@
           const right = next ? layout.gutter + next[3] * layout.cell - 8 * ratio : this.overlay.width;
           context.fillStyle = this.textColours[isBegin ? 0 : 1];
           const text = isBegin ? map.names[topic] : `${map.names[topic]} from ${first - map.starts[topic]}`;
-          context.fillText(fitted(context, text, right - left), left, y + layout.heading - 5 * ratio);
+          context.fillText(fitted(context, seen(text), right - left), left, y + layout.heading - 5 * ratio);
         }
         if (layout.gutter === 0) continue;
         context.fillStyle = this.textColours[1];
@@ -627,7 +627,7 @@
 
     say(partition) {
       if (this.layout === null) return;
-      this.readout.textContent = this.map.described(partition);
+      this.readout.textContent = seen(this.map.described(partition));
       this.isStale.overlay = true;
       this.request();
     }
@@ -663,7 +663,7 @@
     findTopic(text) {
       const found = text === "" ? -1 : (this.map?.names.findIndex((name) => name.includes(text)) ?? -1);
       if (found >= 0) this.move(this.map.starts[found]);
-      else if (text !== "") this.readout.textContent = `No topic has ${text} in its name.`;
+      else if (text !== "") this.readout.textContent = seen(`No topic has ${text} in its name.`);
     }
 
     open() {

@@ -59,7 +59,7 @@
     const records = known.reduce((sum, each) => sum + each.end_offset - each.start_offset, 0);
     const sizeOf = (each) => each.sizes[each.leader] ?? (Object.values(each.sizes).length ? Math.max(...Object.values(each.sizes)) : null);
     const sizes = found.partitions.map(sizeOf).filter(isShown);
-    const short = found.partitions.filter((each) => each.isr.length < each.replicas.length).length;
+    const short = found.partitions.filter((each) => each.is_under_replicated).length;
     const part = found.count > found.partitions.length ? "of the partitions shown" : "";
     return [
       heading([["Topics", "#topics"]], seen(found.topic), found.topic_id ? h("small", {}, `id ${found.topic_id}`) : null),
@@ -71,7 +71,7 @@
       panel("partitions-panel", "Partitions", { wide: true },
         table("partitions", columns, found.partitions.map((each) => {
           const href = hashOf("topics", [found.topic, each.partition]);
-          const isShort = each.isr.length < each.replicas.length;
+          const isShort = each.is_under_replicated;
           return {
             href,
             cells: [

@@ -115,7 +115,7 @@
   };
 
   const say = (text) => {
-    travel.bar.trouble.textContent = text;
+    travel.bar.trouble.textContent = seen(text);
   };
 
   // -- the bar --------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@
         marks),
       trouble);
     travel.bar = { bar, slider, time, playing, marks, trouble };
-    trouble.textContent = travel.head.trouble ?? "";
+    trouble.textContent = seen(travel.head.trouble ?? "");
     document.getElementById("view").before(bar);
   };
 
@@ -277,7 +277,7 @@
       try {
         travel.head = await cockpit.get("/api/recording");
       } catch (error) {
-        document.getElementById("connection").textContent = error.message;
+        document.getElementById("connection").textContent = seen(error.message);
         return;
       }
       travel.entry = cockpit.now.entry;
