@@ -7,7 +7,7 @@ What must stay true:
 - A request takes at most `MAX_RECORDS` records and about `MAX_BYTES` bytes of batches, and a batch is decompressed to
   no more than `MAX_BATCH_BYTES`: reading continues behind a batch that is larger.
 - Nothing is committed, and no topic is created.
-- A corrupt batch does not end the way through the log: it is named, and reading goes on behind it.
+- A corrupt batch does not end the way through the log: it is named, and reading continues behind it.
 """
 
 import asyncio

@@ -413,7 +413,7 @@ def _reassignment(facts: PartitionFacts) -> Condition:
     if throttled:
         remedies += _unthrottle(facts)
     if not down and not throttled:
-        remedies.append(Remedy("Wait: the controller goes on when the step is done."))
+        remedies.append(Remedy("Wait: the controller continues when the step is done."))
     remedies.append(
         Remedy(
             f"Or cancel it: the partition stays on {brokers_text(view.origin)}.",
