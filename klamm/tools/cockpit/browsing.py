@@ -112,7 +112,7 @@ class Reader:
             numbers = f"its partitions are 0 to {len(topic.partitions) - 1}"
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{self._key} does not exist: {numbers}")
         if found.leader == NO_LEADER:
-            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{self._key} has no leader, so nobody can read it")
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{self._key} has no leader, so no client can read it")
         return found
 
     async def _fetch(self, metadata: "PartitionMetadata", page: Page) -> tuple[Answer, int]:
@@ -243,7 +243,7 @@ def _mark(header: BatchHeader, is_readable: bool, is_uncommitted: bool, last_sta
         return "control"
     if not is_readable:
         return "aborted"
-    # Behind the last stable offset nobody knows yet how a transaction ends.
+    # Behind the last stable offset it is not known yet how a transaction ends.
     is_open = is_uncommitted and header.is_transactional and header.base_offset >= last_stable_offset
     return "open transaction" if is_open else ""
 

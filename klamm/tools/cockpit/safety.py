@@ -155,7 +155,7 @@ class _Headers:
         return values[0]
 
     def cookie(self, name: str) -> str:
-        """The value, "" without one. Whatever other programs of this machine have set is passed over."""
+        """The value, "" without one. Whatever other programs of this machine have set is ignored."""
         for value in self._values.get("cookie", ()):
             for each in value.split(";"):
                 given, _, found = each.strip().partition("=")

@@ -1,7 +1,7 @@
 """Bytes and names of a cluster as texts for the page: keys, values, headers, ids of clients. Pure.
 
 What must stay true:
-- Anybody may have written these bytes. `visible` leaves no character that moves, hides or reorders others: control
+- Any client may have written these bytes. `visible` leaves no character that moves, hides or reorders others: control
   characters, bidirectional marks and the like become escapes such as \\u202e.
 - A text of JSON keeps its numbers, its names and their order: it is indented, not read and written again.
 - What is shown is bounded, however long the value is.
