@@ -182,6 +182,8 @@ def run(cluster: Cluster, victim: int, with_reader: bool, window_s: float) -> di
             "told_s": (max(answers_ms) - began_ms) / 1000,
             "brokers_cpu_s": cpu - before,
             "cockpit_cpu_s": cockpit_cpu - cockpit_before,
+            "longest_event_s": max(each["processing_time_ms"] for each in events) / 1000,
+            "under_replicated": cluster.status("")["under_replicated_partitions"]["count"],
             "cockpit_rss_mb": process_rss_bytes(cluster.cockpit.pid) / 1e6,
             **counts,
         }

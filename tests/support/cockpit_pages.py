@@ -15,13 +15,13 @@ from klamm.tools.clients import command_options
 from klamm.tools.cluster_facts import read_facts
 from klamm.tools.cockpit.answers import Cockpit
 from klamm.tools.cockpit.document import Read, now_document
-from klamm.tools.cockpit.pages import actions, configs, groups, records, topics, why
+from klamm.tools.cockpit.pages import actions, configs, groups, lags, records, topics, why
 from klamm.tools.controller import read_controller, read_status
 from klamm.tools.zookeeper_access import open_znodes
 from klamm.znodes.store import KafkaZooKeeper
 from support.cockpit import FixedSource
 
-PAGES = (actions, configs, groups, records, topics, why)
+PAGES = (actions, configs, groups, lags, records, topics, why)
 
 
 class ClusterSource(FixedSource):

@@ -275,8 +275,8 @@ class WebServer:
     async def stop(self, close: Callable[[], Awaitable[None]]) -> None:
         """Stops within a second; `close` ends the streams."""
         self._server.should_exit = True
-        await close()
         aborting = asyncio.get_running_loop().call_later(STOP_TIMEOUT_S, self._abort)
+        await close()
         if self._serving is not None:
             await self._serving
         aborting.cancel()

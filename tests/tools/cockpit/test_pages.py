@@ -245,6 +245,34 @@ async def test_groups_have_members_assignment_and_lag(cluster: Cluster) -> None:
     consumer.close()
 
 
+async def test_followers_that_are_behind_have_their_lag(cluster: Cluster) -> None:
+    cluster.create_topic("behind", partitions=3, replication_factor=2)
+    leader = cluster.leader("behind", 0)
+    assert leader is not None
+    follower = 1 - leader
+    async with asker(cluster.bootstrap, None) as pages:
+        cluster.pause(follower)
+        try:
+            produce(cluster, "behind", [{"value": "x"}] * 5, acks=1)
+        finally:
+            cluster.resume(follower)
+        cluster.until(lambda: follower in cluster.isr("behind", 0))
+
+        async def lags(**query: object) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = (await pages.get("/api/lags", topic="behind", **query))["partitions"]
+            return found
+
+        while (found := await lags(count=1)) and found[0]["lags"] != [[follower, 0]]:
+            assert 0 < found[0]["lags"][0][1] <= 5
+        assert found == [
+            {"partition": 0, "leader": leader, "end": 5, "lags": [[follower, 0]], "why_not": []},
+        ]
+        assert [each["partition"] for each in await lags(first=1)] == [1, 2]
+        status, answer = await pages.ask("/api/lags", topic=HOSTILE)
+        assert (status, "error" in answer) == (400, True) or status == 404
+        assert (await pages.ask("/api/lags", topic="behind", count=201))[0] == 400
+
+
 async def test_configurations_have_their_sources(cluster: Cluster) -> None:
     async with asker(cluster.bootstrap, None) as pages:
         of_topic = await pages.get("/api/configs", topic="plain")
