@@ -726,9 +726,9 @@ class Cluster(AnswerFaults, ServerFaults):
         return check
 
     def _wait_ready(self) -> None:
-        """Waits until every broker that can answer knows all such brokers and the controller."""
-        brokers = self._reachable()
-        self._run(wait_until_ready(brokers, TIMEOUT_S, self._alive(brokers)))
+        """Waits until every broker that can answer knows all such brokers and the controller; else not at all."""
+        if brokers := self._reachable():
+            self._run(wait_until_ready(brokers, TIMEOUT_S, self._alive(brokers)))
 
 
 def _broker_texts(properties: Mapping[str, object]) -> dict[str, str]:

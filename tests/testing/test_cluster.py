@@ -312,6 +312,16 @@ def test_zookeeper_goes_and_comes_back(klamm_helper: Helper) -> None:
         assert cluster.topics() == ["t"]
 
 
+def test_all_servers_go_and_come_back_one_by_one(klamm_helper: Helper) -> None:
+    with Cluster(1, helper=klamm_helper) as cluster:
+        cluster.create_topic("t")
+        cluster.kill(0)
+        cluster.kill("zookeeper")
+        cluster.start("zookeeper")
+        cluster.start(0)
+        assert cluster.topics() == ["t"]
+
+
 def test_what_is_down_cannot_be_paused(klamm_helper: Helper) -> None:
     with Cluster(1, helper=klamm_helper) as cluster:
         cluster.pause(0)
