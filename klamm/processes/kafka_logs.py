@@ -20,7 +20,8 @@ _LEVELS = {TRACE: "TRACE", logging.WARNING: "WARN", logging.CRITICAL: "FATAL"}
 
 
 class KafkaFormatter(logging.Formatter):
-    """Formats each line of a `LogLines` as a line with its own time, and any other log record as one line."""
+    """Formats each line of a `LogLines` as a line with its own time, and any other log record as one line, whatever
+    clients have put into their ids."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class KafkaFormatter(logging.Formatter):
         level, name = _LEVELS.get(record.levelno, record.levelname), record.name
         if isinstance(record.msg, LogLines):
             return "\n".join(f"[{self._time(line.time_ms)}] {level} {line.text} ({name})" for line in record.msg.lines)
-        text = f"[{self._time(int(record.created * 1000))}] {level} {record.getMessage()} ({name})"
+        text = f"[{self._time(int(record.created * 1000))}] {level} {_printable(record.getMessage())} ({name})"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
     def _time(self, time_ms: int) -> str:
@@ -38,6 +39,13 @@ class KafkaFormatter(logging.Formatter):
         if second != self._second:
             self._second, self._text = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
         return f"{self._text},{millisecond:03}"
+
+
+def _printable(text: str) -> str:
+    """The text with control and bidirectional characters as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 class HourlyFile(TimedRotatingFileHandler):

@@ -62,6 +62,12 @@ def test_levels_are_log4js(level: int, name: str) -> None:
     assert KafkaFormatter().format(record("text", level)) == f"[2021-01-01 00:00:00,007] {name} text (a.logger)"
 
 
+def test_what_a_client_calls_itself_makes_no_line_of_its_own() -> None:
+    line = KafkaFormatter().format(record("member a\n[2021-01-01] FATAL \x1b[31m\u202e\ud800é joins"))
+    shown = r"member a\n[2021-01-01] FATAL \x1b[31m\u202e\ud800é joins"
+    assert line == f"[2021-01-01 00:00:00,007] INFO {shown} (a.logger)"
+
+
 def test_an_exception_has_its_traceback() -> None:
     try:
         raise ValueError("broken")
