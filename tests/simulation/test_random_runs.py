@@ -77,7 +77,8 @@ def test_a_yield_takes_time_if_turns_do(takes_time: bool) -> None:
 
 
 def arguments(**options: object) -> argparse.Namespace:
-    usual = {"brokers": None, "steps": 1, "protocols": None, "log": False, "trace": None, "jobs": 1, "first": 0}
+    usual = {"brokers": None, "steps": 1, "protocols": None, "jobs": 1, "first": 0}
+    usual |= {"log": False, "trace": None, "record": None}
     return argparse.Namespace(**usual | options)
 
 

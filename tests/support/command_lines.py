@@ -27,7 +27,7 @@ def called(line: str) -> str | None:
     """
     root, ran = get_command(main.app), list[str]()
     for name, command in commands(root):
-        command.callback = lambda name=name, **options: ran.append(name)
+        command.callback = lambda *, _called=name, **options: ran.append(_called)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(main, "get_command", lambda app: root)
         code = main.run(shlex.split(line)[1:])

@@ -234,7 +234,7 @@ OTHER_PROGRAMS = [b"", b"\x00RMI\r\n", b"HTTP/1.1 200 OK\r\n\r\n<html>\n", b"HTT
 @pytest.mark.parametrize("answer", [*OTHER_PROGRAMS, b"HTTP/1.1 200 OK\r\n\r\n[]\n", b"HTTP/1.1 200 OK\r\n\r\n{}\n"])
 def test_another_program_at_the_port(answer: bytes) -> None:
     with answering(answer) as address, pytest.raises(NotKlamm, match="is not klamm's status port"):
-        list(_records(address, follow=True, is_patient=False))
+        list(_records(address, True, print, is_patient=False))
     with pytest.raises(ToolError, match=r"broker 1 does not answer at http://127\.0\.0\.1:"):
         read_status(address)
 
@@ -310,19 +310,19 @@ STREAM = b"HTTP/1.1 200 OK\r\n\r\n" + RECORD
 
 def test_a_record_that_was_torn(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(STREAM + RECORD[:-20]) as address:
-        records = _records(address, follow=False, is_patient=False)
+        records = _records(address, False, print, is_patient=False)
         assert next(records)["text"] == "one"
         with pytest.raises(ToolError, match="broker 1 has stopped in the middle of a record"):
             next(records)
     chunks = b"%x\r\n%b\r\n%x\r\n%b" % (len(RECORD), RECORD, len(RECORD), RECORD[:-20])
     with answering(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks) as address:
-        records = _records(address, follow=False, is_patient=False)
+        records = _records(address, False, print, is_patient=False)
         assert next(records)["text"] == "one"
         with pytest.raises(ToolError, match="broker 1 has stopped in the middle of its answer"):
             next(records)
     with answering(STREAM + RECORD[:-20]) as address:
-        assert [record["text"] for record in _records(address, follow=True, is_patient=False)] == ["one"]
-    assert "in the middle of a record; looking for the controller" in capsys.readouterr().err
+        assert [record["text"] for record in _records(address, True, print, is_patient=False)] == ["one"]
+    assert "in the middle of a record; looking for the controller" in capsys.readouterr().out
 
 
 def test_a_stream_in_which_nothing_comes_is_left(
@@ -330,8 +330,8 @@ def test_a_stream_in_which_nothing_comes_is_left(
 ) -> None:
     monkeypatch.setattr(controller, "HTTP_TIMEOUT_S", 0.3)
     with answering(STREAM + b'{"kind":"idle"}\n', open_until=threading.Event()) as address:
-        assert [record["text"] for record in _records(address, follow=True, is_patient=False)] == ["one"]
-    assert "does not answer" in capsys.readouterr().err
+        assert [record["text"] for record in _records(address, True, print, is_patient=False)] == ["one"]
+    assert "does not answer" in capsys.readouterr().out
 
 
 # -- clusters ---------------------------------------------------------------------------------------------------------

@@ -13,13 +13,12 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any, Final
 
-from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME
 from klamm.tools.log import decoders
 
 # Of a value in a list of records, and of one that is asked for whole.
 SHOWN_BYTES: Final = 4 * 1024
 WHOLE_BYTES: Final = 1024 * 1024
-TRANSACTION_TOPIC: Final = "__transaction_state"
 
 # A text with more of such characters than this part is shown as bytes.
 _MOST_UNPRINTABLE: Final = 0.1
@@ -73,7 +72,9 @@ def shown(data: bytes | None, limit_bytes: int = SHOWN_BYTES) -> dict[str, Any]:
 
 def decoded(topic: str, key: bytes | None, value: bytes | None) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Key and value of a record of Kafka's internal topics, in words; None for other topics, and unknown content."""
-    decode = {GROUP_METADATA_TOPIC_NAME: decoders.offsets, TRANSACTION_TOPIC: decoders.transactions}.get(topic)
+    decode = {GROUP_METADATA_TOPIC_NAME: decoders.offsets, TRANSACTION_STATE_TOPIC_NAME: decoders.transactions}.get(
+        topic
+    )
     if decode is None:
         return None
     try:

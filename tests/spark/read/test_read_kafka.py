@@ -144,6 +144,6 @@ def test_timestamps_that_the_broker_has_set(kafka: str) -> None:
 
 def test_a_message_format_that_is_not_supported(kafka: str) -> None:
     create(kafka, "old", **{"message.format.version": "0.10.2"})
-    produce(kafka, "old", numbered(3))
+    produce(kafka, "old", numbered(3), **{"enable.idempotence": False})
     with pytest.raises(KafkaError, match="old-0 at offset 0: message format v1 is not supported, only v2"):
         read(kafka, "old")

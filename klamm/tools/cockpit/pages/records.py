@@ -19,14 +19,13 @@ from starlette.routing import Route
 
 from klamm.client.fan_out import checked
 from klamm.client.offsets import list_offsets
-from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
+from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, UNKNOWN_OFFSET, TopicPartition
 from klamm.tools.cockpit.answers import Cockpit, json_response
 from klamm.tools.cockpit.asking import PATIENCE, BadRequest, asking, live_client, number, partition
 from klamm.tools.cockpit.browsing import MAX_RECORDS, Page, Reader
 from klamm.tools.cockpit.shown import SHOWN_BYTES, WHOLE_BYTES, visible
 
 LIMIT: Final = 50
-UNKNOWN_OFFSET: Final = -1
 
 
 def routes(cockpit: Cockpit) -> list[Route]:
