@@ -10,10 +10,15 @@
 // which `h` and `morph` do with every text.
 
 const HIDDEN = /[^\P{C}\n\t]|[\p{Zl}\p{Zp}]/gu;
+// Nearly all texts, which need no look at the properties of each character.
+const PLAIN = /^[ -~]*$/;
 
 /** A text without characters that move, hide or reorder others: each becomes an escape. Line breaks and tabs stay. */
-const seen = (text) =>
-  String(text).replace(HIDDEN, (character) => `\\u${character.codePointAt(0).toString(16).padStart(4, "0")}`);
+const seen = (value) => {
+  const text = String(value);
+  if (PLAIN.test(text)) return text;
+  return text.replace(HIDDEN, (character) => `\\u${character.codePointAt(0).toString(16).padStart(4, "0")}`);
+};
 
 /** An element. Attributes beginning with "on" are listeners; children are nodes, texts, lists, or null. */
 const h = (tag, attributes = {}, ...children) => built(document.createElement(tag), attributes, children);
