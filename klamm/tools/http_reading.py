@@ -18,7 +18,7 @@ HTTP_TIMEOUT_S = 10.0
 
 
 class WrongAnswer(ToolError):
-    """The program at the port answers with an error, or with something other than HTTP."""
+    """The program at the port answers with an error, with something other than HTTP, or not as klamm does."""
 
 
 def http_address(broker: "BrokerRegistration") -> tuple[str, int | None]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import orjson
 
 from klamm.tools.cockpit.controller_records import is_record
-from klamm.tools.cockpit.http_reading import NotKlamm
+from klamm.tools.http_reading import WrongAnswer
 
 _TEXT: Final = (str,)
 _TEXT_OR_NONE: Final = (str, type(None))
@@ -79,7 +79,7 @@ NUMBERS: Final = {
 
 
 def status_of(answer: bytes) -> Mapping[str, Any]:
-    """The answer of /controller?brief: all of `STATUS` of a broker that is active. Raises NotKlamm."""
+    """The answer of /controller?brief: all of `STATUS` of a broker that is active. Raises WrongAnswer."""
     found = _object(answer)
     _check(found, WHO, "The controller's status")
     if found["active"]:
@@ -88,7 +88,7 @@ def status_of(answer: bytes) -> Mapping[str, Any]:
 
 
 def numbers_of(answer: bytes) -> Mapping[str, Any]:
-    """The answer of /broker. Raises NotKlamm."""
+    """The answer of /broker. Raises WrongAnswer."""
     found = _object(answer)
     _check(found, NUMBERS, "The broker's status")
     return found
@@ -96,10 +96,10 @@ def numbers_of(answer: bytes) -> Mapping[str, Any]:
 
 def record_of(line: bytes) -> Mapping[str, Any]:
     """A line of /controller/events: a record of the controller, or of the kind idle or missed, which are the stream's.
-    Raises NotKlamm."""
+    Raises WrongAnswer."""
     found = _object(line)
     if found.get("kind") not in ("idle", "missed") and not is_record(found):
-        raise NotKlamm("A record is not as klamm has it, so the program at the port is not klamm.")
+        raise WrongAnswer("A record is not as klamm has it, so the program at the port is not klamm.")
     return found
 
 
@@ -109,7 +109,7 @@ def _object(text: bytes) -> Mapping[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise NotKlamm("The answer is not a JSON object, so the program at the port is not klamm.")
+        raise WrongAnswer("The answer is not a JSON object, so the program at the port is not klamm.")
     return found
 
 
@@ -118,7 +118,7 @@ def _check(value: Any, shape: Any, where: str) -> None:
         # A bool is an int in Python.
         is_right = isinstance(value, shape) and (not isinstance(value, bool) or bool in shape)
         if not is_right:
-            raise NotKlamm(f"{where} is not as klamm has it, so the program at the port is not klamm.")
+            raise WrongAnswer(f"{where} is not as klamm has it, so the program at the port is not klamm.")
     elif isinstance(shape, list):
         _check(value, (list,), where)
         for each in value:

@@ -1,4 +1,5 @@
 """Reads what a klamm broker serves over HTTP, without holding the loop: a whole answer, or lines as they come.
+Commands have no loop to hold; they read with klamm.tools.http_reading.
 
 What must stay true: an answer has a bound on its length and its time, and a line on its length. What answers may be any
 program: brokers of Apache Kafka register the port of their JMX.
@@ -11,25 +12,22 @@ from typing import Final
 import h11
 
 from klamm.processes.errors import ToolError, describe_os_error
+from klamm.tools.http_reading import WrongAnswer
 
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 MAX_LINE_BYTES: Final = 1024 * 1024
 READ_BYTES: Final = 256 * 1024
 
 
-class NotKlamm(ToolError):
-    """The program at the port does not answer as klamm does."""
-
-
 async def read_answer(host: str, port: int, path: str, timeout_s: float) -> bytes:
-    """The body of the answer. Raises ToolError, and NotKlamm."""
+    """The body of the answer. Raises ToolError, and WrongAnswer."""
     body = bytearray()
     try:
         async with asyncio.timeout(timeout_s):
             async for piece in _pieces(host, port, path):
                 body += piece
                 if len(body) > MAX_ANSWER_BYTES:
-                    raise NotKlamm(f"{host}:{port} answers with more than {MAX_ANSWER_BYTES} bytes")
+                    raise WrongAnswer(f"{host}:{port} answers with more than {MAX_ANSWER_BYTES} bytes")
     except TimeoutError:
         raise ToolError(f"{host}:{port} does not answer within {timeout_s:g} s") from None
     return bytes(body)
@@ -50,7 +48,7 @@ async def read_lines(host: str, port: int, path: str, silence_s: float) -> Async
                 raise ToolError(f"{host}:{port} is silent for {silence_s:g} s") from None
             *lines, rest = (rest + piece).split(b"\n")
             if len(rest) > MAX_LINE_BYTES:
-                raise NotKlamm(f"{host}:{port} sends a line of more than {MAX_LINE_BYTES} bytes")
+                raise WrongAnswer(f"{host}:{port} sends a line of more than {MAX_LINE_BYTES} bytes")
             if lines:
                 yield lines
     finally:
@@ -77,14 +75,14 @@ async def _pieces(host: str, port: int, path: str) -> AsyncGenerator[bytes, None
                     came.clear()
                 connection.receive_data(await reader.read(READ_BYTES))
             elif isinstance(event, h11.Response) and event.status_code != 200:
-                raise NotKlamm(f"{host}:{port} answers {path} with {event.status_code}")
+                raise WrongAnswer(f"{host}:{port} answers {path} with {event.status_code}")
             elif isinstance(event, h11.Data):
                 came += event.data
             elif isinstance(event, (h11.EndOfMessage, h11.ConnectionClosed)):
                 yield bytes(came)
                 return
     except h11.ProtocolError as error:
-        raise NotKlamm(f"{host}:{port} does not answer as klamm does: {error}") from error
+        raise WrongAnswer(f"{host}:{port} does not answer as klamm does: {error}") from error
     except OSError as error:
         raise ToolError(f"{host}:{port}: {describe_os_error(error)}") from error
     finally:

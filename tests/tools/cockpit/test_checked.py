@@ -12,7 +12,8 @@ import pytest
 from klamm.processes.errors import ToolError
 from klamm.tools.cockpit import http_reading
 from klamm.tools.cockpit.checked import numbers_of, record_of, status_of
-from klamm.tools.cockpit.http_reading import NotKlamm, read_answer, read_lines
+from klamm.tools.cockpit.http_reading import read_answer, read_lines
+from klamm.tools.http_reading import WrongAnswer
 
 NOTHING = {"count": 0, "first": []}
 STATUS: dict[str, Any] = {
@@ -118,19 +119,19 @@ def test_what_is_not_as_klamm_has_it_is_refused(
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = wrong
-    with pytest.raises(NotKlamm, match="not klamm"):
+    with pytest.raises(WrongAnswer, match="not klamm"):
         check(json.dumps(spoilt).encode())
     if isinstance(path[-1], str) and path[-1] != "a":
         del place[path[-1]]
         if path[-1] != "OnlinePartition":
-            with pytest.raises(NotKlamm, match="not klamm"):
+            with pytest.raises(WrongAnswer, match="not klamm"):
                 check(json.dumps(spoilt).encode())
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{", b"[" * 100_000, b"\xff", b'{"active": 1}', b"1e999"])
 def test_what_is_no_object_is_refused(body: bytes) -> None:
     for check in (status_of, numbers_of, record_of):
-        with pytest.raises(NotKlamm, match="not klamm"):
+        with pytest.raises(WrongAnswer, match="not klamm"):
             check(body)
 
 
@@ -177,7 +178,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\
 )
 async def test_another_program_at_the_port_is_told(answer: bytes, what: str) -> None:
     async with answering(answer) as port:
-        with pytest.raises(NotKlamm, match=what):
+        with pytest.raises(WrongAnswer, match=what):
             await read_answer("127.0.0.1", port, "/controller", 20)
 
 
@@ -185,9 +186,9 @@ async def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(http_reading, "MAX_ANSWER_BYTES", 100_000)
     monkeypatch.setattr(http_reading, "MAX_LINE_BYTES", 100_000)
     async with answering(HEAD, b"x" * 10_000, is_endless=True) as port:
-        with pytest.raises(NotKlamm, match="more than 100000 bytes"):
+        with pytest.raises(WrongAnswer, match="more than 100000 bytes"):
             await read_answer("127.0.0.1", port, "/controller", 20)
-        with pytest.raises(NotKlamm, match="more than 100000 bytes"):
+        with pytest.raises(WrongAnswer, match="more than 100000 bytes"):
             async for _ in read_lines("127.0.0.1", port, "/controller/events", 20):
                 pass
 
