@@ -16,6 +16,7 @@ What must stay true:
 """
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ from starlette.routing import Route
 from klamm.client.cluster import ClusterClient
 from klamm.client.elections import elect_leaders
 from klamm.client.reassignments import alter_partition_reassignments
+from klamm.net.client import ClientError
 from klamm.processes.errors import ToolError
+from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
 from klamm.tools.clients import error_line
 from klamm.tools.cluster_view import PartitionView, read_cluster
@@ -48,6 +51,9 @@ NOT_ALLOWED: Final = (
 )
 MOST_OFFERS: Final = 100
 OFFER_S: Final = 300.0
+# How long the page waits for a broker to tell of an election, and how often it asks.
+TOLD_S: Final = 5.0
+SECONDS_BETWEEN_LOOKS: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +205,26 @@ async def _elect(client: ClusterClient, key: TopicPartition, reach: Sequence[str
         error = (await elect_leaders(client, ElectionType.PREFERRED, [key]))[key]
         if error is not None:
             raise ToolError(error_line(error))
+        await _told(client, key, before.leader_epoch)
         return f"Broker {before.replicas[0]} leads {key}."
 
     what = (*lines, f"No acknowledged record is lost: broker {shown.replicas[0]} is in the ISR.")
     return Plan(what, elect_preferred_command(key, reach), change)
+
+
+async def _told(client: ClusterClient, key: TopicPartition, before_epoch: int) -> None:
+    """Returns when a broker that is asked knows of the election, so that the page does not show the former leader.
+
+    The controller answers before the other brokers have heard of it. The client keeps what is newest, so one is enough.
+    A broker that is not told in time does not make the election undone.
+    """
+    with contextlib.suppress(TimeoutError, ClientError, KafkaError):
+        async with asyncio.timeout(TOLD_S):
+            while True:
+                partition = (await read_cluster(client, [key.topic], reassignments={})).partitions.get(key)
+                if partition is None or partition.leader_epoch > before_epoch:
+                    return
+                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 async def _cancel(client: ClusterClient, key: TopicPartition, reach: Sequence[str]) -> Plan:
