@@ -22,7 +22,7 @@ kafka.coordinator.transaction.TransactionStateManager (`appendTransactionToLog`,
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from klamm.config.broker import BrokerConfig
@@ -300,7 +300,7 @@ class CoordinatorLog:
 
     # -- read -----------------------------------------------------------------------------------------------------
 
-    async def read(self, partition: int) -> AsyncIterator[LogBatch]:
+    async def read(self, partition: int) -> AsyncGenerator[LogBatch, None]:
         # After this loop all earlier appends are in the log or refused.
         while partition in self._queued:  # noqa: ASYNC110  # Each step of the loop appends some of it.
             await asyncio.sleep(0)

@@ -1,6 +1,6 @@
 """The interfaces that coordinators need from the rest of the broker."""
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import NamedTuple, Protocol
 
 from klamm.protocol.errors import ErrorCode
@@ -56,7 +56,7 @@ class CoordinatorLog(Protocol):
     def append_unacknowledged(self, partition: int, records: Sequence[KeyAndValue]) -> None:
         """Appends without waiting (tombstones), if this broker leads the partition."""
 
-    def read(self, partition: int) -> AsyncIterator[LogBatch]:
+    def read(self, partition: int) -> AsyncGenerator[LogBatch, None]:
         """All batches of the log now, oldest first, with open and aborted transactions; others have the loop in
         between. Records for which `append` was called before are included.
 

@@ -30,7 +30,7 @@ from typing import NamedTuple
 from klamm.progress import progress
 from klamm.simulation.environment import WallClock
 from klamm.simulation.process import CURRENT
-from klamm.simulation.random_faults import STEPS, random_faults
+from klamm.simulation.random_faults import random_faults
 from klamm.simulation.recorder import Recorder
 from klamm.simulation.schedule import Schedule
 from klamm.simulation.shrinking import shrink, signature
@@ -171,7 +171,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="number of parallel runs, each in a process")
     parser.add_argument("--keep-going", action="store_true", help="run all seeds, also when some fail")
     parser.add_argument("--brokers", type=int, help="number of brokers; by default each seed draws it")
-    parser.add_argument("--steps", type=int, default=STEPS, help="number of faults and operator actions in a run")
+    parser.add_argument(
+        "--steps", type=int, help="number of faults and operator actions in a run; by default each seed draws it"
+    )
     parser.add_argument(
         "--protocols",
         help="inter.broker.protocol.version; brokers take several versions in turn; by default each seed draws them",

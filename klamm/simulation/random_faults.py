@@ -23,8 +23,8 @@ from klamm.protocol.errors import KafkaError
 from klamm.protocol.record_batch import CRC_COVERS_FROM, iterate_batches
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.administration import Administrator
+from klamm.simulation.clients import TOPIC, UNCLEAN_TOPIC, Clients
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
-from klamm.simulation.compacting import TOPIC_CONFIGS, Compacting
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.group_workload import GroupWorkload
 from klamm.simulation.invariants import Invariants
@@ -33,33 +33,15 @@ from klamm.simulation.run_shape import LAGGING_SHARES, RunShape, draw_shape
 from klamm.simulation.schedule import Schedule, Step, begin_step, step_chance
 from klamm.simulation.small_slices import small_slices
 from klamm.simulation.transactional_workload import PROPERTIES as TRANSACTION_PROPERTIES
-from klamm.simulation.transactional_workload import TransactionalWorkload
-from klamm.simulation.trimming import Trimming
-from klamm.simulation.verdict import come_to_rest, converge, judge, serving
-from klamm.simulation.workload import Workload, create_topic
+from klamm.simulation.verdict import serving
 from klamm.simulation.world import Node, World
 from klamm.storage.log_directory import FUTURE_SUFFIX
 from klamm.znodes.controller_store import NO_CONTROLLER
 
-TOPIC = "events"
-# With acks=all: partition -> whether its producer is idempotent. The next partition has acks=1.
-IS_IDEMPOTENT: dict[PartitionKey, bool] = {(TOPIC, 0): True, (TOPIC, 1): False, (TOPIC, 2): True}
-ONLY_LEADER: PartitionKey = (TOPIC, 3)
-# A topic of one partition, with acks=1: any replica may lead it.
-UNCLEAN_TOPIC = "unclean"
-# A topic of one partition, with acks=all, whose records are deleted while others are written.
-TRIMMED_TOPIC = "trimmed"
-# A topic of one partition, with acks=all, whose records have keys.
-COMPACTED_TOPIC = "compacted"
-# Of one partition, and of two: transactions are written into the first and copied into the second.
-ORDERS_TOPIC, COPIES_TOPIC = "orders", "copies"
-GROUP = "workers"
-STEPS = 18
+# A run has so many faults and operator actions, of a random half of all kinds (see `run_shape`).
+STEPS = (3, 5, 8, 16)
+SHARE_OF_KINDS = 0.5
 SHARE_OF_WORK = 0.4
-# The load is light: faults find more than load does, and load makes a run slow.
-PRODUCER_PAUSE_S = 0.4
-BATCHES_OF_A_WHOLE_CLUSTER = 3
-COMMITS_OF_A_HEALED_CLUSTER = 3
 PAUSES_S = (0.0, 0.1, 1.0, 4.0, 10.0)
 # Shorter and longer than a session (6 s), and than the lag that drops a follower out of the ISR (5 s).
 OUTAGES_S = (0.0, 0.5, 3.0, 5.5, 8.0, 20.0)
@@ -84,6 +66,9 @@ ELECTIONS_S = (0.0, 0.2, 1.0, 3.0)
 # How long a machine's death waits until the cluster is whole, and until the machine is out of all ISRs.
 PATIENCE_S = 60
 
+# The kind of a fault or of operators' work, and what does it.
+NamedAction = tuple[str, Callable[[], Awaitable[None]]]
+
 
 class RandomFaults:
     """The safety phase of one run.
@@ -105,7 +90,7 @@ class RandomFaults:
         self.world = cluster.world
         self.logs_flush = logs_flush
         self._administrator = administrator
-        self._faults: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+        self._faults: list[NamedAction] = [
             ("kill-broker", self._kill_broker),
             ("kill-broker", self._kill_broker),
             ("kill-controller", self._kill_controller),
@@ -154,13 +139,16 @@ class RandomFaults:
         """The chance of the current step."""
         return step_chance(self.world.random)
 
-    def draw(self, count: int) -> tuple[Step, ...]:
-        """Steps for `replay`, drawn from the seed of the world."""
+    def draw(self, count: int | None = None) -> tuple[Step, ...]:
+        """Steps for `replay`, drawn from the seed of the world; so is their number, unless it is given."""
         chance = random.Random(f"{self.world.seed}/schedule")
+        drawn_count = chance.choice(STEPS)
+        count = drawn_count if count is None else count
+        work, faults = _half(chance, self._administrator.work), _half(chance, self._faults)
         steps = []
         for number in range(count):
             pause_s = chance.choice(PAUSES_S) * chance.random()
-            actions = self._administrator.work if chance.random() < SHARE_OF_WORK else self._faults
+            actions = work if chance.random() < SHARE_OF_WORK else faults
             steps.append(Step(round(pause_s, 3), chance.choice(actions)[0], number))
         if chance.random() < SHARE_OF_LOST_ELECTIONS:
             steps.append(Step(0.0, self._last[0], count))
@@ -561,6 +549,14 @@ class RandomFaults:
         await self._stall(self.random.choice(self._members).node)
 
 
+def _half(chance: random.Random, actions: Sequence[NamedAction]) -> list[NamedAction]:
+    """The actions of half of the kinds; at least one kind."""
+    kinds = list(dict.fromkeys(name for name, _ in actions))
+    always = chance.choice(kinds)
+    kept = {kind for kind in kinds if chance.random() < SHARE_OF_KINDS or kind == always}
+    return [action for action in actions if action[0] in kept]
+
+
 def _task(action: Callable[[], Awaitable[None]], context: contextvars.Context) -> asyncio.Task[None]:
     async def do() -> None:
         await action()
@@ -576,13 +572,13 @@ async def random_faults(
     world: World,
     *,
     brokers: int | None = None,
-    steps: int = STEPS,
+    steps: int | None = None,
     protocols: Sequence[str] | None = None,
     schedule: Schedule | None = None,
     on_schedule: Callable[[Schedule], object] = lambda schedule: None,
 ) -> str:
-    """The scenario. The seed draws `brokers` and `protocols` (see `SimulatedCluster`) unless they are given. With a
-    `schedule`, which has the seed of the world, nothing is drawn.
+    """The scenario. The seed draws `brokers`, `protocols` (see `SimulatedCluster`) and the number of `steps` unless
+    they are given. With a `schedule`, which has the seed of the world, nothing is drawn.
 
     Calls `on_schedule` before the first fault. Returns the counts as text.
     """
@@ -622,34 +618,15 @@ async def _run(world: World, shape: RunShape, inject: Callable[[RandomFaults], A
     invariants = Invariants(cluster)
     invariants.start()
     node = world.node("client")
-    await node.run(_create_topics(cluster, shape))
-    workload = Workload(
-        world,
-        cluster.client,
-        IS_IDEMPOTENT,
-        only_leader=[ONLY_LEADER],
-        unread=[(UNCLEAN_TOPIC, 0)],
-        racks=cluster.racks,
-    )
-    workload.start(pause_s=PRODUCER_PAUSE_S)
-    group = GroupWorkload(
-        world, cluster.client, GROUP, list(IS_IDEMPOTENT), coordinator_id=lambda: cluster.coordinator(GROUP)
-    )
-    group.start()
-    trimming = Trimming(world, cluster, (TRIMMED_TOPIC, 0))
-    trimming.start(PRODUCER_PAUSE_S)
-    compacting = Compacting(world, cluster, (COMPACTED_TOPIC, 0))
-    compacting.start(PRODUCER_PAUSE_S)
-    transactions = TransactionalWorkload(
-        cluster, [(ORDERS_TOPIC, 0)], [(COPIES_TOPIC, 0), (COPIES_TOPIC, 1)], writers=1, pause_s=PRODUCER_PAUSE_S
-    )
-    transactions.start()
+    clients = Clients(cluster, shape)
+    await clients.create_topics(node)
+    clients.start()
     administrator = Administrator(cluster, UNCLEAN_TOPIC, shape.min_insync_replicas)
     await inject(
         RandomFaults(
             cluster,
             administrator,
-            group,
+            clients.group,
             logs_flush=shape.logs_flush,
             clocks_drift=shape.clocks_drift,
             logs_rot=True,
@@ -658,41 +635,10 @@ async def _run(world: World, shape: RunShape, inject: Callable[[RandomFaults], A
     world.trace.add("faults", "heal")
     await cluster.heal()
     async with serving(cluster):
-        await workload.stop_producing()
-        await trimming.stop()
-        await compacting.stop()
-        await transactions.ledger.until_commits(COMMITS_OF_A_HEALED_CLUSTER)
-        await transactions.stop()
-        await group.until_stable()
-        await group.ledger.until_commits(len(IS_IDEMPOTENT))
-        await group.stop()
+        await clients.finish()
         await administrator.finish()
-    whole = await converge(cluster)
-    await group.check_committed()
-    committed = await transactions.check()
-    await workload.produce_more(BATCHES_OF_A_WHOLE_CLUSTER)
-    counts = await judge(cluster, workload, whole, trimmed=[TRIMMED_TOPIC])
-    await come_to_rest(cluster)
-    trimming.check()
-    trimming.check_records()
-    compacting.check_replicas()
+    counts = await clients.judge()
     await invariants.stop()
     await node.run(administrator.close())
     await cluster.close()
-    return f"{shape.brokers} brokers, {counts}, {trimming.answered} of {trimming.end} deleted, {committed}"
-
-
-async def _create_topics(cluster: SimulatedCluster, shape: RunShape) -> None:
-    client = cluster.client()
-    for topic, partitions, configs in (
-        (TOPIC, len(IS_IDEMPOTENT) + 1, {}),
-        (UNCLEAN_TOPIC, 1, {"unclean.leader.election.enable": "true"}),
-        (TRIMMED_TOPIC, 1, {"segment.bytes": "2048"}),
-        (COMPACTED_TOPIC, 1, dict(TOPIC_CONFIGS)),
-        (ORDERS_TOPIC, 1, {}),
-        (COPIES_TOPIC, 2, {}),
-    ):
-        await create_topic(
-            client, topic, partitions=partitions, replication_factor=shape.replication_factor, configs=configs
-        )
-    await client.close()
+    return f"{shape.brokers} brokers, {counts}"

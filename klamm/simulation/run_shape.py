@@ -1,4 +1,8 @@
-"""The shape of one run of random faults, drawn from its seed: the number of brokers, their protocols, the guarantees.
+"""The shape of one run of random faults, drawn from its seed: the number of brokers, their protocols, the guarantees,
+the clients.
+
+Each run leaves out half of the clients. A run of few kinds is short, and what is left meets more often than in a run
+that has all of them: Groce et al., "Swarm Testing", 2012.
 
 What must stay true: no shape demands more than klamm guarantees. Any number of machines may die only where logs flush
 before they acknowledge.
@@ -15,6 +19,12 @@ MIN_INSYNC_REPLICAS = (2, 2, 1)
 REPLICA_FETCHERS = (1, 1, 3)
 LAGGING_SHARES = (0.0, 0.3)
 PROTOCOLS = (("2.8",), ("2.8",), ("2.8",), ("2.4",), ("2.4", "2.8"), ("2.7",))
+# A producer and a consumer of a partition of `events`, by its number.
+ACKS_ALL_CLIENTS = ("events-0", "events-1", "events-2")
+CLIENTS = (*ACKS_ALL_CLIENTS, "events-3", "unclean", "group", "trimming", "compacting", "transactions")
+SHARE_OF_CLIENTS = 0.5
+# The load is light: faults find more than load does, and load makes a run slow.
+PRODUCER_PAUSES_S = (0.4, 1.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,10 @@ class RunShape:
     preallocates: bool
     # The wall clocks of the brokers differ, drift, and are set forward and back.
     clocks_drift: bool
+    # Some of CLIENTS.
+    clients: Sequence[str] = CLIENTS
+    # The longest pause between two batches of a producer.
+    producer_pause_s: float = PRODUCER_PAUSES_S[0]
 
     def __str__(self) -> str:
         return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
@@ -59,6 +73,8 @@ def draw_shape(
     has_racks, replica_fetchers = chance.random() < 0.5, chance.choice(REPLICA_FETCHERS)
     preallocates = chance.random() < 0.3
     clocks_drift = chance.random() < 0.5
+    producer = chance.choice(ACKS_ALL_CLIENTS)
+    clients = tuple(each for each in CLIENTS if chance.random() < SHARE_OF_CLIENTS or each == producer)
     return RunShape(
         brokers,
         replication_factor=min(brokers, replication_factor),
@@ -71,4 +87,6 @@ def draw_shape(
         replica_fetchers=replica_fetchers,
         preallocates=preallocates,
         clocks_drift=clocks_drift,
+        clients=clients,
+        producer_pause_s=chance.choice(PRODUCER_PAUSES_S),
     )

@@ -2,8 +2,8 @@
 
 Delta debugging (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002): leave out half of
 the steps, then quarters, and so on down to single steps, as long as the run still fails. Afterwards pauses become short
-and the shape simpler where the failure allows it: fewer brokers, no racks, no lag. No single step can be left out of
-the result, but a schedule with other steps may be shorter.
+and the shape simpler where the failure allows it: fewer brokers and clients, no racks, no lag. No single step can be
+left out of the result, but a schedule with other steps may be shorter.
 
 What must stay true: the result has failed, with the same `signature` as the schedule that was given.
 """
@@ -11,11 +11,18 @@ What must stay true: the result has failed, with the same `signature` as the sch
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
-from klamm.simulation.run_shape import RunShape
+from klamm.simulation.run_shape import CLIENTS, RunShape
 from klamm.simulation.schedule import Schedule, Step
 
 SHORT_PAUSE_S = 0.5
+
+
+def _without_client(shape: RunShape, client: str) -> RunShape:
+    return replace(shape, clients=tuple(each for each in shape.clients if each != client))
+
+
 # What to try instead, one after the other.
 SIMPLER_SHAPES: Sequence[Callable[[RunShape], RunShape]] = (
     lambda shape: replace(shape, small_slices=False),
@@ -25,6 +32,7 @@ SIMPLER_SHAPES: Sequence[Callable[[RunShape], RunShape]] = (
     lambda shape: replace(shape, preallocates=False),
     lambda shape: replace(shape, clocks_drift=False),
     lambda shape: replace(shape, protocols=("2.8",)),
+    *(partial(_without_client, client=client) for client in CLIENTS),
     lambda shape: replace(shape, brokers=3, lagging=tuple(each for each in shape.lagging if each < 3)),
 )
 

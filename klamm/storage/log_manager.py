@@ -14,8 +14,8 @@ Source: kafka.log.LogManager.
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
@@ -626,9 +626,10 @@ class LogManager:
             await self._sync_together(
                 directory, [log for log in self.logs_in(directory.path) if log.is_truncation_unsynced]
             )
-        async for log in self._each_online():
-            if log.is_truncation_unsynced:
-                await self._flush(log)
+        async with aclosing(self._each_online()) as logs:
+            async for log in logs:
+                if log.is_truncation_unsynced:
+                    await self._flush(log)
 
     async def _sync_together(self, directory: LogDirectory, logs: Sequence[Log]) -> None:
         """Syncs many logs of a directory with one sync of the file system, if it can do that. Otherwise, and after a
@@ -697,7 +698,7 @@ class LogManager:
         finally:
             directory.release()
 
-    async def _each_online(self) -> AsyncIterator[Log]:
+    async def _each_online(self) -> AsyncGenerator[Log, None]:
         """All logs, in slices: to look at a log costs microseconds, to delete its segments a millisecond."""
         looked_at = Slices(LOGS_PER_SLICE, asyncio.get_running_loop().time)
         for logs in (self._logs, self._future_logs):
@@ -710,9 +711,10 @@ class LogManager:
                     await asyncio.sleep(0)
 
     async def _apply_retention(self) -> None:
-        async for log in self._each_online():
-            if not self.cleaner.is_cleaning(log):
-                self._retain(log)
+        async with aclosing(self._each_online()) as logs:
+            async for log in logs:
+                if not self.cleaner.is_cleaning(log):
+                    self._retain(log)
 
     def _retain(self, log: Log) -> None:
         try:
@@ -722,9 +724,10 @@ class LogManager:
             _LOGGER.warning("Retention of %s: %s", log.name, error)
 
     async def _flush_dirty(self) -> None:
-        async for log in self._each_online():
-            if log.has_unflushed and self._environment.now_ms() - log.last_flush_ms >= log.config.flush_ms:
-                await self._flush(log)
+        async with aclosing(self._each_online()) as logs:
+            async for log in logs:
+                if log.has_unflushed and self._environment.now_ms() - log.last_flush_ms >= log.config.flush_ms:
+                    await self._flush(log)
 
     async def _flush(self, log: Log) -> None:
         try:
@@ -733,8 +736,9 @@ class LogManager:
             _LOGGER.warning("Flushing %s: %s", log.name, error)
 
     async def _expire_producers(self) -> None:
-        async for log in self._each_online():
-            log.remove_expired_producers(self._environment.now_ms(), self.settings.producer_expiration_ms)
+        async with aclosing(self._each_online()) as logs:
+            async for log in logs:
+                log.remove_expired_producers(self._environment.now_ms(), self.settings.producer_expiration_ms)
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ SHAPE = RunShape(
     preallocates=True,
     clocks_drift=True,
 )
-SIMPLE = {"brokers": 3, "protocols": ("2.8",), "lagging": (), "small_slices": False, "has_racks": False}
+SIMPLE = {"brokers": 3, "protocols": ("2.8",), "lagging": (), "small_slices": False, "has_racks": False, "clients": ()}
 SCHEDULE = Schedule(7, SHAPE, tuple(Step(2.0, f"action-{number}", number) for number in range(18)))
 
 

@@ -33,6 +33,7 @@ groups.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -414,8 +415,8 @@ class GroupMetadataManager:
         backoff_ms = LOAD_RETRY_BACKOFF_MS
         while True:
             try:
-                async with self._one_at_a_time:
-                    return await load_groups(partition, self._log.read(partition), self._clock_ms())
+                async with self._one_at_a_time, aclosing(self._log.read(partition)) as batches:
+                    return await load_groups(partition, batches, self._clock_ms())
             except (KafkaError, OSError) as error:
                 if not self._log.is_leader(partition):
                     _log.warning("%s could not be loaded, and has another leader now: %s", _name(partition), error)

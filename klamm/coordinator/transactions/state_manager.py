@@ -36,6 +36,7 @@ Differences from Kafka:
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 from functools import partial
 from typing import Final
 
@@ -334,8 +335,8 @@ class TransactionStateManager:
         while True:
             try:
                 if loaded is None:
-                    async with self._one_at_a_time:
-                        loaded = await load_transactions(partition, self._log.read(partition), belongs_here)
+                    async with self._one_at_a_time, aclosing(self._log.read(partition)) as batches:
+                        loaded = await load_transactions(partition, batches, belongs_here)
                 await self._log.wait_committed(partition)
                 return loaded
             except (KafkaError, OSError) as error:

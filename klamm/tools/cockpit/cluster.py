@@ -24,7 +24,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -282,26 +282,27 @@ class LiveCluster:
         unpublished: deque[Mapping[str, Any]] = deque(maxlen=RECORDS_PER_EVENT)
         new, published_at_s = 0, 0.0
         loop = asyncio.get_running_loop()
-        async for lines in read_lines(host, port, "/controller/events?follow", SILENCE_S):
-            if self._followed_address() != (host, port):
-                # It was the controller before, and would be followed without end.
-                return
-            for line in lines:
-                record = record_of(line)
-                if record["kind"] == "idle":
-                    is_new = True
-                elif record["kind"] == "missed":
-                    self._partitions.hurry()
-                elif self._take(record) and is_new:
-                    unpublished.append(record)
-                    new += 1
-            # The controller writes records in slices; a page wants few large events.
-            if new and loop.time() - published_at_s > PUBLISH_EVERY_S / 5:
-                left_out = new - len(unpublished)
-                self._publish(RECORD, orjson.dumps({"records": list(unpublished), "left_out": left_out}))
-                self._publish_changes()
-                unpublished.clear()
-                new, published_at_s = 0, loop.time()
+        async with aclosing(read_lines(host, port, "/controller/events?follow", SILENCE_S)) as read:
+            async for lines in read:
+                if self._followed_address() != (host, port):
+                    # It was the controller before, and would be followed without end.
+                    return
+                for line in lines:
+                    record = record_of(line)
+                    if record["kind"] == "idle":
+                        is_new = True
+                    elif record["kind"] == "missed":
+                        self._partitions.hurry()
+                    elif self._take(record) and is_new:
+                        unpublished.append(record)
+                        new += 1
+                # The controller writes records in slices; a page wants few large events.
+                if new and loop.time() - published_at_s > PUBLISH_EVERY_S / 5:
+                    left_out = new - len(unpublished)
+                    self._publish(RECORD, orjson.dumps({"records": list(unpublished), "left_out": left_out}))
+                    self._publish_changes()
+                    unpublished.clear()
+                    new, published_at_s = 0, loop.time()
 
     def _take(self, record: Mapping[str, Any]) -> bool:
         """Takes a record; returns whether it is new."""

@@ -6,7 +6,8 @@ program: brokers of Apache Kafka register the port of their JMX.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Final
 
 import h11
@@ -23,8 +24,8 @@ async def read_answer(host: str, port: int, path: str, timeout_s: float) -> byte
     """The body of the answer. Raises ToolError, and WrongAnswer."""
     body = bytearray()
     try:
-        async with asyncio.timeout(timeout_s):
-            async for piece in _pieces(host, port, path):
+        async with asyncio.timeout(timeout_s), aclosing(_pieces(host, port, path)) as pieces:
+            async for piece in pieces:
                 body += piece
                 if len(body) > MAX_ANSWER_BYTES:
                     raise WrongAnswer(f"{host}:{port} answers with more than {MAX_ANSWER_BYTES} bytes")
@@ -33,7 +34,7 @@ async def read_answer(host: str, port: int, path: str, timeout_s: float) -> byte
     return bytes(body)
 
 
-async def read_lines(host: str, port: int, path: str, silence_s: float) -> AsyncIterator[list[bytes]]:
+async def read_lines(host: str, port: int, path: str, silence_s: float) -> AsyncGenerator[list[bytes], None]:
     """The lines of the answer in batches, as they come. Raises ToolError, also after a silence of `silence_s`."""
     pieces = _pieces(host, port, path)
     rest = b""
