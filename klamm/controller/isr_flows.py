@@ -166,6 +166,9 @@ async def isr_change_notification(parts: ControllerParts) -> None:
             _log.error("the new ISR of %s-%d is unknown: %s", *partition, state)
         elif state != parts.context.partition_leadership_info(partition):
             _put(parts, partition, state)
+        else:
+            # An ISR that has changed and changed back: only the version of its znode is another.
+            parts.context.put_partition_leadership_info(partition, state)
     await parts.send_update_metadata(parts.context.live_or_shutting_down_broker_ids, known)
     await _take_out_offline_members(parts, known)
     await complete_reassignments(parts, known)

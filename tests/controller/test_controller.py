@@ -860,6 +860,21 @@ async def test_leaders_of_older_brokers_change_the_isr_themselves(tmp_path: Path
         assert states[0].isr == (2,)
 
 
+async def test_an_isr_that_a_leader_has_changed_and_changed_back_has_a_new_version(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        await scene.start(1, 2)
+        await scene.create("t", [2, 1])
+        [(partition, state)] = (await scene.states(("t", 0))).items()
+        for version, isr in enumerate(((2,), state.isr), state.zk_version):
+            changed = LeaderAndIsr(2, state.leader_epoch, isr, 1, version)
+            await scene.store.update_partition_states({partition: changed}, None)
+        await scene.store.propagate_isr_changes([partition])
+        await scene.until(lambda: _no_notifications(scene))
+        await scene.settled()
+        known = scene.controller.context.partition_leadership_info(("t", 0))
+        assert (known, known and known.zk_version) == (state, state.zk_version + 2)
+
+
 async def test_a_dead_replica_that_a_leader_has_taken_in_by_itself_is_taken_out(tmp_path: Path) -> None:
     async with playing(tmp_path) as scene:
         await scene.start(1, 2, 3)
