@@ -39,7 +39,7 @@ from klamm.storage.log_directory import FUTURE_SUFFIX
 from klamm.znodes.controller_store import NO_CONTROLLER
 
 # A run has so many faults and operator actions, of a random half of all kinds (see `run_shape`).
-STEPS = (3, 5, 8, 16)
+STEPS = (2, 4, 8, 16)
 SHARE_OF_KINDS = 0.5
 SHARE_OF_WORK = 0.4
 PAUSES_S = (0.0, 0.1, 1.0, 4.0, 10.0)

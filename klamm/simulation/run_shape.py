@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 # With three brokers and three replicas every broker has every partition; with more brokers partitions can move.
-BROKERS = (3, 4, 5)
+BROKERS = (3, 3, 4, 5)
 REPLICATION_FACTORS = (3, 3, 2)
 MIN_INSYNC_REPLICAS = (2, 2, 1)
 REPLICA_FETCHERS = (1, 1, 3)
