@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from klamm.environment import Buffer
 from klamm.simulation.hosts import Host, Listener
-from klamm.simulation.loop import SimulatedLoop
+from klamm.simulation.loop import SimulatedLoop, Timer
 from klamm.simulation.process import CURRENT, SimulationFailure
 from klamm.simulation.trace import FrameTracer, Trace, checksum
 
@@ -88,8 +88,8 @@ class Pipe:
         self._last_arrival_s = 0.0
         self._unacknowledged_bytes = 0  # arrived while the way back was cut
         self._held_back_bytes = 0  # in the stalled sender's own buffer
-        self._timer: asyncio.TimerHandle | None = None
-        self._given_up: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
+        self._given_up: Timer | None = None
 
     def send(self, data: memoryview) -> None:
         self.under_way_bytes += len(data)
@@ -466,6 +466,6 @@ def reset_by_peer() -> OSError:
     return ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
 
 
-def _cancel(timer: asyncio.TimerHandle | None) -> None:
+def _cancel(timer: Timer | None) -> None:
     if timer is not None:
         timer.cancel()

@@ -44,7 +44,65 @@ TURN_S = (0.0, 0.004)
 # CPython's name for the type of the callbacks that run a task's next step.
 TASK_STEP = "TaskStepMethWrapper"
 
-_Timer = tuple[float, int, asyncio.TimerHandle, Process]
+
+class Step:
+    """A callback, and the process whose step it is. It stands for an `asyncio.Handle`, which asks the loop several
+    times in its life whether it is being debugged."""
+
+    __slots__ = ("arguments", "callback", "context", "is_cancelled", "process")
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        arguments: tuple[Any, ...],
+        context: contextvars.Context,
+        outside: Process,
+    ) -> None:
+        self.callback, self.arguments, self.context = callback, arguments, context
+        self.process = context.get(CURRENT, outside)
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """The step will not be taken. Idempotent."""
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self.callback, self.arguments = _nothing, ()
+
+    def cancelled(self) -> bool:
+        """As `asyncio.Handle.cancelled`."""
+        return self.is_cancelled
+
+
+class Timer(Step):
+    """A step at a time. It stands for an `asyncio.TimerHandle`."""
+
+    __slots__ = ("_loop", "_when_s")
+
+    def __init__(
+        self,
+        loop: "SimulatedLoop",
+        when_s: float,
+        callback: Callable[..., object],
+        arguments: tuple[Any, ...],
+        context: contextvars.Context,
+    ) -> None:
+        self.callback, self.arguments, self.context = callback, arguments, context
+        self.process = context.get(CURRENT, loop.outside)
+        self.is_cancelled = False
+        self._loop, self._when_s = loop, when_s
+
+    def cancel(self) -> None:
+        if not self.is_cancelled:
+            self._loop.timer_cancelled()
+        super().cancel()
+
+    def when(self) -> float:
+        """As `asyncio.TimerHandle.when`."""
+        return self._when_s
+
+
+def _nothing() -> None:
+    """What remains of a step that is cancelled."""
 
 
 class LoopNetwork(Protocol):
@@ -82,9 +140,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         # How many steps there were when the clock moved last.
         self._steps_before = 0
         self._now = START_S
-        self._ready: deque[tuple[asyncio.Handle, Process]] = deque()
-        self._held: dict[Process, list[asyncio.Handle]] = {}
-        self._timers: list[_Timer] = []
+        self._ready: deque[Step] = deque()
+        self._held: dict[Process, list[Step]] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
         self._sequence = itertools.count()
         self._task_numbers = itertools.count(1)
         self._cancelled_timers = 0
@@ -106,33 +164,44 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def call_soon(  # type: ignore[override]  # typeshed ties the arguments to the callback's; asyncio.Handle does not
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
-        context = context if context is not None else contextvars.copy_context()
+    ) -> Step:
+        if context is None:
+            context = contextvars.copy_context()
         if self.turns is not None and _is_yield(callback):
-            return self.call_later(self.turns.uniform(*TURN_S), callback, *args, context=context)
-        handle = asyncio.Handle(callback, args, self, context)
-        self._ready.append((handle, context.get(CURRENT, self.outside)))
-        return handle
+            return self._add_timer(self._now + self.turns.uniform(*TURN_S), callback, args, context)
+        step = Step(callback, args, context, self.outside)
+        self._ready.append(step)
+        return step
 
     def call_later(  # type: ignore[override]  # as call_soon
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+    ) -> Timer:
+        return self._add_timer(self._now + delay, callback, args, context)
 
     def call_at(  # type: ignore[override]  # as call_soon
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
-        context = context if context is not None else contextvars.copy_context()
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._timers, (when, next(self._sequence), timer, context.get(CURRENT, self.outside)))
-        return timer
+    ) -> Timer:
+        return self._add_timer(when, callback, args, context)
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Called by `TimerHandle.cancel`. Cancelled timers are swept out when they are the majority."""
+    def _add_timer(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        arguments: tuple[Any, ...],
+        context: contextvars.Context | None,
+    ) -> Timer:
+        if context is None:
+            context = contextvars.copy_context()
+        step = Timer(self, when, callback, arguments, context)
+        heapq.heappush(self._timers, (when, next(self._sequence), step))
+        return step
+
+    def timer_cancelled(self) -> None:
+        """Called by `Timer.cancel`. Cancelled timers are swept out when they are the majority."""
         self._cancelled_timers += 1
         if self._cancelled_timers > max(CANCELLED_TIMERS_TO_SWEEP, len(self._timers) // 2):
-            # This runs just before the handle counts as cancelled, so this handle stays until the next sweep.
-            self._timers = [timer for timer in self._timers if not timer[2].cancelled()]
+            # This runs just before the timer counts as cancelled, so this timer stays until the next sweep.
+            self._timers[:] = [timer for timer in self._timers if not timer[2].is_cancelled]
             heapq.heapify(self._timers)
             self._cancelled_timers = 0
 
@@ -213,7 +282,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def resume(self, process: Process) -> None:
         """Undoes `stall`. Callbacks that became due meanwhile run now, in that order."""
         process.stalled = False
-        self._ready.extend((handle, process) for handle in self._held.pop(process))
+        self._ready.extend(self._held.pop(process))
 
     def fail(self, message: str, cause: BaseException | None = None) -> None:
         """Ends the run after the current step. The first failure counts."""
@@ -252,8 +321,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         main = self.create_task(scenario, name="scenario")
         with self._entered():
             try:
-                while not main.done():
-                    self._iterate(time_limit_s)
+                self._run(main, time_limit_s)
                 left = list(self.outside.tasks())
             finally:
                 for process in self.processes:
@@ -297,55 +365,64 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             if collector:
                 gc.enable()
 
-    def _iterate(self, time_limit_s: float) -> None:
-        """One turn: runs the callbacks that are ready at its start; callbacks that these add wait for the next turn."""
-        ready = self._ready
-        if not ready:
-            self._advance(time_limit_s)
-        elif (steps := self.steps - self._steps_before) > MAX_STEPS_PER_INSTANT:
-            raise SimulationFailure(f"{steps} steps and no time passes:\n{self.describe_waiting()}")
-        timers = self._timers
-        while timers and timers[0][0] <= self._now:
-            _, _, timer, process = heapq.heappop(timers)
-            ready.append((timer, process))
-        meter = self.meter
-        for _ in range(len(ready)):
-            handle, process = ready.popleft()
-            if not process.alive:
-                process.keep(handle)
-            elif process.stalled:
-                self._held[process].append(handle)
-            elif not handle.cancelled():
-                self._process = process
-                handle._run()
-                if meter.operations:
-                    self._judge_step(handle, process)
-                self.steps += 1
-                if self.steps % STEPS_BETWEEN_COLLECTIONS == 0:
-                    self._process = self.outside
-                    gc.collect()
-                if self._failure is not None:
-                    raise self._failure
+    def _run(self, main: "asyncio.Task[Any]", time_limit_s: float) -> None:
+        """Runs until `main` is done, in turns: callbacks that the steps of a turn add wait for the next turn."""
+        ready, timers, meter = self._ready, self._timers, self.meter
+        while not main.done():
+            if not ready:
+                self._advance(time_limit_s)
+            elif (steps := self.steps - self._steps_before) > MAX_STEPS_PER_INSTANT:
+                raise SimulationFailure(f"{steps} steps and no time passes:\n{self.describe_waiting()}")
+            while timers and timers[0][0] <= self._now:
+                ready.append(heapq.heappop(timers)[2])
+            for _ in range(len(ready)):
+                step = ready.popleft()
+                process = step.process
+                if not process.alive:
+                    process.keep(step)
+                elif process.stalled:
+                    self._held[process].append(step)
+                elif not step.is_cancelled:
+                    self._process = process
+                    try:
+                        step.context.run(step.callback, *step.arguments)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        message = f"Exception in callback {_describe_callback(step)}"
+                        self.call_exception_handler({"message": message, "exception": error})
+                    if meter.operations:
+                        self._judge_step(step, process)
+                    self.steps += 1
+                    if self.steps % STEPS_BETWEEN_COLLECTIONS == 0:
+                        self._process = self.outside
+                        gc.collect()
+                    if self._failure is not None:
+                        raise self._failure
 
     def _advance(self, time_limit_s: float) -> None:
+        """Moves the clock to the next timer."""
         timers = self._timers
-        while timers and (timers[0][2].cancelled() or not timers[0][3].alive):
-            _, _, timer, process = heapq.heappop(timers)
-            if not process.alive:
-                process.keep(timer)
-        if not timers:
-            raise SimulationFailure(f"deadlock: nothing is left to do, and these wait:\n{self.describe_waiting()}")
-        self._now = max(self._now, timers[0][0])
-        self._steps_before = self.steps
-        if self._now - START_S > time_limit_s:
-            raise SimulationFailure(f"not done after {time_limit_s} virtual seconds:\n{self.describe_waiting()}")
+        while timers:
+            when, _, step = timers[0]
+            if step.is_cancelled or not step.process.alive:
+                heapq.heappop(timers)
+                if not step.process.alive:
+                    step.process.keep(step)
+                continue
+            self._now = max(self._now, when)
+            self._steps_before = self.steps
+            if self._now - START_S > time_limit_s:
+                raise SimulationFailure(f"not done after {time_limit_s} virtual seconds:\n{self.describe_waiting()}")
+            return
+        raise SimulationFailure(f"deadlock: nothing is left to do, and these wait:\n{self.describe_waiting()}")
 
-    def _judge_step(self, handle: asyncio.Handle, process: Process) -> None:
+    def _judge_step(self, step: Step, process: Process) -> None:
         """Fails the run if the step did too much. The scenario's own steps are not part of the programs, so they may
         exceed the limits."""
         excess = self.meter.step_ended()
         if excess is not None and process is not self.outside:
-            self.fail(f"one step {excess}: {_describe_callback(handle)}")
+            self.fail(f"one step {excess}: {_describe_callback(step)}")
 
     def describe_waiting(self) -> str:
         """One line for each task that waits in a living process."""
@@ -457,8 +534,8 @@ def describe_task(task: "asyncio.Task[Any]") -> str:
     return f"{task.get_name()}: {' > '.join(where) or 'not started'}"
 
 
-def _describe_callback(handle: asyncio.Handle) -> str:
-    callback = handle._callback  # type: ignore[attr-defined]  # asyncio tells it only in a text with addresses
+def _describe_callback(step: Step) -> str:
+    callback = step.callback
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):
         return f"{getattr(owner.get_coro(), '__qualname__', '')}, {describe_task(owner)}"
