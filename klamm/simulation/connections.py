@@ -20,8 +20,10 @@ import errno
 import random
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Protocol
 
+from klamm.checksum import crc32c
 from klamm.environment import Buffer
 from klamm.simulation.hosts import Host, Listener
 from klamm.simulation.loop import SimulatedLoop, Timer
@@ -38,6 +40,8 @@ MACHINE_DEATH_NOTICED_US = (200_000, 3_000_000)
 
 SPLIT_CHANCE = 0.15
 JOIN_CHANCE = 0.5
+
+_BUFFERS = (bytes, bytearray, memoryview)
 
 
 class Links(Protocol):
@@ -60,7 +64,7 @@ class Links(Protocol):
 class _Segment:
     """Bytes on their way, or the end of the stream (closed if `error` is None, otherwise reset)."""
 
-    __slots__ = ("arrival_s", "checksum", "data", "ends", "error", "position")
+    __slots__ = ("arrival_s", "crc", "data", "ends", "error", "position")
 
     def __init__(self, arrival_s: float, data: memoryview | None, error: OSError | None = None) -> None:
         self.arrival_s = arrival_s
@@ -68,7 +72,7 @@ class _Segment:
         self.ends = data is None
         self.error = error
         self.position = 0
-        self.checksum = checksum(data) if data is not None else ""
+        self.crc = 0 if data is None else crc32c(data)
 
     def rest(self) -> int:
         return 0 if self.data is None else len(self.data) - self.position
@@ -159,16 +163,22 @@ class Pipe:
             return
         if not self._unacknowledged_bytes:
             self._link_works()
-        now = self._links.loop.time()
-        arrived = [segment for segment in self._segments if segment.arrival_s <= now]
-        reset = next((segment for segment in arrived if segment.error is not None), None)
+        now_s = self._links.loop.time()
+        arrived: list[_Segment] = []
+        reset: _Segment | None = None
+        for segment in self._segments:
+            if segment.arrival_s > now_s:
+                break
+            arrived.append(segment)
+            if segment.error is not None and reset is None:
+                reset = segment
         receiver = self.receiver
         if reset is not None and (receiver.paused or receiver.is_closing() or reset is arrived[0]):
             self.clear()
             receiver.reset(reset.error)
         elif receiver.is_closing():
             self._discard(arrived)
-        elif receiver.paused or (self._room_bytes() <= 0 and self._segments[0].rest()):
+        elif receiver.paused or ((room_bytes := self._room_bytes()) <= 0 and self._segments[0].rest()):
             return
         elif not arrived:
             pass  # The sender has died, and its pending bytes are lost.
@@ -176,7 +186,7 @@ class Pipe:
             self._segments.popleft()
             self.receiver.ended()
         else:
-            self._hand_over(arrived)
+            self._hand_over(arrived, room_bytes)
         self.sender.written()
         self.wake()
 
@@ -199,17 +209,17 @@ class Pipe:
             self.receiver.refused_data = True
             self.receiver.outgoing.end(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
 
-    def _hand_over(self, arrived: list[_Segment]) -> None:
+    def _hand_over(self, arrived: list[_Segment], room_bytes: int) -> None:
         """Delivers some of the bytes that have arrived: a part of one segment, or several joined."""
         chance = self._links.random
-        limit = min(MAX_RECEIVE_BYTES, self._room_bytes())
+        limit = min(MAX_RECEIVE_BYTES, room_bytes)
         if (first := min(limit, arrived[0].rest())) > 1 and chance.random() < SPLIT_CHANCE:
             limit = chance.randint(1, first - 1)
         data = bytearray()
         for segment in arrived:
             if segment.data is None or (data and chance.random() >= JOIN_CHANCE):
                 break
-            if checksum(segment.data) != segment.checksum:
+            if crc32c(segment.data) != segment.crc:
                 raise SimulationFailure(
                     f"{self.sender} changed a buffer of {len(segment.data)} bytes after it was written"
                 )
@@ -235,11 +245,12 @@ class Pipe:
             self.under_way_bytes -= size_bytes
         while size_bytes:
             segment = self._segments[0]
-            taken = min(size_bytes, segment.rest())
-            segment.position += taken
-            size_bytes -= taken
-            if not segment.rest():
-                self._segments.popleft()
+            rest = segment.rest()
+            if rest > size_bytes:
+                segment.position += size_bytes
+                break
+            size_bytes -= rest
+            self._segments.popleft()
 
 
 class Transport(asyncio.Transport):
@@ -263,8 +274,8 @@ class Transport(asyncio.Transport):
         self._listener: Listener | None = None
         self._names = {"sockname": (host.address, port), "peername": (peer[0].address, peer[1])}
         self._label = f"{host.name}:{port}>{peer[0].name}:{peer[1]}"
-        self._incoming_label = f"{peer[0].name}:{peer[1]}>{host.name}:{port}"
-        self._frames = FrameTracer(lambda size_bytes, crc: self._trace("frame", size_bytes, crc))
+        self._trace = partial(links.trace.add, f"{peer[0].name}:{peer[1]}>{host.name}:{port}")
+        self._frames = FrameTracer(partial(self._trace, "frame"))
         self._closing = False
         self._lost = False
         self._eof_written = False
@@ -327,7 +338,7 @@ class Transport(asyncio.Transport):
         return max(0, self.outgoing.under_way_bytes - self.outgoing.send_buffer_bytes)
 
     def write(self, data: Buffer) -> None:
-        if not isinstance(data, bytes | bytearray | memoryview):
+        if not isinstance(data, _BUFFERS):
             raise TypeError(f"data must be bytes, bytearray or memoryview, not {type(data).__name__}")
         if self._eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
@@ -375,17 +386,18 @@ class Transport(asyncio.Transport):
         protocol = self._protocol
         if isinstance(protocol, asyncio.BufferedProtocol):
             buffer = memoryview(protocol.get_buffer(-1)).cast("B")
-            if not len(buffer):
+            if not (room_bytes := len(buffer)):
                 raise SimulationFailure(f"{self}: get_buffer() returned an empty buffer")
-            del data[len(buffer) :]
-            buffer[: len(data)] = data
+            del data[room_bytes:]
+            size_bytes = len(data)
+            buffer[:size_bytes] = data
             buffer.release()
             self._trace_delivery(data)
-            protocol.buffer_updated(len(data))
-        else:
-            assert isinstance(protocol, asyncio.Protocol)
-            self._trace_delivery(data)
-            protocol.data_received(bytes(data))
+            protocol.buffer_updated(size_bytes)
+            return size_bytes
+        assert isinstance(protocol, asyncio.Protocol)
+        self._trace_delivery(data)
+        protocol.data_received(bytes(data))
         return len(data)
 
     def ended(self) -> None:
@@ -453,9 +465,6 @@ class Transport(asyncio.Transport):
     def _flow(self) -> asyncio.BaseProtocol:
         assert self._protocol is not None
         return self._protocol
-
-    def _trace(self, what: str, *details: object) -> None:
-        self._links.trace.add(self._incoming_label, what, *details)
 
     def _trace_delivery(self, data: bytearray) -> None:
         self._trace("deliver", len(data), checksum(data))

@@ -95,7 +95,7 @@ class Network:
             transport.incoming.healed()
 
     def is_cut(self, source: Host, target: Host) -> bool:
-        return (source.name, target.name) in self._cut
+        return bool(self._cut) and (source.name, target.name) in self._cut
 
     def delay_s(self, one: Host, other: Host) -> float:
         """How long a segment takes."""

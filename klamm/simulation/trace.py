@@ -26,31 +26,33 @@ class FrameTracer:
 
     def __init__(self, found: Callable[[int, str], None]) -> None:
         self._found = found
-        self._head = bytearray()
+        self._head = b""
         self._missing = 0
         self._size = 0
         self._crc = 0
         self._framed = True
 
-    def feed(self, data: Buffer) -> None:
+    def feed(self, data: bytearray) -> None:
         """The next bytes of the stream."""
-        position = 0
-        while position < len(data) and self._framed:
+        position, end = 0, len(data)
+        while position < end and self._framed:
             if not self._missing:
-                taken = data[position : position + 4 - len(self._head)]
-                self._head += taken
-                if len(self._head) == 4:
-                    self._size = self._missing = int.from_bytes(self._head, signed=True)
-                    self._head.clear()
-                    self._crc = 0
-                    self._framed = self._size > 0
+                head = self._head + data[position : position + 4 - len(self._head)]
+                position += len(head) - len(self._head)
+                if len(head) < 4:
+                    self._head = head
+                    break
+                self._head = b""
+                self._size = self._missing = int.from_bytes(head, signed=True)
+                self._crc = 0
+                self._framed = self._size > 0
             else:
                 taken = data[position : position + self._missing]
+                position += len(taken)
                 self._crc = crc32c(taken, self._crc)
                 self._missing -= len(taken)
                 if not self._missing:
                     self._found(self._size, f"{self._crc:08x}")
-            position += len(taken)
 
 
 class Trace:
@@ -66,7 +68,10 @@ class Trace:
         """Adds a line. `where` is a node or a connection."""
         if self.on_event is not None:
             self.on_event(where, what, details)
-        self.lines.append(" ".join([f"{self._clock_us():>12}", where, what, *map(str, details)]))
+        line = f"{self._clock_us():>12} {where} {what}"
+        for detail in details:
+            line += f" {detail!s}"
+        self.lines.append(line)
 
     def hash(self) -> str:
         """SHA-256 over all lines, in hexadecimal."""
