@@ -105,11 +105,11 @@ class BrokerConfig(BrokerKeys):
         self, *, default: Mapping[str, str] | None = None, broker: Mapping[str, str] | None = None
     ) -> "BrokerConfig":
         """The same broker with other dynamic configs; None keeps the current ones. Raises ConfigError."""
-        return BrokerConfig.from_properties(
-            self.originals,
-            dynamic_default=self.dynamic_default if default is None else default,
-            dynamic_broker=self.dynamic_broker if broker is None else broker,
-        )
+        default = self.dynamic_default if default is None else default
+        broker = self.dynamic_broker if broker is None else broker
+        if default == self.dynamic_default and broker == self.dynamic_broker:
+            return self
+        return BrokerConfig.from_properties(self.originals, dynamic_default=default, dynamic_broker=broker)
 
     def for_listener(self, listener_name: str, name: str) -> Any:
         """The value of a key that may be set for one listener (`listener.name.NAME.KEY`), or for all of them."""

@@ -187,12 +187,15 @@ class Disk:
     def find(self, path: str) -> _Node:
         """The node at a path. FileNotFoundError without one, NotADirectoryError when a parent is a file."""
         node: _Node = self._root
-        for part in _parts(path):
+        for part in path.split("/"):
+            if not part:
+                continue
             if not isinstance(node, _Directory):
                 raise _error(errno.ENOTDIR, path)
-            if part not in node.entries:
+            below = node.entries.get(part)
+            if below is None:
                 raise _error(errno.ENOENT, path)
-            node = node.entries[part]
+            node = below
         return node
 
     def find_directory(self, path: str) -> _Directory:
