@@ -14,6 +14,7 @@ records of the first may go, and a broker may still have a log of the second fro
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from klamm.broker.broker import Broker
@@ -24,6 +25,8 @@ from klamm.simulation.process import SimulationFailure
 from klamm.znodes.topics import LeaderAndIsr
 
 LOOK_INTERVAL_S = 0.05
+
+_Hosted = Mapping[PartitionKey, Partition]
 
 
 class _Term(NamedTuple):
@@ -66,15 +69,16 @@ class Invariants:
     def look(self) -> None:
         """Looks once. SimulationFailure names the violation."""
         self.looks += 1
-        states = self._state.partitions()
+        states, brokers = self._state.partitions(), self._brokers()
+        hosted = {broker_id: _hosted(broker) for broker_id, broker in brokers.items()}
         marks = {}
-        for broker in self._brokers().values():
+        for broker_id, broker in brokers.items():
             _check_counts(broker)
-            for key, partition in broker.parts.services.replica_manager.partitions.items():
-                _check_offsets(broker, partition)
+            for key, partition in hosted[broker_id].items():
+                _check_offsets(broker_id, partition)
                 if partition.is_leader and key in states and key[0] not in self._deleted:
                     term = _Term(broker, key, partition.leader_epoch)
-                    marks[term] = self._check_leader(term, partition, states[key])
+                    marks[term] = self._check_leader(term, broker_id, partition, states[key], hosted)
         self._marks = marks
 
     def _brokers(self) -> dict[int, Broker]:
@@ -82,30 +86,22 @@ class Invariants:
 
     # -- what is committed --------------------------------------------------------------------------------------------
 
-    def _check_leader(self, term: _Term, partition: Partition, state: LeaderAndIsr) -> int:
+    def _check_leader(
+        self, term: _Term, leader_id: int, partition: Partition, state: LeaderAndIsr, hosted: Mapping[int, _Hosted]
+    ) -> int:
         mark = partition.log.high_watermark
-        leader_id = term.broker.parts.services.broker_id
         if mark < self._marks.get(term, 0):
             raise SimulationFailure(
                 f"{partition}: the high watermark of leader {leader_id} went back from {self._marks[term]} to {mark}"
                 f" in epoch {term.leader_epoch}"
             )
-        if (state.leader, state.leader_epoch) == (leader_id, term.leader_epoch):
+        if state.leader == leader_id and state.leader_epoch == term.leader_epoch:
             self._committed[term.key] = max(mark, self._committed.get(term.key, 0))
             for replica in state.isr:
-                self._check_follower(replica, term, mark)
+                follower = hosted[replica].get(term.key) if replica in hosted else None
+                if follower is not None and follower.leader_epoch == term.leader_epoch:
+                    _check_follower(replica, follower, mark)
         return mark
-
-    def _check_follower(self, broker_id: int, term: _Term, mark: int) -> None:
-        follower = self._brokers().get(broker_id)
-        hosted = None if follower is None else follower.parts.services.replica_manager.partitions.get(term.key)
-        if hosted is None or hosted.leader_epoch != term.leader_epoch:
-            return
-        if hosted.log.log_end_offset < mark:
-            raise SimulationFailure(
-                f"{hosted}: broker {broker_id} is in the ISR and ends at {hosted.log.log_end_offset}, the leader has"
-                f" committed all up to {mark}"
-            )
 
     def _state_changed(self, key: PartitionKey, old: LeaderAndIsr | None, state: LeaderAndIsr | None) -> None:
         """Called with each change of a partition's state znode."""
@@ -123,7 +119,7 @@ class Invariants:
 
     def _check_has_committed(self, key: PartitionKey, broker_id: int, what: str) -> None:
         broker = self._brokers().get(broker_id)
-        hosted = None if broker is None else broker.parts.services.replica_manager.partitions.get(key)
+        hosted = None if broker is None else _hosted(broker).get(key)
         committed = self._committed.get(key, 0)
         if hosted is not None and hosted.log.log_end_offset < committed:
             raise SimulationFailure(
@@ -132,13 +128,25 @@ class Invariants:
             )
 
 
-def _check_offsets(broker: Broker, partition: Partition) -> None:
+def _hosted(broker: Broker) -> _Hosted:
+    return broker.parts.services.replica_manager.partitions
+
+
+def _check_follower(broker_id: int, follower: Partition, mark: int) -> None:
+    if follower.log.log_end_offset < mark:
+        raise SimulationFailure(
+            f"{follower}: broker {broker_id} is in the ISR and ends at {follower.log.log_end_offset}, the leader has"
+            f" committed all up to {mark}"
+        )
+
+
+def _check_offsets(broker_id: int, partition: Partition) -> None:
     log = partition.log
     start, stable, mark, end = log.log_start_offset, log.last_stable_offset, log.high_watermark, log.log_end_offset
     if not 0 <= start <= stable <= mark <= end:
         raise SimulationFailure(
-            f"{partition} of broker {broker.parts.services.broker_id}: start {start}, last stable offset {stable}, high"
-            f" watermark {mark} and end {end} are not in order"
+            f"{partition} of broker {broker_id}: start {start}, last stable offset {stable}, high watermark {mark} and"
+            f" end {end} are not in order"
         )
 
 
