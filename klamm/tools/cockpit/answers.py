@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
+from klamm.tools.cockpit.exact import encoded_json
 from klamm.tools.cockpit.partitions import PartitionMap
 from klamm.tools.cockpit.source import Source
 
@@ -28,8 +29,8 @@ class Cockpit:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """A JSON answer. `value` is what orjson takes."""
-    return Response(orjson.dumps(value), status, media_type="application/json")
+    """A JSON answer; see `encoded_json`."""
+    return Response(encoded_json(value), status, media_type="application/json")
 
 
 def map_response(found: PartitionMap) -> Response:

@@ -29,6 +29,7 @@ _COUNTS: Final = {str: _INTEGER}
 WHO: Final = {"active": _YES_OR_NO}
 STATUS: Final = {
     "epoch": _INTEGER,
+    "now_ms": _INTEGER,
     "since_ms": _NUMBER,
     "state": _TEXT,
     "event": _TEXT_OR_NONE,

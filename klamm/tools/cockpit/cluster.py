@@ -17,7 +17,8 @@ What must stay true:
 - What cannot be read is null in the document, with the reason. A broker that does not answer delays no other reading.
 - What brokers answer is checked (checked.py). So an exception of a task is a fault of this program: `on_failure` gets
   it, and ends the process.
-- Clocks of different machines are not compared.
+- Clocks of different machines are not compared: the controller's states are shown with the time that the controller
+  tells with its status.
 """
 
 import asyncio
@@ -25,9 +26,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
-from typing import TYPE_CHECKING, Any, Final
-
-import orjson
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from klamm.processes.errors import ToolError
 from klamm.slices import in_slices
@@ -36,6 +35,7 @@ from klamm.tools.cluster_facts import read_facts
 from klamm.tools.cluster_view import view_of
 from klamm.tools.cockpit.checked import numbers_of, record_of, status_of
 from klamm.tools.cockpit.document import Digest, Read, Registrations, digested, kind_of, now_document
+from klamm.tools.cockpit.exact import encoded_json
 from klamm.tools.cockpit.group_lags import read_groups
 from klamm.tools.cockpit.http_reading import read_answer, read_lines
 from klamm.tools.cockpit.partitions import PartitionMap, PartitionState
@@ -64,6 +64,21 @@ KEPT_STATES: Final = 300
 RECORDS_PER_EVENT: Final = 1_000
 
 
+class State(NamedTuple):
+    """A state of the controller and when it began, by the clock of the controller of `epoch`."""
+
+    began_ms: int
+    name: str
+    epoch: int
+
+
+class Clock(NamedTuple):
+    """How far the clock of the controller of `epoch` is ahead of this process's monotonic clock."""
+
+    epoch: int
+    ahead_ms: int
+
+
 class LiveCluster:
     """Reads the cluster of a client. `zookeeper` is its connect string; None asks a broker for it. `on_failure` gets
     the faults of the program in the tasks that read."""
@@ -86,7 +101,8 @@ class LiveCluster:
         self._facts = Reading(self._look_at_facts, SLOW_EVERY_S, LARGE_SHARE)
         self._groups = Reading(lambda: read_groups(self._slow_client), SLOW_EVERY_S, LARGE_SHARE)
         self._last_totals: dict[int, tuple[int, Mapping[str, float | None]]] = {}
-        self._states: deque[tuple[int, str]] = deque(maxlen=KEPT_STATES)
+        self._states: deque[State] = deque(maxlen=KEPT_STATES)
+        self._clock: Clock | None = None
         self._cluster_id: str | None = None
         self._last_record = (-1, -1)
         self.records: deque[Mapping[str, Any]] = deque(maxlen=KEPT_RECORDS)
@@ -157,13 +173,13 @@ class LiveCluster:
     async def _keep_publishing(self) -> None:
         while True:
             self._publish_changes()
-            self._publish(NOW, orjson.dumps(self._document()))
+            self._publish(NOW, encoded_json(self._document()))
             await asyncio.sleep(PUBLISH_EVERY_S)
 
     def _publish_changes(self) -> None:
         changes = self.partitions.take_changes()
         if changes is not None:
-            self._publish(PARTITIONS, orjson.dumps(changes.value()))
+            self._publish(PARTITIONS, encoded_json(changes.value()))
 
     def _publish(self, event: str, data: bytes) -> None:
         for subscription in self._subscriptions:
@@ -183,7 +199,8 @@ class LiveCluster:
                 self._numbers.value or {},
                 self._groups.value,
                 self._groups.why_not,
-                tuple(self._states),
+                [(state.began_ms, state.name) for state in self._states],
+                None if self._clock is None else _monotonic_ms() + self._clock.ahead_ms,
                 digest,
             )
         )
@@ -239,7 +256,20 @@ class LiveCluster:
         controller = self._controller()
         if controller is None or controller.port is None:
             raise ToolError("The controller serves no status.")
-        return status_of(await read_answer(controller.host, controller.port, "/controller?brief", HTTP_TIMEOUT_S))
+        status = status_of(await read_answer(controller.host, controller.port, "/controller?brief", HTTP_TIMEOUT_S))
+        if status["active"]:
+            self._take_clock(Clock(status["epoch"], status["now_ms"] - _monotonic_ms()))
+        return status
+
+    def _take_clock(self, clock: Clock) -> None:
+        """The states of controllers before keep their places on the clock of the new one."""
+        before, self._clock = self._clock, clock
+        if before is None or before.epoch == clock.epoch:
+            return
+        moved_ms = clock.ahead_ms - before.ahead_ms
+        for index, state in enumerate(self._states):
+            if state.epoch < clock.epoch:
+                self._states[index] = state._replace(began_ms=state.began_ms + moved_ms)
 
     async def _look_at_numbers(self) -> Mapping[int, Mapping[str, Any]]:
         found = self._registrations.value
@@ -299,7 +329,7 @@ class LiveCluster:
                 # The controller writes records in slices; a page wants few large events.
                 if new and loop.time() - published_at_s > PUBLISH_EVERY_S / 5:
                     left_out = new - len(unpublished)
-                    self._publish(RECORD, orjson.dumps({"records": list(unpublished), "left_out": left_out}))
+                    self._publish(RECORD, encoded_json({"records": list(unpublished), "left_out": left_out}))
                     self._publish_changes()
                     unpublished.clear()
                     new, published_at_s = 0, loop.time()
@@ -325,13 +355,14 @@ class LiveCluster:
         return True
 
     def _take_state(self, record: Mapping[str, Any]) -> None:
-        ended_ms = record["time_ms"]
+        ended_ms, epoch = record["time_ms"], record["epoch"]
         began_ms = ended_ms - round(record["processing_time_ms"])
-        if self._states and self._states[-1][1] == "Idle" and self._states[-1][0] >= began_ms:
+        last = self._states[-1] if self._states else None
+        if last is not None and last.epoch == epoch and last.name == "Idle" and last.began_ms >= began_ms:
             self._states.pop()
-        if not self._states or self._states[-1][1] != record["state"]:
-            self._states.append((began_ms, record["state"]))
-        self._states.append((ended_ms, "Idle"))
+        if not self._states or self._states[-1].name != record["state"]:
+            self._states.append(State(began_ms, record["state"], epoch))
+        self._states.append(State(ended_ms, "Idle", epoch))
 
     # -- the protocol -------------------------------------------------------------------------------------------
 
@@ -344,6 +375,7 @@ class LiveCluster:
             # Another cluster has taken the place of the one before, and counts epochs from 1 again.
             self._cluster_id, self._last_record = metadata.cluster_id, (-1, -1)
             self._states.clear()
+            self._clock = None
             self.records.clear()
         # In a thread, because both take a part of a second in a large cluster.
         view = await asyncio.to_thread(view_of, metadata)
@@ -393,8 +425,12 @@ class LiveCluster:
                 "rows": [],
                 "cells": [],
             }
-            self._publish(PARTITIONS, orjson.dumps(nothing))
+            self._publish(PARTITIONS, encoded_json(nothing))
         return True
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 def _rates(

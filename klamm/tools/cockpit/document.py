@@ -82,7 +82,8 @@ def digested(facts: ClusterFacts) -> Digest:
 @dataclass(frozen=True, slots=True)
 class Read:
     """The newest value of each reading, and why there is no newer one: `groups_why_not` and the others are None where
-    the value is of now. `digest` is that of the facts, if it is made already."""
+    the value is of now. `states_over_time` has times of the controller's clock, which stands at `controller_time_ms`;
+    None while no controller has told. `digest` is that of the facts, if it is made already."""
 
     time_ms: int
     facts: ClusterFacts | None = None
@@ -95,6 +96,7 @@ class Read:
     groups: Sequence[Mapping[str, Any]] | None = None
     groups_why_not: str | None = None
     states_over_time: Sequence[tuple[int, str]] = ()
+    controller_time_ms: int | None = None
     digest: Digest | None = None
 
 
@@ -134,6 +136,7 @@ def now_document(read: Read) -> dict[str, Any]:
             "names": CONTROLLER_STATES,
             "now": None if status is None else status["state"],
             "over_time": read.states_over_time,
+            "time_ms": read.controller_time_ms,
             "why_not": why_not,
         },
         "machines": None if status is None else status.get("machines"),

@@ -22,7 +22,6 @@ from importlib.resources import files
 from typing import Any, Final, cast
 
 import h11
-import orjson
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -33,6 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from klamm.processes.errors import ToolError, describe_os_error
 from klamm.tools.cockpit.answers import Cockpit, error_response
+from klamm.tools.cockpit.exact import encoded_json
 from klamm.tools.cockpit.safety import ENCODED_HEADERS, Guard
 from klamm.tools.cockpit.shown import visible
 from klamm.tools.cockpit.source import ENDED, Event, Source
@@ -107,7 +107,7 @@ def shell(now: Any, cockpit: Cockpit) -> bytes:
 
 def embedded_json(value: Any) -> str:
     """JSON inside a script element: no text of it can end the element, begin a comment or end a line."""
-    text = orjson.dumps(value).decode()
+    text = encoded_json(value).decode()
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

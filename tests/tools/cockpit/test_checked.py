@@ -20,6 +20,7 @@ STATUS: dict[str, Any] = {
     "broker_id": 1,
     "active": True,
     "epoch": 7,
+    "now_ms": 9,
     "since_ms": 5,
     "state": "Idle",
     "event": None,

@@ -83,6 +83,12 @@ def test_a_cluster_of_klamm_shows_everything() -> None:
     assert "missing_brokers" in [finding["kind"] for finding in found["findings"]]
 
 
+def test_the_states_have_the_time_of_the_controller() -> None:
+    states = now_document(read(states_over_time=[(3_000, "IsrChange")], controller_time_ms=4_000))["states"]
+    assert (states["over_time"], states["time_ms"]) == ([(3_000, "IsrChange")], 4_000)
+    assert now_document(read())["states"]["time_ms"] is None
+
+
 def test_the_status_of_an_earlier_controller_is_not_shown() -> None:
     found = now_document(read(registrations=Registrations(replace(CONTROLLER, broker_id=2, epoch=8), LIVE)))
     assert found["controller"]["status"] is found["events"] is found["machines"] is None

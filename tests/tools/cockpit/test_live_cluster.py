@@ -6,12 +6,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
+import pytest
 
 from klamm.client.cluster import make_client
 from klamm.environment import SystemEnvironment
 from klamm.testing import Cluster
 from klamm.tools.clients import command_options
-from klamm.tools.cockpit.cluster import LiveCluster, open_cluster
+from klamm.tools.cockpit.cluster import Clock, LiveCluster, open_cluster
 from klamm.tools.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
 
 
@@ -47,6 +48,7 @@ def test_a_page_sees_the_controller_its_records_and_a_broker_that_dies() -> None
             now = await until(page, NOW, lambda now: now["machines"] and now["states"]["over_time"])
             assert now["machines"]["partitions"]["OnlinePartition"] == 2
             assert now["why_not"] is None
+            assert now["states"]["time_ms"] > now["states"]["over_time"][0][0]
             assert all(broker["memory_bytes"] > 0 for broker in now["brokers"])
             assert now["controller"]["id"] in (0, 1)
             assert now["controller"]["status"]["active"]
@@ -123,3 +125,22 @@ def test_a_page_follows_a_controller_that_moves_again_and_again() -> None:
 
     with Cluster(brokers=2) as cluster:
         asyncio.run(look(cluster))
+
+
+async def test_states_of_an_earlier_controller_move_to_the_clock_of_the_new_one() -> None:
+    client = make_client(command_options("127.0.0.1:1", None), SystemEnvironment().random)
+    source = LiveCluster(client, None, pytest.fail)
+    event = {"kind": "event", "state": "IsrChange", "processing_time_ms": 10}
+    source._take_clock(Clock(7, 1_000))
+    source._take_state(event | {"epoch": 7, "time_ms": 5_000})
+    # A record of the new controller comes before its status.
+    source._take_state(event | {"epoch": 8, "time_ms": 65_000})
+    source._take_clock(Clock(8, 61_000))
+    source._take_clock(Clock(8, 61_001))
+    assert [(each.began_ms, each.name) for each in source._states] == [
+        (64_990, "IsrChange"),
+        (65_000, "Idle"),
+        (64_990, "IsrChange"),
+        (65_000, "Idle"),
+    ]
+    await source.close()

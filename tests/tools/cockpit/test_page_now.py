@@ -10,6 +10,7 @@ import pytest
 from klamm.controller.events import ControllerState
 from klamm.controller.state_change_log import PARTITION_STATE_NAMES, REPLICA_STATE_NAMES
 from klamm.controller.states import VALID_PREVIOUS_PARTITION_STATES, VALID_PREVIOUS_REPLICA_STATES
+from klamm.tools.cockpit.exact import encoded_json
 from support.browser import Pages
 from support.cockpit import (
     LEADER,
@@ -134,6 +135,30 @@ def test_what_is_not_known_is_said_in_a_sentence(server: PageServer, pages: Page
     assert "There is no group." in page.locator("#groups").inner_text()
 
 
+def test_integers_of_records_are_shown_exactly(server: PageServer, pages: Pages) -> None:
+    most, odd = 2**63 - 1, 2**53 + 1
+    lags = [{"group": "a", "state": "Stable", "members": 1, "lag": most}, {"group": "b", "members": 1, "lag": 2}]
+    server.source.document = now_document(BROKERS, groups=lags)
+    page = pages.open(server.url)
+    assert "9,223,372,036,854,775,807" in page.locator("#groups").inner_text()
+    assert "9,223,372,036,854,775,809" in page.locator(".tiles").inner_text()
+    empty = {"kind": "empty", "size_bytes": 0, "text": "", "is_cut": False}
+    record = {"offset": 0, "timestamp_ms": most, "timestamp_type": "CreateTime", "key": empty, "value": empty}
+    batch = {"base_offset": 0, "last_offset": 0, "compression": "none", "size_bytes": 70, "producer_epoch": 0}
+    found = {
+        "records": [record | {"headers": [], "more_headers": 0, "mark": "", "batch": 0}],
+        "batches": [batch | {"producer_id": odd, "is_transactional": False, "error": None}],
+        "topic": "t",
+        "partition": 0,
+    }
+    found |= {"start": 0, "next_offset": 1, "end_offset": 1, "log_start_offset": 0, "high_watermark": 1, "stop": ""}
+    answer = encoded_json(found | {"last_stable_offset": 1})
+    page.route("**/api/records?*", lambda route: route.fulfill(body=answer, content_type="application/json"))
+    page.evaluate("() => { location.hash = '#topics/t/0'; }")
+    page.locator(".record", has_text=f"{most} ms since 1970").wait_for()
+    assert f"producer {odd} epoch 0" in page.locator(".record").inner_text()
+
+
 def test_names_of_the_cluster_are_shown_as_text(server: PageServer, pages: Pages) -> None:
     document = json.loads(json.dumps(now_document(BROKERS)).replace('"orders', json.dumps(HOSTILE)[:-1]))
     document["cluster"]["id"] = HOSTILE
@@ -255,3 +280,115 @@ def test_focus_and_scroll_positions_outlive_a_new_document(server: PageServer, p
     page.locator("#groups", has_text="There is no group.").wait_for()
     assert page.evaluate("document.activeElement.dataset.copy") == "klamm partitions --offline"
     assert page.get_by_text("orders-1: not alive: broker 2").is_visible()
+
+
+# -- what a new document costs ----------------------------------------------------------------------------------------
+
+# Nothing is left that waits for a frame.
+SETTLED = "() => stale.size === 0"
+
+
+def show_document(server: PageServer, page: Any, document: dict[str, Any]) -> None:
+    server.publish("now", document)
+    page.wait_for_function("time_ms => cockpit.now.time_ms === time_ms", arg=document["time_ms"])
+    page.wait_for_function(SETTLED)
+
+
+def test_a_new_document_touches_only_the_panels_whose_data_have_changed(server: PageServer, pages: Pages) -> None:
+    page = pages.open(server.url)
+    map_is_drawn(page)
+    page.locator("#connection", has_text="live").wait_for()
+    page.evaluate(
+        """() => {
+            window.touched = new Set();
+            new MutationObserver((changes) => changes.forEach(({ target }) => {
+                const element = target.nodeType === Node.ELEMENT_NODE ? target : target.parentElement;
+                const tile = element?.closest(".tile dt, .tile");
+                touched.add(tile?.querySelector("dt").textContent ?? element?.closest("section")?.id);
+            })).observe(document.getElementById("view"),
+                { subtree: true, childList: true, characterData: true, attributes: true });
+        }"""
+    )
+    document = now_document(BROKERS, time_ms=1_700_000_101_000)
+    document["groups"][1]["lag"] = 7
+    document["work"]["deletions"][0]["deleted"] = 3
+    show_document(server, page, document)
+    # With the time the age of the controller changes.
+    assert page.evaluate("[...touched].sort()") == ["Controller", "Lag of groups", "groups", "work"]
+
+
+def test_what_documents_leave_behind_is_what_the_last_one_makes_alone(server: PageServer, pages: Pages) -> None:
+    """Documents that grow and shrink, and panels that appear and vanish."""
+    page = pages.open(server.url)
+    map_is_drawn(page)
+    page.locator("#connection", has_text="live").wait_for()
+    many = [{"group": f"g{n}", "state": "Stable", "members": n, "lag": n} for n in range(40)]
+    moving = now_document()["work"]["reassignments"][0]
+    moves = {**now_document()["work"], "reassignments": [{**moving, "partition": n} for n in range(40)]}
+    nothing = {"now": None, "over_time": [], "why_not": "silence"}
+    variants: list[dict[str, Any]] = [
+        {"groups": many, "work": moves},
+        {"groups": many[::-3], "trouble": "no broker answers"},
+        {"machines": None, "events": None, "states": nothing, "why_not": "silence", "groups": None, "work": None},
+        {"brokers": [], "totals": None, "findings": [], "controller": {"id": None, "why_not": "none"}},
+        {"brokers": now_document(12)["brokers"], "groups": many},
+        {"brokers": now_document(2)["brokers"][::-1]},
+        {"states": None, "machines": {"partitions": {}, "replicas": {}}},
+    ]
+    shown = "() => document.querySelector('.now').innerHTML"
+    for number, variant in enumerate([*variants, *variants[::-1], *variants[::2]]):
+        show_document(server, page, now_document(BROKERS, time_ms=1_700_000_200_000 + number * 1000) | variant)
+        left = page.evaluate(shown)
+        page.evaluate("cockpit.route()")
+        assert left == page.evaluate(shown), variant
+
+
+def test_the_states_are_drawn_by_the_clock_of_the_controller(server: PageServer, pages: Pages) -> None:
+    page = pages.open(server.url)
+    page.locator("#connection", has_text="live").wait_for()
+    ahead = now_document()["time_ms"] + 3_600_000
+    states = {"now": "Idle", "time_ms": ahead, "over_time": [[ahead - 5_000, "IsrChange"], [ahead - 4_900, "Idle"]]}
+    show_document(server, page, now_document(BROKERS, time_ms=1_700_000_101_000, states=states, events=None))
+    lane = page.locator(".lanes tr", has_text="IsrChange")
+    assert lane.inner_text().split() == ["IsrChange", "1", "100", "ms"]
+    # A controller with another clock: a state that came as a record moves with it.
+    ended = {"kind": "event", "event": "BrokerChange", "state": "BrokerChange", "outcome": "processed", "epoch": 7}
+    ended |= {"queue_time_ms": 4, "processing_time_ms": 900, "time_ms": ahead - 2_000}
+    server.publish("record", {"records": [ended]})
+    later = {"states": {"now": "Idle", "time_ms": ahead - 7_199_000, "over_time": []}, "events": None}
+    later["controller"] = now_document()["controller"] | {"epoch": 8}
+    show_document(server, page, now_document(BROKERS, time_ms=1_700_000_102_000, **later))
+    assert page.locator(".lanes tr", has_text="BrokerChange").inner_text().split() == ["BrokerChange", "1", "900", "ms"]
+
+
+# -- hidden pages -----------------------------------------------------------------------------------------------------
+
+
+def hide(page: Any, is_hidden: bool) -> None:
+    """As when a tab is left or chosen; a headless browser has all its pages in sight."""
+    page.evaluate(
+        """(isHidden) => {
+            Object.defineProperty(document, "hidden", { value: isHidden, configurable: true });
+            document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        is_hidden,
+    )
+
+
+def test_hidden_pages_hold_no_stream_so_that_a_seventh_one_opens(server: PageServer, pages: Pages) -> None:
+    first = page = pages.open(server.url)
+    for _ in range(7):
+        map_is_drawn(page)
+        page.locator("#connection", has_text="live").wait_for()
+        hide(page, is_hidden=True)
+        page = page.context.new_page()
+        page.goto(server.origin)
+    map_is_drawn(page)
+    page.locator("#connection", has_text="live").wait_for()
+    # What came meanwhile reaches a page that is shown again, though no change of the map follows.
+    head, cells = partition_map(BROKERS, TOPICS, replication_factor=1)
+    server.map_bytes = encoded_map(head | {"sequence": 9}, cells)
+    assert first.locator("#connection").inner_text() == "paused while hidden"
+    hide(first, is_hidden=False)
+    first.locator("#connection", has_text="live").wait_for()
+    first.locator(".counts tfoot", has_text=re.compile(r"all\s*70\s*0\s*0\s*0")).wait_for()

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from klamm.client.cluster import make_client
+from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
+from klamm.environment import SystemEnvironment
+from klamm.protocol import vocabulary
+from klamm.protocol.apis.produce import ProduceRequest
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.records import Record, build_batch
 from klamm.testing import Cluster
+from klamm.tools.clients import command_options
 from support.cockpit_pages import Asker, asker
 from support.command_lines import called
 
@@ -77,6 +85,31 @@ async def test_records_are_shown_as_what_they_are_whatever_they_hold(cluster: Cl
         assert (third["mark"], third["value"]["kind"]) == ("tombstone", "null")
         assert {each["compression"] for each in page["batches"]} == {"zstd"}
         assert sum(each["records"] for each in page["batches"]) == 3
+
+
+async def test_integers_that_a_script_would_round_are_texts(cluster: Cluster) -> None:
+    most, odd = 2**63 - 1, 2**53 + 1
+    cluster.create_topic("integers", partitions=2, replication_factor=1)
+    batch = build_batch([Record(b"k", b"v", most)], producer_id=odd, producer_epoch=0, base_sequence=0)
+    client = make_client(command_options(cluster.bootstrap, None), SystemEnvironment().random)
+    try:
+        await client.refresh_metadata(["integers"])
+        connection = await client.connection_to(client.metadata.topics["integers"].partitions[0].leader)
+        produced = ProduceRequest.of(None, -1, 10_000, [("integers", [(0, batch)])])
+        answer = await connection.send(ApiKey.PRODUCE, lambda version: produced)
+        assert answer.responses[0].partition_responses[0].error_code == 0
+        # A group commits what it likes.
+        offsets = {vocabulary.TopicPartition("integers", 0): OffsetAndMetadata(most)}
+        await alter_consumer_group_offsets(client, "integers", offsets)
+    finally:
+        await client.close()
+    async with asker(cluster.bootstrap, None) as pages:
+        page = await read(pages, "integers")
+        assert page["records"][0]["timestamp_ms"] == str(most)
+        assert page["batches"][0]["producer_id"] == str(odd)
+        assert (page["records"][0]["offset"], page["end_offset"]) == (0, 1)
+        found = await pages.get("/api/groups", group="integers")
+        assert [each["current_offset"] for each in found["partitions"]] == [str(most)]
 
 
 async def test_pages_go_forward_and_backward_and_to_a_time(cluster: Cluster) -> None:

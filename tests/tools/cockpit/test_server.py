@@ -9,6 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from klamm.tools.cockpit.answers import Cockpit
+from klamm.tools.cockpit.exact import MOST_EXACT, encoded_json
 from klamm.tools.cockpit.safety import HEADERS, Guard, is_own_host
 from klamm.tools.cockpit.server import Streams, embedded_json, encoded, make_app
 from klamm.tools.cockpit.source import MAX_WAITING_BYTES, MISSED, NOW, RECORD, Subscription
@@ -150,6 +151,13 @@ def test_no_text_of_the_cluster_ends_the_script_element_of_the_shell(browser: Te
     first = re.search(r'<script type="application/json" id="first">(.*?)</script>', page)
     assert first is not None
     assert json.loads(first[1])["cluster"]["id"] == HOSTILE
+
+
+def test_integers_that_a_script_would_round_are_texts() -> None:
+    value = {"a": [MOST_EXACT, -MOST_EXACT, MOST_EXACT + 1, -(2**63)], "b": ({"c": 2**70},), "d": True, "e": 0.5}
+    expected = {"a": [MOST_EXACT, -MOST_EXACT, str(MOST_EXACT + 1), str(-(2**63))], "b": [{"c": str(2**70)}]}
+    assert json.loads(encoded_json(value)) == {**expected, "d": True, "e": 0.5}
+    assert json.loads(embedded_json(value)) == {**expected, "d": True, "e": 0.5}
 
 
 def test_embedded_json_is_plain_ascii_where_markup_could_begin() -> None:

@@ -1,6 +1,6 @@
 "use strict";
-// What all views share. `h` makes elements, `morph` renews what is shown without losing focus or selection,
-// `cockpit.view` registers a view, `cockpit.get` asks the server, `words` writes numbers for people. Views are chosen by
+// What all views share. `h` makes elements, `morph` renews what is shown without losing focus or selection, `part` makes
+// an element whose content is made again only when the data behind it have changed, `cockpit.view` registers a view, `cockpit.get` asks the server, `words` writes numbers for people. Views are chosen by
 // the hash: #now, #why/topic/3, #topics/t/0?offset=5. The stream of events reaches the view that is shown.
 //
 // Parts that views build with: `panel` (a titled box), `badge` (a state in a word), `command` (a command to copy). In a
@@ -54,7 +54,7 @@ const morph = (element, ...children) => {
   for (const [index, child] of wanted.entries()) {
     const node = child instanceof Node ? child : document.createTextNode(seen(child));
     const old = element.childNodes[index];
-    if (old === undefined) element.append(node);
+    if (old === undefined) element.append(withStale(node));
     else if (old !== node) morphNode(element, old, node);
   }
   while (element.childNodes.length > wanted.length) element.lastChild.remove();
@@ -63,25 +63,100 @@ const morph = (element, ...children) => {
 const morphNode = (parent, old, node) => {
   const isAlike = old.nodeType === node.nodeType && old.nodeName === node.nodeName && old.id === node.id;
   if (!isAlike || old.dataset?.kept !== node.dataset?.kept) {
-    parent.replaceChild(node, old);
+    parent.replaceChild(withStale(node), old);
   } else if (old.nodeType === Node.TEXT_NODE) {
     if (old.data !== node.data) old.data = node.data;
   } else if (!old.hasAttribute("data-kept")) {
-    for (const { name } of [...old.attributes]) {
-      const isOfReader = name === "open" && old.nodeName === "DETAILS";
-      if (!node.hasAttribute(name) && !isOfReader) old.removeAttribute(name);
+    morphAttributes(old, node);
+    if (node.fill === undefined) {
+      old.fill = undefined; // It may have been a part.
+      morph(old, [...node.childNodes]);
+    } else if (old.fill === undefined || !same(old.madeOf, node.madeOf)) {
+      markStale(old, node);
     }
-    for (const { name, value } of node.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-    morph(old, [...node.childNodes]);
   }
 };
 
-/** Numbers as people read them. Null and undefined become a dash. */
+const morphAttributes = (old, node) => {
+  for (const name of old.getAttributeNames()) {
+    const isOfReader = name === "open" && old.nodeName === "DETAILS";
+    if (!node.hasAttribute(name) && !isOfReader) old.removeAttribute(name);
+  }
+  for (const name of node.getAttributeNames()) {
+    const value = node.getAttribute(name);
+    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+};
+
+// -- parts ------------------------------------------------------------------------------------------------------------
+
+// Script time of a frame that goes to parts; the rest of them waits for the next frame.
+const PARTS_MS = 3;
+
+/** Parts whose content is not yet that of their data. */
+const stale = new Set();
+
+/**
+ * An element whose children are what `fill(...madeOf)` returns. When `morph` finds it in the place of one that was made of
+ * equal values, nothing is made; otherwise its children are renewed in one of the next frames. Parts may hold parts.
+ * `fill` must depend on `madeOf` only, which is data: texts, numbers, lists and objects of these.
+ */
+const part = (tag, attributes, madeOf, fill) => Object.assign(h(tag, attributes), { madeOf, fill });
+
+/** Equal data. */
+const same = (one, other) => {
+  if (one === other) return true;
+  if (typeof one !== "object" || typeof other !== "object" || one === null || other === null) return false;
+  if (Array.isArray(one) !== Array.isArray(other)) return false;
+  const names = Object.keys(one);
+  return names.length === Object.keys(other).length
+    && names.every((name) => Object.hasOwn(other, name) && same(one[name], other[name]));
+};
+
+const markStale = (element, { madeOf, fill }) => {
+  Object.assign(element, { madeOf, fill });
+  stale.add(element);
+};
+
+/** The node, its parts marked as stale. */
+const withStale = (node) => {
+  if (node.fill !== undefined) stale.add(node);
+  else for (const child of node.children ?? []) withStale(child);
+  return node;
+};
+
+let partsFrame = null;
+
+/** Renews stale parts, a few milliseconds in each frame, or `atOnce`; then calls `done`. */
+const renewParts = (done, atOnce = false) => {
+  cancelAnimationFrame(partsFrame);
+  const renew = () => {
+    const end = performance.now() + PARTS_MS;
+    for (const element of stale) {
+      if (!atOnce && performance.now() > end) break;
+      stale.delete(element);
+      // An element that has been taken away or turned into another meanwhile.
+      if (element.isConnected && element.fill !== undefined) morph(element, element.fill(...element.madeOf));
+    }
+    if (stale.size > 0) partsFrame = requestAnimationFrame(renew);
+    else done();
+  };
+  if (atOnce) renew();
+  else partsFrame = requestAnimationFrame(renew);
+};
+
+/** Numbers as people read them. Null and undefined become a dash. A text is an integer that no number holds exactly. */
 const words = {
   none: "\u2013",
 
   count(value) {
+    if (typeof value === "string" || typeof value === "bigint") return BigInt(value).toLocaleString("en");
     return isShown(value) ? Math.round(value).toLocaleString("en") : words.none;
+  },
+
+  /** The exact sum of integers. */
+  sum(values) {
+    return values.reduce((sum, value) => sum + BigInt(value), 0n);
   },
 
   /** 1 partition, 2 partitions. */
@@ -187,27 +262,56 @@ const cockpit = {
     this.shown?.show(element, rest, this);
   },
 
+  /**
+   * Keeps a stream open while the page can be seen: a browser has six connections to a host, which hidden pages must not
+   * hold. What came meanwhile, or while the connection was lost, is missed.
+   */
   listen() {
     const connection = document.getElementById("connection");
     const say = (state, text) => {
       connection.dataset.state = state;
       connection.textContent = text;
     };
-    const stream = new EventSource("/events");
-    stream.onopen = () => say("live", "live");
-    stream.onerror = () => say("lost", "The connection to klamm cockpit is lost; trying again.");
-    for (const name of ["now", "partitions", "record", "missed", "ended"]) {
-      stream.addEventListener(name, (event) => {
-        const data = JSON.parse(event.data);
-        if (name === "now") this.now = data;
-        if (name === "ended") {
-          stream.close();
-          say("lost", "klamm cockpit has ended.");
-        }
-        for (const listener of this.listeners) listener(name, data);
-        this.shown?.update?.(name, data);
-      });
-    }
+    const hear = (name, data) => {
+      for (const listener of this.listeners) listener(name, data);
+      this.shown?.update?.(name, data);
+    };
+    let stream = null;
+    let hasOpened = false;
+    let hasEnded = false;
+    const open = () => {
+      stream = new EventSource("/events");
+      stream.onopen = () => {
+        say("live", "live");
+        if (hasOpened) hear("missed", { events: null });
+        hasOpened = true;
+      };
+      stream.onerror = () => say("lost", "The connection to klamm cockpit is lost; trying again.");
+      for (const name of ["now", "partitions", "record", "missed", "ended"]) {
+        stream.addEventListener(name, (event) => {
+          const data = JSON.parse(event.data);
+          if (name === "now") this.now = data;
+          if (name === "ended") {
+            hasEnded = true;
+            stream.close();
+            say("lost", "klamm cockpit has ended.");
+          }
+          hear(name, data);
+        });
+      }
+    };
+    const follow = () => {
+      if (hasEnded) return;
+      if (document.hidden) {
+        stream?.close();
+        stream = null;
+        say("opening", "paused while hidden");
+      } else if (stream === null) {
+        open();
+      }
+    };
+    document.addEventListener("visibilitychange", follow);
+    follow();
   },
 
   start() {

@@ -23,7 +23,7 @@
       tiles(
         tile("Groups", words.count(found.count), `${rows.filter((each) => each.state === "Stable").length} stable, ${rows.filter((each) => each.state === "Empty").length} empty`),
         tile("Members", words.count(members), "of all groups"),
-        tile("Lag", known.length ? words.count(known.reduce((sum, each) => sum + each.lag, 0)) : words.none, `of ${words.counted(known.length, "group")} with offsets`),
+        tile("Lag", known.length ? words.count(words.sum(known.map((each) => each.lag))) : words.none, `of ${words.counted(known.length, "group")} with offsets`),
         tile("Rebalancing", words.count(rows.filter((each) => /Rebalance/.test(each.state)).length), "groups that wait for members",
           rows.some((each) => /Rebalance/.test(each.state)) ? "busy" : "calm")),
       panel("groups-panel", "All groups", {

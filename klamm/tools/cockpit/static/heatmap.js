@@ -537,15 +537,24 @@
       const { layout, ratio } = this;
       context.clearRect(0, 0, this.overlay.width, this.overlay.height);
       if (layout.hasHeadings) this.drawTexts(context);
+      this.outlineFresh(context);
+      if (this.pointed !== null) this.outline(context, [this.pointed], this.textColours[0], 1.5 * ratio, 1);
+      if (document.activeElement === this.scroller) {
+        this.outline(context, [this.cursor], this.textColours[3], 4 * ratio, 1);
+        this.outline(context, [this.cursor], this.textColours[2], 2 * ratio, 1);
+      }
+    }
+
+    outlineFresh(context) {
       const now = performance.now();
+      const alike = new Map(); // When they changed -> partitions.
       for (const [partition, since] of this.fresh) {
         if (now - since > FRESH_MS) this.fresh.delete(partition);
-        else this.outline(context, partition, this.textColours[0], ratio, 1 - (now - since) / FRESH_MS);
+        else if (alike.has(since)) alike.get(since).push(partition);
+        else alike.set(since, [partition]);
       }
-      if (this.pointed !== null) this.outline(context, this.pointed, this.textColours[0], 1.5 * ratio, 1);
-      if (document.activeElement === this.scroller) {
-        this.outline(context, this.cursor, this.textColours[3], 4 * ratio, 1);
-        this.outline(context, this.cursor, this.textColours[2], 2 * ratio, 1);
+      for (const [since, partitions] of alike) {
+        this.outline(context, partitions, this.textColours[0], this.ratio, 1 - (now - since) / FRESH_MS);
       }
     }
 
@@ -577,13 +586,20 @@
       }
     }
 
-    outline(context, partition, colour, width, alpha) {
-      const [x, y] = this.layout.place(partition);
+    /** In one stroke: a stroke for each of many partitions would take milliseconds. */
+    outline(context, partitions, colour, width, alpha) {
       context.globalAlpha = alpha;
       context.strokeStyle = colour;
       context.lineWidth = width;
       const tall = this.map.brokers.length * this.layout.cell;
-      context.strokeRect(x - width / 2, y - this.top() - width / 2, this.layout.cell + width, tall + width);
+      const top = this.top();
+      context.beginPath();
+      for (const partition of partitions) {
+        const [x, y] = this.layout.place(partition);
+        if (y + tall < top || y > top + this.overlay.height) continue;
+        context.rect(x - width / 2, y - top - width / 2, this.layout.cell + width, tall + width);
+      }
+      context.stroke();
       context.globalAlpha = 1;
     }
 

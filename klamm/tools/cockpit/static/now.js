@@ -3,7 +3,8 @@
 // they are sent, both state machines, work under way, groups, findings, and the controller's newest records.
 //
 // What must stay true: an absent value shows as a dash or as a sentence that says why; what has come over the stream is
-// kept while another view is shown, and is bounded.
+// kept while another view is shown, and is bounded; a panel is a `part` of what it shows, so that a new document costs
+// only what has changed.
 {
   // Kafka's states of the controller, in the order of their numbers.
   const CONTROLLER_STATES = [
@@ -41,7 +42,7 @@
 
   // -- what has come over the stream ----------------------------------------------------------------------------------
 
-  /** Spans of the controller's states: [state, from_ms, to_ms], oldest first. */
+  /** Spans of the controller's states: [state, from_ms, to_ms, epoch], oldest first. */
   let spans = [];
   /** The newest records as lines {time_ms, kind, text, count}, newest first; records alike in a row are one line. */
   const lines = [];
@@ -49,7 +50,7 @@
   const transitions = new Map();
   /** For each broker the newest samples of each value. */
   const samples = new Map();
-  const SAMPLED = ["loop_lag_ms", "memory_bytes", "bytes_in_per_s", "bytes_out_per_s", "queue_size"];
+  const SAMPLED = ["loop_lag_ms", "memory_bytes", "bytes_in_per_s", "bytes_out_per_s"];
 
   /** Kafka's name of a state without the machine's: OnlinePartition, ReplicaDeletionStarted. */
   const short = (name) => name.replace(/^Replica(?=Deletion)|(Partition|Replica)$/g, "");
@@ -59,7 +60,7 @@
   const keepRecord = (record) => {
     recordsSeen += 1;
     if (record.kind === "event" && record.state && record.state !== IDLE) {
-      spans.push([record.state, record.time_ms - (record.processing_time_ms ?? 0), record.time_ms]);
+      spans.push([record.state, record.time_ms - (record.processing_time_ms ?? 0), record.time_ms, record.epoch]);
       if (spans.length > MAX_SPANS) spans = spans.slice(-MAX_SPANS / 2);
     }
     if ((record.kind === "partition" || record.kind === "replica") && !record.failed) {
@@ -99,6 +100,21 @@
     replica: (record) => changed(record, `replica ${record.replica} of ${record.topic}-${record.partition}`),
   };
 
+  // The epoch of the last document's controller, and how far its clock is ahead of ours.
+  let clock = null;
+
+  /** Another controller has another clock: the states of those before are moved to it. */
+  const keepClock = ({ states, controller, time_ms }) => {
+    if (!isShown(states?.time_ms)) return;
+    const found = { epoch: controller.epoch, ahead: states.time_ms - time_ms };
+    if (clock !== null && found.epoch > clock.epoch) {
+      const moved = found.ahead - clock.ahead;
+      spans = spans.map(([state, from, to, epoch]) =>
+        epoch < found.epoch ? [state, from + moved, to + moved, epoch] : [state, from, to, epoch]);
+    }
+    clock = found;
+  };
+
   const keepSamples = (now) => {
     for (const broker of now.brokers ?? []) {
       const kept = samples.get(broker.id) ?? Object.fromEntries(SAMPLED.map((name) => [name, []]));
@@ -111,7 +127,10 @@
   };
 
   cockpit.listeners.push((event, data) => {
-    if (event === "now") keepSamples(data);
+    if (event === "now") {
+      keepSamples(data);
+      keepClock(data);
+    }
     if (event === "record") for (const record of data.records) keepRecord(record);
     if (event === "partitions") changeMap(data);
     if (event === "missed") loadMap();
@@ -154,16 +173,19 @@
 
   // -- tiles ----------------------------------------------------------------------------------------------------------
 
+  /** A tile, of texts. */
   const tile = (label, value, detail, kind = "calm") =>
-    h("div", { class: `tile ${kind}` }, h("dt", {}, label), h("dd", {}, h("strong", {}, value), h("small", {}, detail)));
+    part("div", { class: `tile ${kind}` }, [label, value, detail ?? ""], (...texts) =>
+      [h("dt", {}, texts[0]), h("dd", {}, h("strong", {}, broken(texts[1])), h("small", {}, texts[2]))]);
 
-  const controllerTile = ({ controller, time_ms }) => {
+  const controllerTile = (now) => {
+    const { controller } = now;
     if (!isShown(controller?.id) || controller.id < 0) {
       return tile("Controller", "none", controller?.why_not ?? "No broker is the controller.", "bad");
     }
     const epoch = isShown(controller.epoch) ? `epoch ${controller.epoch}` : "";
     const since = controller.since_ms;
-    const age = isShown(since) ? `for ${words.duration(time_ms - since)}` : "";
+    const age = isShown(since) ? `for ${words.duration(Math.max(0, clockOf(now) - since))}` : "";
     return tile("Controller", `broker ${controller.id}`, [epoch, age].filter(Boolean).join(", ") || controller.host);
   };
 
@@ -174,7 +196,7 @@
     }
     const isSlow = (ms) => (ms ?? 0) > SLOW_MS;
     return [
-      tile("Event in progress", broken(events.event ?? IDLE), events.event ? `for ${words.duration(events.event_for_ms)}` : "nothing to do",
+      tile("Event in progress", events.event ?? IDLE, events.event ? `for ${words.duration(events.event_for_ms)}` : "nothing to do",
         !events.event ? "calm" : isSlow(events.event_for_ms) ? "bad" : "busy"),
       tile("Event queue", words.count(events.queue_size),
         events.queue_size ? `the oldest waits for ${words.duration(events.waits_ms)}` : "nothing waits",
@@ -197,7 +219,7 @@
         alive === brokers.length ? "good" : "bad"),
       tile("Partitions", words.count(totals.partitions), said.filter(isShown).join(", "),
         totals.offline > 0 ? "bad" : totals.under_replicated > 0 ? "busy" : "good"),
-      tile("Lag of groups", lags.length === 0 ? words.none : words.count(lags.reduce((sum, lag) => sum + lag, 0)),
+      tile("Lag of groups", lags.length === 0 ? words.none : words.count(words.sum(lags)),
         words.counted(groups.length, "group")),
     ];
   };
@@ -207,52 +229,63 @@
   const LANE = 18;
   let lanes = null;
 
+  /** The time of a document by the clock of the controller, whose states have its times; by ours if it is not known. */
+  const clockOf = (now) => now.states?.time_ms ?? now.time_ms;
+
   /** What the document has of the last minute, then what the stream has brought since. */
-  const spansOf = ({ states, events, time_ms }) => {
-    const over = states?.over_time ?? [];
-    const until = over.at(-1)?.[0] ?? 0;
+  const spansOf = (now) => {
+    const over = now.states?.over_time ?? [];
+    const [begin, until] = [over[0]?.[0] ?? 0, over.at(-1)?.[0] ?? 0];
+    const end = clockOf(now);
     const all = over.map(([from, state], index) => [state, from, over[index + 1]?.[0] ?? from]);
-    all.push(...spans.filter(([, , to]) => to > until));
-    if (events?.event && states?.now) all.push([states.now, time_ms - (events.event_for_ms ?? 0), time_ms]);
-    return all.filter(([state, , to]) => state !== IDLE && to >= time_ms - WINDOW_MS);
+    // Of a busy minute the document has the newest states only.
+    all.push(...spans.filter(([, , to]) => to <= begin || to > until));
+    if (now.events?.event && now.states?.now) all.push([now.states.now, end - (now.events.event_for_ms ?? 0), end]);
+    return all.filter(([state, , to]) => state !== IDLE && to >= end - WINDOW_MS);
   };
 
-  const statesPanel = (now) => {
+  const statesPart = (now) => {
+    const found = new Map(CONTROLLER_STATES.map((state) => [state, { times: 0, busy: 0 }]));
     const shownSpans = spansOf(now);
+    for (const [state, from, to] of shownSpans) {
+      const row = found.get(state);
+      if (row === undefined) continue;
+      row.times += 1;
+      row.busy += Math.max(0, to - from);
+    }
     const current = now.states?.now ?? null;
-    const why = now.states?.why_not ?? now.controller?.why_not;
-    const waiting = now.events?.waiting ?? [];
-    const rows = CONTROLLER_STATES.map((state) => {
-      const own = shownSpans.filter(([name]) => name === state);
-      const busy = own.reduce((sum, [, from, to]) => sum + Math.max(0, to - from), 0);
-      return { state, times: own.length, busy, isNow: state === current };
-    });
-    return panel("states", "The controller's states", {
-      wide: true,
-      aside: h("span", { class: "note" }, "the last minute"),
-      why: current === null && shownSpans.length === 0 ? (why ?? "The controller does not tell its state.") : null,
-    },
-    h("table", { class: "lanes" },
-      h("thead", {}, h("tr", {},
-        h("th", { scope: "col" }, "State"),
-        h("th", { scope: "col", class: "lane-axis" }, h("span", {}, "\u221260 s"), h("span", {}, "\u221230 s"), h("span", {}, "now")),
-        h("th", { scope: "col", class: "number" }, "Times"),
-        h("th", { scope: "col", class: "number" }, "Busy"))),
-      h("tbody", {}, rows.map(({ state, times, busy, isNow }, index) =>
-        h("tr", { class: isNow ? "current" : times === 0 ? "unseen-state" : null },
-          h("th", { scope: "row" }, h("span", { title: state }, state), isNow ? h("em", {}, "now") : null),
-          index === 0
-            ? h("td", { rowspan: rows.length, class: "lane", "aria-hidden": "true" },
-                h("canvas", { class: "lane-canvas", "data-kept": "lanes" }))
-            : null,
-          h("td", { class: "number" }, state === IDLE ? "" : times || ""),
-          h("td", { class: "number" }, state === IDLE || times === 0 ? "" : words.duration(busy)))))),
-    waiting.length === 0
-      ? null
-      : h("ol", { class: "waiting", "aria-label": "The event queue" },
-          h("li", {}, h("strong", {}, "In the queue:")),
-          waiting.map((event) => h("li", {}, event.event, " ", h("small", {}, `for ${words.duration(event.waits_ms)}`)))));
+    const rows = [...found].map(([state, { times, busy }]) =>
+      [state, state === current, times || "", times === 0 ? "" : words.duration(busy)]);
+    const why = current !== null || shownSpans.length > 0 ? null
+      : (now.states?.why_not ?? now.controller?.why_not ?? "The controller does not tell its state.");
+    return place([why, why ? [] : rows, now.events?.waiting ?? []], statesPanel);
   };
+
+  const statesPanel = (why, rows, waiting) =>
+    panel("states", "The controller's states", { wide: true, aside: h("span", { class: "note" }, "the last minute"), why },
+      h("table", { class: "lanes" },
+        h("thead", {}, h("tr", {},
+          h("th", { scope: "col" }, "State"),
+          h("th", { scope: "col", class: "lane-axis" }, h("span", {}, "\u221260 s"), h("span", {}, "\u221230 s"), h("span", {}, "now")),
+          h("th", { scope: "col", class: "number" }, "Times"),
+          h("th", { scope: "col", class: "number" }, "Busy"))),
+        h("tbody", {}, rows.map(([state, isNow, times, busy], index) =>
+          part("tr", { class: isNow ? "current" : times === "" ? "unseen-state" : null }, [state, isNow, times, busy, index === 0 ? rows.length : 0], stateRow)))),
+      waiting.length === 0
+        ? null
+        : h("ol", { class: "waiting", "aria-label": "The event queue" },
+            h("li", {}, h("strong", {}, "In the queue:")),
+            waiting.map((event) => h("li", {}, event.event, " ", h("small", {}, `for ${words.duration(event.waits_ms)}`)))));
+
+  /** The first row has the canvas of all `lanesOf` rows. */
+  const stateRow = (state, isNow, times, busy, lanesOf) => [
+    h("th", { scope: "row" }, h("span", { title: state }, state), isNow ? h("em", {}, "now") : null),
+    lanesOf
+      ? h("td", { rowspan: lanesOf, class: "lane", "aria-hidden": "true" }, h("canvas", { class: "lane-canvas", "data-kept": "lanes" }))
+      : null,
+    h("td", { class: "number" }, times),
+    h("td", { class: "number" }, busy),
+  ];
 
   // Sizes and colours are read when they change: reading them makes the browser lay out the page at once.
   const laneSize = new ResizeObserver(([{ contentRect }]) => {
@@ -283,35 +316,40 @@
     context.fillStyle = line;
     for (let row = 0; row < CONTROLLER_STATES.length; row += 1) context.fillRect(0, row * LANE + LANE / 2, width, 1);
     for (const part of [0.25, 0.5, 0.75]) context.fillRect(Math.round(width * part), 0, 1, canvas.height);
-    const begin = now.time_ms - WINDOW_MS;
+    const end = clockOf(now);
+    const begin = end - WINDOW_MS;
     for (const [state, from, to] of spansOf(now)) {
       const row = CONTROLLER_STATES.indexOf(state);
       if (row < 0) continue;
       const left = Math.max(0, ((from - begin) / WINDOW_MS) * width);
       const right = Math.min(width, ((to - begin) / WINDOW_MS) * width);
-      context.fillStyle = to >= now.time_ms ? strong : busy;
+      context.fillStyle = to >= end ? strong : busy;
       context.fillRect(Math.min(left, width - 2), row * LANE + 3, Math.max(2, right - left), LANE - 6);
     }
   };
 
   // -- brokers --------------------------------------------------------------------------------------------------------
 
-  const SPARK_WIDTH = 84;
   const SPARK_HEIGHT = 20;
 
-  const spark = (id, name, most) => {
+  /** The points of a line of the newest samples, in the units of `spark`. */
+  const pointsOf = (id, name, most) => {
     const values = samples.get(id)?.[name] ?? [];
-    const points = values
-      .map((value, index) => [index, value])
-      .filter(([, value]) => value !== null)
-      .map(([index, value]) => {
-        const x = (SPARK_WIDTH * (index + SAMPLES - values.length)) / (SAMPLES - 1);
-        return `${x.toFixed(1)},${(SPARK_HEIGHT - 2 - ((SPARK_HEIGHT - 4) * value) / most).toFixed(1)}`;
-      });
-    return svg("svg", { class: "spark", viewBox: `0 0 ${SPARK_WIDTH} ${SPARK_HEIGHT}`, "aria-hidden": "true", focusable: "false" },
-      svg("line", { x1: 0, x2: SPARK_WIDTH, y1: SPARK_HEIGHT - 1, y2: SPARK_HEIGHT - 1 }),
-      points.length > 1 ? svg("polyline", { points: points.join(" ") }) : null);
+    const first = SAMPLES - values.length;
+    let points = "";
+    let count = 0;
+    for (let index = 0; index < values.length; index += 1) {
+      if (values[index] === null) continue;
+      points += `${first + index},${Math.round(10 * (SPARK_HEIGHT - 2 - ((SPARK_HEIGHT - 4) * values[index]) / most)) / 10} `;
+      count += 1;
+    }
+    return count > 1 ? points : "";
   };
+
+  const spark = (points) =>
+    svg("svg", { class: "spark", viewBox: `0 0 ${SAMPLES - 1} ${SPARK_HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true", focusable: "false" },
+      svg("line", { x1: 0, x2: SAMPLES - 1, y1: SPARK_HEIGHT - 1, y2: SPARK_HEIGHT - 1 }),
+      points ? svg("polyline", { points }) : null);
 
   const most = (name) => {
     let found = 0;
@@ -319,42 +357,61 @@
     return found || 1;
   };
 
-  const brokersPanel = (now) => {
-    const scales = Object.fromEntries(SAMPLED.map((name) => [name, most(name)]));
-    const measured = (broker, name, label, write) =>
-      h("td", { class: "number measured", "data-label": label }, spark(broker.id, name, scales[name]), h("span", {}, write(broker[name])));
-    const state = (broker) => {
-      if (!broker.alive) return [badge("bad", "down"), h("small", {}, broker.trouble ?? "")];
-      if (broker.shutting_down) return badge("busy", "shutting down");
-      return badge("good", "alive");
-    };
-    const sending = (broker) => {
-      if (broker.alive && broker.trouble) return [badge("bad", "trouble"), h("small", {}, broker.trouble)];
-      if (broker.sending) return h("small", {}, `${broker.sending} for ${words.duration(broker.sending_for_ms)}`);
-      return h("small", {}, isShown(broker.queue_size) ? "nothing under way" : "");
-    };
-    return panel("brokers", "Brokers", { wide: true, aside: h("span", { class: "note" }, `the last ${SAMPLES} seconds`) },
+  const perSecond = (value) => (isShown(value) ? `${words.bytes(value)}/s` : words.none);
+  // The name of a value, its title, and how it is written.
+  const MEASURED = [
+    ["loop_lag_ms", "Loop lag", words.duration],
+    ["memory_bytes", "Memory", words.bytes],
+    ["bytes_in_per_s", "In", perSecond],
+    ["bytes_out_per_s", "Out", perSecond],
+  ];
+
+  const brokerState = (alive, trouble, isShuttingDown) => {
+    if (!alive) return [badge("bad", "down"), h("small", {}, trouble ?? "")];
+    if (isShuttingDown) return badge("busy", "shutting down");
+    return badge("good", "alive");
+  };
+
+  const brokerSending = (alive, trouble, queueSize, sending, forMs) => {
+    const under = alive && trouble ? [badge("bad", "trouble"), h("small", {}, trouble)]
+      : sending ? h("small", {}, `${sending} for ${words.duration(forMs)}`)
+        : h("small", {}, isShown(queueSize) ? "nothing under way" : "");
+    return [isShown(queueSize) ? h("span", { class: "queue" }, `${words.count(queueSize)} waiting`) : words.none, under];
+  };
+
+  const brokerName = (id, isController, said) =>
+    [h("strong", {}, id), isController ? badge("calm", "controller") : null, h("small", {}, said)];
+
+  const measuredCell = (points, text) => [spark(points), h("span", {}, text)];
+
+  /** A row: `lines` are the points of what is measured. */
+  const brokerRow = (broker, ...lines) => [
+    part("th", { scope: "row" }, [broker.id, broker.is_controller,
+      [broker.host ? `${broker.host}:${broker.port}` : "", broker.rack ? `rack ${broker.rack}` : "",
+        isShown(broker.epoch) ? `epoch ${broker.epoch}` : ""].filter(Boolean).join(" \u00b7 ")], brokerName),
+    part("td", { "data-label": "State" }, [broker.alive, broker.trouble, broker.shutting_down], brokerState),
+    part("td", { class: "sending", "data-label": "The controller sends it" },
+      [broker.alive, broker.trouble, broker.queue_size, broker.sending, broker.sending_for_ms], brokerSending),
+    MEASURED.map(([name, label, write], index) =>
+      part("td", { class: "number measured", "data-label": label }, [lines[index], write(broker[name])], measuredCell)),
+  ];
+
+  const brokersPart = (now) => {
+    const scales = MEASURED.map(([name]) => most(name));
+    const rows = (now.brokers ?? []).map((broker) =>
+      [broker, ...MEASURED.map(([name], index) => pointsOf(broker.id, name, scales[index]))]);
+    return place([rows, now.brokers?.find((broker) => broker.alive && broker.why_not)?.why_not ?? null], brokersPanel);
+  };
+
+  const brokersPanel = (rows, why) =>
+    panel("brokers", "Brokers", { wide: true, aside: h("span", { class: "note" }, `the last ${SAMPLES} seconds`) },
       h("div", { class: "scroll-x" },
         h("table", { class: "brokers cards" },
           h("thead", {}, h("tr", {}, ["Broker", "State", "The controller sends it"].map((title) => h("th", { scope: "col" }, title)),
-            ["Loop lag", "Memory", "In", "Out"].map((title) => h("th", { scope: "col", class: "number" }, title)))),
-          h("tbody", {}, (now.brokers ?? []).map((broker) =>
-            h("tr", { class: broker.alive ? null : "down" },
-              h("th", { scope: "row" },
-                h("strong", {}, broker.id),
-                broker.is_controller ? badge("calm", "controller") : null,
-                h("small", {}, [broker.host ? `${broker.host}:${broker.port}` : "", broker.rack ? `rack ${broker.rack}` : "",
-                  isShown(broker.epoch) ? `epoch ${broker.epoch}` : ""].filter(Boolean).join(" \u00b7 "))),
-              h("td", { "data-label": "State" }, state(broker)),
-              h("td", { class: "sending", "data-label": "The controller sends it" },
-                isShown(broker.queue_size) ? h("span", { class: "queue" }, `${words.count(broker.queue_size)} waiting`) : words.none,
-                sending(broker)),
-              measured(broker, "loop_lag_ms", "Loop lag", words.duration),
-              measured(broker, "memory_bytes", "Memory", words.bytes),
-              measured(broker, "bytes_in_per_s", "In", (value) => (isShown(value) ? `${words.bytes(value)}/s` : words.none)),
-              measured(broker, "bytes_out_per_s", "Out", (value) => (isShown(value) ? `${words.bytes(value)}/s` : words.none))))))),
-      whyNot(now.brokers?.find((broker) => broker.alive && broker.why_not)?.why_not));
-  };
+            MEASURED.map(([, title]) => h("th", { scope: "col", class: "number" }, title)))),
+          h("tbody", {}, rows.map(([broker, ...lines]) =>
+            part("tr", { class: broker.alive ? null : "down" }, [broker, ...lines], brokerRow))))),
+      whyNot(why));
 
   const whyNot = (why) => (why ? h("p", { class: "why-not" }, why) : null);
 
@@ -379,40 +436,44 @@
             states.map((to) => cell(from, to)))))));
   };
 
-  const machinesPanel = (now) =>
+  /** `_seen` is how many records `transitions` counts. */
+  const machinesPanel = (counts, why, _seen) =>
     panel("machines", "State machines", { wide: true, aside: h("span", { class: "note" }, "changes seen since the page was opened") },
       h("div", { class: "machines" },
-        machine("Partitions", "partitions", PARTITION_MACHINE, now.machines?.partitions),
-        machine("Replicas", "replicas", REPLICA_MACHINE, now.machines?.replicas)),
-      whyNot(now.machines ? null : (now.why_not ?? now.controller?.why_not)));
+        machine("Partitions", "partitions", PARTITION_MACHINE, counts?.partitions),
+        machine("Replicas", "replicas", REPLICA_MACHINE, counts?.replicas)),
+      whyNot(why));
 
   // -- work, groups, findings, records --------------------------------------------------------------------------------
 
   const partitionLink = (topic, partition) => h("a", { href: storyOf(topic, partition) }, `${topic}-${partition}`);
 
-  const workPanel = (now) => {
-    const work = now.work ?? {};
-    const step = (what, name, text, waits, part = null) =>
-      h("li", {},
-        h("div", {}, badge("busy", what), " ", name, " ", h("span", { class: "step" }, text)),
-        part === null ? null : h("progress", { max: part[1], value: part[0], "aria-label": `${part[0]} of ${part[1]}` }),
-        waits ? h("small", {}, `waits for ${waits}`) : null);
-    const items = [
-      ...(work.reassignments ?? []).map((each) => {
-        const adding = each.adding_replicas ?? [];
-        const removing = each.removing_replicas ?? [];
-        const added = adding.filter((id) => (each.isr ?? []).includes(id)).length;
-        const text = [adding.length ? `adds ${words.ids(adding)}` : "", removing.length ? `removes ${words.ids(removing)}` : ""];
-        return step("reassignment", partitionLink(each.topic, each.partition), each.step ?? text.filter(Boolean).join(", "),
-          each.waits_for, adding.length ? [added, adding.length] : null);
-      }),
-      ...(work.deletions ?? []).map((each) =>
-        step("deletion", each.topic, each.step ?? `${each.deleted ?? 0} of ${each.replicas ?? "?"} replicas are gone`, each.waits_for,
-          each.replicas ? [each.deleted ?? 0, each.replicas] : null)),
-      ...(work.elections ?? []).map((each) =>
-        step("election", `${each.type}, ${words.counted(each.partitions, "partition")}`, `${each.step}, ${words.duration(each.for_ms)}`,
-          each.waits_for)),
-    ];
+  const step = (what, name, text, waits, done = null) => [
+    h("div", {}, badge("busy", what), " ", name, " ", h("span", { class: "step" }, text)),
+    done === null ? null : h("progress", { max: done[1], value: done[0], "aria-label": `${done[0]} of ${done[1]}` }),
+    waits ? h("small", {}, `waits for ${waits}`) : null,
+  ];
+
+  const reassignment = (each) => {
+    const adding = each.adding_replicas ?? [];
+    const removing = each.removing_replicas ?? [];
+    const added = adding.filter((id) => (each.isr ?? []).includes(id)).length;
+    const text = [adding.length ? `adds ${words.ids(adding)}` : "", removing.length ? `removes ${words.ids(removing)}` : ""];
+    return step("reassignment", partitionLink(each.topic, each.partition), each.step ?? text.filter(Boolean).join(", "),
+      each.waits_for, adding.length ? [added, adding.length] : null);
+  };
+
+  const deletion = (each) =>
+    step("deletion", each.topic, each.step ?? `${each.deleted ?? 0} of ${each.replicas ?? "?"} replicas are gone`, each.waits_for,
+      each.replicas ? [each.deleted ?? 0, each.replicas] : null);
+
+  const election = (each) =>
+    step("election", `${each.type}, ${words.counted(each.partitions, "partition")}`, `${each.step}, ${words.duration(each.for_ms)}`,
+      each.waits_for);
+
+  const workPanel = (work) => {
+    const items = [[work.reassignments, reassignment], [work.deletions, deletion], [work.elections, election]].flatMap(
+      ([list, fill]) => (list ?? []).map((each) => part("li", {}, [each], fill)));
     const total = (work.reassignments_count ?? 0) + (work.deletions_count ?? 0) + (work.elections?.length ?? 0);
     return panel("work", "Under way", { aside: h("span", { class: "note" }, words.count(total)) },
       items.length === 0
@@ -421,22 +482,24 @@
       whyNot(work.why_not));
   };
 
-  const groupsPanel = (now) => {
-    const groups = [...(now.groups ?? [])].sort((a, b) => (b.lag ?? -1) - (a.lag ?? -1));
+  const groupRow = (group) => [
+    h("th", { scope: "row" }, group.group), h("td", {}, group.state ?? words.none),
+    h("td", { class: "number" }, words.count(group.members)),
+    h("td", { class: "number", title: group.why_not ?? null }, words.count(group.lag)),
+  ];
+
+  const groupsPanel = (found, why) => {
+    const groups = [...found].sort((a, b) => (b.lag ?? -1) - (a.lag ?? -1));
     return panel("groups", "Groups", { aside: h("span", { class: "note" }, words.count(groups.length)) },
       groups.length === 0
-        ? h("p", { class: "quiet" }, now.groups_why_not ?? "There is no group.")
+        ? h("p", { class: "quiet" }, why ?? "There is no group.")
         : h("div", { class: "scroll-y", tabindex: "0", role: "region", "aria-label": "Groups" }, h("table", { class: "rows" },
             h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Group"), h("th", { scope: "col" }, "State"),
               h("th", { scope: "col", class: "number" }, "Members"), h("th", { scope: "col", class: "number" }, "Lag"))),
-            h("tbody", {}, groups.map((group) =>
-              h("tr", {}, h("th", { scope: "row" }, group.group), h("td", {}, group.state ?? words.none),
-                h("td", { class: "number" }, words.count(group.members)),
-                h("td", { class: "number", title: group.why_not ?? null }, words.count(group.lag))))))));
+            h("tbody", {}, groups.map((group) => part("tr", {}, [group], groupRow))))));
   };
 
-  const findingsPanel = (now) => {
-    const findings = now.findings ?? [];
+  const findingsPanel = (findings) => {
     const problems = findings.filter((finding) => finding.is_problem).length;
     return panel("findings", "Findings", {
       aside: problems ? badge("bad", words.counted(problems, "problem")) : badge("good", "healthy"),
@@ -453,54 +516,69 @@
             finding.command ? command(finding.command) : null))));
   };
 
-  const recordsPanel = (now) =>
+  const recordLine = (time_ms, kind, text) => [
+    h("time", {}, words.time(time_ms)), h("span", { class: "kind" }, kind), h("span", { class: "text" }, text),
+  ];
+
+  /** `_seen` is how many records `lines` is made of. */
+  const recordsPanel = (why, _seen) =>
     panel("records", "What the controller does", {
       wide: true,
       aside: h("span", { class: "note" }, "newest first"),
-      why: lines.length === 0 ? (now.controller?.why_not ?? "The controller has done nothing since the page was opened.") : null,
+      why: lines.length === 0 ? (why ?? "The controller has done nothing since the page was opened.") : null,
     },
     h("ol", { class: "feed scroll-y", tabindex: "0", "aria-label": "The controller's newest records" }, lines.map((line) =>
-      h("li", { class: line.kind },
-        h("time", {}, words.time(line.time_ms)),
-        h("span", { class: "kind" }, line.kind),
-        h("span", { class: "text" },
-          line.count > 1
-            ? `${words.counted(line.count, line.kind)} ${short(line.record.from)} \u2192 ${short(line.record.to)}` +
-              (line.record.event ? `, because of ${line.record.event}` : "")
-            : line.text)))));
+      part("li", { class: line.kind }, [line.time_ms, line.kind, textOf(line)], recordLine))));
+
+  const textOf = ({ count, kind, record, text }) =>
+    count > 1
+      ? `${words.counted(count, kind)} ${short(record.from)} \u2192 ${short(record.to)}` +
+        (record.event ? `, because of ${record.event}` : "")
+      : text;
 
   // -- the view -------------------------------------------------------------------------------------------------------
 
   let shown = null;
 
-  /** The panel that is shown already if nothing that it is made of has changed, otherwise a new one. */
-  const renewed = (id, madeOf, make) => {
-    const old = document.getElementById(id);
-    if (old?.madeOf === madeOf) return old;
-    const node = make();
-    // `morph` keeps the old element if there is one.
-    (old ?? node).madeOf = madeOf;
-    return node;
-  };
+  /** Where a panel stands that is made of this data. */
+  const place = (madeOf, make) => part("div", { class: "place" }, madeOf, make);
 
-  const draw = (now) => {
+  const troubleText = (trouble) => (trouble ? h("p", { class: "trouble", role: "alert" }, trouble) : []);
+
+  const mapPanel = (partitions, brokers, trouble) =>
+    panel("map", "Brokers \u00d7 partitions", {
+      wide: true,
+      aside: h("span", { class: "note" }, isShown(partitions) ? `${words.counted(partitions, "partition")} on ${words.counted(brokers, "broker")}` : ""),
+      why: partitions ? null : (trouble ?? (isShown(partitions) ? "There is no partition yet." : "The map is being read.")),
+    }, h("div", { id: "map-place", "data-kept": "map" }));
+
+  /** Shows a document; `atOnce` what is not there yet, otherwise in the next frames. */
+  const draw = (now, atOnce = false) => {
     heat ??= cockpit.heat = new cockpit.HeatMap();
+    const whyNothing = now.why_not ?? now.controller?.why_not ?? null;
     morph(shown,
       h("h2", { class: "unseen", id: "now-title" }, "Now"),
-      now.trouble ? h("p", { class: "trouble", role: "alert" }, now.trouble) : null,
+      place([now.trouble ?? null], troubleText),
       h("dl", { class: "tiles" }, controllerTile(now), eventTiles(now), clusterTiles(now)),
-      panel("map", "Brokers \u00d7 partitions", {
-        wide: true,
-        aside: h("span", { class: "note" }, heat.map ? `${words.counted(heat.map.partitions, "partition")} on ${words.counted(heat.map.brokers.length, "broker")}` : ""),
-        why: heat.map?.partitions ? null : (mapTrouble ?? (heat.map ? "There is no partition yet." : "The map is being read.")),
-      }, h("div", { id: "map-place", "data-kept": "map" })),
-      h("div", { class: "beside" }, statesPanel(now), h("div", { class: "stack" }, findingsPanel(now), workPanel(now), groupsPanel(now))),
-      brokersPanel(now),
-      renewed("machines", `${recordsSeen} ${JSON.stringify(now.machines)} ${now.why_not}`, () => machinesPanel(now)),
-      renewed("records", `${recordsSeen} ${now.why_not}`, () => recordsPanel(now)));
-    const place = document.getElementById("map-place");
-    if (place !== null && heat.element.parentElement !== place) place.append(heat.element);
-    drawLanes(now);
+      place([heat.map?.partitions ?? null, heat.map?.brokers.length ?? null, mapTrouble], mapPanel),
+      h("div", { class: "beside" },
+        statesPart(now),
+        h("div", { class: "stack" },
+          place([now.findings ?? []], findingsPanel),
+          place([now.work ?? {}], workPanel),
+          place([now.groups ?? [], now.groups_why_not ?? null], groupsPanel))),
+      brokersPart(now),
+      place([now.machines ?? null, now.machines ? null : whyNothing, recordsSeen], machinesPanel),
+      place([now.controller?.why_not ?? null, recordsSeen], recordsPanel));
+    renewParts(drawCanvases, atOnce);
+  };
+
+  /** What parts leave alone. */
+  const drawCanvases = () => {
+    if (shown === null) return;
+    const mapPlace = document.getElementById("map-place");
+    if (mapPlace !== null && heat.element.parentElement !== mapPlace) mapPlace.append(heat.element);
+    drawLanes(cockpit.now);
   };
 
   cockpit.view("now", {
@@ -510,7 +588,7 @@
     show(element, rest, { now }) {
       shown = h("div", { class: "now" });
       element.append(shown);
-      draw(now);
+      draw(now, true);
       loadMap();
     },
     update(event) {
