@@ -3,7 +3,7 @@
 A broker that does not answer is a fact, not an error: the look ends within the client's time, with what the others say.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from klamm.client.configs import ConfigEntry
     from klamm.client.log_dirs import LogDirDescription
     from klamm.client.reassignments import PartitionReassignment
+
+    Reassigned = tuple[Mapping[TopicPartition, PartitionReassignment], KafkaError | None]
 
 MIN_ISR: Final = "min.insync.replicas"
 PROTOCOL: Final = "inter.broker.protocol.version"
@@ -99,9 +101,13 @@ class ClusterFacts:
         return {key: each for key, each in self.view.partitions.items() if broker_id in each.replicas}
 
 
-async def read_facts(client: "ClusterClient", view: ClusterView | None = None) -> ClusterFacts:
-    """One look; `view` is of the client's metadata, if the caller has just asked for them. Raises ClientError when no
-    broker answers.
+async def read_facts(
+    client: "ClusterClient",
+    view: ClusterView | None = None,
+    listing: "Callable[[], Awaitable[Reassigned]] | None" = None,
+) -> ClusterFacts:
+    """One look; `view` is of the client's metadata, if the caller has just asked for them, and `listing` asks for the
+    reassignments in another way than `list_reassignments`. Raises ClientError when no broker answers.
 
     All brokers, the controller and the configs of topics are asked at the same time, so that one broker that hangs
     costs the time of one request.
@@ -110,7 +116,9 @@ async def read_facts(client: "ClusterClient", view: ClusterView | None = None) -
 
     view = view or await read_cluster(client, reassignments={})
     (moving, controller_error), (brokers, forbidden), (min_isr, throttled, topics_error) = await asyncio.gather(
-        _list_reassignments(client), _read_brokers(client, view), _read_topics(client, sorted(view.of_topics()))
+        listing() if listing is not None else list_reassignments(client),
+        _read_brokers(client, view),
+        _read_topics(client, sorted(view.of_topics())),
     )
     if isinstance(controller_error, KafkaError) and _is_forbidden(controller_error):
         forbidden, controller_error = ["reassignments", *forbidden], None
@@ -126,9 +134,7 @@ async def read_facts(client: "ClusterClient", view: ClusterView | None = None) -
     )
 
 
-async def _list_reassignments(
-    client: "ClusterClient",
-) -> "tuple[Mapping[TopicPartition, PartitionReassignment], KafkaError | None]":
+async def list_reassignments(client: "ClusterClient") -> "Reassigned":
     """The reassignments in progress, and why the controller did not list them.
 
     A controller that hangs may still answer as a broker, so this request has connections of its own.

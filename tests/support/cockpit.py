@@ -19,6 +19,7 @@ class FixedSource:
 
     client = None
     znodes = None
+    reassignments = None
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from starlette.requests import Request
 
 from klamm.client.cluster import ClusterClient, make_client
@@ -16,6 +17,7 @@ from klamm.tools.cluster_facts import read_facts
 from klamm.tools.cockpit.answers import Cockpit
 from klamm.tools.cockpit.document import Read, now_document
 from klamm.tools.cockpit.pages import actions, configs, groups, lags, records, topics, why
+from klamm.tools.cockpit.reassignments import Reassignments
 from klamm.tools.controller import read_controller, read_status
 from klamm.tools.zookeeper_access import open_znodes
 from klamm.znodes.store import KafkaZooKeeper
@@ -31,6 +33,7 @@ class ClusterSource(FixedSource):
         super().__init__({})
         self.client = client  # type: ignore[assignment]
         self.znodes = znodes  # type: ignore[assignment]
+        self.reassignments = Reassignments(client, pytest.fail)  # type: ignore[assignment,arg-type]
 
     async def now(self) -> Mapping[str, Any]:
         assert self.client is not None

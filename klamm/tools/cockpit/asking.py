@@ -5,7 +5,7 @@ that neither a broker that hangs nor a page that asks too much takes the memory 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
@@ -23,6 +23,7 @@ from klamm.tools.cockpit.shown import visible
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
+    from klamm.client.reassignments import PartitionReassignment
 
 TIMEOUT_S: Final = 20.0
 AT_ONCE: Final = 4
@@ -70,6 +71,14 @@ def live_client(cockpit: Cockpit) -> "ClusterClient":
     if cockpit.source.client is None:
         raise BadRequest("A recording has no records, groups or configurations: open a live cluster for that.")
     return cockpit.source.client
+
+
+async def moving_of(cockpit: Cockpit) -> "Mapping[TopicPartition, PartitionReassignment]":
+    """The reassignments in progress of a live cluster; of a controller that does not list them those that it has listed
+    before."""
+    if cockpit.source.reassignments is None:
+        return {}
+    return (await cockpit.source.reassignments.read()).moving
 
 
 def text(request: Request, name: str) -> str:

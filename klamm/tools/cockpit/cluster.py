@@ -5,7 +5,8 @@
 | registrations | ZooKeeper: the controller, live brokers, their ports  | 1 s                                        |
 | status        | klamm's controller: /controller?brief                 | 1 s                                        |
 | numbers       | klamm's brokers: /broker                              | 1 s                                        |
-| partitions    | Metadata and ListPartitionReassignments, any broker   | 1 s, and 5 % of the time                   |
+| partitions    | Metadata, any broker                                  | 1 s, and 5 % of the time                   |
+| reassignments | ListPartitionReassignments, while there are any       | 5 s, when a reading or a page wants them   |
 | facts         | the protocol, as klamm status                         | 5 s, and 5 % of the time                   |
 | groups        | the protocol                                          | 5 s, and 5 % of the time                   |
 | records       | klamm's controller: /controller/events?follow         | as they come                               |
@@ -40,6 +41,7 @@ from klamm.tools.cockpit.group_lags import read_groups
 from klamm.tools.cockpit.http_reading import read_answer, read_lines
 from klamm.tools.cockpit.partitions import PartitionMap, PartitionState
 from klamm.tools.cockpit.readings import LARGE_SHARE, Reading
+from klamm.tools.cockpit.reassignments import Reassignments
 from klamm.tools.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
 from klamm.tools.controller import ControllerAddress, read_controller, zookeeper_of_brokers
 from klamm.tools.zookeeper_access import open_znodes
@@ -99,6 +101,7 @@ class LiveCluster:
         self._numbers = Reading(self._look_at_numbers, 1.0)
         self._partitions = Reading(self._look_at_partitions, 1.0, LARGE_SHARE)
         self._facts = Reading(self._look_at_facts, SLOW_EVERY_S, LARGE_SHARE)
+        self._reassignments = Reassignments(self._slow_client, on_failure, self._has_no_reassignments)
         self._groups = Reading(lambda: read_groups(self._slow_client), SLOW_EVERY_S, LARGE_SHARE)
         self._last_totals: dict[int, tuple[int, Mapping[str, float | None]]] = {}
         self._states: deque[State] = deque(maxlen=KEPT_STATES)
@@ -116,6 +119,10 @@ class LiveCluster:
     @property
     def znodes(self) -> "KafkaZooKeeper | None":
         return self._znodes
+
+    @property
+    def reassignments(self) -> Reassignments:
+        return self._reassignments
 
     async def now(self) -> Mapping[str, Any]:
         if not self._tasks:
@@ -161,6 +168,7 @@ class LiveCluster:
         for subscription in self._subscriptions:
             subscription.close()
         self._stop_reading()
+        self._reassignments.close()
         # The end of the process closes what a server that hangs does not let go of.
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -379,24 +387,21 @@ class LiveCluster:
             self.records.clear()
         # In a thread, because both take a part of a second in a large cluster.
         view = await asyncio.to_thread(view_of, metadata)
-        return await asyncio.to_thread(digested, await read_facts(self._slow_client, view))
+        facts = await read_facts(self._slow_client, view, self._reassignments.read)
+        return await asyncio.to_thread(digested, facts)
+
+    def _has_no_reassignments(self) -> bool:
+        """What a controller of klamm says with its status."""
+        status = self._status.value
+        return status is not None and self._status.why_not is None and status.get("reassignments", {}).get("count") == 0
 
     async def _look_at_partitions(self) -> bool:
-        from klamm.client.reassignments import PartitionReassignment, list_partition_reassignments
-        from klamm.protocol.errors import KafkaError
-        from klamm.protocol.vocabulary import TopicPartition
-
         self.partitions.begin_look()
         # Once: the next look tries again, and meanwhile the page tells what is wrong.
         await self._client.refresh_metadata_once()
         metadata = self._client.metadata
-        moving: Mapping[TopicPartition, PartitionReassignment] = {}
-        status = self._status.value
-        # A controller of klamm has said whether there are any; asking is an event in its queue, which people watch.
-        if status is None or status.get("reassignments", {}).get("count", 1):
-            # Without a controller, or the right to ask, the map shows replicas without what happens to them.
-            with suppress(KafkaError):
-                moving = await list_partition_reassignments(self._client)
+        # Without a controller, or the right to ask, the map shows replicas without what happens to them.
+        moving = (await self._reassignments.read()).moving
 
         def states() -> "Steps[dict[str, dict[int, PartitionState]]]":
             made = {}

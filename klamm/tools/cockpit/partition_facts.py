@@ -34,6 +34,7 @@ from klamm.zookeeper.errors import NoNode, ZooKeeperError
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
+    from klamm.client.reassignments import PartitionReassignment
     from klamm.znodes.store import KafkaZooKeeper
 
 ONCE: Final = RetryPolicy(0)
@@ -54,13 +55,17 @@ async def read_partition(
     now: Mapping[str, Any],
     key: TopicPartition,
     reach: Reach,
+    moving: "Mapping[TopicPartition, PartitionReassignment]",
     records: Sequence[Mapping[str, Any]] = (),
 ) -> PartitionFacts:
-    """The facts. `now` is the newest Now document, `records` are those of klamm controllers.
+    """The facts. `now` is the newest Now document, `moving` are the reassignments in progress, `records` are those of
+    klamm controllers.
 
     Raises KafkaError for a partition that does not exist, and ClientError when no broker answers.
     """
-    view, deletions = await asyncio.gather(read_view(client, [key.topic]), _deletions(znodes, now))
+    view, deletions = await asyncio.gather(
+        read_cluster(client, [key.topic], reassignments=moving), _deletions(znodes, now)
+    )
     if key not in view.partitions and key.topic in deletions and znodes is not None:
         # Brokers say nothing of a topic that is being deleted.
         view = await _of_znodes(znodes, key, view)
@@ -89,7 +94,9 @@ async def read_partition(
         None if is_kraft else view.controller_id,
         now["controller"].get("status"),
         settings,
-        await _price(client, key) if not known.marked_for_deletion and _has_no_leader(view, partition) else None,
+        await _price(client, key, moving)
+        if not known.marked_for_deletion and _has_no_leader(view, partition)
+        else None,
         dirs,
         {
             broker_id: end.message or error_line(end)
@@ -102,18 +109,6 @@ async def read_partition(
         reach.zookeeper,
         sorted({each for of, some in view.partitions.items() if of.topic == key.topic for each in some.replicas}),
     )
-
-
-async def read_view(client: "ClusterClient", topics: Sequence[str] | None) -> ClusterView:
-    """These topics, or all. Without a controller that lists reassignments the metadata is all there is.
-
-    Raises KafkaError for a topic that may not be described, and ClientError.
-    """
-    try:
-        async with asyncio.timeout(HTTP_TIMEOUT_S):
-            return await read_cluster(client, topics, needs_reassignments=False)
-    except (KafkaError, TimeoutError):
-        return await read_cluster(client, topics, reassignments={})
 
 
 async def _of_znodes(znodes: "KafkaZooKeeper", key: TopicPartition, view: ClusterView) -> ClusterView:
@@ -155,9 +150,11 @@ async def _offline_dirs(client: "ClusterClient", broker_ids: Sequence[int]) -> d
     }
 
 
-async def _price(client: "ClusterClient", key: TopicPartition) -> Loss | str:
+async def _price(
+    client: "ClusterClient", key: TopicPartition, moving: "Mapping[TopicPartition, PartitionReassignment]"
+) -> Loss | str:
     """What an unclean election costs, or why none is possible."""
-    _, plan = await read_unclean_plan(client, Scope(partitions=[key]))
+    _, plan = await read_unclean_plan(client, Scope(partitions=[key]), moving)
     return plan.due.get(key) or plan.refused.get(key, "the partition has a leader meanwhile")
 
 

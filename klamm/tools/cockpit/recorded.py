@@ -49,6 +49,10 @@ class RecordedCluster:
     def znodes(self) -> "KafkaZooKeeper | None":
         return None
 
+    @property
+    def reassignments(self) -> None:
+        return None
+
     async def now(self) -> Mapping[str, Any]:
         return await asyncio.to_thread(now_document, self.recording, self.recording.count - 1)
 

@@ -16,6 +16,7 @@ import orjson
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
     from klamm.tools.cockpit.partitions import PartitionMap
+    from klamm.tools.cockpit.reassignments import Reassignments
     from klamm.znodes.store import KafkaZooKeeper
 
 NOW: Final = "now"
@@ -89,6 +90,10 @@ class Source(Protocol):
     @property
     def znodes(self) -> "KafkaZooKeeper | None":
         """The cluster's znodes; None for a recording, and for a cluster whose ZooKeeper cannot be reached."""
+
+    @property
+    def reassignments(self) -> "Reassignments | None":
+        """The reassignments in progress of the live cluster; None for a recording."""
 
     async def now(self) -> Mapping[str, Any]:
         """The newest Now document, at most about a second old."""

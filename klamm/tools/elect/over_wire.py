@@ -8,6 +8,7 @@ from klamm.client.elections import elect_leaders
 from klamm.client.groups import list_groups
 from klamm.client.log_dirs import TopicPartitionReplica
 from klamm.client.offsets import ONE_ATTEMPT, ListedOffset, list_consumer_group_offsets, list_replica_offsets
+from klamm.client.reassignments import PartitionReassignment
 from klamm.net.client import ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
@@ -63,9 +64,14 @@ async def replica_ends(
     return ends
 
 
-async def read_unclean_plan(client: ClusterClient, scope: Scope) -> tuple[ClusterView, UncleanPlan]:
-    """The plan, with what the live replicas and the consumer groups tell about the loss."""
-    view = await read_cluster(client, scope.topics, needs_reassignments=False)
+async def read_unclean_plan(
+    client: ClusterClient,
+    scope: Scope,
+    reassignments: Mapping[TopicPartition, PartitionReassignment] | None = None,
+) -> tuple[ClusterView, UncleanPlan]:
+    """The plan, with what the live replicas and the consumer groups tell about the loss. With `reassignments` the
+    controller is not asked for them."""
+    view = await read_cluster(client, scope.topics, needs_reassignments=False, reassignments=reassignments)
     wanted = scope.of(view)
     due = leaderless(view, wanted)
     ends = await replica_ends(client, view, {each: view.partitions[each].replicas for each in due})

@@ -145,7 +145,7 @@ async def _plan(cockpit: Cockpit, body: dict[str, Any]) -> Plan:
         case {"action": "elect_preferred", "topic": str(topic), "partition": int(number)}:
             return await _elect(client, TopicPartition(topic, number), cockpit.brokers_options)
         case {"action": "cancel_reassignment", "topic": str(topic), "partition": int(number)}:
-            return await _cancel(client, TopicPartition(topic, number), cockpit.brokers_options)
+            return await _cancel(cockpit, TopicPartition(topic, number))
     raise BadRequest(
         "The body names no action: move_controller, or elect_preferred or cancel_reassignment with topic and partition."
     )
@@ -227,7 +227,9 @@ async def _told(client: ClusterClient, key: TopicPartition, before_epoch: int) -
                 await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-async def _cancel(client: ClusterClient, key: TopicPartition, reach: Sequence[str]) -> Plan:
+async def _cancel(cockpit: Cockpit, key: TopicPartition) -> Plan:
+    client, reach = live_client(cockpit), cockpit.brokers_options
+
     async def look() -> PartitionView:
         partition = (await read_cluster(client, [key.topic])).partitions.get(key)
         if partition is None or not partition.is_reassigning:
@@ -241,6 +243,8 @@ async def _cancel(client: ClusterClient, key: TopicPartition, reach: Sequence[st
         if (now.adding, now.removing) != (shown.adding, shown.removing):
             raise ToolError(f"another reassignment of {key} is in progress meanwhile: nothing was done")
         error = (await alter_partition_reassignments(client, {key: None}))[key]
+        if cockpit.source.reassignments is not None:
+            cockpit.source.reassignments.forget()
         if error is not None:
             raise ToolError(error_line(error))
         return f"The reassignment of {key} is cancelled: it stays on {brokers_text(shown.origin)}."

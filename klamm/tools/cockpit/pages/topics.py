@@ -17,13 +17,14 @@ from starlette.routing import Route
 from klamm.client.cluster import ClusterClient
 from klamm.client.log_dirs import describe_log_dirs
 from klamm.client.offsets import ListedOffset, list_offsets
+from klamm.client.reassignments import PartitionReassignment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, INTERNAL_TOPICS, LATEST_TIMESTAMP, NO_LEADER, TopicPartition
 from klamm.tools.clients import error_line
-from klamm.tools.cluster_view import ClusterView, PartitionView
+from klamm.tools.cluster_view import ClusterView, PartitionView, read_cluster
 from klamm.tools.cockpit.answers import Cockpit, json_response
-from klamm.tools.cockpit.asking import PATIENCE, asking, live_client, number
-from klamm.tools.cockpit.partition_facts import ONCE, read_view
+from klamm.tools.cockpit.asking import PATIENCE, asking, live_client, moving_of, number
+from klamm.tools.cockpit.partition_facts import ONCE
 from klamm.tools.topics.descriptions import is_under_replicated
 
 # Of topics in a list, and of partitions of one.
@@ -41,8 +42,8 @@ def routes(cockpit: Cockpit) -> list[Route]:
         client, first = live_client(cockpit), number(request, "from", 0)
         topic = request.query_params.get("topic")
         if topic is not None:
-            return json_response(await _topic(client, topic, first))
-        view = await read_view(client, None)
+            return json_response(await _topic(client, topic, first, await moving_of(cockpit)))
+        view = await read_cluster(client, reassignments=await moving_of(cockpit))
         return json_response(await _list(client, view, request.query_params.get("filter", ""), first, rates))
 
     return [Route("/api/topics", asking(topics))]
@@ -125,8 +126,10 @@ def _size(sizes: Mapping[str, int], leader: int) -> int:
     return sizes.get(str(leader), max(sizes.values(), default=0))
 
 
-async def _topic(client: ClusterClient, topic: str, first: int) -> dict[str, Any]:
-    view = await read_view(client, [topic])
+async def _topic(
+    client: ClusterClient, topic: str, first: int, moving: Mapping[TopicPartition, PartitionReassignment]
+) -> dict[str, Any]:
+    view = await read_cluster(client, [topic], reassignments=moving)
     partitions = view.of_topics().get(topic)
     if partitions is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic} does not exist")

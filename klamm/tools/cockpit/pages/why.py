@@ -5,7 +5,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from klamm.tools.cockpit.answers import Cockpit, json_response
-from klamm.tools.cockpit.asking import asking, live_client, partition
+from klamm.tools.cockpit.asking import asking, live_client, moving_of, partition
 from klamm.tools.cockpit.controller_records import ControllerRecords
 from klamm.tools.cockpit.partition_facts import Reach, read_partition, read_story
 from klamm.tools.cockpit.reasons import explain
@@ -19,7 +19,7 @@ def routes(cockpit: Cockpit) -> list[Route]:
         client, key, znodes = live_client(cockpit), partition(request), cockpit.source.znodes
         now = await cockpit.source.now()
         records = await controllers.read(znodes, cockpit.source.followed())
-        facts = await read_partition(client, znodes, now, key, reach, records)
+        facts = await read_partition(client, znodes, now, key, reach, await moving_of(cockpit), records)
         view = facts.view
         told = await read_story(znodes, facts, records, cockpit.state_change_logs)
         return json_response(
