@@ -15,6 +15,8 @@ What must stay true:
 - The records of a transaction are a batch of their own, with its producer's id and epoch. A reader gets them in the
   order of the log, as it gets the markers, and decides itself what counts.
 - A reader decompresses no large batch on the loop, and decodes it in parts.
+- A reader gets no batch whose bytes are not those that were written: the checksum is verified, and what it does not
+  cover, the base offset, must continue the log. The error names the log and what mends it.
 
 Source: kafka.coordinator.group.GroupMetadataManager (`appendForGroup`, `doLoadGroupsAndOffsets`),
 kafka.coordinator.transaction.TransactionStateManager (`appendTransactionToLog`, `loadTransactionMetadata`).
@@ -29,9 +31,9 @@ from klamm.config.broker import BrokerConfig
 from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch, TransactionalProducer
 from klamm.environment import Environment
 from klamm.protocol.compression import CompressionType, decompress
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError, corrupt_message
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record_batch import HEADER_SIZE_BYTES, NO_PRODUCER_ID, BatchHeader, iterate_batches
+from klamm.protocol.record_batch import HEADER_SIZE_BYTES, NO_PRODUCER_ID, BatchHeader, check_crc, iterate_batches
 from klamm.protocol.records import (
     ControlRecordType,
     Record,
@@ -312,19 +314,27 @@ class CoordinatorLog:
         slices = Slices(BATCHES_PER_SLICE, self._loop.time)
         # Records appended during the read come from the reader, which knows them already.
         end = log.log_end_offset
-        while offset < end:
-            fetched = await self._read(partition, offset, end)
-            if fetched.next_offset <= offset:
-                # A part of the groups must not pass for all groups.
-                reason = f"{self._topic}-{partition} ends at offset {offset} instead of {end}"
-                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, reason)
-            offset = fetched.next_offset
-            for position, header in iterate_batches(fetched.data):
-                body = b"" if header.is_control else await self._decompress(fetched.data, position, header)
-                for batch in _log_batches(fetched.data, position, header, body):
-                    yield batch
-                    if slices.is_over():
-                        await asyncio.sleep(0)
+        try:
+            while offset < end:
+                fetched = await self._read(partition, offset, end)
+                if fetched.next_offset <= offset:
+                    # A part of the groups must not pass for all groups.
+                    reason = f"{self._topic}-{partition} ends at offset {offset} instead of {end}"
+                    raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, reason)
+                for position, header in _checked_batches(fetched, offset, end):
+                    body = b"" if header.is_control else await self._decompress(fetched.data, position, header)
+                    for batch in _log_batches(fetched.data, position, header, body):
+                        yield batch
+                        if slices.is_over():
+                            await asyncio.sleep(0)
+                offset = fetched.next_offset
+        except KafkaError as error:
+            if error.code is not ErrorCode.CORRUPT_MESSAGE:
+                raise
+            raise corrupt_message(
+                f"{log.directory} is damaged: {error.message}; let another in-sync replica lead, or stop this broker,"
+                " remove the directory and start the broker: it copies the log again"
+            ) from error
 
     async def _read(self, partition: int, offset: int, end: int) -> FetchedRecords:
         while True:
@@ -345,6 +355,24 @@ class CoordinatorLog:
             if error.code is not ErrorCode.MESSAGE_TOO_LARGE:
                 raise
         return await self._environment.run_blocking(decompress, header.codec, payload)
+
+
+def _checked_batches(fetched: FetchedRecords, offset: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of each batch that was read from `offset` on in a log that ends at `end`. The first may begin
+    before `offset`. Raises KafkaError(CORRUPT_MESSAGE)."""
+    if fetched.next_offset > end:
+        raise corrupt_message(f"offset {fetched.next_offset} is behind its end {end}")
+    for position, header in iterate_batches(fetched.data):
+        try:
+            check_crc(fetched.data, position, header)
+        except KafkaError as error:
+            raise corrupt_message(f"of offset {header.base_offset}, {error.message}") from error
+        least = header.last_offset if position == 0 else header.base_offset
+        if not offset <= least <= header.last_offset < fetched.next_offset:
+            found = f"offsets {header.base_offset} to {header.last_offset}"
+            raise corrupt_message(f"{found} are between offsets {offset} and {fetched.next_offset}")
+        yield position, header
+        offset = header.next_offset
 
 
 def _log_batches(data: Buffer, position: int, header: BatchHeader, body: Buffer) -> Iterator[LogBatch]:

@@ -60,7 +60,8 @@ class CoordinatorLog(Protocol):
         """All batches of the log now, oldest first, with open and aborted transactions; others have the loop in
         between. Records for which `append` was called before are included.
 
-        Raises KafkaError when the log cannot be read, or this broker does not host the partition.
+        Raises KafkaError when the log cannot be read, is damaged (CORRUPT_MESSAGE, and what to do), or this broker does
+        not host the partition.
         """
 
     def wait_committed(self, partition: int) -> Awaitable[None]:

@@ -199,6 +199,11 @@ class Administrator:
         """Moves one partition to these brokers."""
         await self._alter(key[0], {key[1]: replicas})
 
+    async def lead(self, key: PartitionKey, replicas: Sequence[int]) -> None:
+        """Makes the first of the partition's replicas its preferred leader, and has it elected."""
+        await self._alter(key[0], {key[1]: replicas})
+        await self._elect(ElectionType.PREFERRED, [key[0]])
+
     async def _evacuate(self) -> None:
         """Moves partitions away from a broker that is down; if all are up, to random brokers."""
         gone, topic = self._gone(), self._topic()

@@ -5,7 +5,7 @@ What must stay true: each kind works without the others, and its guarantees are 
 
 from typing import NamedTuple
 
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.compacting import TOPIC_CONFIGS, Compacting
 from klamm.simulation.group_workload import GroupWorkload
@@ -29,6 +29,8 @@ COMPACTED_TOPIC = "compacted"
 # Of one partition, and of two: transactions are written into the first and copied into the second.
 ORDERS_TOPIC, COPIES_TOPIC = "orders", "copies"
 GROUP = "workers"
+# Their readers, clients and coordinators, check checksums.
+ROTTING_TOPICS = (TOPIC, TRIMMED_TOPIC, COMPACTED_TOPIC, ORDERS_TOPIC, COPIES_TOPIC, *sorted(INTERNAL_TOPICS))
 BATCHES_OF_A_WHOLE_CLUSTER = 3
 COMMITS_OF_A_HEALED_CLUSTER = 3
 

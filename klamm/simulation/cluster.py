@@ -121,6 +121,7 @@ class SimulatedBroker:
         self.broker: Broker | None = None
         self.disk_is_faulty = False
         self.is_short_of_descriptors = False
+        self.has_rotten_log = False
         self._world = world
         self._config = config
         self._wanted = asyncio.Event()

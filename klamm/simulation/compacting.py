@@ -23,6 +23,7 @@ from klamm.simulation.workload import (
     FIRST_TIMESTAMP_MS,
     PartitionClient,
     Producer,
+    is_intact,
     records_of,
 )
 from klamm.simulation.world import World
@@ -129,7 +130,7 @@ class Compacting:
             wanted = {TopicPartition(*self.key): FetchFrom(offset, NO_EPOCH, FETCH_MAX_BYTES)}
             request = fetch_request(wanted, max_bytes=FETCH_MAX_BYTES, max_wait_ms=500)
             answer = await self._client.attempt(ApiKey.FETCH, request)
-            if answer is None:
+            if answer is None or not is_intact(answer[0].records):
                 await self._client.again()
                 return None
             result, broker_id = answer

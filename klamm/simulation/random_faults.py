@@ -23,7 +23,7 @@ from klamm.protocol.errors import KafkaError
 from klamm.protocol.record_batch import CRC_COVERS_FROM, iterate_batches
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.administration import Administrator
-from klamm.simulation.clients import TOPIC, UNCLEAN_TOPIC, Clients
+from klamm.simulation.clients import ROTTING_TOPICS, TOPIC, UNCLEAN_TOPIC, Clients
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.group_workload import GroupWorkload
@@ -36,6 +36,7 @@ from klamm.simulation.transactional_workload import PROPERTIES as TRANSACTION_PR
 from klamm.simulation.verdict import serving
 from klamm.simulation.world import Node, World
 from klamm.storage.log_directory import FUTURE_SUFFIX
+from klamm.storage.segment import LOG_SUFFIX
 from klamm.znodes.controller_store import NO_CONTROLLER
 
 # A run has so many faults and operator actions, of a random half of all kinds (see `run_shape`).
@@ -256,39 +257,56 @@ class RandomFaults:
         """
         if not await self._is_whole():
             return
-        broker, files = self._broker(), self._rotting_files
-        paths = [path for path, size_bytes in files(broker).items() if size_bytes]
-        if not paths:
+        broker = self._broker()
+        logs = {key: paths for key, paths in self._rotting_logs(broker).items() if any(paths.values())}
+        if not logs:
             return
-        path = self.random.choice(paths)
-        log = path.split("/")[-2]
-        key = TOPIC, int(log.partition(".")[0].removeprefix(f"{TOPIC}-"))
+        # A topic first: some have many more segments than others.
+        topic = self.random.choice(sorted({key[0] for key in logs}))
+        key = self.random.choice([each for each in logs if each[0] == topic])
+        path = self.random.choice([path for path, size_bytes in logs[key].items() if size_bytes])
         free = [each for each in self.cluster.brokers if each not in self._replicas(key)]
-        is_copied = bool(free) and "." not in log and self.cluster.leader(*key) == broker.broker_id
-        position = self._checked_position(broker, path) if is_copied else self.random.randrange(files(broker)[path])
+        is_leader = self.cluster.leader(*key) == broker.broker_id
+        is_copied = bool(free) and "." not in path.split("/")[-2] and is_leader
+        is_checked = is_copied or topic != TOPIC
+        position = self._checked_position(broker, path) if is_checked else self.random.randrange(logs[key][path])
         broker.node.disk.rot(path, position, self.random.randrange(8))
+        broker.has_rotten_log = True
         if is_copied:
             # A broker that is to replace a follower asks for the whole log, which its leader must not pass on.
             followers = [each for each in self._replicas(key) if each != broker.broker_id]
             wanted = [broker.broker_id, *followers[1:], self.random.choice(free)]
             self._administrator.begin(lambda: self._administrator.reassign(key, wanted))
+        elif not is_leader and self.random.random() < 0.5:
+            await self._lead(broker, key)
         await self._outage(ROTTEN_S[-1:] if is_copied else ROTTEN_S)
         if self.random.random() < 0.5:
-            broker.kill()
+            if self.random.random() < 0.5:
+                await broker.stop()
+            else:
+                broker.kill()
             broker.start()
+            if self.random.random() < 0.5:
+                await self._passed(lambda: broker.broker_id in self.cluster.isr(*key))
+                await self._lead(broker, key)
             await self._outage(ROTTEN_S)
         if self.random.random() < 0.5:
             await broker.stop()
         else:
             broker.kill()
-        directory = path.rpartition("/")[0]
         if await self._until_out_of_all_isrs(broker):
-            self.world.trace.add("faults", "removed", broker.node.name, directory)
             operator = SimulatedFileSystem(broker.node.disk, Process("operator", broker.node.name))
-            for each in sorted({path.rpartition("/")[0] for path in files(broker)}):
-                if each.rpartition("/")[2].partition(".")[0] == directory.rpartition("/")[2].partition(".")[0]:
-                    operator.remove_tree(each)
+            for directory in sorted({each.rpartition("/")[0] for each in self._rotting_logs(broker).get(key, ())}):
+                self.world.trace.add("faults", "removed", broker.node.name, directory)
+                operator.remove_tree(directory)
+        broker.has_rotten_log = False
         broker.start()
+
+    async def _lead(self, broker: SimulatedBroker, key: PartitionKey) -> None:
+        """A preferred election makes the broker the partition's leader, which lasts a moment."""
+        others = [each for each in self._replicas(key) if each != broker.broker_id]
+        self._administrator.begin(lambda: self._administrator.lead(key, [broker.broker_id, *others]))
+        await self._passed(lambda: self.cluster.leader(*key) == broker.broker_id)
 
     def _checked_position(self, broker: SimulatedBroker, path: str) -> int:
         """A byte of a batch that its checksum covers."""
@@ -299,13 +317,15 @@ class RandomFaults:
                 covered.append(range(position + CRC_COVERS_FROM, position + header.size_bytes))
         return self.random.choice(self.random.choice(covered)) if covered else 0
 
-    def _rotting_files(self, broker: SimulatedBroker) -> dict[str, int]:
-        """The log files whose readers know what to do with a wrong checksum, and their sizes."""
-        return {
-            path: size_bytes
-            for path, size_bytes in broker.node.disk.sizes().items()
-            if path.endswith(".log") and f"/{TOPIC}-" in path
-        }
+    def _rotting_logs(self, broker: SimulatedBroker) -> dict[PartitionKey, dict[str, int]]:
+        """The log files whose readers know what to do with a wrong checksum, and their sizes, by partition."""
+        logs: dict[PartitionKey, dict[str, int]] = {}
+        for path, size_bytes in broker.node.disk.sizes().items():
+            if path.endswith(LOG_SUFFIX):
+                topic, _, partition = path.split("/")[-2].partition(".")[0].rpartition("-")
+                if topic in ROTTING_TOPICS:
+                    logs.setdefault((topic, int(partition)), {})[path] = size_bytes
+        return logs
 
     def _replicas(self, key: PartitionKey) -> tuple[int, ...]:
         return self.cluster.state.replicas(key[0]).get(key[1], ())

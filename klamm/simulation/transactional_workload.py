@@ -57,7 +57,7 @@ from klamm.simulation.transaction_ledger import (
     check_reads,
 )
 from klamm.simulation.verdict import replica_bytes
-from klamm.simulation.workload import BACK_OFF_S, FETCH_MAX_BYTES, FETCHES_OF_A_FOLLOWER, PartitionClient
+from klamm.simulation.workload import BACK_OFF_S, FETCH_MAX_BYTES, FETCHES_OF_A_FOLLOWER, PartitionClient, is_intact
 from klamm.simulation.world import World
 
 GROUP = "copiers"
@@ -153,6 +153,10 @@ class CommittedReader:
             return []
         result, _ = answer
         self._ledger.stable_seen(self.key, result.high_watermark, result.last_stable_offset)
+        if not is_intact(result.records):
+            self._follower = None
+            await self._client.again()
+            return []
         records, reads = result.records or b"", []
         for position, header, is_readable in readable_batches(records, result.aborted_transactions):
             assert header.last_offset < result.last_stable_offset, (

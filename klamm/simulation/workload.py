@@ -263,7 +263,7 @@ class Consumer:
             if left <= 0:
                 follower = None
             answer = await self._partition_client.attempt(ApiKey.FETCH, request, follower)
-            if answer is None or not _is_intact(answer[0].records):
+            if answer is None or not is_intact(answer[0].records):
                 follower = None
                 await self._partition_client.again()
                 continue
@@ -364,7 +364,7 @@ def with_epochs(data: Buffer) -> Iterator[tuple[int, bytes, int]]:
             yield record.offset, record.value, header.partition_leader_epoch
 
 
-def _is_intact(data: Buffer | None) -> bool:
+def is_intact(data: Buffer | None) -> bool:
     """Whether all whole batches are what their producers sent: a replica may have rotten."""
     try:
         batches = list(iterate_batches(data or b"", allow_partial_end=True))

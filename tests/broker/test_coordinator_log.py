@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 import pytest
@@ -355,3 +356,34 @@ async def test_a_long_log_is_read_in_pieces(tmp_path):
         for number in range(50):
             await log.append(0, [(b"%d" % number, bytes(100))])
         assert [key for _, key, _ in await all_records(log)] == [b"%d" % number for number in range(50)]
+
+
+def damage(directory: str, position: int, bit: int) -> None:
+    """Flips one bit of the log's first segment."""
+    with open(f"{directory}/{0:020}.log", "r+b") as file:
+        file.seek(position)
+        (byte,) = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+# In each part of a batch that a bit can make wrong: a high and the lowest byte of the base offset, the length, the
+# format, the checksum, the attributes, the producer id, the records. No reader of this log needs the leader epoch.
+DAMAGED_AT = (2, 7, 8, 11, 16, 17, 22, 45, 61, -1)
+
+
+@pytest.mark.parametrize("load_buffer_size", [1, 400, 100_000])
+async def test_no_damaged_batch_and_no_part_of_a_damaged_log_is_read(tmp_path, load_buffer_size):
+    async with running_log(tmp_path, offsets_load_buffer_size=load_buffer_size) as (cluster, log):
+        for number in range(3):
+            await log.append(0, [(b"%d" % number, b"value")])
+        directory = hosted(cluster).log.directory
+        starts = list(accumulate([header.size_bytes for header in await headers(cluster)], initial=0))
+        for (start, end), at in product(pairwise(starts), DAMAGED_AT):
+            position = (start if at >= 0 else end) + at
+            damage(directory, position, 4)
+            with pytest.raises(KafkaError, match=f"{directory} is damaged.*start the broker") as raised:
+                await all_records(log)
+            assert raised.value.code is ErrorCode.CORRUPT_MESSAGE, position
+            damage(directory, position, 4)
+            assert [key for _, key, _ in await all_records(log)] == [b"0", b"1", b"2"]
