@@ -121,6 +121,7 @@ class SimulatedBroker:
         self.broker: Broker | None = None
         self.disk_is_faulty = False
         self.is_short_of_descriptors = False
+        # A bit of a log has changed, and no operator has removed that log yet.
         self.has_rotten_log = False
         self._world = world
         self._config = config
@@ -205,8 +206,9 @@ class SimulatedBroker:
             except (BrokerStartError, ZooKeeperError) as error:
                 self._world.trace.add(self.node.name, "start-failed", type(error).__name__)
             except (OSError, KafkaError):
-                # Without descriptors a broker may fail to start, but a running broker continues.
-                if not (self.disk_is_faulty or (self.is_short_of_descriptors and self.broker is None)):
+                # Without descriptors, or with a damaged log, a broker may fail to start. A running broker continues.
+                may_not_start = self.is_short_of_descriptors or self.has_rotten_log
+                if not (self.disk_is_faulty or (may_not_start and self.broker is None)):
                     raise
                 self._world.trace.add(self.node.name, "disk-failed")
             if self.node.process.alive:

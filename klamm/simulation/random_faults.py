@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from klamm.broker.broker import Broker
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.record_batch import CRC_COVERS_FROM, iterate_batches
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, PartitionKey
 from klamm.simulation.administration import Administrator
 from klamm.simulation.clients import ROTTING_TOPICS, TOPIC, UNCLEAN_TOPIC, Clients
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
@@ -131,8 +131,8 @@ class RandomFaults:
             self._faults += [("set-clock", self._set_clock)] * 2
             for broker in cluster.brokers.values():
                 self._set(broker)
-        if group is not None:
-            self._members = group.members
+        self._members = group.members if group is not None else []
+        if self._members:
             self._faults += [("kill-member", self._kill_member), ("stall-member", self._stall_member)]
 
     @property
@@ -307,6 +307,12 @@ class RandomFaults:
         others = [each for each in self._replicas(key) if each != broker.broker_id]
         self._administrator.begin(lambda: self._administrator.lead(key, [broker.broker_id, *others]))
         await self._passed(lambda: self.cluster.leader(*key) == broker.broker_id)
+        if key[0] == GROUP_METADATA_TOPIC_NAME and self._members:
+            # A member that begins anew asks for the group's offsets.
+            member = self.random.choice(self._members)
+            if member.node.process.alive:
+                member.kill()
+                member.start()
 
     def _checked_position(self, broker: SimulatedBroker, path: str) -> int:
         """A byte of a batch that its checksum covers."""
@@ -315,7 +321,10 @@ class RandomFaults:
         with contextlib.suppress(KafkaError):  # A preallocated file ends with zeros.
             for position, header in iterate_batches(operator.read_file(path), allow_partial_end=True):
                 covered.append(range(position + CRC_COVERS_FROM, position + header.size_bytes))
-        return self.random.choice(self.random.choice(covered)) if covered else 0
+        if not covered:
+            return 0
+        # The newest batch is what counts of a coordinator's log.
+        return self.random.choice(covered[-1] if self.random.random() < 0.5 else self.random.choice(covered))
 
     def _rotting_logs(self, broker: SimulatedBroker) -> dict[PartitionKey, dict[str, int]]:
         """The log files whose readers know what to do with a wrong checksum, and their sizes, by partition."""

@@ -92,20 +92,23 @@ def is_old_message(file: File, position: int, end: int) -> bool:
     return zlib.crc32(file.read(position + covered, size_bytes - _OLD_CRC_BYTES)) == crc
 
 
-def whole_batches(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader, memoryview]]:
-    """(position, header, bytes) of each batch in [position, end). Does not look at checksums."""
+def whole_batches(
+    file: File, position: int, end: int, window_bytes: int = _VERIFY_WINDOW_BYTES
+) -> Iterator[tuple[int, BatchHeader, memoryview]]:
+    """(position, header, bytes) of each batch in [position, end), read in windows of so many bytes, or of a batch. Does
+    not look at checksums."""
     window, window_start = memoryview(b""), position
     while position < end:
         at = position - window_start
         if at + HEADER_SIZE_BYTES > len(window):
             window, window_start, at = (
-                memoryview(file.read(position, min(_VERIFY_WINDOW_BYTES, end - position))),
+                memoryview(file.read(position, min(window_bytes, end - position))),
                 position,
                 0,
             )
         header = parse_header(window, at, available_bytes=end - position)
         if at + header.size_bytes > len(window):
-            size_bytes = min(max(_VERIFY_WINDOW_BYTES, header.size_bytes), end - position)
+            size_bytes = min(max(window_bytes, header.size_bytes), end - position)
             window, window_start, at = memoryview(file.read(position, size_bytes)), position, 0
         yield position, header, window[at : at + header.size_bytes]
         position += header.size_bytes

@@ -6,6 +6,8 @@ What must stay true:
   everything after it is dropped. Records below the recovery point were synced before the recovery point moved.
 - A gap between two segments ends the log only where nothing says that compaction has left it.
 - Indexes, producer state and leader epochs of the verified part are rebuilt from the batches.
+- Whatever is rebuilt of a part that need not be verified, producers and open transactions, comes from batches with the
+  right checksum, or the log is not opened.
 - A crash at any moment of loading leaves a directory that loads to the same log.
 
 Source: kafka.log.Log (loadSegments, recoverLog), ProducerStateManager.
@@ -19,11 +21,12 @@ from functools import cached_property
 from itertools import islice
 from uuid import UUID
 
-from klamm.environment import FileSystem
+from klamm.environment import File, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import BatchHeader
+from klamm.protocol.record_batch import BatchHeader, crc_matches
 from klamm.protocol.records import decode_end_transaction_marker
 from klamm.storage import batch_scan
+from klamm.storage.batch_scan import whole_batches
 from klamm.storage.checkpoints import (
     LEADER_EPOCH_CHECKPOINT,
     format_leader_epoch_checkpoint,
@@ -52,6 +55,8 @@ _LOGGER = logging.getLogger(__name__)
 _HALF_WRITTEN_SUFFIX = ".tmp"
 _TEMPORARY_SUFFIXES = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, _HALF_WRITTEN_SUFFIX)
 _MAX_BASE_OFFSET = 2**63 - 2
+# A replay may be on the loop.
+_REPLAY_WINDOW_BYTES = 64 * 1024
 _SEGMENT_FILE = re.compile(r"(?P<offset>[0-9]{20})(?P<kind>\.log|\.index|\.timeindex|\.txnindex|\.snapshot)")
 
 
@@ -324,6 +329,8 @@ class _Loader:
                 end = active.next_offset()
                 return end, self._load_producer_state(end)
             except (CorruptIndexError, KafkaError) as error:
+                if isinstance(error, KafkaError) and error.code is ErrorCode.KAFKA_STORAGE_ERROR:
+                    raise  # The log is whole; only a write that a crash has torn may be cut.
                 _LOGGER.warning("Recovering %s although it was shut down cleanly: %s", active.path, error)
                 damaged = active
         return self._recover(damaged.base_offset, is_clean)
@@ -380,10 +387,11 @@ class _Loader:
         for segment in self._segments.starting_with(start_offset) if start_offset < end_offset else ():
             segment.load_indexes()
             position = segment.offset_index.lookup(start_offset)
-            for _, header in batch_scan.headers(segment.file().read, position, segment.size_bytes):
+            for _, header, batch in whole_batches(segment.file(), position, segment.size_bytes, _REPLAY_WINDOW_BYTES):
                 if header.base_offset >= end_offset:
                     return False
-                if header.is_control and header.base_offset >= start_offset:
+                # A damaged batch may have been one: the replay tells of it.
+                if header.base_offset >= start_offset and (header.is_control or not crc_matches(batch, 0, header)):
                     return True
         return False
 
@@ -471,7 +479,7 @@ class _Loader:
         for segment in segments:
             segment.load_indexes()
             start = segment.offset_index.lookup(state.end_offset)
-            replay_batches(segment.file().read, start, segment.size_bytes, state)
+            replay_batches(segment.file(), start, segment.size_bytes, state)
 
     def _drop(self, segments: Sequence[LogSegment]) -> None:
         for segment in segments:
@@ -521,21 +529,23 @@ class _Loader:
         write_unsynced(self._file_system, path, format_leader_epoch_checkpoint(entries), self._unsynced)
 
 
-def replay_batches(
-    read: batch_scan.Read, position: int, end: int, state: ProducerState, *, max_batches: int | None = None
-) -> int:
+def replay_batches(file: File, position: int, end: int, state: ProducerState, *, max_batches: int | None = None) -> int:
     """Applies the batches in [position, end) that `state` does not have yet. Returns the position where it stopped.
 
-    Raises OSError, KafkaError(CORRUPT_MESSAGE).
+    Raises OSError; KafkaError: CORRUPT_MESSAGE where bytes are no batch, KAFKA_STORAGE_ERROR for a batch with a wrong
+    checksum: it is not known which producer it is of, or whether it ends a transaction.
     """
-    for found, header in islice(batch_scan.headers(read, position, end), max_batches):
+    for found, header, batch in islice(whole_batches(file, position, end, _REPLAY_WINDOW_BYTES), max_batches):
         position = found + header.size_bytes
         if header.base_offset < state.end_offset:
             continue
-        marker = None
-        if header.is_control:
-            marker = decode_end_transaction_marker(batch_scan.read_batch(read, found, header), 0, header)
-        state.update(header, marker)
+        if not crc_matches(batch, 0, header):
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{file.path} is damaged: at offset {header.base_offset} the bytes do not fit their checksum; if"
+                " another replica has the records, remove the partition's directory while the broker is stopped",
+            )
+        state.update(header, decode_end_transaction_marker(batch, 0, header) if header.is_control else None)
     return position
 
 

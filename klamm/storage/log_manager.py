@@ -227,10 +227,24 @@ class LogManager:
         self._environment.set_blocking_workers(0)
         for failure in results:
             if failure is not None:
+                await self._restore_clean_marks(loaders)
                 self._release_directories()
                 raise failure
         for progress in self._loading:
             progress.end()
+
+    async def _restore_clean_marks(self, loaders: Sequence[DirectoryLoader]) -> None:
+        """The start is refused, and no log has grown. Without the mark the next start would take damage in a log for a
+        write that a crash has torn, and cut the log there."""
+        for loader in loaders:
+            if loader.is_clean:
+                try:
+                    for log in self.logs_in(loader.directory.path):
+                        await log.close()
+                    loader.directory.check_online()
+                    await self._environment.run_blocking(loader.directory.write_clean_shutdown_file)
+                except (KafkaError, OSError) as error:
+                    _LOGGER.warning("%s stays without the clean mark: %s", loader.directory.path, error)
 
     def _wanted(self, loader: DirectoryLoader, topic_configs: Mapping[str, LogConfig]) -> Iterator[WantedLog]:
         for found, is_future in ((loader.partitions, False), (loader.future_logs, True)):

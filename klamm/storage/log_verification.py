@@ -383,6 +383,7 @@ def predict(
     is_clean: bool,
     now_ms: int,
     first_dirty_offset: int = 0,
+    high_watermark: int | None = None,
 ) -> Prediction:
     """What `load_log` with these arguments would do. Raises OSError."""
     overlay = OverlayFileSystem(file_system)
@@ -398,6 +399,7 @@ def predict(
             is_clean=is_clean,
             now_ms=now_ms,
             first_dirty_offset=first_dirty_offset,
+            high_watermark=high_watermark,
         )
     except KafkaError as error:
         refusal = error.message

@@ -64,7 +64,7 @@ def find_truncation(
 ) -> Steps:
     """Finds how to cut a log at `offset`, which is within the log. Skips the producer state if there are no producers.
 
-    Raises OSError; KafkaError(CORRUPT_MESSAGE) when the log is damaged below the cut.
+    Raises OSError; KafkaError (CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR) when the log is damaged below the cut.
     """
     segment = segments.floor(offset)
     assert segment is not None
@@ -212,6 +212,6 @@ def _load_snapshot(
 def _replay(file_system: FileSystem, path: str, position: int, end: int, state: ProducerState) -> int:
     file = file_system.open(path)
     try:
-        return replay_batches(file.read, position, end, state, max_batches=BATCHES_PER_SLICE)
+        return replay_batches(file, position, end, state, max_batches=BATCHES_PER_SLICE)
     finally:
         file.close()

@@ -11,12 +11,17 @@ import pytest
 from klamm.simulation.planted import __main__ as command
 from klamm.simulation.planted.fault import TIME_LIMIT_S, Found, PlantedFault, Replacement, Scenario, hunt
 from klamm.simulation.planted.faults import BY_NAME, FAULTS
-from klamm.simulation.planted.scenarios import copy_of_a_rotten_log, late_stop_replica, log_of_a_former_topic
+from klamm.simulation.planted.scenarios import (
+    copy_of_a_rotten_log,
+    late_stop_replica,
+    load_of_a_rotten_log,
+    log_of_a_former_topic,
+)
 from klamm.simulation.world import World
 
 DOCUMENT = Path(__file__).parents[2] / "docs/simulation.md"
 # These run a scenario, which takes two seconds.
-CHEAP = ("stop-replica-without-epoch", "kafka-13407", "kafka-10548", "unchecked-copies")
+CHEAP = ("stop-replica-without-epoch", "kafka-13407", "kafka-10548", "unchecked-copies", "unchecked-loads")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +39,9 @@ def test_there_are_at_least_twelve_planted_faults() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("scenario", [copy_of_a_rotten_log, late_stop_replica, log_of_a_former_topic])
+@pytest.mark.parametrize(
+    "scenario", [copy_of_a_rotten_log, load_of_a_rotten_log, late_stop_replica, log_of_a_former_topic]
+)
 def test_klamm_without_the_fault_passes_the_scenario(scenario: Scenario, seed: int) -> None:
     world = World(seed)
     world.run(scenario(world), TIME_LIMIT_S)

@@ -8,15 +8,17 @@ from uuid import UUID
 import pytest
 
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.records import ControlRecordType
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.loop import SimulatedLoop
 from klamm.simulation.process import Process
 from klamm.storage import directory_checkpoints
 from klamm.storage.directory_loader import DirectoryLoader
+from klamm.storage.log import AppendOrigin
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import MetaProperties
 from klamm.storage.log_manager import LogManager, LogManagerSettings
-from support.logs import NOW_MS, DiskEnvironment, append, read_all
+from support.logs import NOW_MS, DiskEnvironment, append, marker, read_all
 
 pytestmark = pytest.mark.loop("virtual")
 
@@ -404,6 +406,31 @@ async def test_a_refused_start_leaves_the_marks_of_the_clean_shutdown(fixture):
         await fixture.manager(A, B).load({})
     for path in (A, B):
         assert fixture.files.exists(f"{path}/.kafka_cleanshutdown")
+
+
+async def test_a_damaged_log_refuses_each_start_and_is_not_cut(fixture):
+    manager = await fixture.loaded(A, B)
+    log, other = fill(manager), fill(manager, partition=1)
+    producer = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0, "is_transactional": True}
+    append(log, b"in a transaction", **producer)
+    log.append_as_leader(marker(ControlRecordType.COMMIT, 5), 0, origin=AppendOrigin.COORDINATOR, now_ms=NOW_MS)
+    log.update_high_watermark(5)
+    await manager.stop()
+    path = f"{log.directory}/{0:020}.log"
+    right = fixture.files.read_file(path)
+    fixture.files.replace_file(path, right.replace(b"in a transaction", b"in A transaction"))
+    damaged = fixture.files.read_file(path)
+    for _ in range(2):
+        with pytest.raises(KafkaError, match=f"{path} is damaged: at offset 5"):
+            await fixture.manager(A, B).load({})
+        assert fixture.files.read_file(path) == damaged
+        assert all(fixture.files.exists(f"{each}/.kafka_cleanshutdown") for each in (A, B))
+        fixture.kill()
+    # As the message says.
+    fixture.files.remove_tree(log.directory)
+    manager = await fixture.loaded(A, B)
+    assert list(manager.logs) == [("t", 1)]
+    assert manager.get("t", 1).log_end_offset == other.log_end_offset == 5
 
 
 async def test_a_directory_that_fails_while_a_log_is_created_may_have_it(fixture):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import iterate_batches
 from klamm.protocol.records import ControlRecordType, decode_end_transaction_marker, decode_records
 from klamm.storage import transaction_index
@@ -98,6 +99,45 @@ async def test_a_transaction_that_has_ended_above_the_high_watermark_is_not_stab
     assert log.last_stable_offset == 1
     log.update_high_watermark(ended + 1)
     assert log.last_stable_offset == ended + 1
+
+
+def flip(environment, position, bit):
+    file = environment.file_system.open(f"/data/t-0/{0:020}.log")
+    (byte,) = file.read(position, 1)
+    file.write(position, bytes([byte ^ 1 << bit]))
+    file.close()
+
+
+# (offset of the batch, position in it, bit): whether it belongs to a transaction, whether it is a marker, the producer
+# id; how the transaction has ended.
+@pytest.mark.parametrize("damage", [(1, 22, 4), (3, 22, 5), (1, 50, 0), (3, 50, 0), (3, -1, 0), (3, 68, 0)])
+@pytest.mark.parametrize("change", [closed_and_opened, killed_and_opened, truncated])
+async def test_no_last_stable_offset_comes_from_a_damaged_batch(change, damage):
+    environment = DiskEnvironment()
+    log = open_log(environment, SMALL)
+    append(log, b"a")
+    write(log, 5, b"b")
+    write(log, 6, b"c")
+    end(log, 5, ABORT)
+    log.update_high_watermark(2)
+    fetched = await log.read(0, 10_000, max_offset=4, minimum_one_batch=True)
+    places = {header.base_offset: (position, header.size_bytes) for position, header in iterate_batches(fetched.data)}
+    log.roll()
+    append(log, b"d")
+    append(log, b"e")
+    start, size_bytes = places[damage[0]]
+    position = start + (damage[1] if damage[1] >= 0 else size_bytes + damage[1])
+    flip(environment, position, damage[2])
+    with pytest.raises(
+        KafkaError, match=f"damaged: at offset {damage[0]} .*remove the partition's directory"
+    ) as raised:
+        await change(environment, log)
+    assert raised.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    flip(environment, position, damage[2])
+    log = await change(environment, log)
+    assert log.last_stable_offset == 1
+    log.update_high_watermark(4)
+    assert (log.last_stable_offset, log.aborted_transactions(0, 4)) == (2, [(5, 1)])
 
 
 async def test_a_log_that_is_opened_reads_no_more_than_its_snapshot_and_what_is_above_the_high_watermark():

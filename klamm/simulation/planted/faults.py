@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from klamm.broker import coordinator_log
 from klamm.broker import parts as broker_parts
 from klamm.broker.coordinator_log import CoordinatorLogSettings, offsets_log_settings
 from klamm.config.broker import BrokerConfig
@@ -27,6 +28,7 @@ from klamm.simulation.planted.fault import PlantedFault, Replacement
 from klamm.simulation.planted.scenarios import (
     copy_of_a_rotten_log,
     late_stop_replica,
+    load_of_a_rotten_log,
     log_of_a_former_topic,
     lost_election,
 )
@@ -304,6 +306,15 @@ FAULTS = (
         RECORDS_ARE_LOST,
         3,
         copy_of_a_rotten_log,
+    ),
+    PlantedFault(
+        "unchecked-loads",
+        "a coordinator does not check the checksums of the batches that it loads",
+        (Replacement(coordinator_log, "check_crc", _check_no_crc),),
+        "group_workload",
+        RECORDS_ARE_LOST,
+        3,
+        load_of_a_rotten_log,
     ),
     PlantedFault(
         "group-commit-not-replicated",

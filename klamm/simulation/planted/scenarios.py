@@ -7,11 +7,15 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from klamm.client.elections import elect_leaders
 from klamm.client.reassignments import alter_partition_reassignments
+from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.protocol.record_batch import iterate_batches
-from klamm.protocol.vocabulary import TopicPartition
-from klamm.simulation.cluster import ZOOKEEPER_PORT, SimulatedCluster
+from klamm.protocol.records import decode_records
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, ElectionType, PartitionKey, TopicPartition
+from klamm.simulation.cluster import ZOOKEEPER_PORT, SimulatedBroker, SimulatedCluster
 from klamm.simulation.disk import SimulatedFileSystem
+from klamm.simulation.group_workload import GroupWorkload
 from klamm.simulation.process import Process
 from klamm.simulation.verdict import converge, judge, serving
 from klamm.simulation.workload import Workload, create_topic, delete_topic
@@ -20,9 +24,11 @@ from klamm.znodes.cluster import CONTROLLER_PATH
 from klamm.znodes.controller_store import NO_CONTROLLER
 from klamm.zookeeper.client import ZooKeeperClient
 
-TOPIC, PASSING_TOPIC = "events", "passing"
+TOPIC, PASSING_TOPIC, GROUP = "events", "passing", "workers"
 BROKERS, REPLICATION_FACTOR = 4, 3
 REQUEST_TIMEOUT_MS = 10_000
+# The version with which the key of a commit begins.
+OFFSET_COMMIT_KEY = b"\0\1"
 
 
 class _Scene:
@@ -50,6 +56,16 @@ class _Scene:
         """Reassigns and returns when the reassignment is complete."""
         await self.reassign(topic, replicas)
         await self.until_moved(topic, replicas)
+
+    async def lead(self, key: PartitionKey, replicas: Sequence[int]) -> None:
+        """Makes the first of the replicas the leader, and returns when it is."""
+        partition = TopicPartition(*key)
+        request = alter_partition_reassignments(self.client, {partition: replicas}, timeout_ms=REQUEST_TIMEOUT_MS)
+        await self._node.run(request)
+        await self.cluster.until(lambda: self.cluster.state.replicas(key[0])[key[1]] == tuple(replicas))
+        election = elect_leaders(self.client, ElectionType.PREFERRED, [partition], timeout_ms=REQUEST_TIMEOUT_MS)
+        await self._node.run(election)
+        await self.cluster.until(lambda: self.cluster.leader(*key) == replicas[0])
 
     async def until_moved(self, topic: str, replicas: Sequence[int]) -> None:
         state = self.cluster.state
@@ -154,3 +170,47 @@ async def copy_of_a_rotten_log(world: World) -> None:
         operator.remove_tree(path.rpartition("/")[0])
         rotten.start()
         await scene.until_moved(TOPIC, wanted)
+
+
+async def load_of_a_rotten_log(world: World) -> None:
+    """One bit of the newest commit changes in the log of a broker that then coordinates the group, until an operator
+    removes the log."""
+    async with _scene(world) as scene:
+        cluster = scene.cluster
+        group = GroupWorkload(
+            world, cluster.client, GROUP, [(TOPIC, 0)], members=1, coordinator_id=lambda: cluster.coordinator(GROUP)
+        )
+        group.start()
+        await group.ledger.until_commits(5)
+        await group.stop()
+        await asyncio.sleep(1)  # Until then all replicas have the commits.
+        key = GROUP_METADATA_TOPIC_NAME, partition_for(GROUP, len(cluster.state.replicas(GROUP_METADATA_TOPIC_NAME)))
+        replicas = cluster.isr(*key)
+        rotten = cluster.brokers[next(each for each in replicas if each != cluster.leader(*key))]
+        operator = SimulatedFileSystem(rotten.node.disk, Process("operator", rotten.node.name))
+        path, position = _newest_commit(rotten, operator, key)
+        rotten.node.disk.rot(path, position, 0)
+        others = [each for each in replicas if each != rotten.broker_id]
+        await scene.lead(key, [rotten.broker_id, *others])
+        group.start()
+        await asyncio.sleep(3)
+        rotten.kill()
+        await cluster.until(lambda: rotten.broker_id not in cluster.isr(*key))
+        operator.remove_tree(path.rpartition("/")[0])
+        rotten.start()
+        await group.ledger.until_commits(5)
+        await group.stop()
+        await cluster.until(cluster.is_whole)
+        await group.check_committed()
+
+
+def _newest_commit(broker: SimulatedBroker, files: SimulatedFileSystem, key: PartitionKey) -> tuple[str, int]:
+    """A segment, and the position of a byte of the group's id in the key of the last commit there."""
+    for path in sorted(broker.node.disk.sizes(), reverse=True):
+        if path.endswith(".log") and f"/{key[0]}-{key[1]}/" in path:
+            content = files.read_file(path)
+            for position, header in reversed(list(iterate_batches(content, allow_partial_end=True))):
+                for record in decode_records(content, position, header):
+                    if record.key is not None and record.key.startswith(OFFSET_COMMIT_KEY):
+                        return path, content.index(record.key, position) + record.key.index(GROUP.encode())
+    raise AssertionError(f"broker {broker.broker_id} has no commit in {key}")

@@ -104,6 +104,7 @@ def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *,
                     log_start_offset=directory.checkpoints[LOG_START_OFFSET_CHECKPOINT].get(key, 0),
                     recovery_point=directory.checkpoints[RECOVERY_POINT_CHECKPOINT].get(key, 0),
                     first_dirty_offset=directory.checkpoints[CLEANER_OFFSET_CHECKPOINT].get(key, 0),
+                    high_watermark=directory.checkpoints[HIGH_WATERMARK_CHECKPOINT].get(key),
                     is_clean=directory.is_clean,
                     now_ms=environment.now_ms(),
                 )
