@@ -23,7 +23,7 @@ from klamm.protocol.errors import KafkaError
 from klamm.protocol.record_batch import CRC_COVERS_FROM, iterate_batches
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, PartitionKey
 from klamm.simulation.administration import Administrator
-from klamm.simulation.clients import ROTTING_TOPICS, TOPIC, UNCLEAN_TOPIC, Clients
+from klamm.simulation.clients import GROUP, ROTTING_TOPICS, TOPIC, UNCLEAN_TOPIC, Clients
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.group_workload import GroupWorkload
@@ -532,7 +532,11 @@ class RandomFaults:
         self.world.network.heal(broker, zookeeper)
 
     async def _isolate_broker(self) -> None:
+        """Only clients still reach the broker; often it is the coordinator of the group."""
         broker = self._broker()
+        if self._members and self.random.random() < 0.5:
+            with contextlib.suppress(KeyError):  # The group has no coordinator yet, or now.
+                broker = self.cluster.brokers[self.cluster.coordinator(GROUP)]
         names = [each.node.name for each in self.cluster.brokers.values() if each is not broker]
         names.append(self.cluster.zookeeper.node.name)
         for name in names:

@@ -20,7 +20,6 @@ Source: kafka.log.Log.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import NamedTuple, Protocol, TypeGuard
 from uuid import UUID
 
@@ -146,6 +145,8 @@ class Log:
         # Whether a truncation, perhaps by a process that was killed since, may not be durable. If a machine crash undid
         # it below newer records, the log would mix two histories, and recovery could not detect that.
         self.is_truncation_unsynced = not loaded.is_clean
+        # Why the sync before the next append failed: that append fails, too, instead of trying again on the loop.
+        self._unsynced_because: KafkaError | None = None
         # Tells cleanings whether the records that they have read are still those of the log.
         self._truncations = 0
         self._reader = LogReader(environment, loaded.segments, self)
@@ -414,6 +415,9 @@ class Log:
 
     def _append(self, records: Buffer, batches: Sequence[Batch], now_ms: int) -> None:
         if self.is_truncation_unsynced:
+            failed, self._unsynced_because = self._unsynced_because, None
+            if failed is not None:
+                raise failed
             self._flush_now(now_ms, may_be_repeated=True)
         first, last = batches[0].header, batches[-1].header
         newest = first
@@ -897,8 +901,11 @@ class Log:
 
     async def flush_before_append(self) -> None:
         """Syncs, so that the next append need not wait for the disk. If this fails, that append raises the error."""
-        with suppress(KafkaError):
+        self._unsynced_because = None
+        try:
             await self.flush()
+        except KafkaError as error:
+            self._unsynced_because = error
 
     def begin_shared_sync(self) -> Callable[[], None]:
         """Writes what is only in memory. The returned function is to be called after everything that is in the file

@@ -81,6 +81,21 @@ async def test_a_truncation_while_a_flush_is_under_way(environment, log):
     assert log.recovery_point == 30
 
 
+async def test_an_append_after_a_sync_that_failed_does_not_sync_on_the_loop(environment, log, monkeypatch):
+    log.truncate_to(30)
+    environment.disk.fail("write", "*index", errno.ENOSPC, times=None)
+    await log.flush_before_append()
+    environment.disk.mend()
+    with monkeypatch.context() as patched, pytest.raises(KafkaError) as refused:
+        patched.setattr(type(log), "_flush_now", lambda *_, **__: pytest.fail("it syncs on the loop"))
+        append(log, b"refused")
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+    await log.flush_before_append()
+    append(log, b"taken")
+    assert log.recovery_point == 30
+    assert (await read_all(log))[30:] == [(30, b"taken")]
+
+
 async def test_appends_while_a_flush_is_under_way_are_not_promised(environment, log):
     environment.before_blocking = lambda: append(log, b"later")
     await log.flush()
