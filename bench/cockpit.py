@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, Route, sync_playwright
 from rich.console import Console
 from rich.table import Table
 from sides import ROOT  # noqa: F401  # puts the tests' support on the path
 
 from klamm.tools.cockpit import server as cockpit_server
+from klamm.tools.cockpit.map_lags import PIECE_ROWS
 from support.browser import PATIENCE_MS, chromium
 from support.cockpit import FixedSource, PageServer, encoded_map, now_document, partition_map
 
@@ -173,6 +174,9 @@ def measure(browser: Browser, server: PageServer, rows: int) -> dict[str, Any]:
         "a new Now document of a busy cluster": lambda: looks(busy_document),
         "... with 100 groups and reassignments": lambda: looks(lambda number: busy_document(number, items=100)),
         "moving the cursor": lambda: walk(page),
+        "zooming out": lambda: zoom_out(page),
+        "followers' lags fill the map": lambda: fill_lags(page, rows),
+        "... scrolling meanwhile": lambda: scroll(page),
     }
     results: dict[str, Any] = {"first_paint_ms": first_paint, "frames": {}}
     for name, act in phases.items():
@@ -215,6 +219,37 @@ def scroll(page: Page, zoom: int = 0) -> None:
         }""",
         [FRAMES, zoom],
     )
+
+
+def zoom_out(page: Page) -> None:
+    """To cells of a pixel, a step a frame."""
+    page.evaluate(
+        """async () => {
+            while (cockpit.heat.zoom > 1) {
+                cockpit.heat.zoomBy(-1);
+                await new Promise(requestAnimationFrame);
+            }
+        }"""
+    )
+
+
+def fill_lags(page: Page, rows: int) -> None:
+    """Colours by lag, and returns when the lags of all partitions that can be seen are there."""
+    if not page.locator("#map-by-lag").count():
+        return  # Another version of the page.
+
+    def answer(route: Route) -> None:
+        first = int(route.request.url.rpartition("=")[2]) * PIECE_ROWS
+        lags = [
+            (row * 7919 + broker * 104_729) % 20_000
+            for row in range(first, min(first + PIECE_ROWS, rows))
+            for broker in range(BROKERS)
+        ]
+        route.fulfill(body=orjson.dumps({"version": 1, "first": first, "lags": lags}), content_type="application/json")
+
+    page.route("**/api/lags/map?*", answer)
+    page.locator("#map-by-lag").click()
+    page.wait_for_function("() => cockpit.heat.lagReader.due() === null || cockpit.heat.lagReader.readAt.size >= 100")
 
 
 def walk(page: Page) -> None:

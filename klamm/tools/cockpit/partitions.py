@@ -20,11 +20,13 @@ What must stay true:
 - Long work is a generator of steps, for klamm.slices.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from klamm.protocol.primitives import Steps
-from klamm.protocol.vocabulary import NO_LEADER
+from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 from klamm.slices import Slices
 
 NO_REPLICA: Final = 0
@@ -122,6 +124,16 @@ class PartitionMap:
         """The state of a partition; `UNKNOWN` for one that is not in the map."""
         row = self.row(topic, partition)
         return UNKNOWN if row is None else self._states[row]
+
+    def rows(self, first: int, count: int) -> Iterator[tuple[TopicPartition, PartitionState]]:
+        """The partitions of these rows, as far as there are such."""
+        begins = list(self._first_rows.values())
+        end = min(first + count, len(self._states))
+        for topic, begin in islice(self._first_rows.items(), max(0, bisect_right(begins, first) - 1), None):
+            if begin >= end:
+                return
+            for row in range(max(begin, first), min(begin + self._counts[topic], end)):
+                yield TopicPartition(topic, row - begin), self._states[row]
 
     def begin_look(self) -> None:
         """Called before a broker is asked for what `look` gets."""

@@ -11,6 +11,7 @@ from klamm.controller.events import ControllerState
 from klamm.controller.state_change_log import PARTITION_STATE_NAMES, REPLICA_STATE_NAMES
 from klamm.controller.states import VALID_PREVIOUS_PARTITION_STATES, VALID_PREVIOUS_REPLICA_STATES
 from klamm.tools.cockpit.exact import encoded_json
+from klamm.tools.cockpit.map_lags import PIECE_ROWS
 from support.browser import Pages
 from support.cockpit import (
     LEADER,
@@ -112,6 +113,7 @@ def test_the_state_machines_show_counts_and_the_changes_that_the_stream_brings(
 
 def test_the_tables_of_states_are_those_of_the_controller(server: PageServer, pages: Pages) -> None:
     tables = pages.open(server.url).evaluate("cockpit.tables")
+    assert tables["PIECE_ROWS"] == PIECE_ROWS
     assert tables["CONTROLLER_STATES"] == [state.label for state in ControllerState]
 
     def short(name: str) -> str:
@@ -212,6 +214,66 @@ def test_a_change_draws_its_cells_and_counts(server: PageServer, pages: Pages) -
     server.publish("partitions", {"version": 1, "sequence": 1, "rows": [1], "cells": ["444"]})
     server.publish("partitions", {"version": 1, "sequence": 9, "rows": [1], "cells": ["444"]})
     page.locator(".counts tfoot", has_text=re.compile(r"all\s*70\s*0\s*0\s*0")).wait_for()
+
+
+def test_the_map_shows_how_far_followers_are_behind(server: PageServer, pages: Pages) -> None:
+    head, cells = partition_map(BROKERS, [("orders", 1200)], replication_factor=2)
+    cells[2 * BROKERS : 3 * BROKERS] = bytes((OFFLINE, 0, LEADER))  # orders-2
+    server.map_bytes = encoded_map(head, cells)
+    page = pages.open(server.url)
+    asked: list[int] = []
+    behind = {1: 0, 2: 1, 4: 1204, 5: 123_456, 500: 99}
+
+    def answer(route: Any) -> None:
+        first = PIECE_ROWS * int(route.request.url.rpartition("=")[2])
+        asked.append(first)
+        lags = [behind.get(row, 0) for row in range(first, min(first + PIECE_ROWS, 1200)) for _ in range(BROKERS)]
+        lags[3 * BROKERS : 4 * BROKERS] = [-1] * BROKERS  # orders-3
+        route.fulfill(json={"version": 1, "first": first, "lags": lags})
+
+    page.route("**/api/lags/map?*", answer)
+    page.locator("#map-readout", has_text="orders-0").wait_for()
+    assert asked == []
+    page.get_by_role("button", name="colour by lag").click()
+    assert page.get_by_role("button", name="colour by lag").get_attribute("aria-pressed") == "true"
+    # Two pieces: all other followers are not behind.
+    page.locator(".counts tfoot", has_text=re.compile(r"all\s*1,200\s*1,194\s*1\s*1\s*1\s*1\s*2")).wait_for()
+    assert sorted(set(asked)) == [0, PIECE_ROWS]
+    page.evaluate("while (cockpit.heat.zoom < 16) cockpit.heat.zoomBy(1)")
+    # (partition, broker): the leader, 0, 1,204 and 123,456 records behind, offline, not known.
+    places = {"cell-leader": (0, 0), "cell-lag-0": (1, 2), "cell-lag-2": (4, 2), "cell-lag-3": (5, 0)}
+    places |= {"cell-offline": (2, 0), "cell-unread": (3, 1)}
+    shown = dict(zip(places, cell_colours(page, *places.values()), strict=True))
+    assert shown == {name: colour_of(page, name) for name in places}
+    page.locator(".map-scroller").focus()
+    readout, said = page.locator("#map-readout"), []
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+        said.append(readout.inner_text())
+    assert said == [
+        "orders-1: leader 2; 3 is 0 records behind",
+        "orders-2: leader 3; 1 is offline",
+        "orders-3: leader 1; how far 2 is behind is not known",
+        "orders-4: leader 2; 3 is 1,204 records behind",
+        "orders-5: leader 3; 1 is 123,456 records behind",
+    ]
+    page.keyboard.press("n")
+    assert readout.inner_text() == "orders-500: leader 3; 1 is 99 records behind"
+    # A follower that takes over leads in the picture, too; then the colours are those of states again.
+    page.locator("#connection", has_text="live").wait_for()
+    server.publish("partitions", {"version": 1, "sequence": 1, "rows": [500], "cells": [f"{LEADER}0{OFFLINE}"]})
+    page.locator("#map-readout", has_text="orders-500: leader 1; 3 is offline").wait_for()
+    page.keyboard.press("l")
+    assert readout.inner_text() == "orders-500: leader 1; offline 3"
+    assert page.evaluate("cockpit.heat.layer === cockpit.heat.map")
+    # Why there are no lags is said.
+    refused = pages.open(server.url)
+    refused.locator("#map-readout", has_text="orders-0").wait_for()
+    refused.get_by_role("button", name="colour by lag").click()
+    refused.locator(".why-not", has_text="Lags cannot be read: A recording has no records").wait_for()
+    [fault] = pages.faults
+    assert "400" in fault
+    pages.faults.clear()
 
 
 def test_the_keyboard_alone_is_enough(server: PageServer, pages: Pages) -> None:

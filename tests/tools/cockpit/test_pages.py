@@ -1,5 +1,6 @@
 """The pages of topics, records, groups, configurations and actions on a klamm cluster, with hostile content."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,14 +10,19 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from klamm.client.cluster import make_client
+from klamm.client.log_dirs import TopicPartitionReplica
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.environment import SystemEnvironment
 from klamm.protocol import vocabulary
 from klamm.protocol.apis.produce import ProduceRequest
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.records import Record, build_batch
 from klamm.testing import Cluster
 from klamm.tools.clients import command_options
+from klamm.tools.cockpit import map_lags
+from klamm.tools.cockpit.map_lags import UNKNOWN
+from klamm.tools.cockpit.partitions import PartitionMap, PartitionState
 from support.cockpit_pages import Asker, asker
 from support.command_lines import called
 
@@ -304,6 +310,53 @@ async def test_followers_that_are_behind_have_their_lag(cluster: Cluster) -> Non
         status, answer = await pages.ask("/api/lags", topic=HOSTILE)
         assert (status, "error" in answer) == (400, True) or status == 404
         assert (await pages.ask("/api/lags", topic="behind", count=201))[0] == 400
+
+
+async def test_pieces_of_the_map_have_the_lag_of_each_replica(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_topic("pieces", partitions=3, replication_factor=2)
+    leader = cluster.leader("pieces", 1)
+    assert leader is not None
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": 1})
+    reads = []
+    read = map_lags.list_replica_offsets
+
+    async def counted(client: Any, replicas: list[Any], **options: Any) -> Any:
+        reads.append(len(replicas))
+        found = await read(client, replicas, **options)
+        key = TopicPartitionReplica("pieces", 1, 1 - leader)
+        # As if the follower had not fetched four of the records, and another one's broker did not answer.
+        found[key] = found[key]._replace(offset=found[key].offset - 4)
+        found[TopicPartitionReplica("pieces", 2, 0)] = KafkaError(ErrorCode.NETWORK_EXCEPTION)
+        return found
+
+    monkeypatch.setattr(map_lags, "list_replica_offsets", counted)
+    for _ in range(5):
+        producer.produce("pieces", b"x", partition=1)
+    producer.flush(20)
+    cluster.until(lambda: len(cluster.isr("pieces", 1)) == 2)
+    made = PartitionMap()
+    led = {number: cluster.leader("pieces", number) for number in range(3)}
+    states = {number: PartitionState(each, (0, 1), (0, 1)) for number, each in led.items() if each is not None}
+    for _ in made.look({"pieces": states, "other": {0: PartitionState(0, (0,), (0,))}}, [0, 1]):
+        pass
+    client = make_client(command_options(cluster.bootstrap, None), SystemEnvironment().random)
+    shared = map_lags.MapLags()
+    try:
+        await client.refresh_metadata(["pieces"])
+        answers = await asyncio.gather(*(shared.read(client, made, 0) for _ in range(10)))
+        empty = json.loads(await shared.read(client, made, 1))
+    finally:
+        await client.close()
+    assert reads == [7]
+    assert len(set(answers)) == 1
+    found = json.loads(answers[0])
+    assert (found["version"], found["first"], empty) == (1, 0, {"version": 1, "first": map_lags.PIECE_ROWS, "lags": []})
+    # The topic "other" comes first, and does not exist.
+    follower = [0 if each == leader else 4 for each in (0, 1)]
+    second = [UNKNOWN, UNKNOWN] if led[2] == 0 else [UNKNOWN, 0]
+    assert found["lags"] == [UNKNOWN, UNKNOWN, 0, 0, *follower, *second]
 
 
 async def test_configurations_have_their_sources(cluster: Cluster) -> None:

@@ -51,6 +51,19 @@ def test_each_replica_has_the_byte_of_its_state() -> None:
     }
 
 
+def test_rows_are_the_partitions_from_one_on() -> None:
+    one = PartitionState(1, (1,), (1,))
+    topics: dict[str, dict[int, PartitionState]] = {"a": {0: one}, "b": {}, "c": {0: one, 2: one}, "d": {0: one}}
+    made = looked(topics)
+    named = [(key.topic, key.partition, state == one) for key, state in made.rows(0, 100)]
+    assert named == [("a", 0, True), ("c", 0, True), ("c", 1, False), ("c", 2, True), ("d", 0, True)]
+    for first in range(7):
+        for count in range(7):
+            found = [(key.topic, key.partition) for key, _ in made.rows(first, count)]
+            assert found == [(topic, partition) for topic, partition, _ in named[first : first + count]]
+    assert list(PartitionMap().rows(0, 5)) == []
+
+
 def test_within_a_version_only_changed_rows_are_sent() -> None:
     states = {"t": {0: PartitionState(1, (1, 2), (1, 2)), 1: PartitionState(2, (2, 1), (2, 1))}}
     made = looked(states, (1, 2))

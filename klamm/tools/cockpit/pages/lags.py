@@ -1,5 +1,5 @@
-"""`/api/lags?topic=&first=&count=`: how far the followers of a topic's partitions are behind, on demand, for the part
-of the map of partitions that is shown."""
+"""How far followers are behind, on demand: `/api/lags?topic=&first=&count=` of a topic's partitions with reasons,
+`/api/lags/map?piece=` of a piece of the map of partitions (map_lags.py)."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,6 +14,7 @@ from klamm.tools.clients import error_line
 from klamm.tools.cluster_view import PartitionView, read_cluster
 from klamm.tools.cockpit.answers import Cockpit, json_response
 from klamm.tools.cockpit.asking import MAX_INT32, asking, live_client, number, text
+from klamm.tools.cockpit.map_lags import MapLags
 from klamm.tools.cockpit.shown import visible
 from klamm.tools.elect.over_wire import replica_ends
 
@@ -35,7 +36,14 @@ def routes(cockpit: Cockpit) -> list[Route]:
             {"topic": topic, "partitions": [_lags(key, each, ends.get(key, {})) for key, each in shown.items()]}
         )
 
-    return [Route("/api/lags", asking(lags))]
+    map_lags = MapLags()
+
+    async def of_map(request: Request) -> Response:
+        client, piece = live_client(cockpit), number(request, "piece", most=MAX_INT32)
+        answer = await map_lags.read(client, await cockpit.source.map(), piece)
+        return Response(answer, media_type="application/json")
+
+    return [Route("/api/lags", asking(lags)), Route("/api/lags/map", asking(of_map))]
 
 
 def _lags(key: TopicPartition, partition: PartitionView, ends: Mapping[int, int | KafkaError]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 "use strict";
 // The map of partitions: a column of cells for each partition, a cell for each broker, topics one after another in
-// lines. `cockpit.PartitionMap` holds the cells, `cockpit.HeatMap` draws them.
+// lines. `cockpit.PartitionMap` holds the cells, `cockpit.HeatMap` draws them, or another layer of cells for the same
+// partitions (lags.js).
 //
 // What must stay true:
 // - A frame costs a few milliseconds at 100,000 partitions: only what is visible is drawn, pixel by pixel into one buffer,
@@ -16,22 +17,75 @@
   const ADDING = 5;
   const REMOVING = 6;
 
-  /** The states of a cell by number: the custom property of its colour, its sign, and its words. */
+  // Lines of patterns, in a cell of size 1.
+  const RISING = [[0, 1], [1, 0]];
+  const FALLING = [[0, 0], [1, 1]];
+  const LEVEL = [[0.15, 0.5], [0.85, 0.5]];
+  const UPRIGHT = [[0.5, 0.15], [0.5, 0.85]];
+
+  /** The states of a cell by number: the custom property of its colour, its sign, its words, and its pattern. */
   const STATES = [
     { colour: "cell-none", sign: "", words: "no replica" },
     { colour: "cell-isr", sign: "\u00b7", words: "in sync" },
-    { colour: "cell-leader", sign: "L", words: "leader" },
-    { colour: "cell-behind", sign: "/", words: "out of sync" },
-    { colour: "cell-offline", sign: "\u00d7", words: "offline" },
-    { colour: "cell-adding", sign: "+", words: "being added" },
-    { colour: "cell-removing", sign: "\u2212", words: "being removed" },
+    { colour: "cell-leader", sign: "L", words: "leader", hasDot: true },
+    { colour: "cell-behind", sign: "/", words: "out of sync", lines: [RISING] },
+    { colour: "cell-offline", sign: "\u00d7", words: "offline", lines: [RISING, FALLING] },
+    { colour: "cell-adding", sign: "+", words: "being added", lines: [LEVEL, UPRIGHT] },
+    { colour: "cell-removing", sign: "\u2212", words: "being removed", lines: [LEVEL] },
   ];
   // The order of words and columns: what leads first, what is wrong next.
   const ORDER = [LEADER, IN_SYNC, OUT_OF_SYNC, OFFLINE, ADDING, REMOVING];
 
+  /** States that mean the same in every layer. */
+  cockpit.CELLS = { NONE, LEADER, OFFLINE };
+
   // -- the cells ------------------------------------------------------------------------------------------------------
 
-  cockpit.PartitionMap = class {
+  /** A state for each partition and broker, and how many of each broker's cells are in each. */
+  cockpit.CellLayer = class {
+    /** `order` are the states that count, as columns of a table. */
+    constructor(states, order, brokers, cells) {
+      Object.assign(this, { states, order, brokers, cells });
+      this.counts = new Uint32Array(brokers.length * states.length);
+      for (let cell = 0, broker = 0; cell < cells.length; cell += 1) {
+        this.counts[broker * states.length + cells[cell]] += 1;
+        broker += 1;
+        if (broker === brokers.length) broker = 0;
+      }
+    }
+
+    /** Sets the state of a cell; returns whether it was another. */
+    put(cell, state) {
+      const before = this.cells[cell];
+      if (before === state) return false;
+      const first = (cell % this.brokers.length) * this.states.length;
+      this.counts[first + before] -= 1;
+      this.counts[first + state] += 1;
+      this.cells[cell] = state;
+      return true;
+    }
+
+    count(state) {
+      let sum = 0;
+      for (let index = state; index < this.counts.length; index += this.states.length) sum += this.counts[index];
+      return sum;
+    }
+
+    /** The next partition after `from` (before it, if `step` is -1) with a cell whose state `isOdd`, or null. */
+    nextOdd(from, step) {
+      const width = this.brokers.length;
+      const partitions = this.cells.length / width;
+      for (let moved = 1; moved <= partitions; moved += 1) {
+        const partition = (from + step * moved + partitions * 2) % partitions;
+        for (let cell = partition * width; cell < (partition + 1) * width; cell += 1) {
+          if (this.isOdd(this.cells[cell])) return partition;
+        }
+      }
+      return null;
+    }
+  };
+
+  cockpit.PartitionMap = class extends cockpit.CellLayer {
     /** The bytes of /api/partitions: a line of JSON, then a byte for each partition and broker, partition by partition. */
     static parse(bytes) {
       const end = bytes.indexOf(10);
@@ -53,22 +107,15 @@
      * partition. `cells` has a byte for each row and broker.
      */
     constructor(head, cells) {
-      this.version = head.version;
-      this.sequence = head.sequence;
-      this.brokers = head.brokers;
-      this.names = head.topics.map(([name]) => name);
-      this.partitions = head.rows;
-      this.starts = Uint32Array.from([...head.topics.map(([, first]) => first), head.rows]);
       if (cells.length !== head.rows * head.brokers.length) {
         throw new Error(`The map of partitions has ${cells.length} cells, not ${head.rows} x ${head.brokers.length}.`);
       }
-      this.cells = cells;
-      this.counts = new Uint32Array(this.brokers.length * STATES.length);
-      for (let cell = 0, broker = 0; cell < cells.length; cell += 1) {
-        this.counts[broker * STATES.length + cells[cell]] += 1;
-        broker += 1;
-        if (broker === this.brokers.length) broker = 0;
-      }
+      super(STATES, ORDER, head.brokers, cells);
+      this.version = head.version;
+      this.sequence = head.sequence;
+      this.names = head.topics.map(([name]) => name);
+      this.partitions = head.rows;
+      this.starts = Uint32Array.from([...head.topics.map(([, first]) => first), head.rows]);
     }
 
     /** Sets the cells of rows: a text with a digit for each broker for each of `rows`. Returns those that have changed. */
@@ -79,12 +126,7 @@
         const first = rows[index] * width;
         let isChanged = false;
         for (let broker = 0; broker < width; broker += 1) {
-          const state = cells[index].charCodeAt(broker) - 48;
-          if (this.cells[first + broker] === state) continue;
-          this.counts[broker * STATES.length + this.cells[first + broker]] -= 1;
-          this.counts[broker * STATES.length + state] += 1;
-          this.cells[first + broker] = state;
-          isChanged = true;
+          if (this.put(first + broker, cells[index].charCodeAt(broker) - 48)) isChanged = true;
         }
         if (isChanged) changed.push(rows[index]);
       }
@@ -109,9 +151,17 @@
       return [this.names[topic], partition - this.starts[topic]];
     }
 
+    partitionName(partition) {
+      const [name, number] = this.named(partition);
+      return `${name}-${number}`;
+    }
+
+    isOdd(state) {
+      return state >= OUT_OF_SYNC;
+    }
+
     /** A partition in words: "orders-3: leader 2; in sync 1, 3; out of sync 4". */
     described(partition) {
-      const [name, number] = this.named(partition);
       const said = [];
       for (const state of ORDER) {
         const ids = this.brokers.filter((_, index) => this.cells[partition * this.brokers.length + index] === state);
@@ -119,25 +169,7 @@
       }
       const offset = partition * this.brokers.length;
       const isLed = this.cells.subarray(offset, offset + this.brokers.length).includes(LEADER);
-      return `${name}-${number}: ${isLed ? "" : "no leader; "}${said.join("; ") || "no replicas"}`;
-    }
-
-    /** The next partition after `from` (before it, if `step` is -1) with a replica that is not simply in sync, or null. */
-    nextOdd(from, step) {
-      const width = this.brokers.length;
-      for (let moved = 1; moved <= this.partitions; moved += 1) {
-        const partition = (from + step * moved + this.partitions * 2) % this.partitions;
-        for (let cell = partition * width; cell < (partition + 1) * width; cell += 1) {
-          if (this.cells[cell] >= OUT_OF_SYNC) return partition;
-        }
-      }
-      return null;
-    }
-
-    count(state) {
-      let sum = 0;
-      for (let index = state; index < this.counts.length; index += STATES.length) sum += this.counts[index];
-      return sum;
+      return `${this.partitionName(partition)}: ${isLed ? "" : "no leader; "}${said.join("; ") || "no replicas"}`;
     }
   };
 
@@ -255,8 +287,8 @@
   const packed = ([red, green, blue]) => ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 
   /** For each state the pixels of a cell, and the colour between cells. */
-  const makeTiles = (element, size, zoom, ratio) => {
-    const colours = coloursOf(element, ["map-background", ...STATES.map(({ colour }) => colour)]);
+  const makeTiles = (element, states, size, zoom, ratio) => {
+    const colours = coloursOf(element, ["map-background", ...states.map(({ colour }) => colour)]);
     const [background, ...ofStates] = colours;
     const canvas = new OffscreenCanvas(size, size);
     const context = canvas.getContext("2d", { willReadFrequently: true });
@@ -270,8 +302,8 @@
       context.fillRect(0, 0, inner, inner);
       const isDark = colour[0] * 0.3 + colour[1] * 0.59 + colour[2] * 0.11 < 140;
       context.strokeStyle = context.fillStyle = isDark ? "white" : "black";
-      if (zoom >= LETTERS_FROM) drawLetter(context, STATES[state].sign, inner);
-      else if (zoom >= PATTERNS_FROM) drawPattern(context, state, inner, ratio);
+      if (zoom >= LETTERS_FROM) drawLetter(context, states[state].sign, inner);
+      else if (zoom >= PATTERNS_FROM) drawPattern(context, states[state], inner, ratio);
       return new Uint32Array(context.getImageData(0, 0, size, size).data.buffer);
     });
     return { tiles, background: packed(background) };
@@ -284,18 +316,14 @@
     context.fillText(sign, inner / 2, inner * 0.54);
   };
 
-  const drawPattern = (context, state, inner, ratio) => {
-    const line = (...points) => {
+  const drawPattern = (context, { lines = [], hasDot = false }, inner, ratio) => {
+    context.lineWidth = Math.max(1, ratio);
+    for (const points of lines) {
       context.beginPath();
       for (const [x, y] of points) context.lineTo(x * inner, y * inner);
       context.stroke();
-    };
-    context.lineWidth = Math.max(1, ratio);
-    if (state === OUT_OF_SYNC || state === OFFLINE) line([0, 1], [1, 0]);
-    if (state === OFFLINE) line([0, 0], [1, 1]);
-    if (state === ADDING || state === REMOVING) line([0.15, 0.5], [0.85, 0.5]);
-    if (state === ADDING) line([0.5, 0.15], [0.5, 0.85]);
-    if (state === LEADER) context.fillRect(inner * 0.35, inner * 0.35, inner * 0.3, inner * 0.3);
+    }
+    if (hasDot) context.fillRect(inner * 0.35, inner * 0.35, inner * 0.3, inner * 0.3);
   };
 
   // -- the view of the map --------------------------------------------------------------------------------------------
@@ -308,6 +336,8 @@
   cockpit.HeatMap = class {
     constructor() {
       this.map = null;
+      this.layer = null; // What is drawn: the map, or the lags of its followers.
+      this.byLag = false;
       this.layout = null;
       this.zoom = null; // The size of a cell in CSS pixels; null until the first map chooses it.
       this.cursor = 0;
@@ -315,6 +345,7 @@
       this.changed = [];
       this.fresh = new Map(); // Partition -> when it changed.
       this.isStale = { cells: false, overlay: false };
+      this.isTableStale = false;
       this.frame = null;
       this.isCalm = matchMedia("(prefers-reduced-motion: reduce)");
       this.cells = h("canvas", { class: "map-cells", "aria-hidden": "true" });
@@ -329,6 +360,13 @@
       }, h("div", { class: "map-window" }, this.cells, this.overlay), this.space);
       this.readout = h("p", { id: "map-readout", class: "map-readout", "aria-live": "polite" }, "");
       this.table = h("div", { class: "scroll-x" });
+      this.lagTrouble = h("p", { class: "why-not", role: "status", hidden: true });
+      this.lagReader = new cockpit.LagReader(() => this.visibleRows(), (found) => this.takeLags(found), (text) => {
+        this.lagTrouble.textContent = text === "" ? "" : seen(`Lags cannot be read: ${text}`);
+        this.lagTrouble.hidden = text === "";
+      });
+      this.lagButton = cockpit.settings.recording ? null
+        : h("button", { type: "button", id: "map-by-lag", "aria-pressed": "false", onclick: () => this.colourBy(!this.byLag) }, "colour by lag");
       this.zoomLabel = h("output", { "aria-live": "off" }, "");
       this.find = h("input", {
         type: "search", placeholder: "find a topic", "aria-label": "Find a topic", autocomplete: "off", spellcheck: "false",
@@ -336,12 +374,13 @@
       this.tools = h("div", { class: "map-tools" },
         this.find,
         h("button", { type: "button", onclick: () => this.goToOdd(1) }, "next problem"),
+        this.lagButton,
         h("span", { class: "group", role: "group", "aria-label": "Zoom" },
           h("button", { type: "button", "aria-label": "Smaller", onclick: () => this.zoomBy(-1) }, "\u2212"),
           this.zoomLabel,
           h("button", { type: "button", "aria-label": "Larger", onclick: () => this.zoomBy(1) }, "+")));
       this.element = h("div", { class: "map" },
-        h("div", { class: "map-picture" }, this.tools, this.scroller, this.readout), this.table);
+        h("div", { class: "map-picture" }, this.tools, this.scroller, this.readout, this.lagTrouble), this.table);
       this.cellContext = this.cells.getContext("2d", { alpha: false });
       this.overlayContext = this.overlay.getContext("2d");
       this.listen();
@@ -374,6 +413,8 @@
     show(map) {
       const topic = this.map?.named(Math.min(this.cursor, this.map.partitions - 1));
       this.map = map;
+      this.layer = map !== null && this.byLag ? new cockpit.LagLayer(map) : map;
+      this.lagReader.restart();
       this.fresh.clear();
       this.cursor = 0;
       this.pointed = null;
@@ -386,16 +427,51 @@
       if (map?.partitions && this.layout !== null) this.say(this.cursor);
     }
 
+    /** Colours cells by the lag of followers, or by the state of replicas. */
+    colourBy(lag) {
+      if (this.lagButton === null) return;
+      this.byLag = lag;
+      this.lagButton.setAttribute("aria-pressed", String(lag));
+      this.lagTrouble.hidden = true;
+      this.layer = this.map !== null && lag ? new cockpit.LagLayer(this.map) : this.map;
+      this.lagReader.restart();
+      this.resize();
+      this.drawTable();
+      if (this.map?.partitions) this.say(this.pointed ?? this.cursor);
+      this.lagReader.run(lag);
+    }
+
+    /** The first and the last partition that can be seen; null if there is none. */
+    visibleRows() {
+      if (this.layout === null || !this.map?.partitions || !this.element.isConnected) return null;
+      const [from, to] = this.visibleLines();
+      const [, last, count] = this.layout.runsOf(to).at(-1);
+      return [this.layout.runsOf(from)[0][1], last + count - 1];
+    }
+
+    takeLags({ version, first, lags }) {
+      if (!this.byLag || version !== this.map?.version) return;
+      const changed = this.layer.take(first, lags);
+      const partition = this.pointed ?? this.cursor;
+      // The number of records may be another one where the colour is the same.
+      if (partition >= first && partition < first + lags.length / this.map.brokers.length) this.say(partition);
+      if (changed.length === 0) return;
+      this.changed = this.changed.concat(changed);
+      this.isTableStale = true;
+      this.request();
+    }
+
     /** Changes cells; see `PartitionMap.apply`. */
     apply(rows, cells) {
       const changed = this.map.apply(rows, cells);
       if (changed.length === 0) return;
+      if (this.byLag) for (const partition of changed) this.layer.renew(partition);
       this.changed = this.changed.concat(changed);
       if (!this.isCalm.matches) {
         const now = performance.now();
         for (const partition of changed.slice(0, MAX_FRESH)) this.fresh.set(partition, now);
       }
-      this.drawTable();
+      this.isTableStale = true;
       if (changed.includes(this.pointed ?? this.cursor)) this.say(this.pointed ?? this.cursor);
       this.isStale.overlay = true;
       this.request();
@@ -422,7 +498,7 @@
       this.space.style.height = `${Math.max(0, this.layout.height / this.ratio - height)}px`;
       this.image = this.cellContext.createImageData(this.cells.width, this.cells.height);
       this.pixels = new Uint32Array(this.image.data.buffer);
-      Object.assign(this, makeTiles(this.scroller, this.layout.cell, this.zoom, this.ratio));
+      Object.assign(this, makeTiles(this.scroller, this.layer.states, this.layout.cell, this.zoom, this.ratio));
       this.textColours = coloursOf(this.scroller, ["ink", "muted", "accent", "panel"]).map((c) => `rgb(${c.join(" ")})`);
       this.zoomLabel.textContent = `${this.zoom} px`;
       if (this.readout.textContent === "") this.say(this.cursor);
@@ -462,6 +538,7 @@
         if (this.isStale.cells || this.changed.length > MAX_SINGLE) this.drawAll();
         else if (this.changed.length > 0) this.drawChanged();
         if (this.isStale.overlay) this.drawOverlay();
+        if (this.isTableStale) this.drawTable();
         this.isStale.cells = this.isStale.overlay = false;
         this.changed = [];
         if (this.fresh.size > 0) {
@@ -496,7 +573,7 @@
       const { map, layout, pixels, tiles } = this;
       const { cell } = layout;
       const brokers = map.brokers.length;
-      const { cells } = map;
+      const { cells } = this.layer;
       const { width, height } = this.cells;
       const left = layout.gutter + x * cell;
       for (let broker = 0; broker < brokers; broker += 1) {
@@ -605,24 +682,25 @@
 
     /** The counts as a table, which is also the legend. */
     drawTable() {
+      this.isTableStale = false;
       if (this.map === null) return morph(this.table);
-      const { brokers, counts } = this.map;
+      const { layer } = this;
+      const { states, order, counts } = layer;
       const cell = (state, value) =>
-        h("td", { class: value > 0 && (state === OFFLINE || state === OUT_OF_SYNC) ? "number marked" : "number" },
-          words.count(value));
+        h("td", { class: value > 0 && layer.isOdd(state) ? "number marked" : "number" }, words.count(value));
       return morph(this.table,
         h("table", { class: "counts" },
-          h("caption", { class: "unseen" }, "Replicas of each broker by state"),
+          h("caption", { class: "unseen" }, this.byLag ? "Replicas of each broker by records behind the leader" : "Replicas of each broker by state"),
           h("thead", {}, h("tr", {},
             h("th", { scope: "col" }, "Broker"),
-            ORDER.map((state) => h("th", { scope: "col", class: "number" }, swatch(state), STATES[state].words)))),
-          h("tbody", {}, brokers.map((id, index) =>
+            order.map((state) => h("th", { scope: "col", class: "number" }, swatch(states[state]), states[state].words)))),
+          h("tbody", {}, layer.brokers.map((id, index) =>
             h("tr", {},
               h("th", { scope: "row" }, id),
-              ORDER.map((state) => cell(state, counts[index * STATES.length + state]))))),
+              order.map((state) => cell(state, counts[index * states.length + state]))))),
           h("tfoot", {}, h("tr", {},
             h("th", { scope: "row" }, "all"),
-            ORDER.map((state) => cell(state, this.map.count(state)))))));
+            order.map((state) => cell(state, layer.count(state)))))));
     }
 
     // -- the cursor -------------------------------------------------------------------------------------------------
@@ -643,7 +721,7 @@
 
     say(partition) {
       if (this.layout === null) return;
-      this.readout.textContent = seen(this.map.described(partition));
+      this.readout.textContent = seen(this.layer.described(partition));
       this.isStale.overlay = true;
       this.request();
     }
@@ -667,12 +745,13 @@
     }
 
     goToOdd(step) {
-      const found = this.map?.nextOdd(this.cursor, step) ?? null;
+      const found = this.layer?.nextOdd(this.cursor, step) ?? null;
       if (found !== null) {
         this.scroller.focus();
         this.move(found);
       } else {
-        this.readout.textContent = "Every replica is in sync: there is no problem to go to.";
+        this.readout.textContent = this.byLag ? "No follower in the map is known to be behind."
+          : "Every replica is in sync: there is no problem to go to.";
       }
     }
 
@@ -705,6 +784,7 @@
         N: () => this.goToOdd(-1),
         "+": () => this.zoomBy(1),
         "-": () => this.zoomBy(-1),
+        l: () => this.colourBy(!this.byLag),
         Enter: () => this.open(),
       };
       if (!(event.key in actions)) return;
@@ -718,10 +798,11 @@
     ["Home End", "the first and the last partition of the topic"],
     ["n N", "the next and the previous partition with a problem"],
     ["+ \u2212", "larger and smaller cells"],
+    ["l", "colour the map by the lag of followers, or by state"],
   ];
 
   /** What the table and the map call a state, as a small picture that needs no colour. */
-  const swatch = (state) => h("span", { class: `swatch ${STATES[state].colour}`, "aria-hidden": "true" }, STATES[state].sign);
+  const swatch = ({ colour, sign }) => h("span", { class: `swatch ${colour}`, "aria-hidden": "true" }, sign);
 
   const fitted = (context, text, width) => {
     if (context.measureText(text).width <= width) return text;

@@ -31,7 +31,7 @@
     DeletionIneligible: ["Offline", "DeletionStarted"],
     NonExistent: ["DeletionSuccessful"],
   };
-  cockpit.tables = { CONTROLLER_STATES, PARTITION_MACHINE, REPLICA_MACHINE };
+  Object.assign(cockpit.tables, { CONTROLLER_STATES, PARTITION_MACHINE, REPLICA_MACHINE });
 
   // An event that takes or waits longer delays the cluster.
   const SLOW_MS = 1000;
