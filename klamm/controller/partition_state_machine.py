@@ -114,6 +114,9 @@ class PartitionStateMachine:
         if target is PartitionState.ONLINE:
             for part in await for_slices(items, partial(self._bring_online, strategy)):
                 outcomes.update(part)
+            if any(isinstance(outcome, StateChangeFailed) for outcome in outcomes.values()):
+                # As in replica_state_machine.py.
+                await self._zookeeper().check_controller_epoch(self._context.epoch_zk_version)
             _log_failures(outcomes)
         else:
             async for piece in slices(items):

@@ -136,6 +136,8 @@ class ReplicaStateMachine:
                 done = [partition for partition in legal if self._prepare(broker_id, partition, target)]
                 self._changed(broker_id, done, target)
         if self._failures:
+            # To a controller that was deposed without noticing, its successor's work looks like failures.
+            await self._zookeeper().check_controller_epoch(self._context.epoch_zk_version)
             logger.error(
                 "%d replicas could not become %s, the first is %s", len(self._failures), target.name, self._failures[0]
             )

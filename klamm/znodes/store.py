@@ -463,6 +463,10 @@ class KafkaZooKeeper:
         found = await self._get_all({key: topics.partition_state_path(*key) for key in partitions}, watch)
         return {key: decode_state(key, data, stat.version) for key, (data, stat) in found.items()}
 
+    async def check_controller_epoch(self, guard: int) -> None:
+        """Raises `batches.ControllerMoved` unless /controller_epoch has the version `guard`."""
+        await batches.write_together(self.client, [], guard)
+
     async def update_partition_states(
         self, states: Mapping[PartitionKey, LeaderAndIsr], guard: int | None
     ) -> dict[PartitionKey, "int | ZooKeeperError"]:

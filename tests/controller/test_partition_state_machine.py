@@ -268,6 +268,15 @@ async def test_a_state_of_a_newer_controller_is_left_alone(tmp_path: Path) -> No
         assert f"written by a controller of epoch {EPOCH + 1}" in await failure(scene)
 
 
+async def test_a_controller_whose_successor_has_changed_everything_resigns(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        await scene.led(PARTITION, 1, 1, 2, 3)
+        await scene.changed_in_zookeeper(PARTITION, 2, 2, epoch=EPOCH + 1)
+        await scene.another_controller()
+        with pytest.raises(ControllerMoved):
+            await failure(scene)
+
+
 async def test_an_election_without_a_state_in_zookeeper_fails(tmp_path: Path) -> None:
     async with playing(tmp_path) as scene:
         assert "no state in ZooKeeper" in await failure(scene)

@@ -301,6 +301,15 @@ async def test_a_state_of_a_newer_controller_is_left_alone(tmp_path: Path) -> No
         assert await scene.in_zookeeper(PARTITION) == (LeaderAndIsr(2, 20, (2,), EPOCH + 1), 1)
 
 
+async def test_a_controller_whose_successor_has_changed_everything_resigns(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        await scene.led(PARTITION, 1, 1, 2, 3)
+        await scene.changed_in_zookeeper(PARTITION, 2, 2, epoch=EPOCH + 1)
+        await scene.another_controller()
+        with pytest.raises(ControllerMoved):
+            await change(scene, ONLINE, OFFLINE)
+
+
 async def test_a_replica_cannot_leave_an_isr_that_cannot_be_read_or_is_not_there(tmp_path: Path) -> None:
     async with playing(tmp_path) as scene:
         await scene.led(PARTITION, 1, 1, 2, 3)
