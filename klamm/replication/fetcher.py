@@ -445,10 +445,10 @@ class ReplicaFetcher:
                 if result.records and fetch.partition.log.is_truncation_unsynced:
                     after_sync.append((topic_partition, result))
                     continue
-                flushed_to = fetch.partition.log.recovery_point
+                syncs = fetch.partition.log.syncs_on_loop
                 self._process_partition(topic_partition, fetch, result, out_of_range, diverging)
                 pieces = APPEND_PIECES + len(result.records) // BYTES_PER_PIECE if result.records else 1
-                if fetch.partition.log.recovery_point > flushed_to:  # flush.messages: the append waited for the disk.
+                if fetch.partition.log.syncs_on_loop > syncs:  # flush.messages: the append waited for the disk.
                     pieces = PARTITIONS_PER_SLICE
                 if processed.is_over(pieces):
                     await asyncio.sleep(0)

@@ -310,7 +310,7 @@ class ReplicaManager:
         """Appends one batch to a partition that this broker leads. Raises LargeBatch as `Log.append_as_leader`."""
         try:
             target = self.partition(topic, partition)
-            flushed_to = target.log.recovery_point
+            syncs = target.log.syncs_on_loop
             info = target.append_records_as_leader(
                 records, required_acks, self._environment.now_ms(), origin, inspected
             )
@@ -338,7 +338,7 @@ class ReplicaManager:
             info.log_start_offset,
             required_offset=info.last_offset + 1,
             leader_epoch=target.leader_epoch,
-            has_waited_for_disk=target.log.recovery_point > flushed_to,
+            has_waited_for_disk=target.log.syncs_on_loop > syncs,
         )
 
     async def inspect(self, large: LargeBatch) -> Inspected:

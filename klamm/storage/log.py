@@ -145,6 +145,8 @@ class Log:
         # Whether a truncation, perhaps by a process that was killed since, may not be durable. If a machine crash undid
         # it below newer records, the log would mix two histories, and recovery could not detect that.
         self.is_truncation_unsynced = not loaded.is_clean
+        # How often the loop has waited for the disk.
+        self.syncs_on_loop = 0
         # Why the sync before the next append failed: that append fails, too, instead of trying again on the loop.
         self._unsynced_because: KafkaError | None = None
         # Tells cleanings whether the records that they have read are still those of the log.
@@ -377,12 +379,12 @@ class Log:
             return AppendInfo(end, end - 1, NO_TIMESTAMP, -1, self._log_start_offset, False, 0)
         view = memoryview(records)
         appended: list[Batch] = []
-        flushed_to = self.recovery_point
+        syncs = self.syncs_on_loop
         for group in group_by_segment(batches, self._segments.active, self.config.max_segment_bytes):
             start, last = group[0].position, group[-1]
             self._append(view[start : last.position + last.header.size_bytes], group, now_ms)
             appended += group
-            if self.recovery_point > flushed_to:
+            if self.syncs_on_loop > syncs:
                 break
         return AppendInfo(
             appended[0].header.base_offset,
@@ -958,6 +960,7 @@ class Log:
             if error.errno not in PASSING:
                 raise self._storage_error(error, "flushing") from error
             end = self.recovery_point
+        self.syncs_on_loop += 1
         pending = self._unsynced.pending()
         started_s = self._environment.work_clock_s()
         try:

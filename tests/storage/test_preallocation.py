@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,21 @@ async def test_after_an_unclean_stop_the_zeros_behind_the_records_are_cut(flushe
     assert file_bytes(environment, 0) == log.size_bytes < SEGMENT_BYTES
     append(log, b"d")
     assert [value for _, value in await read_all(log)][:2] == [b"a", b"b"]
+
+
+async def test_a_sync_on_the_loop_counts_before_the_segment_is_preallocated() -> None:
+    """The recovery point does not move until then."""
+    environment = DiskEnvironment()
+    log = open_log(environment, replace(CONFIG, flush_messages=1), is_clean=True)
+    seen = []
+
+    def meanwhile() -> None:
+        append(log, b"a")
+        seen.append((log.recovery_point, log.syncs_on_loop))
+
+    environment.before_blocking = meanwhile
+    await log.preallocate()
+    assert seen == [(0, 1)]
 
 
 async def test_a_segment_that_is_full_before_it_is_preallocated_is_trimmed_afterwards() -> None:
