@@ -161,7 +161,7 @@ class Pipe:
         if self._links.is_cut(self.sender.host, self.receiver.host):
             self._wait_for_link()
             return
-        if not self._unacknowledged_bytes:
+        if self._given_up is not None and not self._unacknowledged_bytes:
             self._link_works()
         now_s = self._links.loop.time()
         arrived: list[_Segment] = []

@@ -467,7 +467,7 @@ class SimulatedFileSystem(FileSystem):
         self._disk.touched(operation, path)
 
     def _parent(self, path: str) -> tuple[_Directory, str]:
-        parent, name = os.path.split(path.rstrip("/"))
+        parent, _, name = path.rstrip("/").rpartition("/")
         return self._disk.find_directory(parent), name
 
     def _change(self, what: str, path: str, changes: _NameChange) -> None:

@@ -15,7 +15,7 @@ records of the first may go, and a broker may still have a log of the second fro
 
 import asyncio
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from klamm.broker.broker import Broker
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
@@ -75,7 +75,9 @@ class Invariants:
         for broker_id, broker in brokers.items():
             _check_counts(broker)
             for key, partition in hosted[broker_id].items():
-                _check_offsets(broker_id, partition)
+                log = partition.log
+                if not 0 <= log.log_start_offset <= log.last_stable_offset <= log.high_watermark <= log.log_end_offset:
+                    _fail_offsets(broker_id, partition)
                 if partition.is_leader and key in states and key[0] not in self._deleted:
                     term = _Term(broker, key, partition.leader_epoch)
                     marks[term] = self._check_leader(term, broker_id, partition, states[key], hosted)
@@ -140,14 +142,12 @@ def _check_follower(broker_id: int, follower: Partition, mark: int) -> None:
         )
 
 
-def _check_offsets(broker_id: int, partition: Partition) -> None:
+def _fail_offsets(broker_id: int, partition: Partition) -> NoReturn:
     log = partition.log
-    start, stable, mark, end = log.log_start_offset, log.last_stable_offset, log.high_watermark, log.log_end_offset
-    if not 0 <= start <= stable <= mark <= end:
-        raise SimulationFailure(
-            f"{partition} of broker {broker_id}: start {start}, last stable offset {stable}, high watermark {mark} and"
-            f" end {end} are not in order"
-        )
+    raise SimulationFailure(
+        f"{partition} of broker {broker_id}: start {log.log_start_offset}, last stable offset {log.last_stable_offset},"
+        f" high watermark {log.high_watermark} and end {log.log_end_offset} are not in order"
+    )
 
 
 # -- the controller ---------------------------------------------------------------------------------------------------

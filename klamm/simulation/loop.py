@@ -140,6 +140,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         # How many steps there were when the clock moved last.
         self._steps_before = 0
         self._now = START_S
+        # Virtual microseconds since the start of the world.
+        self.time_us = 0
         self._ready: deque[Step] = deque()
         self._held: dict[Process, list[Step]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
@@ -157,17 +159,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Virtual time in seconds."""
         return self._now
 
-    @property
-    def time_us(self) -> int:
-        """Virtual microseconds since the start of the world."""
-        return round((self._now - START_S) * 1_000_000)
-
     def call_soon(  # type: ignore[override]  # typeshed ties the arguments to the callback's; asyncio.Handle does not
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Step:
         if context is None:
             context = contextvars.copy_context()
-        if self.turns is not None and _is_yield(callback):
+        if self.turns is not None and type(callback).__name__ == TASK_STEP and _has_begun(callback):
             return self._add_timer(self._now + self.turns.uniform(*TURN_S), callback, args, context)
         step = Step(callback, args, context, self.outside)
         self._ready.append(step)
@@ -411,8 +408,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                     step.process.keep(step)
                 continue
             self._now = max(self._now, when)
+            elapsed_s = self._now - START_S
+            self.time_us = round(elapsed_s * 1_000_000)
             self._steps_before = self.steps
-            if self._now - START_S > time_limit_s:
+            if elapsed_s > time_limit_s:
                 raise SimulationFailure(f"not done after {time_limit_s} virtual seconds:\n{self.describe_waiting()}")
             return
         raise SimulationFailure(f"deadlock: nothing is left to do, and these wait:\n{self.describe_waiting()}")
@@ -453,11 +452,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                     cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
 
 
-def _is_yield(callback: Callable[..., object]) -> bool:
-    """Whether this is the next step of a task that waits for nothing, and has begun."""
-    if type(callback).__name__ != TASK_STEP:
-        return False
-    task: asyncio.Task[Any] = callback.__self__  # type: ignore[attr-defined]  # known by its name
+def _has_begun(task_step: Callable[..., object]) -> bool:
+    """Whether the task has begun whose next step this is: then it yields, as it waits for nothing."""
+    task: asyncio.Task[Any] = task_step.__self__  # type: ignore[attr-defined]  # known by its name
     return cast("CoroutineType[Any, Any, Any]", task.get_coro()).cr_suspended
 
 
