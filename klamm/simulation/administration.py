@@ -26,6 +26,7 @@ from klamm.client.topics import NewPartitions, create_partitions
 from klamm.net.client import ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (
+    ACKS_LEADER,
     INTERNAL_TOPICS,
     AlterConfigOp,
     ConfigResourceType,
@@ -36,7 +37,7 @@ from klamm.protocol.vocabulary import (
 )
 from klamm.simulation.cluster import LOG_DIRS, ZOOKEEPER_PORT, SimulatedCluster
 from klamm.simulation.schedule import step_chance
-from klamm.simulation.workload import create_topic, delete_topic
+from klamm.simulation.workload import Producer, create_topic, delete_topic
 from klamm.znodes.cluster import CONTROLLER_PATH
 from klamm.znodes.topics import TopicAssignment
 from klamm.zookeeper.client import ZooKeeperClient
@@ -47,6 +48,7 @@ HASTY = RetryPolicy(deadline_ms=5_000)
 # How long topics are used: shorter and longer than a session, so some topics are deleted while a broker has no session.
 LIFETIMES_S = (0.0, 1.0, 8.0, 15.0)
 MAX_PARTITIONS = 6
+BATCHES_OF_A_TOPIC = 2
 # Few names, so that topics are created again under the names of deleted ones.
 TOPIC_NAMES = ("passing-0", "passing-1", "passing-2")
 # These groups commit offsets for short-lived topics and never have members.
@@ -144,13 +146,14 @@ class Administrator:
     def _random(self) -> random.Random:
         return step_chance(self._cluster.world.random)
 
-    def begin(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Begins a piece of work; `finish` waits for it."""
+    def begin(self, work: Callable[[], Awaitable[None]]) -> "asyncio.Future[None]":
+        """Begins a piece of work; `finish` waits for it, too."""
 
         async def do() -> None:
             await work()
 
         self._under_way.append(self._cluster.world.node("client").run(do()))
+        return self._under_way[-1]
 
     async def finish(self) -> None:
         """Returns when all work is done."""
@@ -343,28 +346,60 @@ class Administrator:
         Before the deletion, partitions move away from the brokers that are down; these still have the logs when a new
         topic of that name comes to them. Without topic ids a broker cannot tell the two topics apart, so that is done
         only where the brokers have them."""
-        free = [name for name in TOPIC_NAMES if name not in self._in_use]
-        if not free:
+        name = self.take_name()
+        if name is None:
             return
-        name = self._random.choice(free)
-        self._in_use[name] = None
         # With one replica, the deletion does not depend on the other brokers, whatever their faults.
-        await self._create(name, self._random.randint(1, self._cluster.replication_factor))
+        await self.create(name, self._random.randint(1, self._cluster.replication_factor))
         await asyncio.gather(*[self._commit(group, name) for group in COMMITTING_GROUPS])
         if self._random.random() < 0.8:
             await asyncio.sleep(self._random.choice(LIFETIMES_S) * self._random.uniform(0.8, 1.2))
             gone = self._gone() if name in self._state.topics() and self._cluster.have_topic_ids else []
             for broker_id in gone:
                 await self._move_away(name, broker_id)
-            await delete_topic(self._patient, name)
+            await self.delete(name)
             if gone:
                 # The new topic comes to all brokers as soon as they are back.
-                await self._create(name, len(self._cluster.brokers))
+                await self.create(name, len(self._cluster.brokers))
             elif self._random.random() < 0.3:
-                await self._create(name, self._cluster.replication_factor)
+                await self.create(name, self._cluster.replication_factor)
+        self.give_back(name)
+
+    def take_name(self) -> str | None:
+        """The name of a short-lived topic that nobody uses until `give_back`, or None."""
+        free = [name for name in TOPIC_NAMES if name not in self._in_use]
+        if not free:
+            return None
+        name = self._random.choice(free)
+        self._in_use[name] = None
+        return name
+
+    def give_back(self, name: str) -> None:
         del self._in_use[name]
 
-    async def _create(self, name: str, replication_factor: int) -> None:
+    async def write(self, name: str) -> None:
+        """Writes some records into a short-lived topic, with acks=1, if that goes quickly: nobody reads them."""
+        key, progress = (name, 0), asyncio.Event()
+        producer = Producer(self._cluster.client, key, self._random, progress, idempotent=False, acks=ACKS_LEADER)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):
+                await producer.run(BATCHES_OF_A_TOPIC)
+
+    async def leave(self, name: str, broker_id: int) -> None:
+        """Takes a broker out of the replicas of a topic, if there is one, which has fewer then."""
+        known = self._state.replicas(name) if name in self._state.topics() else {}
+        wanted = {
+            number: [each for each in replicas if each != broker_id]
+            for number, replicas in known.items()
+            if broker_id in replicas and len(replicas) > 1
+        }
+        if wanted:
+            await self._alter(name, wanted)
+
+    async def delete(self, name: str) -> None:
+        await delete_topic(self._patient, name)
+
+    async def create(self, name: str, replication_factor: int) -> None:
         await create_topic(
             self._patient,
             name,

@@ -123,6 +123,8 @@ class RandomFaults:
         self._last = ("lose-election", self._lose_election)
         self._running: list[asyncio.Task[None]] = []
         self._alone = [self._kill_one_machine, self._rot_replica, self._lose_election]
+        if cluster.have_topic_ids and cluster.replication_factor > 1:
+            self._faults.append(("recreate-topic", self._recreate_topic))
         if logs_rot and cluster.replication_factor > 1:
             self._faults.append(("rot-replica", self._rot_replica))
         if not logs_flush and cluster.replication_factor > 1:
@@ -498,6 +500,37 @@ class RandomFaults:
         network.heal(controller.name, replica.name)
         if controller.process is process and process.alive and process.stalled:
             controller.resume()
+
+    async def _recreate_topic(self) -> None:
+        """A broker dies, and a topic leaves it, is deleted and created again, with a replica on this broker, which
+        still has the former log. Without topic ids a broker cannot tell the two topics apart."""
+        administrator, state = self._administrator, self.cluster.state
+        name = administrator.take_name()
+        if name is None:
+            return
+        await self._done(lambda: administrator.create(name, self.cluster.replication_factor))
+        await self._done(lambda: administrator.write(name))
+        hosts = sorted(self._hosts(name))
+        broker = self.cluster.brokers[self.random.choice(hosts)] if hosts else self._broker()
+        broker.kill()
+        await self._passed(lambda: broker.broker_id not in state.live_brokers())
+        administrator.begin(lambda: administrator.leave(name, broker.broker_id))
+        await self._passed(lambda: broker.broker_id not in self._hosts(name))
+        await self._done(lambda: administrator.delete(name))
+        broker.start()
+        await self._done(lambda: administrator.create(name, len(self.cluster.brokers)))
+        administrator.give_back(name)
+
+    def _hosts(self, topic: str) -> set[int]:
+        """The brokers of a topic, none if there is no such topic."""
+        known = self.cluster.state.replicas(topic) if topic in self.cluster.state.topics() else {}
+        return {broker_id for replicas in known.values() for broker_id in replicas}
+
+    async def _done(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Begins operators' work, and returns when it is done, or after a while."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PART_S):
+                await asyncio.shield(self._administrator.begin(work))
 
     async def _reassigned(self, key: PartitionKey, replicas: Sequence[int], has_come: Callable[[], bool]) -> None:
         """Asks for the replicas, and returns when it `has_come`, or after a while."""
