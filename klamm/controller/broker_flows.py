@@ -22,6 +22,7 @@ from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments, resume_reassignments
 from klamm.controller.states import PartitionState, ReplicaState
+from klamm.controller.topic_ids import take_up_topic_id_answers
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import CHEAP_SLICE, Slices, in_slices, slices
@@ -197,7 +198,8 @@ async def log_dir_event_notification(parts: ControllerParts) -> None:
 
 
 async def leader_and_isr_response_received(parts: ControllerParts, event: LeaderAndIsrResponseReceived) -> None:
-    """A broker reports which of its replicas are on failed disks, and which can be used (again)."""
+    """A broker reports which of its replicas are on failed disks, which can be used (again), and which have another
+    topic's logs."""
     context, broker_id = parts.context, event.sender.broker_id
     if not parts.is_current(event.sender):
         return
@@ -207,6 +209,7 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
         return
     offline: dict[PartitionKey, None] = {}
     online = []
+    refused = []
     looked_at = Slices(CHEAP_SLICE)
     for topic_errors in event.response.topics:
         if looked_at.is_over(len(topic_errors.partitions)):
@@ -222,6 +225,8 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
             # A request is stale when it is sent again because its answer was lost; only replicas that work answer so.
             elif code in (ErrorCode.NONE, ErrorCode.STALE_CONTROLLER_EPOCH):
                 online.append((topic, partition))
+            elif code == ErrorCode.INCONSISTENT_TOPIC_ID:
+                refused.append((topic, partition))
     # A replica may have been removed after the request was sent.
     offline = {key: None for key in offline if broker_id in context.partition_replica_assignment(key)}
     before = context.replicas_on_offline_dirs.get(broker_id, set())
@@ -243,6 +248,7 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
         # Kafka waits for the broker's next start; a disk that works again would leave partitions without a leader.
         parts.announce(f"Mark {len(back)} replicas on broker {broker_id} as online")
         await _on_replicas_become_online(parts, back)
+    await take_up_topic_id_answers(parts, broker_id, online, refused)
 
 
 # -- controlled shutdown ----------------------------------------------------------------------------------------------

@@ -100,6 +100,9 @@ class ControllerContext:
         self.partitions_being_reassigned: set[PartitionKey] = set()
         self.replicas_on_offline_dirs: dict[int, set[PartitionKey]] = {}
         """Broker id -> its partitions that it has on disks that do not work."""
+        self.topic_id_answers: dict[PartitionKey, dict[int, bool]] = {}
+        """Of partitions with a replica whose log is of another topic id: broker id -> whether its replica has the
+        topic's id, as far as it has answered since the first refusal (topic_ids.py)."""
 
         self._leadership: dict[PartitionKey, LeaderAndIsr] = {}
         self._partition_states: dict[PartitionKey, PartitionState] = {}
@@ -142,6 +145,7 @@ class ControllerContext:
         """Removes dead brokers. A broker that was shutting down counts as such until `remove_shutting_down_broker`."""
         for broker_id in broker_ids:
             self._live_or_shutting_down.pop(broker_id, None)
+            self._forget_topic_id_answers(broker_id, list(self.topic_id_answers))
         self._brokers_changed()
 
     def update_broker_metadata(self, registration: BrokerRegistration) -> None:
@@ -179,6 +183,22 @@ class ControllerContext:
         if not self.replicas_on_offline_dirs:
             return brokers.keys()
         return [broker_id for broker_id in brokers if partition not in self.replicas_on_offline_dirs.get(broker_id, ())]
+
+    def put_topic_id_answer(self, broker_id: int, partition: PartitionKey, *, has_id: bool) -> None:
+        """A broker has answered whether its replica has the topic's id. Partitions that none refuses are left out."""
+        if has_id and partition not in self.topic_id_answers:
+            return
+        answers = self.topic_id_answers.setdefault(partition, {})
+        answers[broker_id] = has_id
+        if all(answers.values()):
+            del self.topic_id_answers[partition]
+
+    def _forget_topic_id_answers(self, broker_id: int, partitions: Iterable[PartitionKey]) -> None:
+        """The broker is gone, or no longer a replica."""
+        for partition in partitions if self.topic_id_answers else ():
+            answers = self.topic_id_answers.get(partition, {})
+            if answers.pop(broker_id, True) is False and all(answers.values()):
+                del self.topic_id_answers[partition]
 
     # -- topics and assignments -------------------------------------------------------------------------------------
 
@@ -246,6 +266,7 @@ class ControllerContext:
             self._leadership.pop(partition, None)
             self._partition_states.pop(partition, None)
             self.partitions_being_reassigned.discard(partition)
+            self.topic_id_answers.pop(partition, None)
             for states in self._replica_states.values():
                 states.pop(partition, None)
             for offline in self.replicas_on_offline_dirs.values():
@@ -388,6 +409,7 @@ class ControllerContext:
                 states.pop(partition, None)
                 # A replica that comes back later has another log.
                 offline.discard(partition)
+            self._forget_topic_id_answers(broker_id, partitions)
         else:
             states.update(dict.fromkeys(partitions, state))
 

@@ -10,12 +10,15 @@ replica would be online. None means that no replica can be elected and nothing c
 | reassign            | target replicas that are online and in the ISR   | unchanged          | all target replicas |
 | preferred replica   | only the first replica, if online and in the ISR | unchanged          | all replicas        |
 | controlled shutdown | replicas online, in the ISR, not shutting down   | those that stay    | online replicas     |
+| topic id            | the leader, unless its replica has another id;   | without those with | online replicas     |
+|                     | then online ISR members that have the topic's    | another id         |                     |
 
-Under controlled shutdown, brokers that are shutting down count as online. The decision about replicas that have
-bounced is not a strategy that requests can name; its table is in bounces.py.
+Under controlled shutdown, brokers that are shutting down count as online. The topic id is a reason of klamm's own (see
+topic_ids.py). The decision about replicas that have bounced is not a strategy that requests can name; its table is in
+bounces.py.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -31,6 +34,7 @@ class ElectionStrategy(Enum):
     REASSIGN = "ReassignPartitionLeaderElectionStrategy"
     PREFERRED_REPLICA = "PreferredReplicaPartitionLeaderElectionStrategy"
     CONTROLLED_SHUTDOWN = "ControlledShutdownPartitionLeaderElectionStrategy"
+    TOPIC_ID = "TopicIdPartitionLeaderElectionStrategy"
 
 
 ElectionResults = dict[PartitionKey, int | KafkaError]
@@ -90,6 +94,24 @@ def controlled_shutdown_partition_leader_election(
         if broker_id in isr and broker_id not in shutting_down:
             return Election(broker_id, tuple(member for member in isr if member not in shutting_down), recipients)
     return None
+
+
+def topic_id_partition_leader_election(
+    replicas: Sequence[int], leader: int, isr: Sequence[int], online: Collection[int], has_id: Mapping[int, bool]
+) -> Election | None:
+    """Some replicas are of another topic of that name. `has_id`: whether a replica has the topic's id, if that is
+    known.
+
+    Nothing changes before an online ISR member has it: that one has all committed records.
+    """
+    able = [broker_id for broker_id in replicas if broker_id in isr and broker_id in online and has_id.get(broker_id)]
+    if not able:
+        return None
+    stays = leader in online and has_id.get(leader, True)
+    recipients = tuple(broker_id for broker_id in replicas if broker_id in online)
+    return Election(
+        leader if stays else able[0], tuple(member for member in isr if has_id.get(member, True)), recipients
+    )
 
 
 def bounced_replica_leader_election(

@@ -32,6 +32,7 @@ from klamm.controller.leader_election import (
     offline_partition_leader_election,
     preferred_replica_partition_leader_election,
     reassign_partition_leader_election,
+    topic_id_partition_leader_election,
 )
 from klamm.controller.request_batch import ControllerBrokerRequestBatch
 from klamm.controller.state_change_log import NO_REPLICA, StateChangeLog
@@ -320,6 +321,9 @@ class PartitionStateMachine:
             return controlled_shutdown_partition_leader_election(
                 assignment.replicas, state.isr, online, context.shutting_down_broker_ids
             )
+        if strategy is ElectionStrategy.TOPIC_ID:
+            answers = context.topic_id_answers.get(partition, {})
+            return topic_id_partition_leader_election(assignment.replicas, state.leader, state.isr, online, answers)
         return offline_partition_leader_election(assignment.replicas, state.isr, online, unclean)
 
     async def _topics_with_unclean_election(

@@ -269,3 +269,23 @@ def test_a_replica_that_is_gone_is_on_no_failed_disk_any_more() -> None:
     context.put_replica_state((("t", 0), 2), ReplicaState.NON_EXISTENT)
     assert context.replicas_on_offline_dirs == {2: {("t", 1)}}
     assert context.is_replica_online(2, ("t", 0))
+
+
+def test_answers_about_a_topic_id_last_as_long_as_a_replica_refuses() -> None:
+    context = context_with({("t", 0): (1, 2, 3), ("u", 0): (1, 2)})
+    context.set_live_brokers(live_brokers(1, 2, 3))
+    t, u = ("t", 0), ("u", 0)
+    context.put_topic_id_answer(2, t, has_id=True)
+    assert context.topic_id_answers == {}, "nobody has refused"
+    for partition in (t, u):
+        context.put_topic_id_answer(1, partition, has_id=False)
+    context.put_topic_id_answer(2, t, has_id=True)
+    assert context.topic_id_answers == {t: {1: False, 2: True}, u: {1: False}}
+    context.put_topic_id_answer(1, u, has_id=True)
+    context.remove_live_brokers([2])
+    assert context.topic_id_answers == {t: {1: False}}
+    context.put_topic_id_answer(3, t, has_id=False)
+    context.put_replica_state((t, 1), ReplicaState.NON_EXISTENT)
+    assert context.topic_id_answers == {t: {3: False}}
+    context.remove_topic("t")
+    assert context.topic_id_answers == {}

@@ -1,4 +1,4 @@
-"""The five strategies, and what is decided about bounced replicas, as tables: what goes in, who is elected."""
+"""The six strategies, and what is decided about bounced replicas, as tables: what goes in, who is elected."""
 
 import pytest
 
@@ -9,6 +9,7 @@ from klamm.controller.leader_election import (
     offline_partition_leader_election,
     preferred_replica_partition_leader_election,
     reassign_partition_leader_election,
+    topic_id_partition_leader_election,
 )
 
 Ids = tuple[int, ...]
@@ -107,3 +108,22 @@ def test_controlled_shutdown(
 )
 def test_bounced(replicas: Ids, leader: int, isr: Ids, online: Ids, bounced: Ids, decided: tuple[int, Ids]) -> None:
     assert bounced_replica_leader_election(replicas, leader, isr, online, bounced) == decided
+
+
+@pytest.mark.parametrize(
+    ("leader", "isr", "online", "has_id", "elected"),
+    [
+        # The leader refuses: another member that has the id leads, and who refuses is out of the ISR.
+        (1, (1, 2, 3), (1, 2, 3), {1: False, 3: True}, Election(3, (2, 3), (1, 2, 3))),
+        (1, (1, 2, 3), (1, 3), {1: False, 2: True, 3: True}, Election(3, (2, 3), (1, 3))),
+        # A leader that has not refused still leads.
+        (2, (1, 2, 3), (1, 2, 3), {1: False, 3: True}, Election(2, (2, 3), (1, 2, 3))),
+        # Nobody who has all records is known to have the id.
+        (1, (1, 2), (1, 2), {1: False}, None),
+        (1, (1, 2), (1, 2, 3), {1: False, 3: True}, None),
+        (1, (1, 2), (1,), {1: False, 2: True}, None),
+        (1, (1, 2), (1, 2), {1: False, 2: False}, None),
+    ],
+)
+def test_topic_id(leader: int, isr: Ids, online: Ids, has_id: dict[int, bool], elected: Election | None) -> None:
+    assert topic_id_partition_leader_election((1, 2, 3), leader, isr, online, has_id) == elected

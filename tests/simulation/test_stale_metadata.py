@@ -7,7 +7,9 @@ back later gets the present state, and must conclude from it what has ended.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -26,10 +28,13 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.records import Record, build_batch
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, UNKNOWN_OFFSET, TopicPartition
 from klamm.replication.partition import Partition
-from klamm.simulation.cluster import BROKER_PORT, CLIENT_OPTIONS, SimulatedCluster
+from klamm.simulation.cluster import BROKER_PORT, CLIENT_OPTIONS, ZOOKEEPER_PORT, SimulatedCluster
 from klamm.simulation.verdict import converge, replica_bytes
 from klamm.simulation.workload import delete_topic
 from klamm.simulation.world import World
+from klamm.znodes.cluster import CONTROLLER_PATH
+from klamm.znodes.topics import topic_path
+from klamm.zookeeper.client import ZooKeeperClient
 from support.fetch_messages import fetch_request, result_of, to_fetch
 
 TOPIC = "t"
@@ -351,6 +356,80 @@ async def offsets_of_a_topic_that_gets_a_coordinator_during_its_deletion(world: 
         cluster.brokers[dead].start()
 
 
+async def a_topic_that_was_created_anew(world: World, place: int) -> None:
+    """Broker 0 was dead, has the former topic's log, and is at this place among the new topic's replicas; it does not
+    hear that they are new, because the controller dies."""
+    async with quiet_cluster(world) as (cluster, client):
+        broker, zookeeper = cluster.brokers[0], operator(cluster)
+        await zookeeper.start()
+        await create(client, TOPIC, [0, 1], retention_ms="-1")
+        await in_time(lambda: hosted(cluster, 0) is not None)
+        assert await produce_to(cluster, 0) == ErrorCode.NONE
+        broker.kill()
+        await cluster.until(lambda: 0 not in cluster.state.live_brokers())
+        await reassign(client, TOPIC, [1, 2])
+        await cluster.until(lambda: sorted(cluster.state.replicas(TOPIC)[0]) == [1, 2])
+        await delete_topic(client, TOPIC)
+        await cluster.until(lambda: TOPIC not in cluster.state.topics())
+        broker.start()
+        await cluster.until(lambda: cluster.state.live_brokers() == list(cluster.brokers))
+        await asyncio.sleep(SETTLED_S)
+        assert replica_bytes(broker, (TOPIC, 0))
+        if cluster.controller_id() == 0:
+            await zookeeper.delete(CONTROLLER_PATH)
+            await cluster.until(lambda: cluster.controller_id() not in (0, -1))
+        controller = cluster.controller_id()
+        others = [id_ for id_ in cluster.brokers if id_ not in (0, controller)]
+        world.network.cut_one_way(cluster.brokers[controller].node.name, broker.node.name)
+        await create(client, TOPIC, [*others[:place], 0, *others[place:]])
+        cluster.brokers[controller].kill()
+        await cluster.until(lambda: cluster.controller_id() not in (controller, -1))
+        # Before any leader would take it out for its lag.
+        await cluster.until(lambda: cluster.leader(TOPIC, 0) == others[0] and 0 not in cluster.isr(TOPIC, 0))
+        world.network.heal_all()
+        await cluster.until(lambda: 0 in cluster.isr(TOPIC, 0))
+        assert replica_bytes(broker, (TOPIC, 0)) == b""
+        cluster.brokers[controller].start()
+        await zookeeper.close()
+
+
+async def a_leader_whose_log_is_of_a_topic_that_was_deleted(world: World) -> None:
+    await a_topic_that_was_created_anew(world, 0)
+
+
+async def a_follower_whose_log_is_of_a_topic_that_was_deleted(world: World) -> None:
+    await a_topic_that_was_created_anew(world, 1)
+
+
+async def a_topic_whose_id_has_changed(world: World) -> None:
+    """As when a tool or a controller from before 2.8 has written its znode without the id. The records are still its
+    own: no log is deleted, and its leader serves until the former id is back."""
+    async with quiet_cluster(world) as (cluster, client):
+        zookeeper = operator(cluster)
+        await zookeeper.start()
+        await create(client, TOPIC, [0, 1, 2], retention_ms="-1")
+        await in_time(lambda: hosted(cluster, 0) is not None)
+        assert await produce_to(cluster, 0) == ErrorCode.NONE
+        await asyncio.sleep(SETTLED_S)
+        former = cluster.state.assignment(TOPIC)
+        logs = [replica_bytes(cluster.brokers[id_], (TOPIC, 0)) for id_ in (0, 1, 2)]
+        assert logs[0]
+        for topic_id in (UUID(int=7), former.topic_id):
+            await zookeeper.delete(CONTROLLER_PATH)
+            await zookeeper.set(topic_path(TOPIC), replace(former, topic_id=topic_id).encode())
+            await cluster.until(lambda: cluster.controller_id() != -1)
+            await asyncio.sleep(SETTLED_S)
+            assert [replica_bytes(cluster.brokers[id_], (TOPIC, 0)) for id_ in (0, 1, 2)] == logs
+            assert (cluster.leader(TOPIC, 0), cluster.isr(TOPIC, 0)) == (0, (0, 1, 2))
+            assert await fetch_from(cluster, 0) == ErrorCode.NONE
+        await zookeeper.close()
+
+
+def operator(cluster: SimulatedCluster) -> ZooKeeperClient:
+    environment = cluster.world.node("client").environment
+    return ZooKeeperClient(environment, f"{cluster.zookeeper.node.name}:{ZOOKEEPER_PORT}")
+
+
 # -- tests ----------------------------------------------------------------------------------------------------------
 
 SCENARIOS = [
@@ -365,6 +444,9 @@ SCENARIOS = [
     offsets_of_a_topic_whose_deletion_waits_for_a_broker,
     offsets_of_a_topic_that_is_deleted_without_a_coordinator,
     offsets_of_a_topic_that_gets_a_coordinator_during_its_deletion,
+    a_leader_whose_log_is_of_a_topic_that_was_deleted,
+    a_follower_whose_log_is_of_a_topic_that_was_deleted,
+    a_topic_whose_id_has_changed,
 ]
 
 

@@ -259,7 +259,7 @@ FAULTS = (
         "a broker keeps the log of a deleted topic when a new topic has the name (KAFKA-10548)",
         (Replacement(StateChanges, "_is_of_former_topic", _is_never_of_a_former_topic),),
         "verdict",
-        "not whole .* passing-0",
+        r"(not whole|clients wait) .* passing-\d",
         3,
         log_of_a_former_topic,
     ),

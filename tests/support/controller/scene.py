@@ -18,7 +18,12 @@ from klamm.environment import SystemEnvironment
 from klamm.metrics import Histogram
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse, LeaderAndIsrTopicErrors
+from klamm.protocol.leader_and_isr import (
+    LeaderAndIsrPartitionState,
+    LeaderAndIsrRequest,
+    LeaderAndIsrResponse,
+    LeaderAndIsrTopicErrors,
+)
 from klamm.protocol.messages import request_class
 from klamm.protocol.stop_replica import StopReplicaResponse
 from klamm.protocol.update_metadata import UpdateMetadataResponse
@@ -175,7 +180,8 @@ class Scene:
     """One ZooKeeper, some brokers, and everything that the controllers have sent (`sent`).
 
     Brokers in `silent` answer nothing before `release`; `offline` are the replicas whose disks do not work, and
-    `undeletable` those that cannot be deleted.
+    `undeletable` those that cannot be deleted. `of_other_topics` are replicas whose logs have another topic id: klamm's
+    brokers delete them when they are told that they are not in the ISR, those in `of_kafka` refuse for ever.
     """
 
     def __init__(self, environment: SystemEnvironment, server: ZooKeeperServer) -> None:
@@ -194,6 +200,8 @@ class Scene:
         self.offline: set[tuple[PartitionKey, int]] = set()
         self.online_code = ErrorCode.NONE
         self.undeletable: set[tuple[PartitionKey, int]] = set()
+        self.of_other_topics: set[tuple[PartitionKey, int]] = set()
+        self.of_kafka: set[int] = set()
         self.store: ControllerStore  # The tests' own.
 
     # -- brokers ----------------------------------------------------------------------------------------------------
@@ -326,17 +334,22 @@ class Scene:
                 "",
                 topic.topic_id,
                 [
-                    (
-                        state.partition,
-                        ErrorCode.KAFKA_STORAGE_ERROR
-                        if ((topic.topic, state.partition), broker_id) in self.offline
-                        else self.online_code,
-                    )
+                    (state.partition, self._leader_and_isr_error(broker_id, topic.topic, state))
                     for state in topic.partitions
                 ],
             )
             for topic in body.topics
         ]
+
+    def _leader_and_isr_error(self, broker_id: int, topic: str, state: LeaderAndIsrPartitionState) -> ErrorCode:
+        replica = ((topic, state.partition), broker_id)
+        if replica in self.offline:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        if replica in self.of_other_topics:
+            if broker_id in state.isr or broker_id in self.of_kafka:
+                return ErrorCode.INCONSISTENT_TOPIC_ID
+            self.of_other_topics.remove(replica)
+        return self.online_code
 
     def _stop_replica_error(self, broker_id: int, partition: PartitionKey) -> ErrorCode:
         failed = (partition, broker_id) in self.undeletable
