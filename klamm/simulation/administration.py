@@ -366,7 +366,7 @@ class Administrator:
         self.give_back(name)
 
     def take_name(self) -> str | None:
-        """The name of a short-lived topic that nobody uses until `give_back`, or None."""
+        """The name of a short-lived topic, taken until `give_back`; None if all are taken."""
         free = [name for name in TOPIC_NAMES if name not in self._in_use]
         if not free:
             return None
@@ -378,7 +378,7 @@ class Administrator:
         del self._in_use[name]
 
     async def write(self, name: str) -> None:
-        """Writes some records into a short-lived topic, with acks=1, if that goes quickly: nobody reads them."""
+        """Writes some records, which no consumer reads, into a short-lived topic, with acks=1, if that goes quickly."""
         key, progress = (name, 0), asyncio.Event()
         producer = Producer(self._cluster.client, key, self._random, progress, idempotent=False, acks=ACKS_LEADER)
         with contextlib.suppress(TimeoutError):
