@@ -264,8 +264,8 @@ class Environment(ABC):
 
     def work_clock_s(self) -> float:
         """How long work takes that holds the loop is the difference of two readings; uvloop's own clock stands still
-        meanwhile. Under virtual time work takes none."""
-        return 0.0
+        meanwhile. Under virtual time work takes none, and waiting takes as long as by the loop's clock."""
+        return asyncio.get_running_loop().time()
 
     def watch_gc_pauses(self, on_pause_ms: Callable[[float], None] | None) -> None:  # noqa: B027  # optional
         """Calls `on_pause_ms`, in any thread, with the duration of each later garbage collection. None stops this."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from klamm.broker.request_metrics import ApiStatistics
 from klamm.broker.security import Operation
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
@@ -36,3 +37,10 @@ class Api:
     error_response: Callable[[Any, KafkaError], Any]
     pipelined: bool
     ends_with_client: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CountedApi(Api):
+    """The row of one broker, which counts the requests of the API."""
+
+    statistics: ApiStatistics

@@ -11,15 +11,16 @@ What must stay true:
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import fields
 from functools import partial
 from types import CoroutineType, GeneratorType
 from typing import Any, TypeVar
 
-from klamm.broker.api import Api
+from klamm.broker.api import Api, CountedApi
 from klamm.broker.quotas.request_quota import RequestQuota
 from klamm.broker.registry import Request
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
-from klamm.broker.request_metrics import RequestStatistics
+from klamm.broker.request_metrics import ApiStatistics, RequestStatistics
 from klamm.broker.security import ANONYMOUS, Client, Operation
 from klamm.broker.services import Services
 from klamm.net.server import Answer, AnswerOnly, Exchange, InvalidRequest, Response, ServerConnection
@@ -50,10 +51,12 @@ class Dispatcher:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        # A server under faults puts rows of its own here (`klamm.faults.answers`).
-        self.apis: dict[int, Api] = {int(key): api for key, api in services.apis.items()}
-        self._pipelined = tuple(key.to_bytes(2) for key, api in services.apis.items() if api.pipelined)
         self.statistics = RequestStatistics()
+        # A server under faults puts rows of its own here (`klamm.faults.answers`).
+        self.apis: dict[int, CountedApi] = {
+            int(key): _counted(api, self.statistics[key]) for key, api in services.apis.items()
+        }
+        self._pipelined = tuple(key.to_bytes(2) for key, api in services.apis.items() if api.pipelined)
         self.on_unencodable: Callable[[ServerConnection, UnencodableMessage], None] = _log_unencodable
 
     def is_pipelined(self, frame: bytearray) -> bool:
@@ -73,7 +76,7 @@ class Dispatcher:
         if not api.min_version <= header.api_version <= api.max_version:
             return self._unsupported_version(api, header)
         exchange = connection.exchange
-        exchange.measurements = self.statistics[header.api_key]
+        exchange.measurements = api.statistics
         exchange.version = header.api_version
         if len(frame) >= LARGE_FRAME_BYTES:
             return self._dispatch_large(connection, api, header, frame, exchange)
@@ -81,7 +84,7 @@ class Dispatcher:
             body = messages.decode_request(api.key, header.api_version, frame, header.body_position)
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
-        return self._handle(connection, api, header, len(frame), body, exchange)
+        return self._handle(connection, api, header, body, exchange)
 
     def _dispatch_large(
         self,
@@ -96,7 +99,7 @@ class Dispatcher:
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
         if not isinstance(body, CoroutineType):
-            return self._handle(connection, api, header, len(frame), body, exchange)
+            return self._handle(connection, api, header, body, exchange)
         exchange.pause()
         # A produce request's records are parts of its frame.
         release_frame = _nothing if api.key is ApiKey.PRODUCE else connection.frame_release()
@@ -104,7 +107,6 @@ class Dispatcher:
             connection,
             api,
             header,
-            len(frame),
             exchange.measured(body),
             exchange,
             release_frame,
@@ -117,7 +119,6 @@ class Dispatcher:
         connection: ServerConnection,
         api: Api,
         header: messages.RequestHeader,
-        request_bytes: int,
         decoding: Awaitable[Any],
         exchange: Exchange,
         release_frame: Callable[[], None],
@@ -128,7 +129,7 @@ class Dispatcher:
             body = await decoding
             release_frame()
             exchange.resume()
-            result = self._handle(connection, api, header, request_bytes, body, exchange)
+            result = self._handle(connection, api, header, body, exchange)
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
         finally:
@@ -140,15 +141,11 @@ class Dispatcher:
         connection: ServerConnection,
         api: Api,
         header: messages.RequestHeader,
-        request_bytes: int,
         body: Any,
         exchange: Exchange,
     ) -> Answer | Awaitable[Answer]:
         """The stopwatch of the exchange runs."""
         services = self._services
-        statistics = self.statistics[api.key]
-        if api.key is _FETCH and body.replica_id >= 0:
-            exchange.measurements = statistics = self.statistics.follower_fetches
         request = Request(
             api,
             header.api_version,
@@ -159,7 +156,6 @@ class Dispatcher:
             body,
             services,
             exchange,
-            statistics,
         )
         quotas = services.quotas
         if quotas.is_active:
@@ -174,18 +170,16 @@ class Dispatcher:
             if isinstance(result, GeneratorType):
                 result = begin(result)
         if isinstance(result, CoroutineType):
+            # Looked at here, where a request costs more anyway.
+            if api.key is _FETCH and body.replica_id >= 0:
+                exchange.measurements = self.statistics.follower_fetches
             exchange.pause()
-            work = exchange.measured(result)
-            finishing = self._finish(request, request_bytes, work, _hold(connection, api))
+            finishing = self._finish(request, exchange.measured(result), _hold(connection, api))
             return _answer_only(finishing) if api.ends_with_client else finishing
-        return self._answer(request, request_bytes, result)
+        return self._answer(request, result)
 
     async def _finish(
-        self,
-        request: Request[Any],
-        request_bytes: int,
-        pending: Awaitable[Any],
-        release: Callable[[], None] | None = None,
+        self, request: Request[Any], pending: Awaitable[Any], release: Callable[[], None] | None = None
     ) -> Answer:
         try:
             result = await pending
@@ -196,16 +190,16 @@ class Dispatcher:
         finally:
             if release is not None:
                 release()
-        request.stopwatch.resume()
-        return self._answer(request, request_bytes, result)
+        request.exchange.resume()
+        return self._answer(request, result)
 
-    def _answer(self, request: Request[Any], request_bytes: int, result: Any) -> Answer:
+    def _answer(self, request: Request[Any], result: Any) -> Answer:
         """The response to a handler's result; a large response is encoded in steps."""
         quota = request.quota
         if isinstance(result, AnswerOnly):
-            request.stopwatch.pause()
-            return AnswerOnly(partial(self._answer_later, request, request_bytes, result))
-        throttle_time_ms = 0 if quota is None else self._throttle_time_ms(request, quota, request_bytes, result)
+            request.exchange.pause()
+            return AnswerOnly(partial(self._answer_later, request, result))
+        throttle_time_ms = 0 if quota is None else self._throttle_time_ms(request, quota, result)
         if result is None:
             return Response(None, throttle_time_ms) if throttle_time_ms else NO_RESPONSE
         # SaslHandshake, SaslAuthenticate and WriteTxnMarkers have no field for it: their client is only muted.
@@ -215,37 +209,35 @@ class Dispatcher:
         try:
             steps = messages.encode_response_steps(key, version, correlation_id, result)
             if steps is not None:
-                request.stopwatch.pause()
+                request.exchange.pause()
                 return AnswerOnly(partial(self._encode_in_steps, request, result, steps, throttle_time_ms))
-            response = Response(messages.encode_response(key, version, correlation_id, result), throttle_time_ms)
+            codes = request.exchange.measurements.error_codes
+            response = Response(messages.encode_response(key, version, correlation_id, result, codes), throttle_time_ms)
         except UnencodableMessage as error:
             raise self._unanswerable(request.connection, error) from error
-        statistics = request.statistics
-        statistics.count_errors(result, statistics.errors)
         if quota is not None:
             quota.encoded()
         return response
 
-    def _throttle_time_ms(self, request: Request[Any], quota: RequestQuota, request_bytes: int, result: Any) -> int:
+    def _throttle_time_ms(self, request: Request[Any], quota: RequestQuota, result: Any) -> int:
         """For how long the client is throttled. Brokers are not: the cluster would wait for them."""
         key = request.api.key
         if request.api.operation is Operation.CLUSTER_ACTION or (key in _OF_FOLLOWERS and request.body.replica_id >= 0):
             quota.answered_exempt()
             return 0
-        produced_bytes = request_bytes if key is ApiKey.PRODUCE else 0
+        produced_bytes = request.exchange.size_bytes if key is ApiKey.PRODUCE else 0
         return quota.answered(produced_bytes, is_acknowledged=result is not None)
 
     async def _encode_in_steps(
         self, request: Request[Any], result: Any, steps: Steps[list[Buffer]], throttle_time_ms: int
     ) -> Response:
-        stopwatch = request.stopwatch
+        exchange = request.exchange
         try:
-            buffers = await stopwatch.measured(in_slices(steps))
+            buffers = await exchange.measured(in_slices(steps))
         except UnencodableMessage as error:
             raise self._unanswerable(request.connection, error) from error
-        counting = messages.count_errors_steps(request.api.key, result, request.statistics.errors)
-        await stopwatch.measured(in_slices(counting))
-        stopwatch.resume()
+        await exchange.measured(in_slices(exchange.measurements.count_errors(result)))
+        exchange.resume()
         if request.quota is not None:
             request.quota.encoded()
         return Response(buffers, throttle_time_ms)
@@ -255,8 +247,8 @@ class Dispatcher:
         self.on_unencodable(connection, error)
         return InvalidRequest(f"its response cannot be encoded: {error}")
 
-    async def _answer_later(self, request: Request[Any], request_bytes: int, later: AnswerOnly[Any]) -> Answer:
-        return await self._finish(request, request_bytes, request.stopwatch.measured(later.answer()))
+    async def _answer_later(self, request: Request[Any], later: AnswerOnly[Any]) -> Answer:
+        return await self._finish(request, request.exchange.measured(later.answer()))
 
     def _unsupported_version(self, api: Api, header: messages.RequestHeader) -> Response:
         """Refuses the version; an ApiVersions request of a future version is answered in version 0 with the served
@@ -270,6 +262,10 @@ class Dispatcher:
         )
         body = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[supported])
         return Response(messages.encode_response(api.key, 0, header.correlation_id, body))
+
+
+def _counted(api: Api, statistics: ApiStatistics) -> CountedApi:
+    return CountedApi(**{one.name: getattr(api, one.name) for one in fields(api)}, statistics=statistics)
 
 
 def _hold(connection: ServerConnection, api: Api) -> Callable[[], None]:

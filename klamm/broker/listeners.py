@@ -45,14 +45,14 @@ _TRAFFIC: tuple[tuple[str, str, Callable[[SocketServer], int]], ...] = (
         "Connections closed because they were idle.",
         lambda server: server.traffic.expired,
     ),
-    ("incoming-byte-total", "Bytes of requests.", lambda server: server.traffic.bytes_in),
+    ("incoming-byte-total", "Bytes of requests.", lambda server: server.bytes_in),
     ("outgoing-byte-total", "Bytes of responses.", lambda server: server.traffic.bytes_out),
-    ("request-total", "Requests received.", lambda server: server.traffic.requests),
-    ("response-total", "Responses sent.", lambda server: server.traffic.responses),
+    ("request-total", "Requests received.", lambda server: server.request_count),
+    ("response-total", "Responses sent.", lambda server: server.response_count),
     (
         "network-io-total",
         "Requests received and responses sent.",
-        lambda server: server.traffic.requests + server.traffic.responses,
+        lambda server: server.request_count + server.response_count,
     ),
 )
 

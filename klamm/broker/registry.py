@@ -11,11 +11,9 @@ from typing import Any, Generic, TypeVar
 from klamm.broker.api import Api
 from klamm.broker.quotas.mutation_quota import UNBOUNDED_MUTATIONS, Mutations
 from klamm.broker.quotas.request_quota import RequestQuota
-from klamm.broker.request_metrics import ApiStatistics
 from klamm.broker.security import CLUSTER_NAME, OPERATIONS, Client, Operation
 from klamm.broker.services import Services
-from klamm.net.server import ServerConnection
-from klamm.net.stopwatch import Stopwatch
+from klamm.net.server import Exchange, ServerConnection
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
 from klamm.protocol.vocabulary import ResourceType
@@ -51,10 +49,8 @@ class Request(Generic[Body]):
     connection: ServerConnection
     body: Body
     services: Services
-    # Runs while the request holds the loop.
-    stopwatch: Stopwatch
-    # Where the errors of its response count.
-    statistics: ApiStatistics
+    # Its stopwatch runs while the request holds the loop.
+    exchange: Exchange
     # None while no quota is set, and for requests of brokers.
     quota: RequestQuota | None = None
 

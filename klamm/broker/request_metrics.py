@@ -1,8 +1,8 @@
 """How many requests of each API this broker has answered, and how long they took, under Kafka's names (RequestMetrics).
 
 When the response to a request has left, numbers that the network layer has at hand are added to a list: four of a
-request that waited for nothing, ten of others. All else happens for `TOGETHER` requests at once, or when a metric is
-read.
+request that waited for nothing, ten of others. The encoder of a response adds its error codes to another list. All else
+happens for `TOGETHER` requests at once, or when a metric is read.
 
 | Kafka's name       | in klamm                                                                                 |
 |--------------------|------------------------------------------------------------------------------------------|
@@ -14,7 +14,7 @@ read.
 
 What must stay true:
 - Counting costs the same for each request, and its memory is bounded: the numbers of `RESERVOIR_SIZE` and `TOGETHER`
-  requests of each API and of each of both kinds, at most 300 KB.
+  requests of each API and of each of both kinds, at most 300 KB, and the error codes of `TOGETHER` requests.
 - Labels come from what this broker serves, never from a client: a request of another version is not counted.
 - As in Kafka, a request counts when its response has left, and one whose connection ends before that does not.
 
@@ -32,9 +32,12 @@ from klamm.net.server import Exchange
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 
 # So many requests are sorted in together.
 TOGETHER = 256
+# So many error codes of requests that were never answered are kept.
+_MOST_CODES = 10_000
 # The numbers of a request that waited for nothing (see `_as_waited`), and of others: the version, and what
 # `_distributed` takes.
 _AT_ONCE, _WAITED = 4, 10
@@ -87,38 +90,62 @@ class _Newest:
 
 
 class ApiStatistics:
-    """The requests of one API, and in `errors` how often each error code was in a response."""
+    """The requests of one API: `Measurements` of the network layer. `error_codes` are those of responses that are not
+    counted yet."""
 
-    __slots__ = ("_at_once", "_sums", "_versions", "_waited", "count_errors", "errors")
+    __slots__ = (
+        "_api_key",
+        "_at_once",
+        "_errors",
+        "_sums",
+        "_versions",
+        "_waited",
+        "at_once",
+        "error_codes",
+        "most_at_once",
+    )
 
     def __init__(self, api_key: ApiKey) -> None:
-        self.errors: dict[int, int] = {}
-        # Called with a response and `errors`.
-        self.count_errors = messages.error_counter(api_key)
+        self._api_key = api_key
+        self.error_codes: list[int] = []
+        self._errors: Counter[int] = Counter()
         self._versions: Counter[int] = Counter()
         self._sums = [0.0] * len(_DISTRIBUTIONS)
         self._at_once = _Newest(_AT_ONCE)
         self._waited = _Newest(_WAITED)
+        self.at_once = self._at_once.numbers
+        self.most_at_once = _AT_ONCE * TOGETHER
+
+    def take(self) -> None:
+        """As `Measurements.take`."""
+        self._sort_in()
+        if len(self.at_once) >= _MOST_AT_ONCE:
+            self._at_once.shorten()
+        self.most_at_once = len(self.at_once) + _AT_ONCE * TOGETHER
+
+    def forgo(self) -> None:
+        """As `Measurements.forgo`."""
+        if len(self.error_codes) > _MOST_CODES:
+            self._sort_in()
 
     def add(self, exchange: Exchange, left_s: float, sent_s: float) -> None:
         """As `Measurements.add`."""
-        began_s, ready_s, response = exchange.began_s, exchange.ready_s, exchange.response
+        exchange.has_waited()
+        arrived_s, began_s, ready_s, response = (
+            exchange.arrived_s,
+            exchange.began_s,
+            exchange.ready_s,
+            exchange.response,
+        )
+        assert arrived_s is not None
         throttle_time_ms = 0 if response is None else response.throttle_time_ms
-        # A watch that was paused, or started later, began later.
-        if began_s == exchange.received_s and sent_s == ready_s and not throttle_time_ms:
-            numbers = self._at_once.numbers
-            numbers += (exchange.version, exchange.size_bytes, began_s, ready_s)
-            if len(numbers) >= _MOST_AT_ONCE:
-                self._sort_in()
-                self._at_once.shorten()
-            return
         numbers = self._waited.numbers
         numbers += (
             exchange.version,
             exchange.size_bytes,
-            exchange.received_s,
-            exchange.started_s,
-            exchange.spent_s,
+            arrived_s,
+            arrived_s + exchange.late_s,
+            exchange.spent_s if began_s is None else 0.0,
             ready_s if began_s is None else began_s,
             ready_s,
             left_s,
@@ -128,6 +155,16 @@ class ApiStatistics:
         if len(numbers) >= _MOST_WAITED:
             self._sort_in()
             self._waited.shorten()
+
+    def count_errors(self, response: Any) -> Steps[None]:
+        """Counts the error codes of a response that was encoded in steps."""
+        return messages.count_errors_steps(self._api_key, response, self._errors)
+
+    @property
+    def errors(self) -> dict[int, int]:
+        """How often each error code was in a response."""
+        self._sort_in()
+        return self._errors
 
     @property
     def versions(self) -> Mapping[int, int]:
@@ -142,8 +179,13 @@ class ApiStatistics:
     def _sort_in(self) -> None:
         at_once_versions, at_once_sums = self._at_once.take()
         waited_versions, waited_sums = self._waited.take()
-        self._versions.update(at_once_versions)
-        self._versions.update(waited_versions)
+        for counts, values in (
+            (self._versions, at_once_versions),
+            (self._versions, waited_versions),
+            (self._errors, self.error_codes),
+        ):
+            _count(counts, values)
+        self.error_codes.clear()
         for sums in (_as_waited(*at_once_sums), waited_sums):
             for number, value in enumerate(_distributed(*sums)):
                 self._sums[number] += value
@@ -162,6 +204,14 @@ class ApiStatistics:
 
 
 _SENT_S = itemgetter(8)
+
+
+def _count(counts: Counter[int], values: Sequence[int]) -> None:
+    """As `Counter.update`, which takes five times as long where all values are equal."""
+    if values and values.count(values[0]) == len(values):
+        counts[values[0]] += len(values)
+    else:
+        counts.update(values)
 
 
 def _as_waited(version: float, request_bytes: float, received_s: float, ready_s: float) -> tuple[float, ...]:
@@ -198,8 +248,8 @@ def _distributed(
 
 
 class RequestStatistics(dict[ApiKey, ApiStatistics]):
-    """The requests of a broker, by API: those that are served and have been used. `follower_fetches` are counted apart
-    from those of consumers."""
+    """The requests of a broker, by API; those that were used are shown. `follower_fetches` are counted apart from those
+    of consumers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +261,7 @@ class RequestStatistics(dict[ApiKey, ApiStatistics]):
 
     def _by_name(self) -> dict[str, list[ApiStatistics]]:
         """By the names in Kafka's metrics."""
-        names = {key.message_name: [found] for key, found in self.items()}
+        names = {key.message_name: [found] for key, found in self.items() if found.count}
         fetches = {FETCH_CONSUMER: [self[ApiKey.FETCH]], FETCH_FOLLOWER: [self.follower_fetches]}
         return {**names, **fetches, ApiKey.FETCH.message_name: [*fetches[FETCH_CONSUMER], *fetches[FETCH_FOLLOWER]]}
 

@@ -34,7 +34,7 @@ from hashlib import blake2b
 from types import CoroutineType, GeneratorType
 from typing import Any
 
-from klamm.broker.api import Api
+from klamm.broker.api import Api, CountedApi
 from klamm.broker.dispatcher import Dispatcher
 from klamm.broker.handlers.named_partitions import named_partitions
 from klamm.broker.registry import Request
@@ -164,7 +164,7 @@ class Answers:
     def __init__(self) -> None:
         self._active: dict[ApiKey, list[_Active]] = {}
         self._dispatcher: Dispatcher | None = None
-        self._rows: dict[ApiKey, Api] = {}
+        self._rows: dict[ApiKey, CountedApi] = {}
         self._is_closed = False
 
     def register(self, agent: Agent) -> None:

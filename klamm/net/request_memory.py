@@ -82,8 +82,10 @@ class Part:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        # Of complete requests, and of incomplete ones.
-        self.held_bytes = 0
+        # Of all complete requests so far, and of those of them that are free again.
+        self.received_bytes = 0
+        self.released_bytes = 0
+        # Of incomplete requests.
         self.receiving_bytes = 0
         # The order is that in which the requests began.
         self._incomplete: dict[Sender, _Incomplete] = {}
@@ -91,9 +93,14 @@ class Part:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def held_bytes(self) -> int:
+        """Of complete requests."""
+        return self.received_bytes - self.released_bytes
+
+    @property
     def is_full(self) -> bool:
         """Whether complete requests alone fill the part."""
-        return self.held_bytes >= self.limit_bytes
+        return self.received_bytes - self.released_bytes >= self.limit_bytes
 
     def grow(self, sender: Sender, more_bytes: int) -> bool:
         """Takes `more_bytes` for the request that the sender has begun. False: `memory_granted` will say when."""
@@ -112,12 +119,12 @@ class Part:
     def received(self, sender: Sender, size_bytes: int) -> None:
         """The request is complete."""
         self._forget(sender)
-        self.held_bytes += size_bytes
+        self.received_bytes += size_bytes
         self._wake()
 
     def release(self, size_bytes: int) -> None:
         """The memory of a complete request is free."""
-        self.held_bytes -= size_bytes
+        self.released_bytes += size_bytes
         if self._waiting:
             self._wake()
 
@@ -197,6 +204,11 @@ class RequestMemory:
         if size_bytes <= SMALL_BYTES:
             return self.small
         return self.produces if api_key == PRODUCE else self.others
+
+    @property
+    def received_bytes(self) -> int:
+        """Of all complete requests so far."""
+        return self.small.received_bytes + self.produces.received_bytes + self.others.received_bytes
 
     @property
     def held_bytes(self) -> int:

@@ -77,7 +77,7 @@ class InvalidRequest(Exception):
     """The frame is not a request that this server can answer: the connection closes and the reason is logged."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # Frozen ones take three times as long to make.
 class Response:
     """The answer to one frame: the buffers to send (None: nothing is sent) and how long to mute the client."""
 
@@ -93,11 +93,25 @@ class AnswerOnly(Generic[T]):
 
 
 class Measurements(Protocol):
-    """Who wants to know how long requests take."""
+    """Who wants to know how long requests take.
+
+    Of a request that waited for nothing, `at_once` gets the version, the size, and the readings of
+    `SocketServer.work_clock_s` when it arrived and when its response was ready; `take` is called when it has
+    `most_at_once` numbers. Of other requests `add` is told.
+    """
+
+    at_once: list[Any]
+    most_at_once: int
+
+    def take(self) -> None:
+        """Makes room in `at_once`."""
 
     def add(self, exchange: "Exchange", left_s: float, sent_s: float) -> None:
         """The response of the exchange, which is over, left and was taken by the socket at these readings of
         `SocketServer.work_clock_s`."""
+
+    def forgo(self) -> None:
+        """A request will never be added: its client has gone."""
 
 
 Answer = Response | AnswerOnly[Response]
@@ -128,7 +142,6 @@ class Exchange(Stopwatch):
         "memory",
         "pipelined",
         "ready_s",
-        "received_s",
         "response",
         "size_bytes",
         "task",
@@ -140,33 +153,41 @@ class Exchange(Stopwatch):
         size_bytes: int,
         clock_s: Callable[[], float],
         received_s: float,
-        started_s: float,
         memory: Part,
         pipelined: bool,
     ) -> None:
         # Not through `super`, which costs as much again.
         self._clock_s = clock_s
-        self.spent_s = 0.0
-        self.started_s = self.began_s = started_s
-        self.size_bytes = size_bytes
-        # When it arrived on the server's `work_clock_s`, and when its response was ready.
-        self.received_s = received_s
+        self.arrived_s = None
+        # On the server's `work_clock_s`. When its response was ready is set unless it leaves at once.
+        self.began_s = received_s
         self.ready_s: float
-        # Who is told when the response has been sent, and the version of the request.
-        self.measurements: Measurements | None = None
-        self.version = 0
+        self.size_bytes = size_bytes
+        # Who is told when the response has been sent, and then the version of the request.
+        self.measurements: Any = None  # Measurements, with what else `dispatch` counts there
+        self.version: int
         # Where its bytes count until they are free.
         self.memory: Part | None = memory
         self.pipelined = pipelined
         # For how many reasons no later request may start (`hold_followers`).
         self.holds = 0
         self.response: Response | None = None
-        # The task that makes the answer, unless the answer was ready at once.
+        # The task that makes the answer, unless the answer was ready at once. The others are set with it:
         self.task: asyncio.Task[None] | None = None
         # Whether that task no longer changes any state.
-        self.is_answer_only = False
+        self.is_answer_only: bool
         # Whether the client has disconnected while the task continues.
-        self.is_abandoned = False
+        self.is_abandoned: bool
+
+    def starts_late(self, now_s: float) -> None:
+        """It had to wait for earlier requests."""
+        assert self.began_s is not None
+        self.arrived_s, self.late_s, self.began_s = self.began_s, now_s - self.began_s, now_s
+
+    def waits_for_others(self, response: "Response", now_s: float) -> None:
+        """The response is ready, but those to earlier requests are not."""
+        self.response, self.ready_s = response, now_s
+        self.has_waited()
 
     def free(self) -> None:
         """The request's bytes are no longer needed."""
@@ -207,12 +228,13 @@ class ServerConnection(FrameReader):
         self._awaits_memory = False
         self._reading = True
         self._writable = True
-        # The requests started in this slice.
+        # The requests started in this slice, which `Traffic` does not have yet.
         self._started = 0
         # Not admitted yet, or throttled: no request starts, and nothing is read.
         self._is_muted = False
         self._throttle_timer: asyncio.TimerHandle | None = None
         self._throttled_until_s = -READ_AHEAD_AFTER_S
+        # On the server's `work_clock_s`, as all that is read once for each request.
         self.last_active_s = 0.0
 
     def __str__(self) -> str:
@@ -228,7 +250,7 @@ class ServerConnection(FrameReader):
         if peer:
             self.peer_host, self.peer_port = peer[0], peer[1]
         transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES, low=0)
-        self.last_active_s = asyncio.get_running_loop().time()
+        self.last_active_s = self._work_clock_s()
         self._server.opened(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -239,11 +261,15 @@ class ServerConnection(FrameReader):
         self._count_queued()
         if self._throttle_timer is not None:
             self._throttle_timer.cancel()
+        self._count_started()
+        self._traffic.unanswered += len(self._exchanges)
         for exchange in self._exchanges:
             if exchange.task is not None:
                 self._abandon(exchange, exchange.task)
-            if not exchange.is_abandoned:
+            if exchange.task is None or not exchange.is_abandoned:
                 exchange.free()
+            if exchange.measurements is not None:
+                exchange.measurements.forgo()
         self._exchanges.clear()
         self._server.closed(self)
 
@@ -253,7 +279,7 @@ class ServerConnection(FrameReader):
         asyncio.get_running_loop().call_soon(self._adjust_reading)
 
     def admit(self) -> None:
-        self.last_active_s = asyncio.get_running_loop().time()
+        self.last_active_s = self._work_clock_s()
         self._is_muted = False
         self._start_requests()
         self._adjust_reading()
@@ -318,17 +344,18 @@ class ServerConnection(FrameReader):
             self._receiving.received(self, len(frame))
             self._receiving = None
         else:
-            self._small_requests.held_bytes += len(frame)
-        traffic = self._traffic
-        traffic.requests += 1
-        traffic.bytes_in += len(frame) + SIZE_FIELD_BYTES
-        received_s = self._work_clock_s()
-        self._waiting.append((frame, received_s))
+            self._small_requests.received_bytes += len(frame)
         if self._server.stopping:
-            self._drop_waiting()
-            return  # The server is stopping. A client without an answer sends the request again, to another broker.
+            # A client without an answer sends the request again, to another broker.
+            self._drop(frame)
+            return
         self._held_bytes += len(frame)
-        self._start_requests(received_s)
+        received_s = self._work_clock_s()
+        if self._waiting or not self._may_start(frame):
+            self._waiting.append((frame, received_s))
+            self._count_queued()
+        else:
+            self._serve(frame, received_s)
         self._adjust_reading()
 
     def frame_error(self, reason: str) -> None:
@@ -365,8 +392,11 @@ class ServerConnection(FrameReader):
 
     def _drop_waiting(self) -> None:
         while self._waiting:
-            frame, _ = self._waiting.popleft()
-            self._memory_of(frame).release(len(frame))
+            self._drop(self._waiting.popleft()[0])
+
+    def _drop(self, frame: bytearray) -> None:
+        self._traffic.dropped += 1
+        self._memory_of(frame).release(len(frame))
 
     def _memory_of(self, frame: bytearray) -> Part:
         if len(frame) <= SMALL_BYTES:
@@ -396,6 +426,7 @@ class ServerConnection(FrameReader):
     def end_slice(self) -> None:
         """For `dispatch`: the request has used up the slice. Later requests of the connection start in the next one."""
         if self._started < REQUESTS_PER_SLICE:
+            self._traffic.started += self._started - REQUESTS_PER_SLICE
             self._started = REQUESTS_PER_SLICE
             asyncio.get_running_loop().call_soon(self._next_slice)
 
@@ -425,42 +456,56 @@ class ServerConnection(FrameReader):
         return bool(self._exchanges)
 
     @property
+    def received_count(self) -> int:
+        """The requests that `Traffic` does not have yet."""
+        return self._started + len(self._waiting)
+
+    @property
+    def answered_count(self) -> int:
+        """By how much the number of responses differs from what `Traffic` has: less than 0 if many are under way."""
+        return self._started - len(self._exchanges)
+
+    @property
     def idle(self) -> bool:
         """Whether no request is pending, so that closing the connection loses nothing."""
         return not self._exchanges and not self._waiting
 
-    def _start_requests(self, now_s: float | None = None) -> None:
+    def _start_requests(self) -> None:
+        """Starts those that wait and may start."""
         while self._waiting and self._may_start(self._waiting[0][0]):
-            if self._started == REQUESTS_PER_SLICE - 1:
-                self.end_slice()
-            else:
-                self._started += 1
-            frame, received_s = self._waiting.popleft()
-            clock_s = self._work_clock_s
-            # A request that starts as it arrives needs the clock once.
-            started_s = clock_s() if now_s is None else now_s
-            now_s = None
-            exchange = Exchange(
-                len(frame), clock_s, received_s, started_s, self._memory_of(frame), self._server.is_pipelined(frame)
-            )
-            self._exchanges.append(exchange)
-            self.exchange = exchange
-            try:
-                answer = self._server.dispatch(self, frame)
-            except InvalidRequest as error:
-                self.close(str(error))
-                return
-            except Exception as error:
-                self._server.on_failure(error)
-                return
-            if isinstance(answer, Response):
-                self._answered(exchange, answer)
-            else:
-                # Not `start_task`: a callback for each request costs as much as the rest of its task.
-                exchange.task = asyncio.get_running_loop().create_task(self._answer(exchange, answer))
-                exchange.is_answer_only = isinstance(answer, AnswerOnly)
+            self._serve(*self._waiting.popleft(), is_late=True)
         if self._waiting or self._queued:
             self._count_queued()
+
+    def _serve(self, frame: bytearray, received_s: float, *, is_late: bool = False) -> None:
+        self._started += 1
+        if self._started == REQUESTS_PER_SLICE:
+            asyncio.get_running_loop().call_soon(self._next_slice)
+        exchange = Exchange(
+            len(frame), self._work_clock_s, received_s, self._memory_of(frame), self._server.is_pipelined(frame)
+        )
+        if is_late:
+            exchange.starts_late(self._work_clock_s())
+        self._exchanges.append(exchange)
+        self.exchange = exchange
+        try:
+            answer = self._server.dispatch(self, frame)
+        except InvalidRequest as error:
+            self.close(str(error))
+            return
+        except Exception as error:
+            self._server.on_failure(error)
+            return
+        if isinstance(answer, Response):
+            self._answered(exchange, answer)
+        else:
+            # Not `start_task`: a callback for each request costs as much as the rest of its task.
+            exchange.task = asyncio.get_running_loop().create_task(self._answer(exchange, answer))
+            exchange.is_answer_only, exchange.is_abandoned = isinstance(answer, AnswerOnly), False
+
+    def _count_started(self) -> None:
+        self._traffic.started += self._started
+        self._started = 0
 
     def _may_start(self, frame: bytearray) -> bool:
         if not self._writable or self._is_muted or self.transport.is_closing():
@@ -473,7 +518,7 @@ class ServerConnection(FrameReader):
         return last.pipelined and not last.holds and self._server.is_pipelined(frame)
 
     def _next_slice(self) -> None:
-        self._started = 0
+        self._count_started()
         self._start_requests()
         self._adjust_reading()
 
@@ -484,6 +529,8 @@ class ServerConnection(FrameReader):
                 exchange.is_answer_only = True
                 result = await result.answer()
             if isinstance(result, AnswerOnly) or exchange.is_abandoned:
+                if exchange.measurements is not None:
+                    exchange.measurements.forgo()
                 return
             self._answered(exchange, result)
             self._start_requests()
@@ -494,32 +541,52 @@ class ServerConnection(FrameReader):
             self._server.on_failure(error)
 
     def _answered(self, exchange: Exchange, response: Response) -> None:
-        exchange.response = response
-        exchange.ready_s = now_s = self._work_clock_s()
+        now_s = self._work_clock_s()
         exchanges = self._exchanges
-        while exchanges and (ready := exchanges[0].response) is not None:
-            answered = exchanges.popleft()
-            self._held_bytes -= answered.size_bytes
-            answered.free()
-            if ready.buffers is not None and not self.transport.is_closing():
-                self.transport.writelines(ready.buffers)
-                traffic = self._traffic
-                traffic.responses += 1
-                buffers = ready.buffers
-                traffic.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+        if exchanges and exchanges[0] is not exchange:
+            exchange.waits_for_others(response, now_s)
+            return
+        while exchanges:
+            exchanges.popleft()
+            self._held_bytes -= exchange.size_bytes
+            exchange.free()
+            buffers = response.buffers
+            if buffers is not None and not self.transport.is_closing():
+                self.transport.writelines(buffers)
+                self._traffic.bytes_out += len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
                 if not self._writable:
-                    self._server.response_memory.untaken(self, sum(map(len, ready.buffers)))
+                    exchange.has_waited()
+                    self._server.response_memory.untaken(self, sum(map(len, buffers)))
+            else:
+                self._traffic.unanswered += 1
             self._server.response_memory.handed_over(self)
-            if answered.measurements is not None:
-                if self._writable:
-                    answered.measurements.add(answered, now_s, now_s)
+            if response.throttle_time_ms > 0:
+                exchange.has_waited()
+                self._throttle(response.throttle_time_ms)
+            measurements = exchange.measurements
+            if measurements is not None:
+                if exchange.arrived_s is None:
+                    # Not in a method, which would cost as much again.
+                    numbers = measurements.at_once
+                    numbers += (exchange.version, exchange.size_bytes, exchange.began_s, now_s)
+                    if len(numbers) >= measurements.most_at_once:
+                        measurements.take()
                 else:
-                    self._unsent.append((answered, now_s))
-            if ready.throttle_time_ms > 0:
-                self._throttle(ready.throttle_time_ms)
-        self.last_active_s = asyncio.get_running_loop().time()
+                    self._add_waited(exchange, response, now_s)
+            if not exchanges or (next_response := exchanges[0].response) is None:
+                break
+            exchange, response = exchanges[0], next_response
+        self.last_active_s = now_s
         if self._server.stopping and self.idle:
             self.transport.close()
+
+    def _add_waited(self, exchange: Exchange, response: Response, left_s: float) -> None:
+        if exchange.response is None:
+            exchange.response, exchange.ready_s = response, left_s
+        if self._writable:
+            exchange.measurements.add(exchange, left_s, left_s)
+        else:
+            self._unsent.append((exchange, left_s))
 
     def _throttle(self, throttle_time_ms: int) -> None:
         """Mutes the client; its response contains the throttle time (KIP-219). Of several requests that were pipelined
@@ -586,13 +653,16 @@ class ServerConnection(FrameReader):
 
 
 class Traffic:
-    """What has passed through a listener since its start. Bytes are those of requests and responses, without TLS."""
+    """What has passed through a listener since its start, as far as it is counted here: `SocketServer` adds what its
+    connections have."""
 
-    __slots__ = ("bytes_in", "bytes_out", "connections", "expired", "requests", "responses")
+    __slots__ = ("bytes_out", "connections", "dropped", "expired", "started", "unanswered")
 
     def __init__(self) -> None:
-        self.bytes_in = self.bytes_out = 0
-        self.requests = self.responses = 0
+        # Requests that have started, and those of them that never get a response; and requests that never start.
+        self.started = self.unanswered = self.dropped = 0
+        # Of responses, without TLS.
+        self.bytes_out = 0
         # Connections accepted, and those closed because they were idle.
         self.connections = self.expired = 0
 
@@ -602,7 +672,7 @@ class SocketServer:
 
     `is_pipelined(frame)` tells whether a request may start while earlier ones of its kind are unanswered. `make_room`
     closes a file that can be opened again, for a connection, and returns whether there was one. `work_clock_s` measures
-    how long requests take.
+    how long requests take, and for how long connections are idle.
     """
 
     def __init__(
@@ -620,7 +690,7 @@ class SocketServer:
         response_memory: ResponseMemory,
         on_failure: OnFailure,
         make_room: Callable[[], bool] = lambda: False,
-        work_clock_s: Callable[[], float] = lambda: 0.0,
+        work_clock_s: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
     ) -> None:
         self.listener_name = listener_name
         self.host = host
@@ -706,6 +776,23 @@ class SocketServer:
             connection.transport.abort()
 
     @property
+    def request_count(self) -> int:
+        """The requests received so far."""
+        traffic = self.traffic
+        return traffic.started + traffic.dropped + sum(one.received_count for one in self._connections)
+
+    @property
+    def response_count(self) -> int:
+        """The responses sent so far."""
+        traffic = self.traffic
+        return traffic.started - traffic.unanswered + sum(one.answered_count for one in self._connections)
+
+    @property
+    def bytes_in(self) -> int:
+        """The bytes of all requests so far, without TLS."""
+        return self.request_memory.received_bytes + SIZE_FIELD_BYTES * self.request_count
+
+    @property
     def connection_count(self) -> int:
         return len(self._connections)
 
@@ -776,7 +863,7 @@ class SocketServer:
         self._idle_timer = asyncio.get_running_loop().call_later(period_s, self._close_idle)
 
     def _close_idle(self) -> None:
-        oldest_s = asyncio.get_running_loop().time() - self.limits.connections_max_idle_ms / 1000
+        oldest_s = self.work_clock_s() - self.limits.connections_max_idle_ms / 1000
         self._close_silent_since(oldest_s, list(self._connections))
         self._schedule_idle_check()
 

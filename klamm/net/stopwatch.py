@@ -11,26 +11,44 @@ T = TypeVar("T")
 
 
 class Stopwatch:
-    """How long the work for a request has held the loop: `spent_s`, and since `began_s` while it runs. It runs when it
-    is made."""
+    """How long the work for a request has held the loop. It runs when it is made.
 
-    __slots__ = ("_clock_s", "began_s", "spent_s", "started_s")
+    While it runs, since `began_s`, which moves on with each pause. While it is paused (`began_s` is None), for
+    `spent_s`. `arrived_s` is None unless the work, or its result, had to wait: then it is the reading when the work
+    arrived, `late_s` seconds before it began.
+    """
+
+    __slots__ = ("_clock_s", "arrived_s", "began_s", "late_s", "spent_s")
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
         self._clock_s = clock_s
-        self.spent_s = 0.0
-        self.started_s = clock_s()
-        self.began_s: float | None = self.started_s
+        self.began_s: float | None = clock_s()
+        self.spent_s: float
+        self.arrived_s: float | None = None
+        self.late_s: float
 
     def pause(self) -> None:
         """Idempotent."""
         if self.began_s is not None:
-            self.spent_s += self._clock_s() - self.began_s
+            self.has_waited()
+            self.spent_s = self._clock_s() - self.began_s
             self.began_s = None
 
+    def has_waited(self) -> None:
+        """Says that the work, or its result, had to wait. Idempotent."""
+        if self.arrived_s is None:
+            self.arrived_s, self.late_s = self.began_s, 0.0
+
     def resume(self) -> None:
+        """Idempotent."""
+        if self.began_s is None:
+            self.began_s = self._clock_s() - self.spent_s
+
+    def read_s(self) -> float:
+        """For how long it has run. It runs afterwards."""
         self.pause()
-        self.began_s = self._clock_s()
+        self.resume()
+        return self.spent_s
 
     @coroutine
     def measured(self, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:

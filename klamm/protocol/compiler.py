@@ -27,8 +27,9 @@ from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
 Decoder = Callable[[Buffer, int], Any]
 DecoderInSteps = Callable[[Buffer, int], Steps[Any]]
 Encoder = Callable[[Any], list[Buffer]]
+# Also appends the error codes in a response; 0 if its class has none.
+ResponseEncoder = Callable[[Any, list[int]], list[Buffer]]
 # Adds how often each error code is in a response.
-ErrorCounter = Callable[[Any, dict[int, int]], None]
 ErrorCounterInSteps = Callable[[Any, dict[int, int]], Steps[None]]
 EncoderInSteps = Callable[[Any], Steps[list[Buffer]]]
 
@@ -497,15 +498,19 @@ def _element(kind: str) -> Field:
 
 
 class _EncoderWriter(_Writer):
-    """Writes `function(m)`: `out` is the buffer being filled, `buffers` are the full ones before it."""
+    """Writes `function(m)`: `out` is the buffer being filled, `buffers` are the full ones before it. If it tells
+    errors, the function has one more argument, a list for error codes."""
 
-    def __init__(self, version: int, flexible: bool, in_steps: bool) -> None:
+    def __init__(self, version: int, flexible: bool, in_steps: bool, tells_errors: bool = False) -> None:
         super().__init__(version, flexible, in_steps)
+        self._tells_errors = tells_errors
         # Expressions and letters of the values that are packed together.
         self._run: list[tuple[str, str]] = []
 
     def write(self, message: type[Struct]) -> None:
-        with self.block("def function(m):"):
+        with self.block("def function(m, codes):" if self._tells_errors else "def function(m):"):
+            if self._tells_errors and not _has_error_codes(message):
+                self.add("codes.append(0)")
             self.add("out = bytearray()")
             self.add("buffers = []")
             if self.in_steps:
@@ -518,6 +523,8 @@ class _EncoderWriter(_Writer):
                 self.add("yield")
 
     def structure(self, struct_class: type[Struct], variable: str) -> None:
+        if self._tells_errors:
+            self._tell_errors(struct_class, variable)
         for one in self.plain_fields(struct_class):
             self.field(one, f"{variable}.{one.name}")
         if not self.flexible:
@@ -540,6 +547,16 @@ class _EncoderWriter(_Writer):
                     self.flush()
                     self.add(f"{outer} += varint({one.tag}) + varint(len(out)) + out")
                     self.add(f"out = {outer}")
+
+    def _tell_errors(self, struct_class: type[Struct], variable: str) -> None:
+        """Tells what the struct itself has, and what is in its arrays that this version leaves out."""
+        if _has_own_error_code(struct_class):
+            self.add(f"codes.append({variable}.error_code)")
+        for one in _arrays_of(struct_class):
+            if self.version not in one.versions and not isinstance(one.kind, str) and _has_error_codes(one.kind):
+                element = self.name("x")
+                with self.block(f"for {element} in {variable}.{one.name} or ():"):
+                    self._tell_errors(one.kind, element)
 
     def flush(self) -> None:
         if not self._run:
@@ -703,6 +720,14 @@ def compile_encoder(message: type[Struct], version: int, flexible: bool) -> Enco
     return encoder
 
 
+def compile_response_encoder(message: type[Struct], version: int, flexible: bool) -> ResponseEncoder:
+    """As `compile_encoder`: a function (message, list of error codes) -> buffers."""
+    writer = _EncoderWriter(version, flexible, False, tells_errors=True)
+    writer.write(message)
+    encoder: ResponseEncoder = writer.function(f"encode {message.__name__} {version}")
+    return encoder
+
+
 def compile_encoder_in_steps(message: type[Struct], version: int, flexible: bool) -> EncoderInSteps:
     """Like `compile_encoder`, in steps of `STEP_BYTES`."""
     writer = _EncoderWriter(version, flexible, True)
@@ -756,30 +781,19 @@ def _arrays_of(struct_class: type[Struct]) -> list[Field]:
     return [one for one in fields_of(struct_class) if one.is_array and one.kind not in CODES]
 
 
-def compile_error_counter(response: type[Struct]) -> ErrorCounter:
-    """A function (response, counts): adds 1 to the count of each error code in it. A response whose class has no error
-    code counts as one without an error."""
-    counter: ErrorCounter = _error_counter(response, in_steps=False)
-    return counter
-
-
 def compile_error_counter_in_steps(response: type[Struct]) -> ErrorCounterInSteps:
-    """Like `compile_error_counter`, in steps."""
-    counter: ErrorCounterInSteps = _error_counter(response, in_steps=True)
-    return counter
-
-
-def _error_counter(response: type[Struct], *, in_steps: bool) -> Any:
-    writer = _Writer(0, False, in_steps)
+    """A function (response, counts) in steps: adds 1 to the count of each error code in it. A response whose class has
+    no error code counts as one without an error."""
+    writer = _Writer(0, False, True)
     with writer.block("def function(m, counts):"):
-        if in_steps:
-            writer.add("left = STEP")
-            writer.add("yield")
+        writer.add("left = STEP")
+        writer.add("yield")
         if _has_error_codes(response):
             _count_errors(writer, response, "m")
         else:
             writer.add("counts[0] = counts.get(0, 0) + 1")
-    return writer.function(f"errors of {response.__name__}{' in steps' if in_steps else ''}")
+    counter: ErrorCounterInSteps = writer.function(f"errors of {response.__name__} in steps")
+    return counter
 
 
 def _count_errors(writer: _Writer, struct_class: type[Struct], variable: str) -> None:
@@ -790,11 +804,10 @@ def _count_errors(writer: _Writer, struct_class: type[Struct], variable: str) ->
         if not isinstance(one.kind, str) and _has_error_codes(one.kind):
             element = writer.name("x")
             with writer.block(f"for {element} in {variable}.{one.name} or ():"):
-                if writer.in_steps:
-                    writer.add("left -= 1")
-                    with writer.block("if not left:"):
-                        writer.add("left = STEP")
-                        writer.add("yield")
+                writer.add("left -= 1")
+                with writer.block("if not left:"):
+                    writer.add("left = STEP")
+                    writer.add("yield")
                 _count_errors(writer, one.kind, element)
 
 

@@ -323,20 +323,22 @@ class ReplicaManager:
             hosted = self._hosted.get((topic, partition))
             start = UNKNOWN_OFFSET if hosted is None else hosted.log.log_start_offset
             return ProduceResult(error.code, log_start_offset=start, error_message=error.message or None)
+        first_offset, last_offset, _, log_append_time_ms, log_start_offset, duplicate, _, is_converted = info
+        end_offset = last_offset + 1
         counts = target.topic_counts
         counts.produce_requests += 1
-        counts.messages_in += info.last_offset - info.first_offset + 1
+        counts.messages_in += end_offset - first_offset
         counts.bytes_in += len(records)
-        if info.is_converted:
-            counts.produce_conversions += info.last_offset - info.first_offset + 1
-        if not info.duplicate:
+        if is_converted:
+            counts.produce_conversions += end_offset - first_offset
+        if not duplicate:
             self.follower_fetch_purgatory.check(target.topic_partition)
         return ProduceResult(
             ErrorCode.NONE,
-            info.first_offset,
-            info.log_append_time_ms,
-            info.log_start_offset,
-            required_offset=info.last_offset + 1,
+            first_offset,
+            log_append_time_ms,
+            log_start_offset,
+            required_offset=end_offset,
             leader_epoch=target.leader_epoch,
             has_waited_for_disk=target.log.syncs_on_loop > syncs,
         )

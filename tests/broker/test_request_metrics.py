@@ -11,6 +11,7 @@ from klamm.metrics import RESERVOIR_SIZE, Metrics
 from klamm.net.server import Response
 from klamm.protocol import messages
 from klamm.protocol.apis.api_versions import ApiVersionsRequest
+from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse, LeaderAndIsrTopicErrors
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import in_one_go
@@ -173,6 +174,48 @@ def test_counting_in_steps_counts_the_same() -> None:
     messages.error_counter(ApiKey.PRODUCE)(response, at_once)
     in_one_go(messages.count_errors_steps(ApiKey.PRODUCE, response, in_steps))
     assert at_once == in_steps == {0: 6667, 1: 6667, 2: 6666}
+
+
+def test_requests_that_waited_for_nothing_take_bounded_memory() -> None:
+    statistics = ApiStatistics(ApiKey.PRODUCE)
+    numbers = statistics.at_once
+    longest = count = 0
+    for count in range(1, 5 * RESERVOIR_SIZE):
+        # What the network layer and the encoder do.
+        numbers += (8 + count % 2, count, 1.0 * count, count + 0.5)
+        statistics.error_codes.append(3 if count % 4 == 0 else 0)
+        longest = max(longest, len(numbers))
+        if len(numbers) >= statistics.most_at_once:
+            statistics.take()
+            assert not statistics.error_codes
+    assert longest <= 4 * (RESERVOIR_SIZE + 2 * TOGETHER)
+    assert statistics.versions == {8: count // 2, 9: (count + 1) // 2}
+    assert statistics.errors == {0: count - count // 4, 3: count // 4}
+    assert (statistics.count, statistics.total(0)) == (count, count * (count + 1) / 2)
+    assert statistics.newest(0) == list(range(count + 1 - RESERVOIR_SIZE, count + 1))
+    assert set(statistics.newest(2)) == {500.0}
+
+
+def test_the_error_codes_of_clients_that_have_gone_take_bounded_memory() -> None:
+    statistics = ApiStatistics(ApiKey.PRODUCE)
+    for _ in range(100):
+        statistics.error_codes += [3] * 500
+        statistics.forgo()
+        assert len(statistics.error_codes) <= 10_500
+    assert (statistics.errors, statistics.count) == ({3: 50_000}, 0)
+
+
+async def test_a_thousand_client_ids_and_hang_ups_leave_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
+        await client.create_topic("t", 1)
+        await client.request(ApiKey.PRODUCE, 9, ProduceRequest.of(None, 1, 1000, [("t", [(0, batch(b"a"))])]))
+        before = len(values(cluster).by_name)
+        for number in range(1000):
+            body = ProduceRequest.of(None, 1, 1000, [("t", [(0, batch(b"a"))])])
+            await client.request(ApiKey.PRODUCE, 9, body, client_id=f'x{number}"\n\\')
+        found = values(cluster)
+        assert len(found.by_name) == before
+        assert found[ERRORS.format("Produce", "NONE")] == found[REQUESTS.format("Produce", 9)] == 1001
 
 
 async def test_the_requests_of_a_client(tmp_path: Path) -> None:

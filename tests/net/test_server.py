@@ -12,7 +12,16 @@ from klamm.net import server
 from klamm.net.connection_quotas import ConnectionQuotas
 from klamm.net.request_queue import RequestQueue
 from klamm.net.response_memory import ResponseMemory
-from klamm.net.server import Answer, AnswerOnly, InvalidRequest, Response, ServerConnection, ServerLimits, SocketServer
+from klamm.net.server import (
+    REQUESTS_PER_SLICE,
+    Answer,
+    AnswerOnly,
+    InvalidRequest,
+    Response,
+    ServerConnection,
+    ServerLimits,
+    SocketServer,
+)
 
 
 def frame(body: bytes) -> bytes:
@@ -366,6 +375,39 @@ async def test_a_client_that_was_throttled_sends_no_large_request_ahead() -> Non
             for body in (first, second):
                 harness.release(body).set_result(None)
                 assert await peer.receive() == body
+
+
+async def test_each_request_and_each_response_is_counted_once() -> None:
+    """Whether it was answered at once, later or not at all, or never started; under way and after its end."""
+
+    def counts(harness: Harness) -> tuple[int, int, int]:
+        server = harness.server
+        return server.request_count, server.response_count, server.bytes_in
+
+    async with running(limits=ServerLimits(max_in_flight=100)) as harness:
+        peer = await harness.connect()
+        sent = [b"now:%d" % number for number in range(3 * REQUESTS_PER_SLICE + 1)]
+        peer.send(*sent)
+        for body in sent:
+            assert await peer.receive() == body
+        requests = len(sent)
+        assert counts(harness) == (requests, requests, sum(4 + len(body) for body in sent))
+        peer.send(b"silent", b"prod:1", b"prod:2", b"wait:3", b"now:4")
+        await harness.until(lambda: len(harness.started) == requests + 3)
+        assert counts(harness)[:2] == (requests + 5, requests)
+        harness.release(b"prod:2").set_result(None)
+        harness.release(b"prod:1").set_result(None)
+        assert [await peer.receive() for _ in range(2)] == [b"prod:1", b"prod:2"]
+        await harness.until(lambda: len(harness.started) == requests + 4)
+        assert counts(harness)[:2] == (requests + 5, requests + 2)
+        other = await harness.connect()
+        other.send(b"change:1")
+        await harness.until(lambda: harness.started[-1] == b"change:1")
+        await hang_up(harness, peer, other)
+        harness.release(b"change:1").set_result(None)
+        received = [*harness.started, b"now:4"]  # The last one never started.
+        responses = len([body for body in harness.started if body.startswith((b"now:", b"prod:"))])
+        assert counts(harness) == (len(received), responses, sum(4 + len(body) for body in received))
 
 
 async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:

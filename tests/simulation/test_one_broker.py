@@ -204,10 +204,10 @@ def test_a_response_that_cannot_be_encoded_fails_the_run(monkeypatch: pytest.Mon
     """A broker survives it, so nothing else would tell."""
     encode_response = messages.encode_response
 
-    def encode(api_key: ApiKey, version: int, correlation_id: int, message: Any) -> Any:
+    def encode(api_key: ApiKey, version: int, correlation_id: int, message: Any, codes: list[int]) -> Any:
         if api_key is ApiKey.PRODUCE:
             message.throttle_time_ms = 2**31
-        return encode_response(api_key, version, correlation_id, message)
+        return encode_response(api_key, version, correlation_id, message, codes)
 
     monkeypatch.setattr(messages, "encode_response", encode)
     world = World(1)

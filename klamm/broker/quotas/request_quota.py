@@ -124,7 +124,5 @@ class RequestQuota:
     def _percent(self) -> float:
         """Of a second, since the last call. The watch runs afterwards."""
         assert self.stopwatch is not None
-        self.stopwatch.resume()
-        spent_s = self.stopwatch.spent_s - self._taken_s
-        self._taken_s = self.stopwatch.spent_s
-        return spent_s * 100
+        before_s, self._taken_s = self._taken_s, self.stopwatch.read_s()
+        return (self._taken_s - before_s) * 100
