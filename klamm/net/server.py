@@ -462,7 +462,7 @@ class ServerConnection(FrameReader):
 
     @property
     def answered_count(self) -> int:
-        """By how much the number of responses differs from what `Traffic` has: less than 0 if many are under way."""
+        """By how much the number of responses differs from what `Traffic` has; it may be less than 0."""
         return self._started - len(self._exchanges)
 
     @property
