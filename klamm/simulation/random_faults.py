@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from klamm.broker.broker import Broker
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.record_batch import CRC_COVERS_FROM, iterate_batches
-from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, PartitionKey
+from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey
 from klamm.simulation.administration import Administrator
 from klamm.simulation.clients import GROUP, ROTTING_TOPICS, TOPIC, UNCLEAN_TOPIC, Clients
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
@@ -43,12 +43,16 @@ from klamm.znodes.controller_store import NO_CONTROLLER
 STEPS = (2, 4, 8, 16)
 SHARE_OF_KINDS = 0.5
 SHARE_OF_WORK = 0.4
+# Of the logs that rot: what a coordinator loads is its own.
+SHARE_OF_COORDINATORS = 0.4
 PAUSES_S = (0.0, 0.1, 1.0, 4.0, 10.0)
 # Shorter and longer than a session (6 s), and than the lag that drops a follower out of the ISR (5 s).
 OUTAGES_S = (0.0, 0.5, 3.0, 5.5, 8.0, 20.0)
 # How long a broker works with a rotten log: shorter than that lag, since a leader whose last batch is rotten may not
 # acknowledge alone what goes when its log is removed.
 ROTTEN_S = (0.0, 0.5, 3.0)
+# Then the followers have what was committed before.
+SECONDS_OF_SILENCE = 0.5
 RESETS = 40
 LOST_ANSWERS = 30
 SECONDS_UNTIL_RESET = 0.01
@@ -259,21 +263,50 @@ class RandomFaults:
         """
         if not await self._is_whole():
             return
-        broker = self._broker()
-        logs = {key: paths for key, paths in self._rotting_logs(broker).items() if any(paths.values())}
-        if not logs:
-            return
         # A topic first: some have many more segments than others.
-        topic = self.random.choice(sorted({key[0] for key in logs}))
-        key = self.random.choice([each for each in logs if each[0] == topic])
-        path = self.random.choice([path for path, size_bytes in logs[key].items() if size_bytes])
+        topics = [each for each in ROTTING_TOPICS if each in self.cluster.state.topics()]
+        internal = [each for each in topics if each in INTERNAL_TOPICS]
+        topic = self.random.choice(internal if internal and self.random.random() < SHARE_OF_COORDINATORS else topics)
+        if topic in INTERNAL_TOPICS:
+            rotten = await self._rot_coordinators_log(topic)
+        else:
+            rotten = await self._rot_log(topic)
+        if rotten is None:
+            return
+        key, broker = rotten
+        if self.random.random() < 0.5:
+            await self._stop_or_kill(broker)
+            broker.start()
+            if self.random.random() < 0.5:
+                await self._passed(lambda: broker.broker_id in self.cluster.isr(*key))
+                await self._lead(broker, key)
+            await self._outage(ROTTEN_S)
+        await self._stop_or_kill(broker)
+        if await self._until_out_of_all_isrs(broker):
+            operator = _operator(broker)
+            for directory in sorted({path.rpartition("/")[0] for path in _log_files(broker, key)}):
+                self.world.trace.add("faults", "removed", broker.node.name, directory)
+                operator.remove_tree(directory)
+        broker.has_rotten_log = False
+        broker.start()
+
+    async def _rot_log(self, topic: str) -> tuple[PartitionKey, SimulatedBroker] | None:
+        """A log of a topic that producers write. If its broker leads, another broker may be told to copy that log."""
+        broker = self._broker()
+        keys = [(topic, number) for number in self.cluster.state.replicas(topic)]
+        files = {path: key for key in keys for path, size_bytes in _log_files(broker, key).items() if size_bytes}
+        if not files:
+            return None
+        path = self.random.choice(list(files))
+        key = files[path]
         free = [each for each in self.cluster.brokers if each not in self._replicas(key)]
         is_leader = self.cluster.leader(*key) == broker.broker_id
         is_copied = bool(free) and "." not in path.split("/")[-2] and is_leader
-        is_checked = is_copied or topic != TOPIC
-        position = self._checked_position(broker, path) if is_checked else self.random.randrange(logs[key][path])
-        broker.node.disk.rot(path, position, self.random.randrange(8))
-        broker.has_rotten_log = True
+        if is_copied or topic != TOPIC:
+            position = self.random.choice(self.random.choice(_checked_bytes(broker, path)))
+        else:
+            position = self.random.randrange(broker.node.disk.sizes()[path])
+        self._rot(broker, path, position)
         if is_copied:
             # A broker that is to replace a follower asks for the whole log, which its leader must not pass on.
             followers = [each for each in self._replicas(key) if each != broker.broker_id]
@@ -282,61 +315,53 @@ class RandomFaults:
         elif not is_leader and self.random.random() < 0.5:
             await self._lead(broker, key)
         await self._outage(ROTTEN_S[-1:] if is_copied else ROTTEN_S)
-        if self.random.random() < 0.5:
-            if self.random.random() < 0.5:
-                await broker.stop()
-            else:
-                broker.kill()
-            broker.start()
-            if self.random.random() < 0.5:
-                await self._passed(lambda: broker.broker_id in self.cluster.isr(*key))
-                await self._lead(broker, key)
-            await self._outage(ROTTEN_S)
+        return key, broker
+
+    async def _rot_coordinators_log(self, topic: str) -> tuple[PartitionKey, SimulatedBroker] | None:
+        """A log of a broker that then becomes the coordinator and loads the log, mostly while no member of a group
+        commits: what is newest in the log counts."""
+        sizes = {}
+        for number in self.cluster.state.replicas(topic):
+            for follower in self._replicas((topic, number)):
+                if follower != self.cluster.leader(topic, number):
+                    files = _log_files(self.cluster.brokers[follower], (topic, number))
+                    sizes[number, follower] = sum(files.values())
+        if not any(sizes.values()):
+            return None
+        # Most records are in few partitions.
+        ((number, follower),) = self.random.choices(list(sizes), list(sizes.values()))
+        key, broker = (topic, number), self.cluster.brokers[follower]
+        is_newest = self.random.random() < 0.8
+        silenced = [each for each in self._members if each.node.process.alive] if is_newest else []
+        for member in silenced:
+            member.kill()
+        if silenced:
+            await asyncio.sleep(SECONDS_OF_SILENCE)
+        files = [path for path, size_bytes in _log_files(broker, key).items() if size_bytes]
+        path = max(files, key=lambda each: each.rpartition("/")[2]) if is_newest else self.random.choice(files)
+        checked = _checked_bytes(broker, path)
+        self._rot(broker, path, self.random.choice(checked[-1] if is_newest else self.random.choice(checked)))
+        await self._lead(broker, key)
+        for member in silenced:
+            member.start()
+        await self._outage(ROTTEN_S[1:])
+        return key, broker
+
+    def _rot(self, broker: SimulatedBroker, path: str, position: int) -> None:
+        broker.node.disk.rot(path, position, self.random.randrange(8))
+        broker.has_rotten_log = True
+
+    async def _stop_or_kill(self, broker: SimulatedBroker) -> None:
         if self.random.random() < 0.5:
             await broker.stop()
         else:
             broker.kill()
-        if await self._until_out_of_all_isrs(broker):
-            operator = SimulatedFileSystem(broker.node.disk, Process("operator", broker.node.name))
-            for directory in sorted({each.rpartition("/")[0] for each in self._rotting_logs(broker).get(key, ())}):
-                self.world.trace.add("faults", "removed", broker.node.name, directory)
-                operator.remove_tree(directory)
-        broker.has_rotten_log = False
-        broker.start()
 
     async def _lead(self, broker: SimulatedBroker, key: PartitionKey) -> None:
         """A preferred election makes the broker the partition's leader, which lasts a moment."""
         others = [each for each in self._replicas(key) if each != broker.broker_id]
         self._administrator.begin(lambda: self._administrator.lead(key, [broker.broker_id, *others]))
         await self._passed(lambda: self.cluster.leader(*key) == broker.broker_id)
-        if key[0] == GROUP_METADATA_TOPIC_NAME and self._members:
-            # A member that begins anew asks for the group's offsets.
-            member = self.random.choice(self._members)
-            if member.node.process.alive:
-                member.kill()
-                member.start()
-
-    def _checked_position(self, broker: SimulatedBroker, path: str) -> int:
-        """A byte of a batch that its checksum covers."""
-        operator = SimulatedFileSystem(broker.node.disk, Process("operator", broker.node.name))
-        covered: list[range] = []
-        with contextlib.suppress(KafkaError):  # A preallocated file ends with zeros.
-            for position, header in iterate_batches(operator.read_file(path), allow_partial_end=True):
-                covered.append(range(position + CRC_COVERS_FROM, position + header.size_bytes))
-        if not covered:
-            return 0
-        # The newest batch is what counts of a coordinator's log.
-        return self.random.choice(covered[-1] if self.random.random() < 0.5 else self.random.choice(covered))
-
-    def _rotting_logs(self, broker: SimulatedBroker) -> dict[PartitionKey, dict[str, int]]:
-        """The log files whose readers know what to do with a wrong checksum, and their sizes, by partition."""
-        logs: dict[PartitionKey, dict[str, int]] = {}
-        for path, size_bytes in broker.node.disk.sizes().items():
-            if path.endswith(LOG_SUFFIX):
-                topic, _, partition = path.split("/")[-2].partition(".")[0].rpartition("-")
-                if topic in ROTTING_TOPICS:
-                    logs.setdefault((topic, int(partition)), {})[path] = size_bytes
-        return logs
 
     def _replicas(self, key: PartitionKey) -> tuple[int, ...]:
         return self.cluster.state.replicas(key[0]).get(key[1], ())
@@ -628,6 +653,29 @@ def _task(action: Callable[[], Awaitable[None]], context: contextvars.Context) -
         await action()
 
     return asyncio.get_running_loop().create_task(do(), context=context)
+
+
+def _operator(broker: SimulatedBroker) -> SimulatedFileSystem:
+    """The broker's files, for another program than the broker."""
+    return SimulatedFileSystem(broker.node.disk, Process("operator", broker.node.name))
+
+
+def _log_files(broker: SimulatedBroker, key: PartitionKey) -> dict[str, int]:
+    """The segments that a broker has of a partition, also in directories that are to be deleted, and their sizes."""
+    return {
+        path: size_bytes
+        for path, size_bytes in broker.node.disk.sizes().items()
+        if path.endswith(LOG_SUFFIX) and path.split("/")[-2].partition(".")[0] == f"{key[0]}-{key[1]}"
+    }
+
+
+def _checked_bytes(broker: SimulatedBroker, path: str) -> list[range]:
+    """The bytes of each batch that its checksum covers; the first byte of a file that has only room for batches."""
+    covered = []
+    with contextlib.suppress(KafkaError):  # A preallocated file ends with zeros.
+        for position, header in iterate_batches(_operator(broker).read_file(path), allow_partial_end=True):
+            covered.append(range(position + CRC_COVERS_FROM, position + header.size_bytes))
+    return covered or [range(1)]
 
 
 def _is_promoting(broker: Broker) -> bool:
