@@ -324,8 +324,7 @@ class RandomFaults:
         for number in self.cluster.state.replicas(topic):
             for follower in self._replicas((topic, number)):
                 if follower != self.cluster.leader(topic, number):
-                    files = _log_files(self.cluster.brokers[follower], (topic, number))
-                    sizes[number, follower] = sum(files.values())
+                    sizes[number, follower] = sum(_log_files(self.cluster.brokers[follower], (topic, number)).values())
         if not any(sizes.values()):
             return None
         # Most records are in few partitions.
