@@ -27,6 +27,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from klamm.processes.errors import ToolError
@@ -387,7 +388,9 @@ class LiveCluster:
             self.records.clear()
         # In a thread, because both take a part of a second in a large cluster.
         view = await asyncio.to_thread(view_of, metadata)
-        facts = await read_facts(self._slow_client, view, self._reassignments.read)
+        # The findings say when the controller does not answer, so they are not to say it too soon.
+        listing = partial(self._reassignments.read, SLOW_EVERY_S)
+        facts = await read_facts(self._slow_client, view, listing)
         return await asyncio.to_thread(digested, facts)
 
     def _has_no_reassignments(self) -> bool:

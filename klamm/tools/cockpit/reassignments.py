@@ -3,7 +3,7 @@
 What must stay true:
 - The controller is asked when a page or a reading wants to know, at most every `EVERY_S`, and not at all while it says
   itself that there are none: each question is an event in the queue that people watch.
-- A controller that does not answer delays no reader longer than `PATIENCE_S`.
+- A controller that does not answer delays no reader longer than that reader's patience.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from klamm.client.reassignments import PartitionReassignment
 
 EVERY_S: Final = 5.0
+# A controller with many reassignments takes a part of a second.
 PATIENCE_S: Final = 1.0
 
 
@@ -44,14 +45,14 @@ class Reassignments:
         self._asking: asyncio.Task[None] | None = None
         self._due_s = 0.0
 
-    async def read(self) -> Listed:
-        """The reassignments, at most about `EVERY_S` old."""
+    async def read(self, patience_s: float = PATIENCE_S) -> Listed:
+        """The reassignments, at most about `EVERY_S` old; older ones when the controller does not answer in time."""
         if self._has_none():
             return Listed({})
         if self._asking is None and asyncio.get_running_loop().time() >= self._due_s:
             self._asking = start_task(self._ask(), self._on_failure)
         if self._asking is not None:
-            await asyncio.wait([self._asking], timeout=PATIENCE_S)
+            await asyncio.wait([self._asking], timeout=patience_s)
         return self._listed
 
     def forget(self) -> None:

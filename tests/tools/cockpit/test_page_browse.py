@@ -155,6 +155,16 @@ def test_why_shows_the_story_and_a_confirmed_election_helps(cluster: Cluster, pa
     page.get_by_role("heading", name="What is wrong now").wait_for()
 
 
+def test_the_map_shows_the_lag_of_a_real_follower(cluster: Cluster, pages: Pages, url: str) -> None:
+    leader = cluster.leader("orders", 0)
+    assert leader is not None
+    page = pages.open(url)
+    page.get_by_role("button", name="colour by lag").click()
+    page.get_by_label("Find a topic").fill("orders")
+    said = f"orders-0: leader {leader}; {1 - leader} is 0 records behind"
+    page.locator("#map-readout", has_text=said).wait_for()
+
+
 def test_the_views_fit_a_phone(pages: Pages, url: str) -> None:
     page = pages.open(url, width=360, height=740)
     for view, shown in (

@@ -67,14 +67,13 @@ async def test_a_controller_that_has_none_is_not_asked(monkeypatch: pytest.Monke
 
 
 async def test_what_was_listed_last_stays_while_the_controller_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reassignments, "PATIENCE_S", 0.01)
     controller = Controller(monkeypatch, (MOVING, None))
     shared = made()
     await shared.read()
     for failure in (ClientError("gone"), KafkaError(ErrorCode.NOT_CONTROLLER), None):
         controller.answer = ({}, failure) if isinstance(failure, KafkaError) else failure
         shared.forget()
-        found = await shared.read()
+        found = await shared.read(patience_s=0.01)
         assert found.moving == MOVING
         # Without an answer the reason is the one before.
         assert found.error is not None

@@ -133,10 +133,10 @@ const renewParts = (done, atOnce = false) => {
   const renew = () => {
     const end = performance.now() + PARTS_MS;
     for (const element of stale) {
-      if (!atOnce && performance.now() > end) break;
       stale.delete(element);
       // An element that has been taken away or turned into another meanwhile.
       if (element.isConnected && element.fill !== undefined) morph(element, element.fill(...element.madeOf));
+      if (!atOnce && performance.now() > end) break;
     }
     if (stale.size > 0) partsFrame = requestAnimationFrame(renew);
     else done();

@@ -43,15 +43,9 @@
 
   /** A state for each partition and broker, and how many of each broker's cells are in each. */
   cockpit.CellLayer = class {
-    /** `order` are the states that count, as columns of a table. */
-    constructor(states, order, brokers, cells) {
-      Object.assign(this, { states, order, brokers, cells });
-      this.counts = new Uint32Array(brokers.length * states.length);
-      for (let cell = 0, broker = 0; cell < cells.length; cell += 1) {
-        this.counts[broker * states.length + cells[cell]] += 1;
-        broker += 1;
-        if (broker === brokers.length) broker = 0;
-      }
+    /** `order` are the states that count, as columns of a table. `counts` has a number for each broker and state. */
+    constructor(states, order, brokers, cells, counts) {
+      Object.assign(this, { states, order, brokers, cells, counts });
     }
 
     /** Sets the state of a cell; returns whether it was another. */
@@ -85,6 +79,16 @@
     }
   };
 
+  const countsOf = (cells, brokers) => {
+    const counts = new Uint32Array(brokers * STATES.length);
+    for (let cell = 0, first = 0; cell < cells.length; cell += 1) {
+      counts[first + cells[cell]] += 1;
+      first += STATES.length;
+      if (first === counts.length) first = 0;
+    }
+    return counts;
+  };
+
   cockpit.PartitionMap = class extends cockpit.CellLayer {
     /** The bytes of /api/partitions: a line of JSON, then a byte for each partition and broker, partition by partition. */
     static parse(bytes) {
@@ -110,7 +114,7 @@
       if (cells.length !== head.rows * head.brokers.length) {
         throw new Error(`The map of partitions has ${cells.length} cells, not ${head.rows} x ${head.brokers.length}.`);
       }
-      super(STATES, ORDER, head.brokers, cells);
+      super(STATES, ORDER, head.brokers, cells, countsOf(cells, head.brokers.length));
       this.version = head.version;
       this.sequence = head.sequence;
       this.names = head.topics.map(([name]) => name);
@@ -156,8 +160,14 @@
       return `${name}-${number}`;
     }
 
+    /** Something that `nextOdd` stops at. */
     isOdd(state) {
       return state >= OUT_OF_SYNC;
+    }
+
+    /** Something that is wrong. */
+    isBad(state) {
+      return state === OUT_OF_SYNC || state === OFFLINE;
     }
 
     /** A partition in words: "orders-3: leader 2; in sync 1, 3; out of sync 4". */
@@ -687,7 +697,7 @@
       const { layer } = this;
       const { states, order, counts } = layer;
       const cell = (state, value) =>
-        h("td", { class: value > 0 && layer.isOdd(state) ? "number marked" : "number" }, words.count(value));
+        h("td", { class: value > 0 && layer.isBad(state) ? "number marked" : "number" }, words.count(value));
       return morph(this.table,
         h("table", { class: "counts" },
           h("caption", { class: "unseen" }, this.byLag ? "Replicas of each broker by records behind the leader" : "Replicas of each broker by state"),

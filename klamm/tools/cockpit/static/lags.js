@@ -23,7 +23,7 @@
     { colour: "cell-lag-0", sign: "\u00b7", words: "0 behind" },
     { colour: "cell-lag-1", sign: "\u2212", words: "1 to 99", lines: [line(0.5)] },
     { colour: "cell-lag-2", sign: "=", words: "100 to 9,999", lines: [line(0.35), line(0.65)] },
-    { colour: "cell-lag-3", sign: "\u2261", words: "10,000 and more", lines: [line(0.2), line(0.5), line(0.8)] },
+    { colour: "cell-lag-3", sign: "\u2261", words: "10,000 +", lines: [line(0.2), line(0.5), line(0.8)] },
   ];
   const ORDER = [LEADER, 4, 5, 6, 7, OFFLINE, UNREAD];
 
@@ -33,6 +33,22 @@
   OF_MAP[cockpit.CELLS.LEADER] = LEADER;
   OF_MAP[cockpit.CELLS.OFFLINE] = OFFLINE;
 
+  const cellsOf = (states) => {
+    const cells = new Uint8Array(states.length);
+    for (let cell = 0; cell < cells.length; cell += 1) cells[cell] = OF_MAP[states[cell]];
+    return cells;
+  };
+
+  /** How many of each broker's cells are in each state before any lag is known, by the counts of the map. */
+  const countsOf = (map) => {
+    const counts = new Uint32Array(map.brokers.length * STATES.length);
+    for (let index = 0; index < map.counts.length; index += 1) {
+      const broker = Math.floor(index / map.states.length);
+      counts[broker * STATES.length + OF_MAP[index % map.states.length]] += map.counts[index];
+    }
+    return counts;
+  };
+
   const levelOf = (lag) => {
     const level = LEVELS.findIndex((most) => lag <= most);
     return FIRST_LEVEL + (level < 0 ? LEVELS.length : level);
@@ -40,10 +56,10 @@
 
   cockpit.LagLayer = class extends cockpit.CellLayer {
     constructor(map) {
-      super(STATES, ORDER, map.brokers, map.cells.map((state) => OF_MAP[state]));
+      super(STATES, ORDER, map.brokers, cellsOf(map.cells), countsOf(map));
       this.map = map;
-      // Records behind the leader, -1 where that is not known.
-      this.lags = new Float64Array(map.cells.length).fill(-1);
+      // One more than the records behind the leader, 0 where that is not known.
+      this.lags = new Float64Array(map.cells.length);
     }
 
     /** Makes the cells of a partition anew; returns whether they have changed. */
@@ -53,7 +69,7 @@
       let isChanged = false;
       for (let cell = partition * width; cell < (partition + 1) * width; cell += 1) {
         const state = OF_MAP[map.cells[cell]];
-        if (this.put(cell, state === UNREAD && lags[cell] >= 0 ? levelOf(lags[cell]) : state)) isChanged = true;
+        if (this.put(cell, state === UNREAD && lags[cell] > 0 ? levelOf(lags[cell] - 1) : state)) isChanged = true;
       }
       return isChanged;
     }
@@ -65,7 +81,7 @@
       const changed = [];
       for (let partition = first; partition < end; partition += 1) {
         for (let broker = 0; broker < width; broker += 1) {
-          this.lags[partition * width + broker] = Number(lags[(partition - first) * width + broker]);
+          this.lags[partition * width + broker] = Number(lags[(partition - first) * width + broker]) + 1;
         }
         if (this.renew(partition)) changed.push(partition);
       }
@@ -74,6 +90,11 @@
 
     isOdd(state) {
       return state === OFFLINE || state > FIRST_LEVEL;
+    }
+
+    /** A few records behind is what a follower of a busy leader is. */
+    isBad(state) {
+      return state === OFFLINE || state > FIRST_LEVEL + 1;
     }
 
     /** "orders-3: leader 2; 1 is 0 records behind; 3 is 1,204 records behind". */
@@ -86,7 +107,7 @@
         if (state === LEADER) said.unshift(`leader ${id}`);
         else if (state === OFFLINE) said.push(`${id} is offline`);
         else if (state === UNREAD) said.push(`how far ${id} is behind is not known`);
-        else if (state !== NONE) said.push(`${id} is ${words.counted(this.lags[cell], "record")} behind`);
+        else if (state !== NONE) said.push(`${id} is ${words.counted(this.lags[cell] - 1, "record")} behind`);
       }
       return `${this.map.partitionName(partition)}: ${said.join("; ") || "no replicas"}`;
     }

@@ -44,7 +44,7 @@
 
   /** Spans of the controller's states: [state, from_ms, to_ms, epoch], oldest first. */
   let spans = [];
-  /** The newest records as lines {time_ms, kind, text, count}, newest first; records alike in a row are one line. */
+  /** The newest records as lines {record, alike, count}, newest first; records alike in a row are one line. */
   const lines = [];
   /** Transitions seen: "partitions Online Offline" -> number. */
   const transitions = new Map();
@@ -77,9 +77,9 @@
       lines[0].count += 1;
       return;
     }
-    const text = lineTexts[record.kind]?.(record);
-    if (text === undefined) return;
-    lines.unshift({ time_ms: record.time_ms, kind: record.kind, text, alike, count: 1, record });
+    if (!Object.hasOwn(lineTexts, record.kind)) return;
+    // Of a burst few lines are shown, so that their texts are made when they are.
+    lines.unshift({ alike, count: 1, record });
     lines.length = Math.min(lines.length, MAX_LINES);
   };
 
@@ -115,7 +115,10 @@
     clock = found;
   };
 
+  let samplesSeen = 0;
+
   const keepSamples = (now) => {
+    samplesSeen += 1;
     for (const broker of now.brokers ?? []) {
       const kept = samples.get(broker.id) ?? Object.fromEntries(SAMPLED.map((name) => [name, []]));
       samples.set(broker.id, kept);
@@ -176,7 +179,7 @@
   /** A tile, of texts. */
   const tile = (label, value, detail, kind = "calm") =>
     part("div", { class: `tile ${kind}` }, [label, value, detail ?? ""], (...texts) =>
-      [h("dt", {}, texts[0]), h("dd", {}, h("strong", {}, broken(texts[1])), h("small", {}, texts[2]))]);
+      [h("dt", {}, texts[0]), h("dd", {}, h("strong", {}, broken(String(texts[1]))), h("small", {}, texts[2]))]);
 
   const controllerTile = (now) => {
     const { controller } = now;
@@ -384,8 +387,8 @@
 
   const measuredCell = (points, text) => [spark(points), h("span", {}, text)];
 
-  /** A row: `lines` are the points of what is measured. */
-  const brokerRow = (broker, ...lines) => [
+  /** A row. `scales` are the largest of what is measured; `_seen` is how many documents `samples` is made of. */
+  const brokerRow = (broker, scales, _seen) => [
     part("th", { scope: "row" }, [broker.id, broker.is_controller,
       [broker.host ? `${broker.host}:${broker.port}` : "", broker.rack ? `rack ${broker.rack}` : "",
         isShown(broker.epoch) ? `epoch ${broker.epoch}` : ""].filter(Boolean).join(" \u00b7 ")], brokerName),
@@ -393,24 +396,22 @@
     part("td", { class: "sending", "data-label": "The controller sends it" },
       [broker.alive, broker.trouble, broker.queue_size, broker.sending, broker.sending_for_ms], brokerSending),
     MEASURED.map(([name, label, write], index) =>
-      part("td", { class: "number measured", "data-label": label }, [lines[index], write(broker[name])], measuredCell)),
+      part("td", { class: "number measured", "data-label": label }, [pointsOf(broker.id, name, scales[index]), write(broker[name])], measuredCell)),
   ];
 
   const brokersPart = (now) => {
-    const scales = MEASURED.map(([name]) => most(name));
-    const rows = (now.brokers ?? []).map((broker) =>
-      [broker, ...MEASURED.map(([name], index) => pointsOf(broker.id, name, scales[index]))]);
-    return place([rows, now.brokers?.find((broker) => broker.alive && broker.why_not)?.why_not ?? null], brokersPanel);
+    const why = now.brokers?.find((broker) => broker.alive && broker.why_not)?.why_not ?? null;
+    return place([now.brokers ?? [], MEASURED.map(([name]) => most(name)), samplesSeen, why], brokersPanel);
   };
 
-  const brokersPanel = (rows, why) =>
+  const brokersPanel = (brokers, scales, seen, why) =>
     panel("brokers", "Brokers", { wide: true, aside: h("span", { class: "note" }, `the last ${SAMPLES} seconds`) },
       h("div", { class: "scroll-x" },
         h("table", { class: "brokers cards" },
           h("thead", {}, h("tr", {}, ["Broker", "State", "The controller sends it"].map((title) => h("th", { scope: "col" }, title)),
             MEASURED.map(([, title]) => h("th", { scope: "col", class: "number" }, title)))),
-          h("tbody", {}, rows.map(([broker, ...lines]) =>
-            part("tr", { class: broker.alive ? null : "down" }, [broker, ...lines], brokerRow))))),
+          h("tbody", {}, brokers.map((broker) =>
+            part("tr", { class: broker.alive ? null : "down" }, [broker, scales, seen], brokerRow))))),
       whyNot(why));
 
   const whyNot = (why) => (why ? h("p", { class: "why-not" }, why) : null);
@@ -528,13 +529,13 @@
       why: lines.length === 0 ? (why ?? "The controller has done nothing since the page was opened.") : null,
     },
     h("ol", { class: "feed scroll-y", tabindex: "0", "aria-label": "The controller's newest records" }, lines.map((line) =>
-      part("li", { class: line.kind }, [line.time_ms, line.kind, textOf(line)], recordLine))));
+      part("li", { class: line.record.kind }, [line.record.time_ms, line.record.kind, textOf(line)], recordLine))));
 
-  const textOf = ({ count, kind, record, text }) =>
+  const textOf = ({ count, record }) =>
     count > 1
-      ? `${words.counted(count, kind)} ${short(record.from)} \u2192 ${short(record.to)}` +
+      ? `${words.counted(count, record.kind)} ${short(record.from)} \u2192 ${short(record.to)}` +
         (record.event ? `, because of ${record.event}` : "")
-      : text;
+      : lineTexts[record.kind](record);
 
   // -- the view -------------------------------------------------------------------------------------------------------
 
