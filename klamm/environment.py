@@ -267,6 +267,10 @@ class Environment(ABC):
         meanwhile. Under virtual time work takes none, and waiting takes as long as by the loop's clock."""
         return asyncio.get_running_loop().time()
 
+    def work_time_s(self) -> float:
+        """The processor time that the thread of the caller has used. Under virtual time work takes none."""
+        return 0.0
+
     def watch_gc_pauses(self, on_pause_ms: Callable[[float], None] | None) -> None:  # noqa: B027  # optional
         """Calls `on_pause_ms`, in any thread, with the duration of each later garbage collection. None stops this."""
 
@@ -449,6 +453,7 @@ class SystemEnvironment(Environment):
 
     # Not in a method, which would cost as much again for each request.
     work_clock_s = staticmethod(time.perf_counter)
+    work_time_s = staticmethod(time.thread_time)
 
     async def run_blocking(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)

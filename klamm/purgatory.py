@@ -81,6 +81,8 @@ class Purgatory(Generic[Key]):
         # Dicts serve as ordered sets: `check` wakes in the order of arrival.
         self._watchers: dict[Key, dict[Waiting[Key], None]] = {}
         self._notes: list[dict[Key, None]] = []
+        # How many operations were still waiting at their deadline.
+        self.expired_count = 0
 
     def __len__(self) -> int:
         """How many (key, operation) pairs are watched; 0 when nothing waits."""
@@ -136,9 +138,13 @@ class Purgatory(Generic[Key]):
         """Like `watch`, with a callback: `on_done(True)` is called within the `check` that makes the operation ready,
         `on_done(False)` at the deadline."""
         waiting = Waiting(operation, on_done, self._forget)
-        waiting.timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, waiting.complete, False)
+        waiting.timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, self._expire, waiting)
         self._add(waiting, keys)
         return waiting
+
+    def _expire(self, waiting: Waiting[Key]) -> None:
+        self.expired_count += 1
+        waiting.complete(False)
 
     def _add(self, waiting: Waiting[Key], keys: Collection[Key]) -> None:
         if not waiting.is_over:

@@ -191,3 +191,15 @@ async def test_pairs_and_operations_are_counted_in_steps() -> None:
     assert count >= 2
     for operation in waiting:
         operation.cancel()
+
+
+async def test_operations_that_expire_are_counted() -> None:
+    purgatory: Purgatory[int] = Purgatory()
+    switch = Switch()
+    ready = asyncio.ensure_future(purgatory.watch(switch, [0], 60_000))
+    await asyncio.sleep(0)
+    switch.on = True
+    purgatory.check(0)
+    assert await ready
+    assert not await purgatory.watch(Switch(), [0], 1)
+    assert purgatory.expired_count == 1

@@ -16,6 +16,7 @@ What must stay true: requests only read, and large answers are made in slices.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
 
 import orjson
@@ -37,6 +38,8 @@ IDLE_S = 3.0
 IDLE = b'{"kind":"idle"}\n'
 
 LAG_CHECK_S = 0.1
+# As long as the windows of Kafka's idle percentages.
+IDLE_WINDOW_S = 30
 
 # Some hundred kilobytes, which are copied and sent in less than a millisecond.
 PIECES_PER_SLICE = 50
@@ -156,13 +159,16 @@ def _import_prometheus() -> None:
 
 
 class PauseWatch:
-    """Measures how late the loop runs, and how long garbage collections take."""
+    """Measures how late the loop runs, for which share of the last `IDLE_WINDOW_S` it was idle, and how long garbage
+    collections take."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._lag_ms = Histogram()
         self._gc_pause_ms = Histogram()
         self._timer: asyncio.TimerHandle | None = None
+        # The clock and the processor time of the loop's thread, at each check.
+        self._readings: deque[tuple[float, float]] = deque(maxlen=round(IDLE_WINDOW_S / LAG_CHECK_S))
 
     def register(self, metrics: Metrics) -> None:
         lag, pause = self._lag_ms, self._gc_pause_ms
@@ -175,12 +181,28 @@ class PauseWatch:
         metrics.gauge(
             MetricName("klamm", "EventLoop", "Tasks"), "Tasks that have not ended.", lambda: len(asyncio.all_tasks())
         )
+        idle = "The share of the last seconds in which the loop has used no processor."
+        metrics.gauge(
+            MetricName("kafka.network", "SocketServer", "NetworkProcessorAvgIdlePercent"), idle, self._idle_share
+        )
+        metrics.gauges(
+            MetricName("kafka.network", "Processor", "IdlePercent"),
+            idle,
+            "networkProcessor",
+            lambda: {"0": self._idle_share()},
+        )
         metrics.histogram(MetricName("klamm", "GarbageCollector", "PauseMs"), "How long collections took.", pause)
         metrics.gauge(
             MetricName("klamm", "GarbageCollector", "LongestPauseMs"),
             "The longest since the start.",
             lambda: pause.maximum if pause.count else 0,
         )
+
+    def _idle_share(self) -> float:
+        if len(self._readings) < 2:
+            return 1.0
+        (began_s, began_work_s), (ended_s, ended_work_s) = self._readings[0], self._readings[-1]
+        return min(max(1 - (ended_work_s - began_work_s) / max(ended_s - began_s, LAG_CHECK_S), 0.0), 1.0)
 
     def start(self) -> None:
         self._environment.watch_gc_pauses(self._gc_pause_ms.update)
@@ -198,5 +220,6 @@ class PauseWatch:
 
     def _look(self, due: float) -> None:
         # A timer may be early by a rounding error.
+        self._readings.append((self._environment.work_clock_s(), self._environment.work_time_s()))
         self._lag_ms.update(max(round((asyncio.get_running_loop().time() - due) * 1000, 3), 0.0))
         self._expect_next()

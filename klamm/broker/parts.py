@@ -37,7 +37,7 @@ from klamm.broker.metadata_updates import Look, MetadataUpdates
 from klamm.broker.plugins import ALTER_CONFIG_POLICY, CREATE_TOPIC_POLICY, Plugins
 from klamm.broker.policies import Policy
 from klamm.broker.producer_ids import ProducerIds
-from klamm.broker.purgatory_metrics import register_purgatory_metrics
+from klamm.broker.purgatory_metrics import register_expired_fetches, register_purgatory_metrics
 from klamm.broker.quotas.admin import QuotaAdmin
 from klamm.broker.quotas.client_quotas import ClientQuotas
 from klamm.broker.registration import Registrar
@@ -341,6 +341,13 @@ class BrokerParts:
         self.replica_manager.topic_statistics.register(metrics)
         self.services.fetch_sessions.register(metrics)
         register_purgatory_metrics(metrics, self._purgatories())
+        register_expired_fetches(
+            metrics,
+            {
+                "consumer": self.replica_manager.fetch_purgatory,
+                "follower": self.replica_manager.follower_fetch_purgatory,
+            },
+        )
         metrics.gauge(
             MetricName("kafka.server", "KafkaServer", "BrokerState"),
             "What the broker does: 1 starts, 2 loads its logs, 3 runs, 6 hands its leaderships over, 7 stops.",

@@ -2,7 +2,7 @@
 
 The requests are counted in slices when the metrics are read.
 
-Source: kafka.server.DelayedOperationPurgatory.
+Source: kafka.server.DelayedOperationPurgatory, kafka.server.DelayedFetchMetrics.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,16 @@ from typing import Any
 from klamm.metrics import MetricName, Metrics
 from klamm.protocol.primitives import Steps
 from klamm.purgatory import Purgatory
+
+
+def register_expired_fetches(metrics: Metrics, purgatories: Mapping[str, Purgatory[Any]]) -> None:
+    """`purgatories` by the names that Kafka has for consumers and followers."""
+    metrics.tagged_meters(
+        MetricName("kafka.server", "DelayedFetchMetrics", "ExpiresPerSec"),
+        "Fetches that have found too few records until their time was up.",
+        ("fetcherType",),
+        lambda: iter([((name,), purgatory.expired_count) for name, purgatory in purgatories.items()]),
+    )
 
 
 def register_purgatory_metrics(metrics: Metrics, purgatories: Mapping[str, Sequence[Purgatory[Any]]]) -> None:

@@ -2,12 +2,16 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from klamm.broker.broker_state import BrokerState
+from klamm.broker.metrics_endpoint import PauseWatch
 from klamm.broker.parts import BrokerParts
 from klamm.broker.prometheus_text import render
+from klamm.metrics import Metrics
 from klamm.protocol.messages import ApiKey
 from klamm.simulation.small_slices import small_slices
 from support.fetch_messages import fetch_request, to_fetch
@@ -103,6 +107,39 @@ async def test_the_traffic_of_a_listener(tmp_path: Path) -> None:
         assert traffic(cluster, "outgoing_byte_total") > before["outgoing_byte_total"]
         assert values(cluster).by_name["kafka_network_requestchannel_responsequeuesize", (("processor", "0"),)] == 0
         assert values(cluster).by_name["kafka_network_requestchannel_responsequeuesize", ()] == 0
+
+
+async def test_fetches_that_expire_are_counted_by_who_fetches(tmp_path: Path) -> None:
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
+        await client.create_topic("t", 1)
+        for _ in range(2):
+            await client.fetch("t", 0, 0, max_wait_ms=1)
+        found = {
+            who: values(cluster).by_name["kafka_server_delayedfetchmetrics_expires_total", (("fetcherType", who),)]
+            for who in ("consumer", "follower")
+        }
+        assert found == {"consumer": 2, "follower": 0}
+
+
+async def test_the_idle_share_of_the_loop() -> None:
+    clock_s, work_s = [0.0], [0.0]
+    environment: Any = SimpleNamespace(work_clock_s=lambda: clock_s[0], work_time_s=lambda: work_s[0])
+    watch, metrics = PauseWatch(environment), Metrics()
+    watch.register(metrics)
+
+    def shown() -> set[float]:
+        found = Values.of(metrics).by_name
+        average = found["kafka_network_socketserver_networkprocessoravgidlepercent", ()]
+        return {average, found["kafka_network_processor_idlepercent", (("networkProcessor", "0"),)]}
+
+    environment.watch_gc_pauses = lambda _on_pause: None
+    assert shown() == {1.0}
+    for second in range(61):
+        clock_s[0] = second / 10
+        work_s[0] = second / 40
+        watch._look(0.0)
+        watch.stop()
+    assert shown() == {0.75}
 
 
 async def test_the_state_of_a_broker_is_shown_from_its_start_to_its_end(

@@ -21,10 +21,10 @@ REASONS = {
         "Counted for each fetch of a follower; `fetcherlagmetrics_consumerlag` shows followers that are behind. With"
         " the exporter's rules the name of the fetcher becomes a part of a label's name."
     ),
-    "kafka_server_delayedfetchmetrics_.*": "Counted for each fetch that finds no records.",
     "kafka_network_(acceptor|processor)_.*|.*networkprocessoravgidlepercent .*"
     "|kafka_server_kafkarequesthandlerpool_.*": (
-        "How idle Kafka's threads are. klamm has one loop: `klamm_eventloop_lagms` shows how late it runs."
+        "How idle Kafka's other threads are. klamm has one loop: `networkprocessoravgidlepercent` is the share of the"
+        " last 30 seconds in which it has used no processor, also while it waited for a disk."
     ),
     "kafka_network_socketserver_controlplaneexpiredconnectionskilledcount .*": (
         "`expiredconnectionskilledcount` counts the connections of all listeners."
