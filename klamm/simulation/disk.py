@@ -101,6 +101,8 @@ class Disk:
         self._root = _Directory(now_ms())
         self._journal: list[_NameChange] = []
         self._faults: list[Fault] = []
+        # While descriptors are exhausted: how many files more were closed since than opened.
+        self.spare_descriptors = 0
 
     def fail(self, operation: str, pattern: str, error_number: int = errno.EIO, times: int | None = 1) -> None:
         """Makes operations fail until they have failed `times` times, or (None) until `mend`.
@@ -115,7 +117,8 @@ class Disk:
         self.capacity_bytes = None
 
     def exhaust_descriptors(self, directory: str) -> None:
-        """No file below this directory can be opened until `free_descriptors`."""
+        """A file below this directory can be opened only when another has been closed, until `free_descriptors`."""
+        self.spare_descriptors = 0
         for operation in ("open", "list_directory", "sync_directory", "lock"):
             for pattern in (directory, f"{directory}/*"):
                 self.fail(operation, pattern, errno.EMFILE, times=None)
@@ -178,6 +181,8 @@ class Disk:
             self.meter.operation(operation)
         for fault in self._faults:
             matches = fnmatch.fnmatchcase(operation, fault.operation) and fnmatch.fnmatchcase(path, fault.pattern)
+            if matches and fault.error_number == errno.EMFILE and self.spare_descriptors > 0:
+                continue
             if matches and fault.times != 0:
                 if fault.times is not None:
                     fault.times -= 1
@@ -253,6 +258,7 @@ class SimulatedFile(File):
         self._inode = inode
         self._closed = False
         process.open_files += 1
+        disk.spare_descriptors -= 1
 
     def size(self) -> int:
         self._check("size")
@@ -314,6 +320,7 @@ class SimulatedFile(File):
             self._inode.locked_by = None
         if not self._closed:
             self._process.open_files -= 1
+            self._disk.spare_descriptors += 1
         self._closed = True
 
     def _check(self, operation: str) -> None:

@@ -282,13 +282,20 @@ class RandomFaults:
                 await self._lead(broker, key)
             await self._outage(ROTTEN_S)
         await self._stop_or_kill(broker)
-        if await self._until_out_of_all_isrs(broker):
+        if await self._until_out_of_isr(broker, key):
             operator = _operator(broker)
             for directory in sorted({path.rpartition("/")[0] for path in _log_files(broker, key)}):
                 self.world.trace.add("faults", "removed", broker.node.name, directory)
                 operator.remove_tree(directory)
         broker.has_rotten_log = False
         broker.start()
+
+    async def _until_out_of_isr(self, broker: SimulatedBroker, key: PartitionKey) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self.cluster.until(lambda: broker.broker_id not in self.cluster.isr(*key))
+                return True
+        return False
 
     async def _rot_log(self, topic: str) -> tuple[PartitionKey, SimulatedBroker] | None:
         """A log of a topic that producers write. If its broker leads, another broker may be told to copy that log."""

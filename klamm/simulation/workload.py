@@ -45,6 +45,8 @@ REQUEST_TIMEOUT_MS = 10_000
 BACK_OFF_S = 0.1
 FAILURES_UNTIL_NEW_CLIENT = 5
 MAX_IN_FLIGHT = 3
+# A former leader that was cut off before it heard of its successor expects an earlier batch, for as long as an outage.
+REFUSALS_OF_A_FORMER_LEADER = 600
 # Then a consumer asks the leader anew (metadata.max.age.ms).
 FETCHES_OF_A_FOLLOWER = 20
 # What a batch gets that has overtaken another, or that the leader has but no longer recognizes.
@@ -203,6 +205,7 @@ class Producer:
     async def _produce(self, batches: list[tuple[tuple[bytes, ...], bytes]]) -> None:
         """Sends the batches, all that are left each time, until all are acknowledged."""
         expected = OUT_OF_SEQUENCE if self.idempotent else ()
+        refusals = 0
         for attempts in itertools.count(1):
             # After a change of leaders a later batch may arrive first.
             order = self._random.sample(range(len(batches)), len(batches))
@@ -214,7 +217,9 @@ class Producer:
             found = await self._partition_client.attempts(ApiKey.PRODUCE, requests, expected)
             answers = [answer for _, answer in sorted(zip(order, found, strict=True), key=itemgetter(0))]
             # The leader takes the first batch, or recognizes the last one that it has.
-            assert not all(answer is not None and answer[0].error_code in OUT_OF_SEQUENCE for answer in answers), (
+            are_refused = all(answer is not None and answer[0].error_code in OUT_OF_SEQUENCE for answer in answers)
+            refusals = refusals + 1 if are_refused else 0
+            assert refusals < REFUSALS_OF_A_FORMER_LEADER, (
                 f"{self.key}: the leader has lost batches before {batches[0][0]}: {answers}"
             )
             answers = [None if answer is not None and answer[0].error_code else answer for answer in answers]

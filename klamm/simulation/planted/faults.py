@@ -211,7 +211,8 @@ FAULTS = (
         "the controller changes an ISR for a leader of an older leader epoch, too",
         (Replacement(isr_flows, "_decide", _decide_in_any_epoch),),
         "state_checker",
-        "another leader has the same epoch|the leader is not in sync|was not in sync|not a subset of the replicas",
+        "another leader has the same epoch|the leader is not in sync|was not in sync|not a subset of the replicas"
+        "|is elected .* and ends at",
         20,
     ),
     PlantedFault(
@@ -232,7 +233,7 @@ FAULTS = (
         (Replacement(batches, "write", _write_unguarded),),
         "state_checker",
         "the epoch of this controller is over|an epoch went back",
-        20,
+        40,
     ),
     PlantedFault(
         "acknowledged-before-the-isr",
@@ -296,7 +297,7 @@ FAULTS = (
         (Replacement(log_loader._Loader, "load", _load_without_producers),),
         "workload, transaction_ledger, verdict",
         RECORDS_ARE_LOST,
-        10,
+        30,
     ),
     PlantedFault(
         "unchecked-copies",
