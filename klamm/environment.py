@@ -265,7 +265,10 @@ class Environment(ABC):
     def work_clock_s(self) -> float:
         """How long work takes that holds the loop is the difference of two readings; uvloop's own clock stands still
         meanwhile. Under virtual time work takes none, and waiting takes as long as by the loop's clock."""
-        return asyncio.get_running_loop().time()
+        try:
+            return asyncio.get_running_loop().time()
+        except RuntimeError:
+            return 0.0  # Without a loop nothing waits.
 
     def work_time_s(self) -> float:
         """The processor time that the thread of the caller has used. Under virtual time work takes none."""
