@@ -101,6 +101,12 @@ class Log:
     Unless they say otherwise, methods that touch the disk raise KafkaError(KAFKA_STORAGE_ERROR).
     """
 
+    # Of the class until they are needed: most logs of a broker never do, and an attribute more costs each 700 bytes.
+    # How often the loop has waited for the disk.
+    syncs_on_loop = 0
+    # Why the sync before the next append failed: that append fails, too, instead of trying again on the loop.
+    _unsynced_because: KafkaError | None = None
+
     def __init__(
         self,
         environment: Environment,
@@ -145,10 +151,6 @@ class Log:
         # Whether a truncation, perhaps by a process that was killed since, may not be durable. If a machine crash undid
         # it below newer records, the log would mix two histories, and recovery could not detect that.
         self.is_truncation_unsynced = not loaded.is_clean
-        # How often the loop has waited for the disk.
-        self.syncs_on_loop = 0
-        # Why the sync before the next append failed: that append fails, too, instead of trying again on the loop.
-        self._unsynced_because: KafkaError | None = None
         # Tells cleanings whether the records that they have read are still those of the log.
         self._truncations = 0
         self._reader = LogReader(environment, loaded.segments, self)
@@ -417,8 +419,9 @@ class Log:
 
     def _append(self, records: Buffer, batches: Sequence[Batch], now_ms: int) -> None:
         if self.is_truncation_unsynced:
-            failed, self._unsynced_because = self._unsynced_because, None
+            failed = self._unsynced_because
             if failed is not None:
+                self._unsynced_because = None
                 raise failed
             self._flush_now(now_ms, may_be_repeated=True)
         first, last = batches[0].header, batches[-1].header
@@ -903,7 +906,6 @@ class Log:
 
     async def flush_before_append(self) -> None:
         """Syncs, so that the next append need not wait for the disk. If this fails, that append raises the error."""
-        self._unsynced_because = None
         try:
             await self.flush()
         except KafkaError as error:

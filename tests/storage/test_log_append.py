@@ -296,6 +296,7 @@ def test_a_follower_that_found_no_room_still_knows_where_its_epochs_begin(enviro
 
 async def test_a_follower_splits_what_does_not_fit_into_one_segment(environment):
     log = open_log(environment, LogConfig(segment_bytes=200))
+    await log.flush()  # Otherwise the first append waits for the disk, and the rest is left to the next fetch.
     sent = b"".join(bytes(batch(b"x" * 20, base_offset=i)) for i in range(10))
     log.append_as_follower(sent)
     assert log.log_end_offset == 10
