@@ -58,6 +58,7 @@ SMALL = (
     ("klamm.controller.topic_deletion", "CHEAP_SLICE", 1),
     ("klamm.controller.topic_deletion", "PARTITIONS_IN_PIECE", 1),
     ("klamm.controller.topic_flows", "CHEAP_SLICE", 1),
+    ("klamm.controller.topic_ids", "CHEAP_SLICE", 1),
     ("klamm.controller.topic_flows", "TOPICS_PER_SLICE", 1),
     ("klamm.coordinator.groups.group_coordinator", "OFFSETS_PER_SLICE", 1),
     ("klamm.coordinator.groups.group_loader", "RECORDS_PER_SLICE", 2),

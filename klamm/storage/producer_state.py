@@ -14,12 +14,14 @@ What must stay true:
   such as librdkafka would count them as acknowledged together with this one. Kafka 2.8 accepts it (KIP-360).
 
 Snapshot file (`<offset>.snapshot`, the state before that offset): version 1 (i16), CRC-32C of the rest (u32), count
-(i32), entries of 46 bytes; only the last batch of each producer survives a snapshot.
+(i32), entries of 46 bytes. An entry has room for one batch, and Kafka writes one entry for a producer: after a restart
+it refuses a batch that is sent again although it has it, unless it is the producer's last one. Here a producer's other
+batches have entries, too, before the entry of the last one. Kafka reads such files: a producer's last entry counts.
 Source: kafka.log.ProducerStateManager.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -31,6 +33,8 @@ from klamm.protocol.records import ControlRecordType, EndTransactionMarker
 NO_PRODUCER_EPOCH = -1
 NO_OFFSET = -1
 BATCHES_TO_RETAIN = 5
+# So many producers have all their batches in a snapshot; of more, it has the last one only: it is written in one step.
+PRODUCERS_WITH_ALL_BATCHES = 2_000
 
 _SNAPSHOT_VERSION = 1
 _SNAPSHOT_HEADER = struct.Struct(">hIi")
@@ -61,6 +65,19 @@ class BatchMetadata(NamedTuple):
     @property
     def first_offset(self) -> int:
         return self.last_offset - self.offset_delta
+
+
+_NO_BATCH = BatchMetadata(NO_SEQUENCE, NO_OFFSET, 0, -1)
+
+
+class SnapshotEntry(NamedTuple):
+    """An entry of a snapshot file. Its batch is _NO_BATCH, but for the timestamp, when the producer has none."""
+
+    producer_id: int
+    producer_epoch: int
+    batch: BatchMetadata
+    coordinator_epoch: int
+    transaction_first_offset: int
 
 
 class CompletedTransaction(NamedTuple):
@@ -284,20 +301,17 @@ class ProducerState:
 
     def to_snapshot(self) -> bytes:
         """The content of the snapshot file for `end_offset`."""
+        pack = _SNAPSHOT_ENTRY.pack
+        has_room = len(self._entries) <= PRODUCERS_WITH_ALL_BATCHES
         parts = []
         for producer_id, entry in self._entries.items():
-            last = entry.batches[-1] if entry.batches else BatchMetadata(NO_SEQUENCE, NO_OFFSET, 0, -1)
+            epoch = entry.producer_epoch
+            if has_room:
+                parts += [pack(producer_id, epoch, *batch, -1, NO_OFFSET) for batch in entry.batches[:-1]]
+            sequence, offset, delta, _ = entry.batches[-1] if entry.batches else _NO_BATCH
+            timestamp_ms, first_offset = entry.last_timestamp_ms, entry.transaction_first_offset
             parts.append(
-                _SNAPSHOT_ENTRY.pack(
-                    producer_id,
-                    entry.producer_epoch,
-                    last.last_sequence,
-                    last.last_offset,
-                    last.offset_delta,
-                    entry.last_timestamp_ms,
-                    entry.coordinator_epoch,
-                    entry.transaction_first_offset,
-                )
+                pack(producer_id, epoch, sequence, offset, delta, timestamp_ms, entry.coordinator_epoch, first_offset)
             )
         body = struct.pack(">i", len(parts)) + b"".join(parts)
         return struct.pack(">hI", _SNAPSHOT_VERSION, crc32c(body)) + body
@@ -305,46 +319,57 @@ class ProducerState:
     @classmethod
     def from_snapshot(cls, content: bytes, end_offset: int, path: str) -> "ProducerState":
         """The state before `end_offset`. Raises KafkaError(KAFKA_STORAGE_ERROR) when malformed."""
-        if len(content) < _SNAPSHOT_HEADER.size:
-            raise _malformed(path, f"{len(content)} bytes are too few")
-        version, crc, count = _SNAPSHOT_HEADER.unpack_from(content)
-        if version != _SNAPSHOT_VERSION:
-            raise _malformed(path, f"version {version}, only {_SNAPSHOT_VERSION} is known")
-        if crc32c(content[_SNAPSHOT_CRC_COVERS_FROM:]) != crc:
-            raise _malformed(path, "the checksum does not match")
-        if len(content) != _SNAPSHOT_HEADER.size + count * _SNAPSHOT_ENTRY.size:
-            raise _malformed(path, f"{count} producers do not fit into {len(content)} bytes")
         state = cls(end_offset)
-        for fields in _SNAPSHOT_ENTRY.iter_unpack(content[_SNAPSHOT_HEADER.size :]):
-            producer_id, first_offset = fields[0], fields[-1]
+        for entry in snapshot_entries(content, path):
+            producer_id, first_offset = entry.producer_id, entry.transaction_first_offset
             # Each transaction has its own first record, which is in the log.
             if first_offset in state._ongoing or first_offset >= end_offset:
                 raise _malformed(path, f"no transaction of producer {producer_id} can begin at offset {first_offset}")
-            state._load_entry(*fields)
+            if not state._load(entry):
+                raise _malformed(path, f"an entry of producer {producer_id} does not continue the one before")
         state._ongoing = dict(sorted(state._ongoing.items()))
         state._find_first_unstable()
         return state
 
-    def _load_entry(
-        self,
-        producer_id: int,
-        producer_epoch: int,
-        last_sequence: int,
-        last_offset: int,
-        offset_delta: int,
-        timestamp_ms: int,
-        coordinator_epoch: int,
-        transaction_first_offset: int,
-    ) -> None:
-        entry = self._entries[producer_id] = ProducerEntry()
-        entry.producer_epoch = producer_epoch
-        entry.last_timestamp_ms = timestamp_ms
-        entry.coordinator_epoch = coordinator_epoch
-        if last_offset >= 0:
-            entry.batches.append(BatchMetadata(last_sequence, last_offset, offset_delta, timestamp_ms))
-        if transaction_first_offset >= 0:
-            entry.transaction_first_offset = transaction_first_offset
-            self._ongoing[transaction_first_offset] = producer_id
+    def _load(self, loaded: SnapshotEntry) -> bool:
+        """Returns whether the entry can follow the earlier ones of the producer, of which each has an older batch."""
+        producer_id, batch = loaded.producer_id, loaded.batch
+        entry = self._entries.get(producer_id)
+        if entry is None:
+            entry = self._entries[producer_id] = ProducerEntry()
+        elif (
+            not 0 < len(entry.batches) < BATCHES_TO_RETAIN
+            or loaded.producer_epoch != entry.producer_epoch
+            or batch.last_offset <= entry.batches[-1].last_offset
+            or entry.transaction_first_offset >= 0
+        ):
+            return False
+        entry.producer_epoch = loaded.producer_epoch
+        entry.last_timestamp_ms = batch.timestamp_ms
+        entry.coordinator_epoch = loaded.coordinator_epoch
+        if batch.last_offset >= 0:
+            entry.batches.append(batch)
+        if loaded.transaction_first_offset >= 0:
+            entry.transaction_first_offset = loaded.transaction_first_offset
+            self._ongoing[loaded.transaction_first_offset] = producer_id
+        return True
+
+
+def snapshot_entries(content: bytes, path: str) -> Iterator[SnapshotEntry]:
+    """The entries of a snapshot file. Raises KafkaError(KAFKA_STORAGE_ERROR) when the file is malformed."""
+    if len(content) < _SNAPSHOT_HEADER.size:
+        raise _malformed(path, f"{len(content)} bytes are too few")
+    version, crc, count = _SNAPSHOT_HEADER.unpack_from(content)
+    if version != _SNAPSHOT_VERSION:
+        raise _malformed(path, f"version {version}, only {_SNAPSHOT_VERSION} is known")
+    if crc32c(content[_SNAPSHOT_CRC_COVERS_FROM:]) != crc:
+        raise _malformed(path, "the checksum does not match")
+    if len(content) != _SNAPSHOT_HEADER.size + count * _SNAPSHOT_ENTRY.size:
+        raise _malformed(path, f"{count} entries do not fit into {len(content)} bytes")
+    for producer_id, epoch, *batch, coordinator_epoch, first_offset in _SNAPSHOT_ENTRY.iter_unpack(
+        content[_SNAPSHOT_HEADER.size :]
+    ):
+        yield SnapshotEntry(producer_id, epoch, BatchMetadata(*batch), coordinator_epoch, first_offset)
 
 
 def _check_sequence(header: BatchHeader, entry: ProducerEntry) -> None:

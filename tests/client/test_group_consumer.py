@@ -14,7 +14,7 @@ from klamm.client.group_member import GroupMember
 from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, OffsetReset, ProducerOptions
 from klamm.client.producer import Producer, ProducerRecord
 from klamm.protocol.compression import CompressionType
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.simulation.administration import Administrator
 from klamm.simulation.cluster import SimulatedCluster
@@ -70,7 +70,17 @@ class Village:
         self.is_over = True
 
     async def member(self, name: str, instance: str | None) -> None:
-        """Reads until the last record is committed by somebody."""
+        """Reads until the last record is committed by somebody. When it is fenced, it begins anew, as its supervisor
+        would let it: a coordinator that dies before it could store the generation in which this member took over
+        from the one before leaves a coordinator that takes the one before for the member, as in Kafka."""
+        while True:
+            try:
+                return await self.read(name, instance)
+            except KafkaError as error:
+                if instance is None or error.code != ErrorCode.FENCED_INSTANCE_ID:
+                    raise
+
+    async def read(self, name: str, instance: str | None) -> None:
         client = self.cluster.client()
         consumer: GroupConsumer
 

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import BatchHeader
 from klamm.protocol.records import ControlRecordType, EndTransactionMarker
-from klamm.storage.producer_state import AppendOrigin, ProducerState
+from klamm.storage import producer_state
+from klamm.storage.producer_state import BATCHES_TO_RETAIN, AppendOrigin, ProducerState
 
 MAX = 2**31 - 1
 CLIENT, COORDINATOR, REPLICATION = AppendOrigin.CLIENT, AppendOrigin.COORDINATOR, AppendOrigin.REPLICATION
@@ -185,6 +186,44 @@ def test_the_snapshot_is_kafkas():
     assert again.to_snapshot() == content
     assert again.first_unstable_offset == 10
     assert ProducerState(3).to_snapshot().hex() == "0001" + "48674bc7" + "00000000"
+
+
+def test_the_last_batches_of_a_producer_survive_a_snapshot():
+    state = ProducerState()
+    for number in range(BATCHES_TO_RETAIN + 2):
+        state.update(data(3 * number, 2 * number, count=2, producer=number % 2, timestamp=number), None)
+    again = ProducerState.from_snapshot(state.to_snapshot(), state.end_offset, "f")
+    assert [entry.batches for entry in again.entries.values()] == [entry.batches for entry in state.entries.values()]
+    assert [len(entry.batches) for entry in again.entries.values()] == [4, 3]
+    assert again.to_snapshot() == state.to_snapshot()
+
+
+def test_a_snapshot_of_many_producers_has_their_last_batches(monkeypatch):
+    monkeypatch.setattr(producer_state, "PRODUCERS_WITH_ALL_BATCHES", 1)
+    state = ProducerState()
+    for number in range(4):
+        state.update(data(number, number // 2, producer=number % 2), None)
+    again = ProducerState.from_snapshot(state.to_snapshot(), 4, "f")
+    assert [entry.batches for entry in again.entries.values()] == [
+        entry.batches[-1:] for entry in state.entries.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    "break_order",
+    [
+        lambda batches: batches.reverse(),
+        lambda batches: batches.append(batches[-1]),
+        lambda batches: batches.extend(batches[-1]._replace(last_offset=100 + number) for number in range(9)),
+    ],
+)
+def test_a_snapshot_whose_batches_do_not_follow_each_other_is_refused(break_order):
+    state = ProducerState()
+    for number in range(2):
+        state.update(data(number, number), None)
+    break_order(state.entries[1].batches)
+    with pytest.raises(KafkaError, match="does not continue the one before"):
+        ProducerState.from_snapshot(state.to_snapshot(), 200, "f")
 
 
 @pytest.mark.parametrize(("first", "second"), [(10, 10), (10, 12), (13, 10), (2**63 - 1, -1)])

@@ -33,7 +33,7 @@ from klamm.storage.log_directory import (
     format_topic_id,
     parse_partition_metadata,
 )
-from klamm.storage.producer_state import ProducerState
+from klamm.storage.producer_state import snapshot_entries
 from klamm.storage.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -392,8 +392,7 @@ def _dump_transaction_index(path: str, wanted: Wanted, printer: _Printer) -> Non
 
 
 def _dump_snapshot(path: str, wanted: Wanted, printer: _Printer) -> None:
-    state = ProducerState.from_snapshot(READ_ONLY.read_file(path), _base_offset(path), path)
-    for item in snapshot_items(state):
+    for item in snapshot_items(READ_ONLY.read_file(path), path):
         if wanted.as_json:
             printer.item(path, "producer", item)
         else:
@@ -403,18 +402,16 @@ def _dump_snapshot(path: str, wanted: Wanted, printer: _Printer) -> None:
             printer.line(_text(shown) + ("" if "lastOffset" in item else " "))
 
 
-def snapshot_items(state: ProducerState) -> Iterator[dict[str, Any]]:
-    """The producers of a snapshot, in its order."""
-    for producer_id, entry in state.entries.items():
-        first = entry.transaction_first_offset
+def snapshot_items(content: bytes, path: str) -> Iterator[dict[str, Any]]:
+    """The entries of a snapshot, in its order."""
+    for producer_id, epoch, batch, coordinator_epoch, first in snapshot_entries(content, path):
         item: dict[str, Any] = {
             "producerId": producer_id,
-            "producerEpoch": entry.producer_epoch,
-            "coordinatorEpoch": entry.coordinator_epoch,
+            "producerEpoch": epoch,
+            "coordinatorEpoch": coordinator_epoch,
             "currentTxnFirstOffset": None if first < 0 else first,
         }
-        if entry.batches:
-            batch = entry.batches[0]
+        if batch.last_sequence >= 0:
             item |= {
                 "firstSequence": batch.first_sequence,
                 "lastSequence": batch.last_sequence,

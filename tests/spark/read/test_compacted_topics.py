@@ -60,7 +60,9 @@ class Table:
         """Whether the replica's cleaner has cleaned everything below the active segment."""
         directory = self.cluster.broker(broker).data_directory
         active = max(path.stem for path in (directory / f"{self.name}-0").glob("*.log"))
-        return f"{self.name} 0 {int(active)}\n" in (directory / "cleaner-offset-checkpoint").read_text()
+        checkpoint = directory / "cleaner-offset-checkpoint"
+        # There is none before the directory's first cleaning.
+        return checkpoint.exists() and f"{self.name} 0 {int(active)}\n" in checkpoint.read_text()
 
     def until_clean(self) -> None:
         self.cluster.until(lambda: all(map(self.is_clean, range(2))))
