@@ -19,40 +19,29 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 
 from klamm.broker.broker import Broker
-from klamm.protocol.errors import KafkaError
-from klamm.protocol.record_batch import CRC_COVERS_FROM, iterate_batches
-from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.administration import Administrator
-from klamm.simulation.clients import GROUP, ROTTING_TOPICS, TOPIC, UNCLEAN_TOPIC, Clients
+from klamm.simulation.clients import GROUP, TOPIC, UNCLEAN_TOPIC, Clients
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
-from klamm.simulation.disk import SimulatedFileSystem
+from klamm.simulation.ground import OUTAGES_S, PART_S, PATIENCE_S, Ground
 from klamm.simulation.group_workload import GroupWorkload
 from klamm.simulation.invariants import Invariants
-from klamm.simulation.process import Process, ProcessDead
+from klamm.simulation.process import ProcessDead
+from klamm.simulation.rot import Rot
 from klamm.simulation.run_shape import LAGGING_SHARES, RunShape, draw_shape
-from klamm.simulation.schedule import Schedule, Step, begin_step, step_chance
+from klamm.simulation.schedule import Schedule, Step, begin_step
 from klamm.simulation.small_slices import small_slices
 from klamm.simulation.transactional_workload import PROPERTIES as TRANSACTION_PROPERTIES
 from klamm.simulation.verdict import serving
 from klamm.simulation.world import Node, World
 from klamm.storage.log_directory import FUTURE_SUFFIX
-from klamm.storage.segment import LOG_SUFFIX
 from klamm.znodes.controller_store import NO_CONTROLLER
 
 # A run has so many faults and operator actions, of a random half of all kinds (see `run_shape`).
 STEPS = (2, 4, 8, 16)
 SHARE_OF_KINDS = 0.5
 SHARE_OF_WORK = 0.4
-# Of the logs that rot: what a coordinator loads is its own.
-SHARE_OF_COORDINATORS = 0.4
 PAUSES_S = (0.0, 0.1, 1.0, 4.0, 10.0)
-# Shorter and longer than a session (6 s), and than the lag that drops a follower out of the ISR (5 s).
-OUTAGES_S = (0.0, 0.5, 3.0, 5.5, 8.0, 20.0)
-# How long a broker works with a rotten log: shorter than that lag, since a leader whose last batch is rotten may not
-# acknowledge alone what goes when its log is removed.
-ROTTEN_S = (0.0, 0.5, 3.0)
-# Then the followers have what was committed before.
-SECONDS_OF_SILENCE = 0.5
 RESETS = 40
 LOST_ANSWERS = 30
 SECONDS_UNTIL_RESET = 0.01
@@ -64,18 +53,14 @@ CLOCK_ERROR_MS = 1_500
 CLOCK_DRIFT = 0.005
 # How many of the runs end with an election whose answer is lost: after others, the next election makes up for it.
 SHARE_OF_LOST_ELECTIONS = 0.25
-# How long the outcome of one part of a fault is waited for; then the fault continues without it.
-PART_S = 10.0
 # How long a ZooKeeper ensemble has no leader.
 ELECTIONS_S = (0.0, 0.2, 1.0, 3.0)
-# How long a machine's death waits until the cluster is whole, and until the machine is out of all ISRs.
-PATIENCE_S = 60
 
 # The kind of a fault or of operators' work, and what does it.
 NamedAction = tuple[str, Callable[[], Awaitable[None]]]
 
 
-class RandomFaults:
+class RandomFaults(Ground):
     """The safety phase of one run.
 
     Only where the clients expect it, logs rot and wall clocks drift.
@@ -91,10 +76,10 @@ class RandomFaults:
         clocks_drift: bool = False,
         logs_rot: bool = False,
     ) -> None:
-        self.cluster = cluster
-        self.world = cluster.world
+        super().__init__(cluster, administrator)
         self.logs_flush = logs_flush
-        self._administrator = administrator
+        self._members = group.members if group is not None else []
+        self._rot = Rot(self, self._members)
         self._faults: list[NamedAction] = [
             ("kill-broker", self._kill_broker),
             ("kill-broker", self._kill_broker),
@@ -126,32 +111,26 @@ class RandomFaults:
         # Drawn for the end of a run only.
         self._last = ("lose-election", self._lose_election)
         self._running: list[asyncio.Task[None]] = []
-        self._alone = [self._kill_one_machine, self._rot_replica, self._lose_election]
+        self._alone = [self._kill_one_machine, self._rot.rot_replica, self._lose_election]
         if cluster.have_topic_ids and cluster.replication_factor > 1:
             self._faults.append(("recreate-topic", self._recreate_topic))
         if logs_rot and cluster.replication_factor > 1:
-            self._faults.append(("rot-replica", self._rot_replica))
+            self._faults.append(("rot-replica", self._rot.rot_replica))
         if not logs_flush and cluster.replication_factor > 1:
             self._faults += [("kill-one-machine", self._kill_one_machine)] * 2
         if clocks_drift:
             self._faults += [("set-clock", self._set_clock)] * 2
             for broker in cluster.brokers.values():
                 self._set(broker)
-        self._members = group.members if group is not None else []
         if self._members:
             self._faults += [("kill-member", self._kill_member), ("stall-member", self._stall_member)]
-
-    @property
-    def random(self) -> random.Random:
-        """The chance of the current step."""
-        return step_chance(self.world.random)
 
     def draw(self, count: int | None = None) -> tuple[Step, ...]:
         """Steps for `replay`, drawn from the seed of the world; so is their number, unless it is given."""
         chance = random.Random(f"{self.world.seed}/schedule")
         drawn_count = chance.choice(STEPS)
         count = drawn_count if count is None else count
-        work, faults = _half(chance, self._administrator.work), _half(chance, self._faults)
+        work, faults = _half(chance, self.administrator.work), _half(chance, self._faults)
         steps = []
         for number in range(count):
             pause_s = chance.choice(PAUSES_S) * chance.random()
@@ -167,7 +146,7 @@ class RandomFaults:
 
     async def replay(self, steps: Sequence[Step]) -> None:
         """Injects these faults and operator actions; waits until each fault is over. ValueError for an unknown one."""
-        work, faults = dict(self._administrator.work), dict([*self._faults, self._last])
+        work, faults = dict(self.administrator.work), dict([*self._faults, self._last])
         for step in steps:
             if step.action not in {*work, *faults}:
                 raise ValueError(f"this run knows no {step.action!r}; it knows {', '.join(sorted({*work, *faults}))}")
@@ -176,7 +155,7 @@ class RandomFaults:
             context = contextvars.copy_context()
             context.run(begin_step, self.world.seed, step)
             if step.action in work:
-                context.run(self._administrator.begin, work[step.action])
+                context.run(self.administrator.begin, work[step.action])
             elif faults[step.action] in self._alone:
                 await self._until_over()
                 await _task(faults[step.action], context)
@@ -189,19 +168,13 @@ class RandomFaults:
 
     # -- choices ----------------------------------------------------------------------------------------------------
 
-    def _broker(self) -> SimulatedBroker:
-        return self.random.choice(list(self.cluster.brokers.values()))
-
     def _machine(self) -> bool:
         return self.logs_flush and self.random.random() < 0.5
-
-    async def _outage(self, lengths_s: Sequence[float] = OUTAGES_S) -> None:
-        await asyncio.sleep(self.random.choice(lengths_s) * self.random.uniform(0.8, 1.2))
 
     # -- faults: each fault undoes itself, unless another fault has undone it before ---------------------------------
 
     async def _kill_broker(self) -> None:
-        await self._kill(self._broker(), machine=self._machine())
+        await self._kill(self.broker(), machine=self._machine())
 
     async def _kill_controller(self) -> None:
         controller = self.cluster.brokers.get(self.cluster.controller_id())
@@ -210,12 +183,12 @@ class RandomFaults:
 
     async def _kill(self, broker: SimulatedBroker, *, machine: bool) -> None:
         broker.kill(machine=machine)
-        await self._outage()
+        await self.outage()
         broker.start()
 
     async def _kill_at_promotion(self) -> None:
         """Kills the next broker whose log is replaced by its copy in another log directory, between the two renames."""
-        self._administrator.begin(self._administrator.move_replicas)
+        self.administrator.begin(self.administrator.move_replicas)
         for _ in range(LOOKS_FOR_A_PROMOTION):
             for broker in self.cluster.brokers.values():
                 if broker.broker is not None and _is_promoting(broker.broker):
@@ -225,10 +198,10 @@ class RandomFaults:
 
     async def _kill_one_machine(self) -> None:
         """Runs while no other fault is active; the next fault begins when the machine is out of all ISRs."""
-        if not await self._is_whole():
+        if not await self.is_whole():
             return
         is_controller = self.random.random() < 0.5
-        broker = self.cluster.brokers[self.cluster.controller_id()] if is_controller else self._broker()
+        broker = self.cluster.brokers[self.cluster.controller_id()] if is_controller else self.broker()
         self.world.trace.add("faults", "machine", broker.node.name)
         self._running.append(asyncio.ensure_future(self._kill(broker, machine=True)))
         if self.cluster.replication_factor > 2 and self.random.random() < 0.5:
@@ -244,7 +217,7 @@ class RandomFaults:
         def is_out_of_all_isrs() -> bool:
             # The last member of an ISR stays.
             states = {
-                key: state for key, state in self.cluster.state.partitions().items() if len(self._replicas(key)) > 1
+                key: state for key, state in self.cluster.state.partitions().items() if len(self.replicas(key)) > 1
             }
             left.update(key for key, state in states.items() if broker.broker_id not in state.isr)
             return left.issuperset(states)
@@ -255,148 +228,20 @@ class RandomFaults:
                 return True
         return False
 
-    async def _rot_replica(self) -> None:
-        """One bit of one replica's log changes, in a cluster that is whole. The broker works with the log, and after a
-        restart too, until an operator removes the log from the stopped broker, which then copies it again.
-
-        Runs while no other fault is active, as in `_kill_one_machine`: other replicas must have the records.
-        """
-        if not await self._is_whole():
-            return
-        # A topic first: some have many more segments than others.
-        topics = [each for each in ROTTING_TOPICS if each in self.cluster.state.topics()]
-        internal = [each for each in topics if each in INTERNAL_TOPICS]
-        topic = self.random.choice(internal if internal and self.random.random() < SHARE_OF_COORDINATORS else topics)
-        if topic in INTERNAL_TOPICS:
-            rotten = await self._rot_coordinators_log(topic)
-        else:
-            rotten = await self._rot_log(topic)
-        if rotten is None:
-            return
-        key, broker = rotten
-        if self.random.random() < 0.5:
-            await self._stop_or_kill(broker)
-            broker.start()
-            if self.random.random() < 0.5:
-                await self._passed(lambda: broker.broker_id in self.cluster.isr(*key))
-                await self._lead(broker, key)
-            await self._outage(ROTTEN_S)
-        await self._stop_or_kill(broker)
-        if await self._until_out_of_isr(broker, key):
-            operator = _operator(broker)
-            for directory in sorted({path.rpartition("/")[0] for path in _log_files(broker, key)}):
-                self.world.trace.add("faults", "removed", broker.node.name, directory)
-                operator.remove_tree(directory)
-        broker.has_rotten_log = False
-        broker.start()
-
-    async def _until_out_of_isr(self, broker: SimulatedBroker, key: PartitionKey) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
-                await self.cluster.until(lambda: broker.broker_id not in self.cluster.isr(*key))
-                return True
-        return False
-
-    async def _rot_log(self, topic: str) -> tuple[PartitionKey, SimulatedBroker] | None:
-        """A log of a topic that producers write. If its broker leads, another broker may be told to copy that log."""
-        broker = self._broker()
-        keys = [(topic, number) for number in self.cluster.state.replicas(topic)]
-        files = {path: key for key in keys for path, size_bytes in _log_files(broker, key).items() if size_bytes}
-        if not files:
-            return None
-        path = self.random.choice(list(files))
-        key = files[path]
-        free = [each for each in self.cluster.brokers if each not in self._replicas(key)]
-        is_leader = self.cluster.leader(*key) == broker.broker_id
-        is_copied = bool(free) and "." not in path.split("/")[-2] and is_leader
-        if is_copied or topic != TOPIC:
-            position = self.random.choice(self.random.choice(_checked_bytes(broker, path)))
-        else:
-            position = self.random.randrange(broker.node.disk.sizes()[path])
-        self._rot(broker, path, position)
-        if is_copied:
-            # A broker that is to replace a follower asks for the whole log, which its leader must not pass on.
-            followers = [each for each in self._replicas(key) if each != broker.broker_id]
-            wanted = [broker.broker_id, *followers[1:], self.random.choice(free)]
-            self._administrator.begin(lambda: self._administrator.reassign(key, wanted))
-        elif not is_leader and self.random.random() < 0.5:
-            await self._lead(broker, key)
-        await self._outage(ROTTEN_S[-1:] if is_copied else ROTTEN_S)
-        return key, broker
-
-    async def _rot_coordinators_log(self, topic: str) -> tuple[PartitionKey, SimulatedBroker] | None:
-        """A log of a broker that then becomes the coordinator and loads the log, mostly while no member of a group
-        commits: what is newest in the log counts."""
-        sizes = {}
-        for number in self.cluster.state.replicas(topic):
-            for follower in self._replicas((topic, number)):
-                if follower != self.cluster.leader(topic, number):
-                    sizes[number, follower] = sum(_log_files(self.cluster.brokers[follower], (topic, number)).values())
-        if not any(sizes.values()):
-            return None
-        # Most records are in few partitions.
-        ((number, follower),) = self.random.choices(list(sizes), list(sizes.values()))
-        key, broker = (topic, number), self.cluster.brokers[follower]
-        is_newest = self.random.random() < 0.8
-        silenced = [each for each in self._members if each.node.process.alive] if is_newest else []
-        for member in silenced:
-            member.kill()
-        if silenced:
-            await asyncio.sleep(SECONDS_OF_SILENCE)
-        files = [path for path, size_bytes in _log_files(broker, key).items() if size_bytes]
-        path = max(files, key=lambda each: each.rpartition("/")[2]) if is_newest else self.random.choice(files)
-        checked = _checked_bytes(broker, path)
-        self._rot(broker, path, self.random.choice(checked[-1] if is_newest else self.random.choice(checked)))
-        await self._lead(broker, key)
-        for member in silenced:
-            member.start()
-        await self._outage(ROTTEN_S[1:])
-        return key, broker
-
-    def _rot(self, broker: SimulatedBroker, path: str, position: int) -> None:
-        broker.node.disk.rot(path, position, self.random.randrange(8))
-        broker.has_rotten_log = True
-
-    async def _stop_or_kill(self, broker: SimulatedBroker) -> None:
-        if self.random.random() < 0.5:
-            await broker.stop()
-        else:
-            broker.kill()
-
-    async def _lead(self, broker: SimulatedBroker, key: PartitionKey) -> None:
-        """A preferred election makes the broker the partition's leader, which lasts a moment."""
-        others = [each for each in self._replicas(key) if each != broker.broker_id]
-        self._administrator.begin(lambda: self._administrator.lead(key, [broker.broker_id, *others]))
-        await self._passed(lambda: self.cluster.leader(*key) == broker.broker_id)
-
-    def _replicas(self, key: PartitionKey) -> tuple[int, ...]:
-        return self.cluster.state.replicas(key[0]).get(key[1], ())
-
     async def _kill_another(self, broker: SimulatedBroker) -> None:
         other = self.random.choice([each for each in self.cluster.brokers.values() if each is not broker])
         await asyncio.sleep(self.random.uniform(0, 10))
         await self._kill(other, machine=False)
 
-    async def _is_whole(self) -> bool:
-        """Whether the cluster becomes whole in time, and is still whole when the controller has handled all events."""
-        was_whole = False
-        for _ in range(PATIENCE_S):
-            is_whole = self.cluster.is_whole()
-            if is_whole and was_whole:
-                return True
-            was_whole = is_whole
-            await asyncio.sleep(1)
-        return False
-
     async def _bounce_broker(self) -> None:
-        broker = self._broker()
+        broker = self.broker()
         broker.kill()
         broker.start()
 
     async def _stop_broker(self) -> None:
-        broker = self._broker()
+        broker = self.broker()
         await broker.stop()
-        await self._outage()
+        await self.outage()
         broker.start()
 
     async def _roll_brokers(self) -> None:
@@ -408,7 +253,7 @@ class RandomFaults:
 
     async def _set_clock(self) -> None:
         """Sets a broker's clock, forward or back. It stays wrong."""
-        self._set(self._broker())
+        self._set(self.broker())
 
     def _set(self, broker: SimulatedBroker) -> None:
         ahead_ms = self.random.uniform(-CLOCK_ERROR_MS, CLOCK_ERROR_MS)
@@ -426,14 +271,14 @@ class RandomFaults:
         lagging = [broker for broker in self.cluster.brokers.values() if self.random.random() < LAGGING_SHARES[-1]]
         zookeeper.lag.clients = {broker.node.address for broker in lagging}
         self.world.trace.add("zookeeper", "elects", *[broker.node.name for broker in lagging])
-        await self._outage(ELECTIONS_S)
+        await self.outage(ELECTIONS_S)
         try:
             await zookeeper.start()
         except ProcessDead:
             return  # Another fault has killed it during its start; that fault starts it again.
 
     async def _stall_broker(self) -> None:
-        await self._stall(self._broker().node)
+        await self._stall(self.broker().node)
 
     async def _stall_zookeeper(self) -> None:
         await self._stall(self.cluster.zookeeper.node)
@@ -442,7 +287,7 @@ class RandomFaults:
         process = node.process
         if process.alive and not process.stalled:
             node.stall()
-            await self._outage()
+            await self.outage()
             if node.process is process and process.alive and process.stalled:
                 node.resume()
 
@@ -451,7 +296,7 @@ class RandomFaults:
         if zookeeper.node.process.alive:
             # All writes that ZooKeeper has acknowledged are on its disk.
             zookeeper.kill(machine=self.random.random() < 0.5)
-            await self._outage()
+            await self.outage()
             try:
                 await zookeeper.start()
             except ProcessDead:
@@ -468,7 +313,7 @@ class RandomFaults:
         Often the machines are the controller's and a broker's, whose requests are the hardest to repeat.
         """
         one, other = self._link()
-        controller, broker = self.cluster.brokers.get(self.cluster.controller_id()), self._broker()
+        controller, broker = self.cluster.brokers.get(self.cluster.controller_id()), self.broker()
         if controller is not None and self.random.random() < 0.5:
             one, other = controller.node.name, broker.node.name
         for _ in range(RESETS):
@@ -489,13 +334,13 @@ class RandomFaults:
                     if controller is not None and what < 0.4:
                         await self._lose_answer(controller)
                     elif what < 0.5:
-                        self._administrator.begin(self._administrator.move_controller)
+                        self.administrator.begin(self.administrator.move_controller)
 
     async def _lose_election(self) -> None:
         """The controller moves, and the answer to the election is lost: its broker only finds its own id in
         /controller. Runs while no other fault is active, and no other election follows."""
         cluster = self.cluster
-        self._administrator.begin(self._administrator.move_controller)
+        self.administrator.begin(self.administrator.move_controller)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PART_S):
                 await cluster.until(lambda: cluster.controller_id() == NO_CONTROLLER)
@@ -511,7 +356,7 @@ class RandomFaults:
         if former == NO_CONTROLLER or not keys:
             return
         key = self.random.choice(keys)
-        replicas = self._replicas(key)
+        replicas = self.replicas(key)
         stopped = [each for each in replicas if each not in (former, cluster.leader(*key))]
         free = [each for each in cluster.brokers if each not in replicas]
         if not stopped or not free:
@@ -521,12 +366,12 @@ class RandomFaults:
         controller, replica = cluster.brokers[former].node, cluster.brokers[chosen].node
         await self._reassigned(key, elsewhere, lambda: chosen not in cluster.isr(*key))
         network.cut_one_way(controller.name, replica.name)
-        await self._passed(lambda: sorted(self._replicas(key)) == sorted(elsewhere))
+        await self.passed(lambda: sorted(self.replicas(key)) == sorted(elsewhere))
         await asyncio.sleep(1)
         process = controller.process
         if process.alive and not process.stalled:
             controller.stall()
-        await self._passed(lambda: cluster.controller_id() not in (former, NO_CONTROLLER))
+        await self.passed(lambda: cluster.controller_id() not in (former, NO_CONTROLLER))
         await self._reassigned(key, replicas, lambda: chosen in cluster.isr(*key))
         network.heal(controller.name, replica.name)
         if controller.process is process and process.alive and process.stalled:
@@ -535,18 +380,18 @@ class RandomFaults:
     async def _recreate_topic(self) -> None:
         """A broker dies, and a topic leaves it, is deleted and created again, with a replica on this broker, which
         still has the former log. Without topic ids a broker cannot tell the two topics apart."""
-        administrator, state = self._administrator, self.cluster.state
+        administrator, state = self.administrator, self.cluster.state
         name = administrator.take_name()
         if name is None:
             return
         await self._done(lambda: administrator.create(name, self.cluster.replication_factor))
         await self._done(lambda: administrator.write(name))
         hosts = sorted(self._hosts(name))
-        broker = self.cluster.brokers[self.random.choice(hosts)] if hosts else self._broker()
+        broker = self.cluster.brokers[self.random.choice(hosts)] if hosts else self.broker()
         broker.kill()
-        await self._passed(lambda: broker.broker_id not in state.live_brokers())
+        await self.passed(lambda: broker.broker_id not in state.live_brokers())
         administrator.begin(lambda: administrator.leave(name, broker.broker_id))
-        await self._passed(lambda: broker.broker_id not in self._hosts(name))
+        await self.passed(lambda: broker.broker_id not in self._hosts(name))
         await self._done(lambda: administrator.delete(name))
         broker.start()
         await self._done(lambda: administrator.create(name, len(self.cluster.brokers)))
@@ -561,17 +406,12 @@ class RandomFaults:
         """Begins operators' work, and returns when it is done, or after a while."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PART_S):
-                await asyncio.shield(self._administrator.begin(work))
+                await asyncio.shield(self.administrator.begin(work))
 
     async def _reassigned(self, key: PartitionKey, replicas: Sequence[int], has_come: Callable[[], bool]) -> None:
         """Asks for the replicas, and returns when it `has_come`, or after a while."""
-        self._administrator.begin(lambda: self._administrator.reassign(key, replicas))
-        await self._passed(has_come)
-
-    async def _passed(self, has_come: Callable[[], bool]) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PART_S):
-                await self.cluster.until(has_come)
+        self.administrator.begin(lambda: self.administrator.reassign(key, replicas))
+        await self.passed(has_come)
 
     async def _lose_answer(self, broker: SimulatedBroker) -> None:
         """The reset overtakes the answer, which is held up until then."""
@@ -585,19 +425,19 @@ class RandomFaults:
         one, other = self._link()
         cut = self.random.choice((self.world.network.cut, self.world.network.cut_one_way))
         cut(one, other)
-        await self._outage()
+        await self.outage()
         self.world.network.heal(one, other)
 
     async def _cut_from_zookeeper(self) -> None:
         """Cuts a broker off from ZooKeeper, mostly until its session is over; clients and followers still reach it."""
-        broker, zookeeper = self._broker().node.name, self.cluster.zookeeper.node.name
+        broker, zookeeper = self.broker().node.name, self.cluster.zookeeper.node.name
         self.world.network.cut(broker, zookeeper)
-        await self._outage(SESSION_OUTAGES_S)
+        await self.outage(SESSION_OUTAGES_S)
         self.world.network.heal(broker, zookeeper)
 
     async def _isolate_broker(self) -> None:
         """Only clients still reach the broker; often it is the coordinator of the group."""
-        broker = self._broker()
+        broker = self.broker()
         if self._members and self.random.random() < 0.5:
             with contextlib.suppress(KeyError):  # The group has no coordinator yet, or now.
                 broker = self.cluster.brokers[self.cluster.coordinator(GROUP)]
@@ -605,26 +445,26 @@ class RandomFaults:
         names.append(self.cluster.zookeeper.node.name)
         for name in names:
             self.world.network.cut(broker.node.name, name)
-        await self._outage()
+        await self.outage()
         for name in names:
             self.world.network.heal(broker.node.name, name)
 
     async def _fail_directory(self) -> None:
-        broker = self._broker()
+        broker = self.broker()
         broker.fail_directory(self.random.choice(LOG_DIRS))
-        await self._outage()
+        await self.outage()
         self._replace_disk(broker)
 
     async def _fill_disk(self) -> None:
-        broker = self._broker()
+        broker = self.broker()
         broker.fill_disk()
-        await self._outage()
+        await self.outage()
         self._replace_disk(broker)
 
     async def _exhaust_descriptors(self) -> None:
-        broker = self._broker()
+        broker = self.broker()
         broker.exhaust_descriptors()
-        await self._outage()
+        await self.outage()
         broker.free_descriptors()
 
     def _replace_disk(self, broker: SimulatedBroker) -> None:
@@ -639,7 +479,7 @@ class RandomFaults:
         member = self.random.choice(self._members)
         if member.node.process.alive:
             member.kill()
-            await self._outage()
+            await self.outage()
             member.start()
 
     async def _stall_member(self) -> None:
@@ -659,29 +499,6 @@ def _task(action: Callable[[], Awaitable[None]], context: contextvars.Context) -
         await action()
 
     return asyncio.get_running_loop().create_task(do(), context=context)
-
-
-def _operator(broker: SimulatedBroker) -> SimulatedFileSystem:
-    """The broker's files, for another program than the broker."""
-    return SimulatedFileSystem(broker.node.disk, Process("operator", broker.node.name))
-
-
-def _log_files(broker: SimulatedBroker, key: PartitionKey) -> dict[str, int]:
-    """The segments that a broker has of a partition, also in directories that are to be deleted, and their sizes."""
-    return {
-        path: size_bytes
-        for path, size_bytes in broker.node.disk.sizes().items()
-        if path.endswith(LOG_SUFFIX) and path.split("/")[-2].partition(".")[0] == f"{key[0]}-{key[1]}"
-    }
-
-
-def _checked_bytes(broker: SimulatedBroker, path: str) -> list[range]:
-    """The bytes of each batch that its checksum covers; the first byte of a file that has only room for batches."""
-    covered = []
-    with contextlib.suppress(KafkaError):  # A preallocated file ends with zeros.
-        for position, header in iterate_batches(_operator(broker).read_file(path), allow_partial_end=True):
-            covered.append(range(position + CRC_COVERS_FROM, position + header.size_bytes))
-    return covered or [range(1)]
 
 
 def _is_promoting(broker: Broker) -> bool:
