@@ -164,7 +164,10 @@ class Broker:
         topics = await self.zookeeper.store.topic_names()
         await parts.topic_configs.load(topics)
         await parts.quota_configs.load()
-        await parts.log_manager.load({topic: log_config(parts.topic_configs.of(topic), topic) for topic in topics})
+        await parts.log_manager.load(
+            {topic: log_config(parts.topic_configs.of(topic), topic) for topic in topics},
+            self.zookeeper.store.topic_ids,
+        )
 
     async def _register(self, parts: BrokerParts) -> None:
         """Registers this broker."""

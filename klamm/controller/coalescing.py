@@ -7,7 +7,7 @@ LeaderAndIsr request.
 
 | waiting requests for one partition, in order | what remains |
 |---|---|
-| LeaderAndIsr, LeaderAndIsr | the second one; it stays new if the first one was |
+| LeaderAndIsr, LeaderAndIsr | the second one; it is new if the first one was: a replica that was not new has a log |
 | LeaderAndIsr, StopReplica that deletes | StopReplica |
 | LeaderAndIsr, StopReplica that does not | both in this order: only the first one ends a leadership |
 | StopReplica, LeaderAndIsr | both in this order: the old replica is stopped or deleted before a new one begins |
@@ -145,8 +145,8 @@ class _Left:
         former, told = self._former_leadership.of(topic), self._leadership.of(topic)
         for state in states:
             before = told.get(state.partition) or former.pop(state.partition, None)
-            stays_new = before is not None and before.is_new and not state.is_new
-            told[state.partition] = replace(state, is_new=True) if stays_new else state
+            is_new = state.is_new if before is None else before.is_new
+            told[state.partition] = state if state.is_new is is_new else replace(state, is_new=is_new)
 
     def requests(self) -> list[QueuedRequest]:
         """The remaining requests in the order of sending."""

@@ -10,7 +10,7 @@ What must stay true:
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 from klamm.environment import Environment
@@ -61,6 +61,8 @@ class DirectoryCheckpoints:
         self._written_starts: Mapping[PartitionKey, int] = {}
         # The entries of cleaner-offset-checkpoint: only logs that were compacted have one.
         self._written_first_dirty: Mapping[PartitionKey, int] = {}
+        # The partitions that the checkpoints name when they are read; forgotten once the logs are loaded.
+        self._named: set[PartitionKey] = set()
         # Not None while the checkpoints are rewritten; True if they must be once more.
         self._is_outdated: bool | None = None
 
@@ -85,12 +87,14 @@ class DirectoryCheckpoints:
     async def _read(self, name: str) -> dict[PartitionKey, int]:
         path = self._directory.file(name)
         try:
-            return await self._environment.run_blocking(read_offset_checkpoint, self._file_system, path)
+            offsets = await self._environment.run_blocking(read_offset_checkpoint, self._file_system, path)
         except KafkaError as error:
             # Without a checkpoint the log is recovered whole, starts at its first segment, has no high watermark, or is
             # compacted anew.
             _LOGGER.warning("Ignoring a checkpoint that cannot be read: %s", error.message)
             return {}
+        self._named.update(offsets)
+        return offsets
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -155,24 +159,24 @@ class DirectoryCheckpoints:
         if self._written_first_dirty.get(key, 0) > (log.first_dirty_offset or 0):
             await self.write_first_dirty_offsets()
 
-    def forget_start(self, key: PartitionKey) -> None:
-        """Drops the log start offset of a log that is about to be deleted. Raises OSError."""
-        if key not in self._written_starts:
+    def forget_starts(self, keys: Collection[PartitionKey]) -> None:
+        """Drops the log start offsets of logs that are about to be deleted or set aside. Raises OSError."""
+        if self._written_starts.keys().isdisjoint(keys):
             return
         if self._lock.locked():
-            return  # `rewrite_soon` drops it.
-        starts = dict(self._written_starts)
-        del starts[key]
+            return  # `rewrite_soon` drops them.
+        starts = {key: start_offset for key, start_offset in self._written_starts.items() if key not in keys}
         path = self._directory.file(LOG_START_OFFSET_CHECKPOINT)
         self._file_system.replace_file(path, format_offset_checkpoint(starts))
         self._written_starts = starts
 
     def forget_strangers(self) -> None:
-        """Soon rewrites the checkpoints if they have entries of logs that are not in this directory: a process that was
-        killed had deleted them, or moved them to another directory."""
+        """Soon rewrites the checkpoints if they have entries of logs that are not in this directory: this start has set
+        them aside, or a process that was killed had deleted them, or moved them to another directory."""
         here = {key for logs in self._logs for key, log in logs.items() if log.log_directory is self._directory}
-        if not here.issuperset(self._written_starts) or not here.issuperset(self._written_first_dirty):
+        if not here.issuperset(self._named):
             self.rewrite_soon()
+        self._named = set()
 
     def rewrite_soon(self) -> None:
         """Soon rewrites the checkpoints: without a log that is deleted, with one that was moved here. However many logs

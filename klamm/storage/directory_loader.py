@@ -13,25 +13,30 @@ Source: kafka.log.LogManager (loadLogs).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from klamm.environment import Environment, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import each, slices
+from klamm.slices import each
 from klamm.storage.directory_checkpoints import DirectoryCheckpoints
 from klamm.storage.disk_errors import SHORTAGE_BACK_OFF_MS, SHORTAGES
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import (
     DELETE_SUFFIX,
+    PARTITION_METADATA_FILE,
+    STRAY_SUFFIX,
     LogDirectory,
     MetaProperties,
     check_meta_properties,
     delete_directory_name,
+    format_topic_id,
     parse_directory_name,
+    parse_partition_metadata,
     partition_directory_name,
+    stray_directory_name,
     unique_id,
 )
 from klamm.storage.log_loader import LoadedLog, load_log
@@ -42,8 +47,6 @@ _T = TypeVar("_T")
 _LOGGER = logging.getLogger(__name__)
 NAMES_PER_SLICE = 1_000
 PROGRESS_INTERVAL_S = 2.0
-# How many partitions an error names that have two directories.
-DUPLICATES_TOLD = 5
 # An operation that fails on a shortage is tried this often.
 _SHORTAGE_ATTEMPTS = 10
 
@@ -58,8 +61,9 @@ class WantedLog(NamedTuple):
 
 
 class DirectoryLoader:
-    """Call `open`, then `settle` of `future_logs.py`, then `consume_clean_shutdown_file`, then `load` for all of
-    `partitions` and `future_logs`, in any number of parts, also side by side.
+    """Call `open`, then `settle_duplicates` of `duplicate_logs.py` and `settle` of `future_logs.py`, then
+    `consume_clean_shutdown_file`, then `load` for all of `partitions` and `future_logs`, in any number of parts, also
+    side by side.
 
     `future_logs` has the name of each future log's directory, `deleted` the unique ids in the names of deleted logs.
     """
@@ -222,11 +226,43 @@ class DirectoryLoader:
         """The checkpointed offset up to which the log was compacted."""
         return self._first_dirty_offsets.get(key)
 
+    async def topic_id(self, key: PartitionKey) -> UUID | None:
+        """The topic id that a log has on the disk. None if it has none that can be read; the directory may be offline
+        then."""
+        path = self.directory.file(f"{partition_directory_name(*key)}/{PARTITION_METADATA_FILE}")
+        try:
+            return await self._environment.run_blocking(_read_topic_id, self._file_system, path)
+        except OSError as error:
+            self._opening_failed(error)
+            return None
+
+    async def set_aside(self, keys: Collection[PartitionKey], new_unique: Callable[[], UUID]) -> None:
+        """Gives the directories of these logs names under which no start loads or deletes them. Ends early when the
+        log directory is offline."""
+        aside = frozenset(keys)
+        try:
+            self._checkpoints.forget_starts(aside)
+        except OSError as error:
+            self._opening_failed(error)
+        for key in keys:
+            if not self.directory.is_online:
+                return
+            name, target = partition_directory_name(*key), stray_directory_name(*key, new_unique())
+            _LOGGER.warning(
+                "%s is of a former topic of that name, and another log directory has a log of the partition: it becomes"
+                " %s, which may be removed",
+                *(self.directory.file(name), target),
+            )
+            await self._rename(name, target)
+        self.partitions = [key for key in self.partitions if key not in aside]
+
     async def describe(self, key: PartitionKey) -> str:
         """What tells an operator which of two logs is up to date."""
         path = self.directory.file(partition_directory_name(*key))
         last = await self._environment.run_blocking(_describe_last_segment, self._file_system, path)
-        return f"{path} ({last}; high watermark {self._high_watermarks.get(key, 'unknown')})"
+        topic_id = await self.topic_id(key)
+        of = "unknown" if topic_id is None else format_topic_id(topic_id)
+        return f"{path} ({last}; high watermark {self._high_watermarks.get(key, 'unknown')}; topic id {of})"
 
     def _opening_failed(self, error: OSError) -> None:
         path = self.directory.path
@@ -242,6 +278,8 @@ class DirectoryLoader:
         elif parsed[2] == DELETE_SUFFIX:
             self.garbage.append(path)
             self.deleted.add(_unique_id(name))
+        elif parsed[2] == STRAY_SUFFIX:
+            _LOGGER.warning("Ignoring %s, which an earlier start has set aside; it may be removed", path)
         elif parsed[2]:
             self._found_future(parsed[:2], name)
         else:
@@ -286,27 +324,6 @@ class LoadingProgress:
             _LOGGER.info("Loaded %d logs in %s in %.0fms", self._total, self.loader.directory.path, took_ms)
 
 
-async def check_unique(loaders: Sequence[DirectoryLoader]) -> None:
-    """Raises KafkaError(KAFKA_STORAGE_ERROR) when two directories hold the same partition."""
-    places: dict[PartitionKey, list[DirectoryLoader]] = {}
-    for loader in loaders:
-        async for piece in slices(loader.partitions, NAMES_PER_SLICE):
-            for key in piece:
-                places.setdefault(key, []).append(loader)
-    duplicates = {key: held for key, held in places.items() if len(held) > 1}
-    if not duplicates:
-        return
-    told = []
-    for (topic, partition), held in list(duplicates.items())[:DUPLICATES_TOLD]:
-        logs = [await loader.describe((topic, partition)) for loader in held]
-        told.append(f"{topic}-{partition} has two directories: {', and '.join(logs)}")
-    more = f" (and {len(duplicates) - len(told)} more partitions)" if len(duplicates) > len(told) else ""
-    raise KafkaError(
-        ErrorCode.KAFKA_STORAGE_ERROR,
-        "; ".join(told) + f"{more}; of each, move the one that is not up to date out of log.dirs, and start again",
-    )
-
-
 def _unique_id(name: str) -> UUID:
     unique = unique_id(name)
     assert unique is not None
@@ -316,6 +333,13 @@ def _unique_id(name: str) -> UUID:
 def _rename_in(file_system: FileSystem, directory: str, name: str, target: str) -> None:
     file_system.rename(f"{directory}/{name}", f"{directory}/{target}")
     file_system.sync_directory(directory)
+
+
+def _read_topic_id(file_system: FileSystem, path: str) -> UUID | None:
+    try:
+        return parse_partition_metadata(file_system.read_file(path), path)
+    except (FileNotFoundError, KafkaError):  # A machine crash may tear the file, or keep it from the disk.
+        return None
 
 
 def _directories_in(file_system: FileSystem, path: str) -> list[str]:

@@ -29,10 +29,11 @@ PARTITION_METADATA_FILE = "partition.metadata"
 
 DELETE_SUFFIX = "-delete"
 FUTURE_SUFFIX = "-future"
+STRAY_SUFFIX = "-stray"
 
 _MAX_NAME_LENGTH = 255
 _PARTITION_NAME = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>[0-9]{1,10})")
-_MARKED_NAME = re.compile(r"(?P<name>.+)\.(?P<unique>[0-9a-f]{32})(?P<suffix>-delete|-future)")
+_MARKED_NAME = re.compile(r"(?P<name>.+)\.(?P<unique>[0-9a-f]{32})(?P<suffix>-delete|-future|-stray)")
 _UUID_SIZE_BYTES = 16
 
 
@@ -130,7 +131,15 @@ def is_possible_directory_name(name: str) -> bool:
 
 def delete_directory_name(topic: str, partition: int, unique: UUID) -> str:
     """The name of a deleted partition until its removal. Cuts a topic that is too long for a file name."""
-    tail = f"-{partition}.{unique.hex}{DELETE_SUFFIX}"
+    return _cut_name(topic, f"-{partition}.{unique.hex}{DELETE_SUFFIX}")
+
+
+def stray_directory_name(topic: str, partition: int, unique: UUID) -> str:
+    """The name of a log that a start has set aside (`duplicate_logs.py`). Cuts a topic that is too long."""
+    return _cut_name(topic, f"-{partition}.{unique.hex}{STRAY_SUFFIX}")
+
+
+def _cut_name(topic: str, tail: str) -> str:
     return topic[: _MAX_NAME_LENGTH - len(tail)] + tail
 
 
@@ -140,15 +149,15 @@ def future_directory_name(topic: str, partition: int, unique: UUID) -> str:
 
 
 def unique_id(name: str) -> UUID | None:
-    """The unique id in the name of a deleted or a future log; None in any other name."""
+    """The unique id in the name of a deleted, a future or a stray log; None in any other name."""
     marked = _MARKED_NAME.fullmatch(name)
     return None if marked is None else UUID(hex=marked["unique"])
 
 
 def parse_directory_name(name: str) -> tuple[str, int, str] | None:
-    """(topic, partition, suffix: "", "-delete" or "-future"). None when it is not the name of a log directory."""
+    """(topic, partition, suffix: "", "-delete", "-future" or "-stray"). None when the name is not a log directory's."""
     suffix = ""
-    if name.endswith((DELETE_SUFFIX, FUTURE_SUFFIX)):
+    if name.endswith((DELETE_SUFFIX, FUTURE_SUFFIX, STRAY_SUFFIX)):
         marked = _MARKED_NAME.fullmatch(name)
         if marked is None:
             return None

@@ -28,8 +28,9 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import Slices, each
 from klamm.storage.directory_checkpoints import DirectoryCheckpoints
-from klamm.storage.directory_loader import DirectoryLoader, LoadingProgress, WantedLog, check_unique
+from klamm.storage.directory_loader import DirectoryLoader, LoadingProgress, WantedLog
 from klamm.storage.disk_errors import PASSING, SHORTAGE_BACK_OFF_MS, SHORTAGES
+from klamm.storage.duplicate_logs import TopicIds, settle_duplicates
 from klamm.storage.future_logs import PreferredDirectories, settle
 from klamm.storage.log import Log
 from klamm.storage.log_cleaner import CleanerSettings, LogCleaner, settle_first_dirty_offset
@@ -182,16 +183,19 @@ class LogManager:
 
     # -- loading --------------------------------------------------------------------------------------------------
 
-    async def load(self, topic_configs: Mapping[str, LogConfig]) -> None:
-        """Opens all logs. A directory whose disk fails goes offline.
+    async def load(self, topic_configs: Mapping[str, LogConfig], topic_ids: TopicIds | None = None) -> None:
+        """Opens all logs. A directory whose disk fails goes offline. `topic_ids` is called only for the topics of
+        partitions that are in two directories; without it their ids are unknown.
 
         Raises KafkaError when a directory is locked, belongs to another broker or cluster, or holds a malformed file;
-        when two directories hold the same partition; and when no directory is left.
+        when two directories hold the same partition (`duplicate_logs.py`); and when no directory is left. Raises what
+        `topic_ids` raises.
         """
         try:
             opened = [loader for loader in map(self._loader, self._directories) if await loader.open()]
             if len(opened) > 1:
-                await check_unique(opened)
+                await settle_duplicates(opened, topic_ids, self._environment.random_uuid)
+                opened = [loader for loader in opened if loader.directory.is_online]
             all_online = len(opened) == len(self._directories)
             await settle(opened, self._environment.random_uuid, all_online=all_online)
             to_load = [loader for loader in opened if loader.consume_clean_shutdown_file()]
@@ -438,7 +442,7 @@ class LogManager:
         unique = self._environment.random_uuid()
         target = directory.file(delete_directory_name(log.topic, log.partition, unique))
         try:
-            self._checkpoints[directory.path].forget_start((log.topic, log.partition))
+            self._checkpoints[directory.path].forget_starts([(log.topic, log.partition)])
             self._file_system.rename(log.directory, target)
         except OSError as error:
             raise directory.storage_error(error, f"deleting {log.name}") from error

@@ -312,6 +312,19 @@ class KafkaZooKeeper:
             return None
         return TopicAssignment.decode(topic, data, stat.version)
 
+    async def topic_ids(self, names: Sequence[str]) -> dict[str, UUID | None]:
+        """The ids of those topics that exist; None for a topic without an id, or with a malformed znode. Syncs first,
+        so that no id is of a topic that was deleted before the call."""
+        await self.sync()
+        ids: dict[str, UUID | None] = {}
+        for topic, (data, _) in (await self._get_all({name: topics.topic_path(name) for name in names})).items():
+            try:
+                ids[topic] = TopicAssignment.decode(topic, data).topic_id
+            except ZnodeError as error:
+                logger.error("topic %s counts as one without an id: %s", topic, error)
+                ids[topic] = None
+        return ids
+
     async def topic_assignments(
         self, names: Sequence[str], watch: Callable[[str], None] | None = None
     ) -> dict[str, TopicAssignment]:

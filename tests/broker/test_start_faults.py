@@ -11,12 +11,14 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import check_crc, iterate_batches
 from klamm.protocol.records import decode_records
+from klamm.storage.log_directory import format_partition_metadata
 from support.one_broker import Client, OneBroker, batch, running, values
 
 NONE = ErrorCode.NONE
@@ -289,3 +291,17 @@ async def test_one_partition_in_two_directories(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "second" / "t-0")
         await cluster.start_broker()
         assert await read_all(await cluster.connect(), "t") == records
+
+
+async def test_the_log_of_a_former_topic_in_another_directory(tmp_path: Path) -> None:
+    """The broker asks ZooKeeper which topic of that name there is."""
+    async with running(tmp_path) as (cluster, client):
+        records = await fill(client, "t")
+        await cluster.broker.stop()
+        cluster.properties["log.dirs"] = f"{tmp_path / 'former'},{tmp_path / 'data'}"
+        shutil.copytree(tmp_path / "data", tmp_path / "former")
+        (tmp_path / "former" / "t-0" / "partition.metadata").write_bytes(format_partition_metadata(UUID(int=1)))
+        await cluster.start_broker()
+        assert await read_all(await cluster.connect(), "t") == records
+        (stray,) = [path.name for path in (tmp_path / "former").iterdir() if path.is_dir()]
+        assert re.fullmatch(r"t-0\.[0-9a-f]{32}-stray", stray)

@@ -98,6 +98,14 @@ def test_what_is_new_stays_new() -> None:
     assert (state.leader_epoch, state.is_new) == (2, True)
 
 
+def test_a_replica_that_was_not_new_does_not_become_new() -> None:
+    """A reassignment that goes on tells its added replicas that they are new, even one that is in sync for long. Its
+    broker is told before that the replica is not new; otherwise it gets an empty log while its disk is offline."""
+    (left,) = in_one_go(coalesce([lead(1, 0), lead(2, 0, is_new=True)]))
+    (state,) = left.body.topics[0].partitions
+    assert (state.leader_epoch, state.is_new) == (2, False)
+
+
 def test_what_concerns_the_whole_request_is_that_of_the_last_one() -> None:
     topic_id = UUID(int=5)
     waiting = [update(1, 0), lead(1, 0), update(2, 1, topic_id=topic_id), lead(2, 0)]

@@ -23,6 +23,8 @@ from support.logs import DiskEnvironment
         ("lost+found", None),
         (f"t-3.{'0a' * 16}-delete", ("t", 3, "-delete")),
         (f"t-3.{'0a' * 16}-future", ("t", 3, "-future")),
+        (f"t-3.{'0a' * 16}-stray", ("t", 3, "-stray")),
+        ("t-3-stray", None),
         ("t-3.0a-delete", None),
         ("t-3-delete", None),
         (f"t-3.{'0A' * 16}-delete", None),

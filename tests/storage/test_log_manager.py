@@ -376,9 +376,10 @@ async def test_a_partition_in_two_directories_is_told_with_what_each_has_and_not
     assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
     sizes = [fixture.files.size(f"{path}/t-0/{3:020d}.log") for path in (A, B)]
     assert sizes[0] > sizes[1] > 0
+    of = "topic id AAAAAAAAAAAAAAAAAAAAKg"
     assert (
-        f"t-0 has two directories: {A}/t-0 (last segment from offset 3, {sizes[0]} bytes; high watermark 3),"
-        f" and {B}/t-0 (last segment from offset 3, {sizes[1]} bytes; high watermark unknown)"
+        f"t-0 has two directories: {A}/t-0 (last segment from offset 3, {sizes[0]} bytes; high watermark 3; {of}),"
+        f" and {B}/t-0 (last segment from offset 3, {sizes[1]} bytes; high watermark unknown; {of})"
     ) in caught.value.message
     assert "t-1 has two directories" in caught.value.message
     assert "move the one that is not up to date out of log.dirs" in caught.value.message

@@ -210,6 +210,9 @@ async def test_an_unreadable_topic_does_not_hide_the_others(tmp_path: Path, capl
         await store.client.create("/brokers/topics/bad", b"garbage")
         await store.client.create("/config/topics/bad", b"[]")
         assert list(await store.topic_assignments(["bad", "good"])) == ["good"]
+        await store.create_topic("named", {0: [0]}, UUID(int=1), {})
+        ids = await store.topic_ids(["bad", "good", "named", "absent"])
+        assert ids == {"bad": None, "good": None, "named": UUID(int=1)}
         found = await store.topic_configs(["bad", "good"])
         assert (str(found["bad"]), found["good"]) == (
             "znode /config/topics/bad: the content is a list, not an object",

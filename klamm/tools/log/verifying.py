@@ -33,6 +33,7 @@ from klamm.storage.log_directory import (
     DELETE_SUFFIX,
     LOCK_FILE,
     META_PROPERTIES_FILE,
+    STRAY_SUFFIX,
     parse_directory_name,
 )
 from klamm.storage.log_verification import Finding, Prediction, VerifiedLog, predict, verify_log
@@ -186,6 +187,8 @@ def _classify(directory: Directory, name: str) -> None:
         directory.notes.append(f"{name} is no partition's directory: a start ignores it")
     elif parsed[2] == DELETE_SUFFIX:
         directory.notes.append(f"{name} was being deleted: a start removes it")
+    elif parsed[2] == STRAY_SUFFIX:
+        directory.notes.append(f"{name} was set aside by a start: a start ignores it, and it may be removed")
     elif parsed[2]:
         directory.futures[parsed[:2]] = f"{directory.path}/{name}"
         directory.notes.append(f"{name} is to replace a partition's log: a start continues the move")
@@ -210,7 +213,8 @@ def find_conflicts(directories: Sequence[Directory]) -> None:
         for key in directory.partitions:
             if key in places:
                 directory.problems.append(
-                    f"{key[0]}-{key[1]} is in {places[key].path} too: a start with both is refused"
+                    f"{key[0]}-{key[1]} is in {places[key].path} too: a start with both is refused,"
+                    " unless their topic ids show which one is of a deleted topic"
                 )
             places.setdefault(key, directory)
 
