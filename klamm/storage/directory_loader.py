@@ -19,12 +19,14 @@ from uuid import UUID
 
 from klamm.environment import Environment, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
 from klamm.slices import each
 from klamm.storage.directory_checkpoints import DirectoryCheckpoints
 from klamm.storage.disk_errors import SHORTAGE_BACK_OFF_MS, SHORTAGES
+from klamm.storage.leader_epoch_cache import EpochEntry
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import (
+    CLEAN_SHUTDOWN_FILE,
     DELETE_SUFFIX,
     PARTITION_METADATA_FILE,
     STRAY_SUFFIX,
@@ -40,6 +42,7 @@ from klamm.storage.log_directory import (
     unique_id,
 )
 from klamm.storage.log_loader import LoadedLog, load_log
+from klamm.storage.overlay import OverlayFileSystem
 from klamm.storage.segment import LOG_SUFFIX
 
 _T = TypeVar("_T")
@@ -58,6 +61,20 @@ class WantedLog(NamedTuple):
     partition: int
     config: LogConfig
     is_future: bool
+
+
+class LogHistory(NamedTuple):
+    """What a log on the disk has: its first offset, the offset after its last one, and where its leader epochs begin,
+    as (epoch, start offset) in ascending order."""
+
+    start_offset: int
+    end_offset: int
+    epochs: Sequence[EpochEntry]
+
+    @property
+    def latest_epoch(self) -> int:
+        """-1 when no epoch is known."""
+        return self.epochs[-1][0] if self.epochs else NO_EPOCH
 
 
 class DirectoryLoader:
@@ -151,30 +168,55 @@ class DirectoryLoader:
             _LOGGER.warning("Loading %s failed, %d attempts are left: %s", path, attempts_left, error)
             await asyncio.sleep(SHORTAGE_BACK_OFF_MS / 1000)
 
+    async def history(self, key: PartitionKey, config: LogConfig) -> LogHistory | None:
+        """What this start would load of a log; nothing changes on the disk. None for a log that cannot be loaded; the
+        directory may be offline then."""
+        wanted = WantedLog(*key, config, is_future=False)
+        try:
+            return await self._to_its_end(self._environment.run_blocking(self._read_history, wanted))
+        except OSError as error:
+            self._opening_failed(error)
+        except KafkaError as error:
+            _LOGGER.warning("%s", error.message)
+        return None
+
+    def _read_history(self, wanted: WantedLog) -> LogHistory:
+        """Runs off the loop."""
+        is_clean = self._file_system.exists(self.directory.file(CLEAN_SHUTDOWN_FILE))
+        overlay = OverlayFileSystem(self._file_system)
+        loaded = self._load_one(overlay, wanted, is_clean=is_clean)
+        for segment in loaded.segments:
+            segment.close_handles()
+        if is_clean and any(path.endswith(LOG_SUFFIX) for path in overlay.changed()):
+            # The cut may hide records that the other logs lack.
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self._path_of(wanted)} is damaged")
+        return LogHistory(loaded.log_start_offset, loaded.log_end_offset, loaded.leader_epochs)
+
     def _load_each(self, wanted: Sequence[WantedLog]) -> tuple[list[LoadedLog], OSError | None]:
         """The logs up to the first that an error has stopped. Runs off the loop."""
         loaded: list[LoadedLog] = []
         for log in wanted:
             if self._is_cancelled:
                 break
-            key = log.topic, log.partition
             try:
-                loaded.append(
-                    load_log(
-                        self._file_system,
-                        self._path_of(log),
-                        log.config,
-                        log_start_offset=self._log_start_offsets.get(key, 0),
-                        recovery_point=self._recovery_points.get(key, 0),
-                        first_dirty_offset=self._first_dirty_offsets.get(key, 0),
-                        high_watermark=self._high_watermarks.get(key),
-                        is_clean=self.is_clean,
-                        now_ms=self._environment.now_ms(),
-                    )
-                )
+                loaded.append(self._load_one(self._file_system, log, is_clean=self.is_clean))
             except OSError as error:
                 return loaded, error
         return loaded, None
+
+    def _load_one(self, file_system: FileSystem, log: WantedLog, *, is_clean: bool) -> LoadedLog:
+        key = log.topic, log.partition
+        return load_log(
+            file_system,
+            self._path_of(log),
+            log.config,
+            log_start_offset=self._log_start_offsets.get(key, 0),
+            recovery_point=self._recovery_points.get(key, 0),
+            first_dirty_offset=self._first_dirty_offsets.get(key, 0),
+            high_watermark=self._high_watermarks.get(key),
+            is_clean=is_clean,
+            now_ms=self._environment.now_ms(),
+        )
 
     def _path_of(self, log: WantedLog) -> str:
         key = log.topic, log.partition
@@ -249,8 +291,8 @@ class DirectoryLoader:
                 return
             name, target = partition_directory_name(*key), stray_directory_name(*key, new_unique())
             _LOGGER.warning(
-                "%s is of a former topic of that name, and another log directory has a log of the partition: it becomes"
-                " %s, which may be removed",
+                "%s is older than the log of the partition in another log directory, or of a former topic of that name:"
+                " it becomes %s, which may be removed",
                 *(self.directory.file(name), target),
             )
             await self._rename(name, target)

@@ -3,27 +3,28 @@
 A log directory fails. While it is offline, the partition's topic is deleted and one of the same name is created, or the
 replica leaves the broker and comes back. The controller calls the replica new, so it gets a log in another directory.
 When the failed directory works again, the next start finds both. Each log has a topic id on the disk
-(`partition.metadata`), and ZooKeeper has the topic's:
+(`partition.metadata`), and ZooKeeper has the topic's. First they say which logs may be the partition's:
 
-| the topic in ZooKeeper    | the topic ids of the logs                      | a start                                 |
+| the topic in ZooKeeper    | the topic ids of the logs                      | the partition's log may be              |
 |---------------------------|------------------------------------------------|-----------------------------------------|
-| exists and has an id      | one is the topic's or unknown, others are not  | keeps that log, and sets others aside   |
-| exists and has an id      | several are the topic's or unknown             | is refused                              |
-| exists without an id      | any                                            | is refused                              |
-| either has an id or does  | all are known and differ, and none of them is  | keeps the first log, in the order of    |
-| not exist                 | the topic's                                    | `log.dirs`, and sets the others aside   |
-| either has an id or does  | some are equal, none of them is the topic's    | is refused                              |
-| not exist                 |                                                |                                         |
-| does not exist            | some are unknown                               | is refused                              |
+| has an id                 | the topic's, or unknown, of one log or more    | one of these logs                       |
+| has an id, or no znode    | of one former topic                            | any of the logs                         |
+| has an id, or no znode    | of different former topics                     | the first log, in the order of log.dirs |
+| has an id, or no znode    | of former topics, some of the same             | the start is refused                    |
+| no znode                  | some are unknown                               | the start is refused                    |
+| has no id                 | one id                                         | any of the logs                         |
+| has no id                 | unknown, or different ones                     | the start is refused                    |
+
+If these are several logs, and all have the same known topic id, the one with the latest leader epoch, and then with the
+latest end, is the partition's if it supersedes the others (`supersedes`). Otherwise the start is refused.
 
 What must stay true:
 - A log that is set aside is not deleted: its directory gets a name that ends with `-stray`, until an operator removes
   it. A topic's id can be changed in ZooKeeper by mistake; the log may then have the only copy of a record.
-- A log that may be of the topic is never set aside. Without a log of the topic one log stays where it is, so that no
-  new log is created in its place before LeaderAndIsr says what the topic is (`klamm.replication.state_changes`).
-- Of two logs with one topic id a start does not choose. The one that was created later has the records that were
-  acknowledged last, but an operator who takes a directory out of `log.dirs` and puts it back makes both logs hold
-  records that the other lacks.
+- A log that may be of the topic is set aside only for one that supersedes it. Two logs of one topic may both hold
+  records that the other lacks, if an operator took a directory out of `log.dirs` and put it back.
+- Without a log of the topic one log stays where it is, so that no new log is created in its place before LeaderAndIsr
+  says what the topic is (`klamm.replication.state_changes`).
 - A refused start changes nothing.
 - A start without such partitions does not ask ZooKeeper, and reads no topic id.
 """
@@ -35,7 +36,8 @@ from uuid import UUID
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import slices
-from klamm.storage.directory_loader import NAMES_PER_SLICE, DirectoryLoader
+from klamm.storage.directory_loader import NAMES_PER_SLICE, DirectoryLoader, LogHistory
+from klamm.storage.log_config import LogConfig
 
 # The present ids of those topics that exist; None for a topic without an id.
 TopicIds: TypeAlias = Callable[[Sequence[str]], Awaitable[Mapping[str, UUID | None]]]
@@ -51,60 +53,112 @@ class LiveTopic(NamedTuple):
     topic_id: UUID | None
 
 
-def log_to_keep(found: Sequence[UUID | None], topic: LiveTopic) -> int | None:
-    """Which of a partition's logs stays, and the others are set aside; None if the start is refused (see the module).
+def possible_logs(found: Sequence[UUID | None], topic: LiveTopic) -> list[int]:
+    """Which logs may be the partition's (see the module). Empty: the start is refused.
 
     `found` has the topic id of each log; None: unknown.
     """
-    if topic.exists and topic.topic_id is None:
+    if topic.topic_id is not None:
+        of_topic = [number for number, topic_id in enumerate(found) if topic_id in (None, topic.topic_id)]
+        if of_topic:
+            return of_topic
+    different = set(found)
+    if None in different:
+        return []
+    if len(different) == 1:
+        return list(range(len(found)))
+    has_no_id = topic.exists and topic.topic_id is None
+    return [] if has_no_id or len(different) < len(found) else [0]
+
+
+def supersedes(newer: LogHistory, older: LogHistory) -> bool:
+    """Whether the cluster does not need the older of two logs with one topic id.
+
+    Logs that have the same leader epoch have the same records up to the end of the shorter one. If the newer log goes
+    on with a later epoch, the leader of that epoch lacked what the older log has more, and a follower would cut it off.
+    """
+    if older.start_offset == older.end_offset:
+        return True
+    last = [entry for entry in older.epochs if entry[1] < older.end_offset][-1:]
+    if not last:
+        return False
+    ((epoch, older_start),) = last
+    newer_start = dict(newer.epochs).get(epoch)
+    # The first epoch of a log begins where the log does, once older records are deleted.
+    is_same = newer_start in (older_start, newer.start_offset) or older_start == older.start_offset
+    return newer_start is not None and is_same and (newer.epochs[-1][0] > epoch or newer.end_offset >= older.end_offset)
+
+
+def newest(histories: Sequence[LogHistory | None]) -> int | None:
+    """Which log supersedes all others; None if no log does. The history of a log that cannot be loaded is None."""
+    known = [history for history in histories if history is not None]
+    if not known or len(known) < len(histories):
         return None
-    if topic.exists:
-        candidates = [number for number, topic_id in enumerate(found) if topic_id in (None, topic.topic_id)]
-        if candidates:
-            return candidates[0] if len(candidates) == 1 else None
-    return None if None in found or len(set(found)) < len(found) else 0
+    number = max(range(len(known)), key=lambda each: (known[each].latest_epoch, known[each].end_offset, -each))
+    return number if all(supersedes(known[number], older) for older in known) else None
 
 
 async def settle_duplicates(
-    loaders: Sequence[DirectoryLoader], topic_ids: TopicIds | None, new_unique: Callable[[], UUID]
+    loaders: Sequence[DirectoryLoader],
+    topic_ids: TopicIds | None,
+    config_of: Callable[[str], LogConfig],
+    new_unique: Callable[[], UUID],
 ) -> None:
-    """Sets aside the logs of former topics where other directories have logs of the same partitions.
+    """Sets aside the logs that other directories have newer logs for.
 
-    `loaders` are of the online directories; one of them may be offline afterwards. Raises KafkaError(
-    KAFKA_STORAGE_ERROR) when it is not clear which log is of the topic, or after a shortage; what `topic_ids` raises.
+    `loaders` are of the online directories; one of them may be offline afterwards. Without `topic_ids` the ids in
+    ZooKeeper are unknown. Raises KafkaError(KAFKA_STORAGE_ERROR) when it is not clear which log is the partition's, or
+    after a shortage; what `topic_ids` raises.
     """
     duplicates = await _duplicates(loaders)
     if not duplicates:
         return
     names = list(dict.fromkeys(topic for topic, _ in duplicates))
     live: Mapping[str, UUID | None] = dict.fromkeys(names) if topic_ids is None else await topic_ids(names)
-    aside: dict[int, list[PartitionKey]] = {}
+    aside: dict[DirectoryLoader, list[PartitionKey]] = {}
     refused: dict[PartitionKey, list[DirectoryLoader]] = {}
-    for key, places in duplicates.items():
-        found = [await loaders[place].topic_id(key) for place in places]
-        online = [number for number, place in enumerate(places) if loaders[place].directory.is_online]
+    for key, held in duplicates.items():
         topic = LiveTopic(key[0] in live, live.get(key[0]))
-        kept = log_to_keep([found[number] for number in online], topic) if len(online) > 1 else 0
+        kept = await _log_to_keep(key, held, topic, config_of(key[0]))
         if kept is None:
-            refused[key] = [loaders[place] for place in places]
+            refused[key] = held
             continue
-        for number in online:
-            if number != online[kept]:
-                aside.setdefault(places[number], []).append(key)
+        for loader in held:
+            if loader is not kept and loader.directory.is_online:
+                aside.setdefault(loader, []).append(key)
     if refused:
         await _refuse(refused)
-    for place, keys in aside.items():
-        await loaders[place].set_aside(keys, new_unique)
+    for loader, keys in aside.items():
+        await loader.set_aside(keys, new_unique)
 
 
-async def _duplicates(loaders: Sequence[DirectoryLoader]) -> dict[PartitionKey, list[int]]:
+async def _duplicates(loaders: Sequence[DirectoryLoader]) -> dict[PartitionKey, list[DirectoryLoader]]:
     """The partitions with several logs, and which of the loaders have them."""
-    places: dict[PartitionKey, list[int]] = {}
-    for place, loader in enumerate(loaders):
+    places: dict[PartitionKey, list[DirectoryLoader]] = {}
+    for loader in loaders:
         async for piece in slices(loader.partitions, NAMES_PER_SLICE):
             for key in piece:
-                places.setdefault(key, []).append(place)
+                places.setdefault(key, []).append(loader)
     return {key: held for key, held in places.items() if len(held) > 1}
+
+
+async def _log_to_keep(
+    key: PartitionKey, held: Sequence[DirectoryLoader], topic: LiveTopic, config: LogConfig
+) -> DirectoryLoader | None:
+    """The directory whose log stays. A directory whose disk fails meanwhile goes offline, and its log with it."""
+    found = [(loader, await loader.topic_id(key)) for loader in held]
+    online = [(loader, topic_id) for loader, topic_id in found if loader.directory.is_online]
+    if len(online) < 2:
+        return online[0][0] if online else held[0]
+    possible = [online[number] for number in possible_logs([topic_id for _, topic_id in online], topic)]
+    if len(possible) < 2:
+        return possible[0][0] if possible else None
+    if any(topic_id is None for _, topic_id in possible):
+        return None
+    histories = [(loader, await loader.history(key, config)) for loader, _ in possible]
+    online_histories = [(loader, history) for loader, history in histories if loader.directory.is_online]
+    number = newest([history for _, history in online_histories])
+    return None if number is None else online_histories[number][0]
 
 
 async def _refuse(duplicates: Mapping[PartitionKey, Sequence[DirectoryLoader]]) -> None:

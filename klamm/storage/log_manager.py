@@ -194,7 +194,8 @@ class LogManager:
         try:
             opened = [loader for loader in map(self._loader, self._directories) if await loader.open()]
             if len(opened) > 1:
-                await settle_duplicates(opened, topic_ids, self._environment.random_uuid)
+                config_of = lambda topic: topic_configs.get(topic, self._default_config)  # noqa: E731  # short
+                await settle_duplicates(opened, topic_ids, config_of, self._environment.random_uuid)
                 opened = [loader for loader in opened if loader.directory.is_online]
             all_online = len(opened) == len(self._directories)
             await settle(opened, self._environment.random_uuid, all_online=all_online)

@@ -8,7 +8,8 @@ import pytest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.process import Process
-from klamm.storage.duplicate_logs import LiveTopic, log_to_keep
+from klamm.storage.directory_loader import LogHistory
+from klamm.storage.duplicate_logs import LiveTopic, newest, possible_logs, supersedes
 from klamm.storage.log import Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import (
@@ -30,30 +31,75 @@ HAS_ID, HAS_NONE, IS_GONE = LiveTopic(True, LIVE), LiveTopic(True, None), LiveTo
 
 
 @pytest.mark.parametrize(
-    ("found", "topic", "kept"),
+    ("found", "topic", "possible"),
     [
-        ([FORMER, LIVE], HAS_ID, 1),
-        ([LIVE, FORMER], HAS_ID, 0),
-        ([FORMER, LIVE, FORMER], HAS_ID, 1),
-        ([FORMER, None], HAS_ID, 1),
-        ([LIVE, LIVE], HAS_ID, None),
-        ([LIVE, None], HAS_ID, None),
-        ([None, None], HAS_ID, None),
-        ([FORMER, LIVE, LIVE], HAS_ID, None),
-        ([FORMER, OLDER], HAS_ID, 0),
-        ([FORMER, FORMER], HAS_ID, None),
-        ([OLDER, FORMER, FORMER], HAS_ID, None),
-        ([FORMER, LIVE], HAS_NONE, None),
-        ([FORMER, FORMER], HAS_NONE, None),
-        ([None, None], HAS_NONE, None),
-        ([FORMER, OLDER], IS_GONE, 0),
-        ([FORMER, FORMER], IS_GONE, None),
-        ([FORMER, None], IS_GONE, None),
-        ([None, None], IS_GONE, None),
+        ([FORMER, LIVE], HAS_ID, [1]),
+        ([LIVE, FORMER], HAS_ID, [0]),
+        ([FORMER, LIVE, FORMER], HAS_ID, [1]),
+        ([FORMER, None], HAS_ID, [1]),
+        ([LIVE, LIVE], HAS_ID, [0, 1]),
+        ([LIVE, None], HAS_ID, [0, 1]),
+        ([None, None], HAS_ID, [0, 1]),
+        ([FORMER, LIVE, LIVE], HAS_ID, [1, 2]),
+        ([FORMER, OLDER], HAS_ID, [0]),
+        ([FORMER, FORMER], HAS_ID, [0, 1]),
+        ([OLDER, FORMER, FORMER], HAS_ID, []),
+        ([FORMER, LIVE], HAS_NONE, []),
+        ([FORMER, FORMER], HAS_NONE, [0, 1]),
+        ([FORMER, None], HAS_NONE, []),
+        ([None, None], HAS_NONE, []),
+        ([FORMER, OLDER], IS_GONE, [0]),
+        ([FORMER, FORMER], IS_GONE, [0, 1]),
+        ([FORMER, None], IS_GONE, []),
+        ([None, None], IS_GONE, []),
     ],
 )
-def test_the_log_that_stays(found: list[UUID | None], topic: LiveTopic, kept: int | None) -> None:
-    assert log_to_keep(found, topic) == kept
+def test_the_logs_that_may_be_the_partitions(found: list[UUID | None], topic: LiveTopic, possible: list[int]) -> None:
+    assert possible_logs(found, topic) == possible
+
+
+def history(end_offset: int, *epochs: tuple[int, int], start_offset: int = 0) -> LogHistory:
+    return LogHistory(start_offset, end_offset, epochs)
+
+
+@pytest.mark.parametrize(
+    ("newer", "older", "does"),
+    [
+        # The replica copied all records again.
+        (history(20, (0, 0), (3, 10)), history(15, (0, 0), (3, 10)), True),
+        (history(15, (0, 0), (3, 10)), history(20, (0, 0), (3, 10)), False),
+        (history(15, (0, 0), (3, 10)), history(15, (0, 0), (3, 10)), True),
+        # A later leader went on without the older log's last records.
+        (history(20, (0, 0), (3, 10), (5, 12)), history(15, (0, 0), (3, 10)), True),
+        # The newer log began empty, although the older one had records.
+        (history(20, (5, 0)), history(15, (0, 0), (3, 10)), False),
+        (history(20, (0, 0), (5, 12)), history(15, (0, 0), (3, 10)), False),
+        # One number of an epoch, and two leaders.
+        (history(20, (0, 0), (3, 8)), history(15, (0, 0), (3, 10)), False),
+        # Older records are deleted.
+        (history(20, (3, 12), (5, 18), start_offset=12), history(15, (0, 0), (3, 10)), True),
+        (history(20, (0, 0), (3, 10), (5, 18)), history(15, (3, 12), start_offset=12), True),
+        (history(20, (5, 18), start_offset=18), history(15, (0, 0), (3, 10)), False),
+        # Without records, and with an epoch that has none yet.
+        (history(20, (0, 0)), history(0), True),
+        (history(0), history(20, (0, 0)), False),
+        (history(20, (0, 0)), history(15, (0, 0), (3, 15)), True),
+        # Records of formats without epochs.
+        (history(20), history(15), False),
+    ],
+)
+def test_a_log_that_supersedes_another_one(newer: LogHistory, older: LogHistory, does: bool) -> None:
+    assert supersedes(newer, older) is does
+
+
+def test_the_newest_log() -> None:
+    old, moved_on = history(15, (0, 0)), history(12, (0, 0), (4, 10))
+    assert newest([old, moved_on]) == 1
+    assert newest([moved_on, old]) == 0
+    assert newest([old, history(16, (0, 0)), moved_on]) == 2
+    assert newest([old, old]) == 0
+    assert newest([old, history(12, (4, 0))]) is None
+    assert newest([old, None]) is None
 
 
 class Disks:
@@ -202,10 +248,55 @@ async def test_a_topic_that_is_gone_refuses_no_start(disks: Disks) -> None:
     await manager.stop()
 
 
+async def write_epochs(disks: Disks, directory: str, *epochs: int) -> None:
+    """The broker has a log of the topic with one record of each of these leader epochs."""
+    manager = await disks.loaded(directory)
+    log = manager.get_or_create("t", 0, LIVE, CONFIG, is_new=True)
+    for epoch in epochs:
+        append(log, b"%d" % epoch, leader_epoch=epoch)
+    await manager.stop()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_a_replica_that_left_and_came_back_has_its_newer_log(disks: Disks, is_clean: bool) -> None:
+    await write_epochs(disks, A, 0, 2, 2)
+    await write_epochs(disks, B, 0, 2, 5)
+    if not is_clean:
+        for directory in (A, B):
+            disks.environment.file_system.remove(f"{directory}/.kafka_cleanshutdown")
+    descriptors = disks.environment.open_files
+    manager = await disks.loaded()
+    assert await records(manager.get("t", 0)) == [b"0", b"2", b"5"]
+    (name,) = disks.names(A)
+    assert parse_directory_name(name) == ("t", 0, "-stray")
+    await manager.stop()
+    assert disks.environment.open_files == descriptors
+
+
+async def test_of_two_logs_with_one_topic_id_that_lack_each_others_records_neither_is_chosen(disks: Disks) -> None:
+    """An operator started the broker without the first directory, and with it again."""
+    await write_epochs(disks, A, 0, 2, 2)
+    await write_epochs(disks, B, 5, 5, 5, 5)
+    content = {path: disks.environment.file_system.read_file(path) for path in disks.environment.disk.sizes()}
+    with pytest.raises(KafkaError, match="t-0 has two directories"):
+        await disks.loaded()
+    assert {path: disks.environment.file_system.read_file(path) for path in content} == content
+
+
+async def test_a_damaged_log_is_not_chosen_between(disks: Disks) -> None:
+    await write_epochs(disks, A, 0, 2)
+    await write_epochs(disks, B, 0, 2, 5)
+    files = disks.environment.file_system
+    files.replace_file(f"{B}/t-0/{0:020}.log", bytes(files.size(f"{B}/t-0/{0:020}.log")))
+    with pytest.raises(KafkaError, match="t-0 has two directories"):
+        await disks.loaded()
+    assert (disks.names(A), disks.names(B)) == (["t-0"], ["t-0"])
+
+
 async def test_a_refused_start_sets_nothing_aside(disks: Disks) -> None:
     for directory, topic_id in ((A, FORMER), (B, LIVE)):
         await disks.write(directory, topic_id, b"x")
-        await disks.write(directory, LIVE, b"x", topic="u")
+        await disks.write(directory, LIVE if directory == A else None, b"x", topic="u")
     files = disks.environment.file_system
     before = {directory: sorted(files.list_directory(directory)) for directory in (A, B)}
     with pytest.raises(KafkaError, match="u-0 has two directories") as caught:

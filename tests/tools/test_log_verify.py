@@ -113,8 +113,8 @@ def test_directories_that_a_start_would_refuse_or_ignore(
         f"{other}: broker 2 of cluster cluster, 1 partitions; was shut down cleanly",
         f"  PROBLEM: belongs to broker 2 of cluster cluster, {directory} to broker 1 of cluster cluster: a start with"
         " both is refused",
-        f"  PROBLEM: t-0 is in {directory} too: a start with both is refused, unless their topic ids show which one is"
-        " of a deleted topic",
+        f"  PROBLEM: t-0 is in {directory} too: a start with both is refused, unless topic ids or leader epochs show"
+        " which log is newer",
         "3 partitions, 12 segments, 300 batches, 600 records, 45300 bytes: DAMAGED",
     ]
 

@@ -214,7 +214,7 @@ def find_conflicts(directories: Sequence[Directory]) -> None:
             if key in places:
                 directory.problems.append(
                     f"{key[0]}-{key[1]} is in {places[key].path} too: a start with both is refused,"
-                    " unless their topic ids show which one is of a deleted topic"
+                    " unless topic ids or leader epochs show which log is newer"
                 )
             places.setdefault(key, directory)
 
