@@ -14,6 +14,6 @@ def routes(cockpit: Cockpit) -> list[Route]:
         return json_response(await cockpit.source.now())
 
     async def partitions(_request: Request) -> Response:
-        return await asyncio.to_thread(map_response, await cockpit.source.map())
+        return await asyncio.to_thread(map_response, (await cockpit.source.map()).snapshot())
 
     return [Route("/api/now", now), Route("/api/partitions", partitions)]

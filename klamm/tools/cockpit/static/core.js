@@ -212,6 +212,12 @@ const command = (text) =>
 /** The hash of a partition's story. */
 const storyOf = (topic, partition) => `#why/${encodeURIComponent(topic)}/${partition}`;
 
+// How soon a stream that was refused is tried again.
+const AGAIN_MS = 5_000;
+// The stream of a live cluster brings a document each second. One that is silent for so long is taken for dead, although
+// nothing has closed it.
+const SILENT_MS = 30_000;
+
 const cockpit = {
   settings: JSON.parse(document.getElementById("settings").textContent),
   /** The newest Now document. */
@@ -279,16 +285,32 @@ const cockpit = {
     let stream = null;
     let hasOpened = false;
     let hasEnded = false;
+    let heardAt = 0;
+    const lose = (text) => {
+      stream.close();
+      stream = null;
+      say("lost", text);
+    };
     const open = () => {
+      heardAt = performance.now();
       stream = new EventSource("/events");
       stream.onopen = () => {
         say("live", "live");
         if (hasOpened) hear("missed", { events: null });
         hasOpened = true;
       };
-      stream.onerror = () => say("lost", "The connection to klamm cockpit is lost; trying again.");
+      stream.onerror = () => {
+        if (stream.readyState !== EventSource.CLOSED) {
+          say("lost", "The connection to klamm cockpit is lost; trying again.");
+          return;
+        }
+        // It was refused: then a browser does not try again.
+        lose("klamm cockpit takes no more pages, or was started anew: its new address opens it. Trying again.");
+        setTimeout(follow, AGAIN_MS);
+      };
       for (const name of ["now", "partitions", "record", "missed", "ended"]) {
         stream.addEventListener(name, (event) => {
+          heardAt = performance.now();
           const data = JSON.parse(event.data);
           if (name === "now") this.now = data;
           if (name === "ended") {
@@ -312,6 +334,12 @@ const cockpit = {
     };
     document.addEventListener("visibilitychange", follow);
     follow();
+    if (this.settings.recording) return;
+    setInterval(() => {
+      if (stream === null || performance.now() - heardAt < SILENT_MS) return;
+      lose("klamm cockpit is silent; trying again.");
+      follow();
+    }, AGAIN_MS);
   },
 
   start() {

@@ -107,8 +107,8 @@
     }
 
     /**
-     * `head` is {"version", "sequence", "brokers": [id], "rows", "topics": [[name, first row, rows]]}; a row is a
-     * partition. `cells` has a byte for each row and broker.
+     * `head` is {"version", "sequence", "brokers": [id], "rows", "left_out", "topics": [[name, first row, rows]]};
+     * a row is a partition. `cells` has a byte for each row and broker.
      */
     constructor(head, cells) {
       if (cells.length !== head.rows * head.brokers.length) {
@@ -117,6 +117,7 @@
       super(STATES, ORDER, head.brokers, cells, countsOf(cells, head.brokers.length));
       this.version = head.version;
       this.sequence = head.sequence;
+      this.leftOut = head.left_out ?? {};
       this.names = head.topics.map(([name]) => name);
       this.partitions = head.rows;
       this.starts = Uint32Array.from([...head.topics.map(([, first]) => first), head.rows]);

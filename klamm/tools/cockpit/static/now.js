@@ -136,7 +136,7 @@
     }
     if (event === "record") for (const record of data.records) keepRecord(record);
     if (event === "partitions") changeMap(data);
-    if (event === "missed") loadMap();
+    if (event === "missed") changeMap(UNKNOWN_CHANGES);
   });
 
   // -- the map --------------------------------------------------------------------------------------------------------
@@ -144,6 +144,10 @@
   let heat = null;
   let mapTrouble = null;
   let isLoading = false;
+  // What came while the map was being read, which may have been made before.
+  let unread = [];
+  const UNKNOWN_CHANGES = { version: null };
+  const READ_AGAIN_MS = 5_000;
 
   const loadMap = async () => {
     if (isLoading || heat === null) return;
@@ -153,15 +157,23 @@
       mapTrouble = null;
     } catch (error) {
       mapTrouble = error.message;
+      setTimeout(loadMap, READ_AGAIN_MS);
     }
     isLoading = false;
+    const came = unread;
+    unread = [];
+    if (mapTrouble === null) came.forEach(changeMap);
     if (shown !== null) draw(cockpit.now);
   };
 
   /** Takes changed rows if they follow the copy that is shown; otherwise the whole map is read again. */
   const changeMap = (data) => {
+    if (isLoading) {
+      unread.push(data);
+      return;
+    }
     const map = heat?.map;
-    if (!map || isLoading) return;
+    if (!map) return;
     if (data.version === map.version && data.sequence <= map.sequence) return;
     if (data.version === map.version && data.sequence === map.sequence + 1) {
       map.sequence = data.sequence;
@@ -497,7 +509,8 @@
         : h("div", { class: "scroll-y", tabindex: "0", role: "region", "aria-label": "Groups" }, h("table", { class: "rows" },
             h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Group"), h("th", { scope: "col" }, "State"),
               h("th", { scope: "col", class: "number" }, "Members"), h("th", { scope: "col", class: "number" }, "Lag"))),
-            h("tbody", {}, groups.map((group) => part("tr", {}, [group], groupRow))))));
+            h("tbody", {}, groups.map((group) => part("tr", {}, [group], groupRow))))),
+      groups.length === 0 ? null : whyNot(why));
   };
 
   const findingsPanel = (findings) => {
@@ -546,12 +559,18 @@
 
   const troubleText = (trouble) => (trouble ? h("p", { class: "trouble", role: "alert" }, trouble) : []);
 
-  const mapPanel = (partitions, brokers, trouble) =>
+  const leftOutText = ({ partitions = 0, brokers = 0 }) =>
+    partitions + brokers === 0 ? null
+      : `Not shown, because of their numbers: ${words.counted(partitions, "partition")} and ${words.counted(brokers, "broker")}.`;
+
+  const mapPanel = (partitions, brokers, trouble, leftOut) =>
     panel("map", "Brokers \u00d7 partitions", {
       wide: true,
       aside: h("span", { class: "note" }, isShown(partitions) ? `${words.counted(partitions, "partition")} on ${words.counted(brokers, "broker")}` : ""),
       why: partitions ? null : (trouble ?? (isShown(partitions) ? "There is no partition yet." : "The map is being read.")),
-    }, h("div", { id: "map-place", "data-kept": "map" }));
+    }, h("div", { id: "map-place", "data-kept": "map" }),
+    trouble === null ? null : h("p", { class: "why-not", role: "status" }, `The map is not of now: ${trouble}`),
+    leftOut === null ? null : h("p", { class: "why-not" }, leftOut));
 
   /** Shows a document; `atOnce` what is not there yet, otherwise in the next frames. */
   const draw = (now, atOnce = false) => {
@@ -561,7 +580,7 @@
       h("h2", { class: "unseen", id: "now-title" }, "Now"),
       place([now.trouble ?? null], troubleText),
       h("dl", { class: "tiles" }, controllerTile(now), eventTiles(now), clusterTiles(now)),
-      place([heat.map?.partitions ?? null, heat.map?.brokers.length ?? null, mapTrouble], mapPanel),
+      place([heat.map?.partitions ?? null, heat.map?.brokers.length ?? null, mapTrouble, leftOutText(heat.map?.leftOut ?? {})], mapPanel),
       h("div", { class: "beside" },
         statesPart(now),
         h("div", { class: "stack" },
