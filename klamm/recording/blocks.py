@@ -9,8 +9,8 @@ So a reader finds its way through a file by its heads, without decompressing any
 (its writer was killed) lacks only that.
 
 What must stay true: the bytes of a file are not trusted. A head is at most MAX_HEAD_BYTES long, and a block at most
-MAX_BLOCK_BYTES, compressed or not, with MAX_BLOCK_ENTRIES entries. An error names the file,
-the position and what is wrong.
+MAX_BLOCK_BYTES, compressed or not, with MAX_BLOCK_ENTRIES entries of MAX_ENTRIES_BYTES together. An error names the
+file, the position and what is wrong.
 
 Source: RFC 8878, section 3.1.2 (skippable frames).
 """
@@ -28,6 +28,9 @@ VERSION: Final = 1
 MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_BLOCK_BYTES: Final = 64 * 1024 * 1024
 MAX_BLOCK_ENTRIES: Final = 100_000
+# Without its keyframe a block is some megabytes long, with the largest znode that ZooKeeper takes by default. As values
+# of Python, JSON may take twenty times as much memory.
+MAX_ENTRIES_BYTES: Final = 8 * 1024 * 1024
 MAX_BLOCKS: Final = 1_000_000
 LEVEL: Final = 3
 
@@ -145,14 +148,14 @@ def _block(blocks: list[Block], name: str, position: int, head: bytes, body_at: 
             f"{name} has version {found.get('version')!r} of the format; this klamm reads version {VERSION}"
         )
     numbers = {
-        key: _number(blocks, name, position, found, key, limit)
-        for key, limit in (
-            ("size_bytes", MAX_BLOCK_BYTES),
-            ("raw_bytes", MAX_BLOCK_BYTES),
-            ("first", 2**53),
-            ("count", MAX_BLOCK_ENTRIES),
-            ("first_ms", 2**53),
-            ("last_ms", 2**53),
+        key: _number(blocks, name, position, found, key, least, limit)
+        for key, least, limit in (
+            ("size_bytes", 0, MAX_BLOCK_BYTES),
+            ("raw_bytes", 0, MAX_BLOCK_BYTES),
+            ("first", 0, 2**53),
+            ("count", 1, MAX_BLOCK_ENTRIES),
+            ("first_ms", 0, 2**53),
+            ("last_ms", 0, 2**53),
         )
     }
     marks = found.get("marks")
@@ -167,10 +170,12 @@ def _block(blocks: list[Block], name: str, position: int, head: bytes, body_at: 
     return block
 
 
-def _number(blocks: list[Block], name: str, position: int, head: dict[str, Any], key: str, limit: int) -> int:
+def _number(
+    blocks: list[Block], name: str, position: int, head: dict[str, Any], key: str, least: int, limit: int
+) -> int:
     value = head.get(key)
-    if type(value) is not int or not 0 <= value <= limit:
-        raise _not_one(blocks, name, position, f"{key} of a block is {str(value)[:40]}; allowed are 0 to {limit}")
+    if type(value) is not int or not least <= value <= limit:
+        raise _not_one(blocks, name, position, f"{key} of a block is {str(value)[:40]}; allowed are {least} to {limit}")
     return value
 
 
@@ -188,4 +193,8 @@ def read_lines(file: BinaryIO, name: str, block: Block) -> list[bytes]:
         raise RecordingError(f"{where}: {error}") from None
     if text.count(b"\n") != block.count + block.has_keyframe or not text.endswith(b"\n"):
         raise RecordingError(f"{where} has another number of lines than its head says")
-    return text[:-1].split(b"\n")
+    lines = text[:-1].split(b"\n")
+    entries_bytes = len(text) - (len(lines[0]) if block.has_keyframe else 0)
+    if entries_bytes > MAX_ENTRIES_BYTES:
+        raise RecordingError(f"{where} has entries of {entries_bytes} bytes; allowed are {MAX_ENTRIES_BYTES}")
+    return lines

@@ -19,15 +19,16 @@ from typing import NamedTuple, Self
 
 import orjson
 
-from klamm.recording.blocks import Block, RecordingError, read_heads, read_lines
+from klamm.recording.blocks import MAX_ENTRIES_BYTES, Block, RecordingError, read_heads, read_lines
 from klamm.recording.entries import EntryError, Json, znode_of
 from klamm.recording.state import State
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.requests import delete_topic_path
 from klamm.znodes.topics import TopicAssignment, partition_state_path, topic_path
 
-# Of so many blocks the lines are kept, and of so many moments the state.
+# Of so many blocks the entries are kept, but of so many bytes at most, and of so many moments the state.
 KEPT_BLOCKS = 8
+KEPT_BYTES = 2 * MAX_ENTRIES_BYTES
 KEPT_STATES = 4
 EXACT_ENTRIES = 40_000
 # So many entries of a partition make its story; the newest ones.
@@ -234,9 +235,13 @@ class Recording:
                 lines = self._lines(at)[block.has_keyframe :]
                 kept = [_entry(self.name, block, place, line) for place, line in enumerate(lines)]
                 self._kept[at] = kept
-                if len(self._kept) > KEPT_BLOCKS:
+                while len(self._kept) > KEPT_BLOCKS or self._kept_bytes() > KEPT_BYTES:
                     self._kept.popitem(last=False)
             return kept
+
+    def _kept_bytes(self) -> int:
+        """At most; a keyframe is not kept."""
+        return sum(min(self._blocks[at].raw_bytes, MAX_ENTRIES_BYTES) for at in self._kept)
 
 
 def _entry(name: str, block: Block, place: int, line: bytes) -> Entry:

@@ -269,7 +269,8 @@ class State:
             return Change("event", "")
         if isinstance(event, str) and event and self.cluster.get("event", ("",))[0] != event:
             self.cluster["event"] = (event, at_ms)
-        if kind == "replica" and record.get("to") == _DELETED and (topic := record.get("topic")) in self.deletions:
+        topic = record.get("topic")
+        if kind == "replica" and record.get("to") == _DELETED and isinstance(topic, str) and topic in self.deletions:
             self.deletions[topic] += 1
         return Change("failure" if record.get("failed") else "", "")
 

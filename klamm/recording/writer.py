@@ -3,7 +3,8 @@
 What must stay true:
 - Times never go back: an entry that comes late gets the time of the one before.
 - A keyframe costs at most half of what the entries since the last one cost, so a large cluster has few.
-- What was flushed is readable whatever happens to the writer later.
+- What was flushed is readable whatever happens to the writer later. A block stays within what a reader takes: an entry
+  that is too long is left out, and the file says so.
 """
 
 from collections import Counter
@@ -11,13 +12,16 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
-from klamm.recording.blocks import MAX_BLOCK_BYTES, write_block
+from klamm.recording.blocks import MAX_BLOCK_BYTES, MAX_ENTRIES_BYTES, write_block
 from klamm.recording.entries import EntryError, Json
 from klamm.recording.state import State
 
 BLOCK_ENTRIES: Final = 4_096
 BLOCK_BYTES: Final = 1024 * 1024
 KEYFRAME_ENTRIES: Final = 20_000
+# The largest znode that ZooKeeper takes by default. JSON may write a character as six bytes, which a block has room for
+# besides what it holds already.
+MAX_ENTRY_CHARACTERS: Final = 1024 * 1024
 
 
 class RecordingWriter:
@@ -47,6 +51,9 @@ class RecordingWriter:
         `is_news` False: the entry is about something that was so before the recording began, and gets no mark.
         """
         at_ms = max(at_ms, self._last_ms)
+        if (size := _characters(entry)) > MAX_ENTRY_CHARACTERS:
+            text = f"An entry of kind {entry['kind']} was too long: {size} of {MAX_ENTRY_CHARACTERS} characters"
+            entry = {"kind": "missed", "text": text}
         if not self._lines:
             self._begin_block(at_ms)
         try:
@@ -93,7 +100,7 @@ class RecordingWriter:
         keyframe = orjson.dumps({"kind": "keyframe", "state": self.state.to_json()})
         self._since_keyframe = self._bytes_since_keyframe = 0
         self._keyframe_bytes = len(keyframe)
-        if len(keyframe) <= MAX_BLOCK_BYTES - 2 * BLOCK_BYTES:
+        if len(keyframe) <= MAX_BLOCK_BYTES - MAX_ENTRIES_BYTES:
             self._keyframe = True
             self._append(keyframe)
             self._bytes = 0  # A large keyframe does not end its block.
@@ -102,3 +109,10 @@ class RecordingWriter:
         self._lines.append(line)
         self._bytes += len(line)
         self._bytes_since_keyframe += len(line)
+
+
+def _characters(entry: Json) -> int:
+    """About how long an entry is. A number is at most eleven characters long."""
+    return sum(
+        len(each) if isinstance(each, str) else 11 * len(each) for each in entry.values() if hasattr(each, "__len__")
+    )

@@ -183,7 +183,7 @@ FIRST = b'{"at_ms":0,"kind":"recording"}\n'
         (one_block(FIRST, 1, raw_bytes=2**40), "raw_bytes of a block is 1099511627776; allowed are 0 to"),
         (one_block(bytes(2**25), 1, raw_bytes=100), "has another size than its head says"),
         (one_block(b"\n" * 2**20, 1), "has another number of lines than its head says"),
-        (one_block(FIRST, 10**6), "count of a block is 1000000; allowed are 0 to 100000"),
+        (one_block(FIRST, 10**6), "count of a block is 1000000; allowed are 1 to 100000"),
         (one_block(FIRST, 1, first=5), "begins with entry 5, which is not the next one"),
         (one_block(FIRST, 1, first_ms=5), "times of a block go back"),
         (one_block(b'{"at_ms":"x","kind":"recording"}\n', 1), "the time of entry 0 is x"),

@@ -35,7 +35,7 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 def map_response(found: PartitionMap) -> Response:
     """A map of partitions: one line of JSON (`PartitionMap.head`) and then a byte for each partition and broker, row by
-    row. Takes some thirty milliseconds for a megabyte: callers use a thread."""
+    row. Takes some thirty milliseconds for a megabyte: callers use a thread, and a `snapshot`."""
     body = gzip.compress(orjson.dumps(found.head()) + b"\n" + bytes(found.cells), 1)
     return Response(body, media_type="application/octet-stream", headers={"content-encoding": "gzip"})
 

@@ -17,11 +17,14 @@ What must stay true:
   a page loads the whole map again. Within a version only cells change.
 - A new version appears at once, complete. A look never undoes a change that came after the look had begun.
 - Cells of a version only change together with `sequence`, so that a page knows which changes its copy has.
+- Memory is bounded by the number of partitions, whatever their numbers and their brokers' ids are: a file or a znode
+  may say anything. What is left out is counted (`left_out`).
 - Long work is a generator of steps, for klamm.slices.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -53,11 +56,23 @@ class PartitionState(NamedTuple):
 ROWS_PER_SLICE: Final = 1_000
 # More than this many different rows are made anew from time to time, because old ones are never dropped.
 MOST_MADE: Final = 50_000
+# Kafka numbers the partitions of a topic from 0 on. A look that a broker answers in the middle of a change may lack
+# some, but not so many.
+MOST_GAPS: Final = 10_000
+MOST_BROKERS: Final = 2_000
+MOST_CELLS: Final = 128 * 1024 * 1024
 
 UNKNOWN: Final = PartitionState(NO_LEADER, (), ())
 
 States = Mapping[str, Mapping[int, PartitionState]]
 """By topic and partition."""
+
+
+class LeftOut(NamedTuple):
+    """How many partitions and brokers the map does not show, because of their numbers."""
+
+    partitions: int = 0
+    brokers: int = 0
 
 
 class Changes(NamedTuple):
@@ -89,6 +104,7 @@ class PartitionMap:
         self.sequence = 0
         self.brokers: tuple[int, ...] = ()
         self.live: frozenset[int] = frozenset()
+        self.left_out = LeftOut()
         self.cells = bytearray()
         self._first_rows: dict[str, int] = {}
         self._counts: dict[str, int] = {}
@@ -103,15 +119,21 @@ class PartitionMap:
         return len(self._states)
 
     def head(self) -> dict[str, Any]:
-        """What a page needs to read `cells`: [name, first row, rows] of each topic, and the brokers of the columns."""
+        """What a page needs to read `cells`: [name, first row, rows] of each topic, the brokers of the columns, and
+        what is left out."""
         return {
             "version": self.version,
             "sequence": self.sequence,
             "brokers": self.brokers,
             "live": sorted(self.live),
             "rows": len(self._states),
+            "left_out": self.left_out._asdict(),
             "topics": [[name, first, self._counts[name]] for name, first in self._first_rows.items()],
         }
+
+    def snapshot(self) -> "PartitionMap":
+        """This version, for another thread: of what changes meanwhile it has the cells at most."""
+        return copy(self)
 
     def row(self, topic: str, partition: int) -> int | None:
         """The row of a partition; None for one that is not in the map."""
@@ -142,19 +164,22 @@ class PartitionMap:
     def look(self, states: States, live: Iterable[int]) -> Steps[bool]:
         """Takes the states of all partitions. Returns whether rows or columns have changed."""
         live = frozenset(live)
-        counts = {topic: 1 + max(states[topic], default=-1) for topic in sorted(states)}
-        named = set(live)
+        counts, hidden = _counts(states)
+        named: set[int] = set()
         taken = Slices(ROWS_PER_SLICE)
         for partitions in states.values():
             for each in partitions.values():
                 named.update(each.replicas)
             if taken.is_over(1 + len(partitions)):
                 yield
-        brokers = tuple(sorted(named))
-        is_new = brokers != self.brokers or counts != self._counts
+        most = min(MOST_BROKERS, MOST_CELLS // max(sum(counts.values()), 1))
+        shown = [*sorted(live), *sorted(named - live)]
+        brokers, left_out = tuple(sorted(shown[:most])), LeftOut(hidden, len(shown[most:]))
+        is_new = brokers != self.brokers or counts != self._counts or left_out != self.left_out
         filled = PartitionMap() if is_new else self
         if is_new:
             filled._begin(brokers, counts)
+            filled.left_out = left_out
         if live != filled.live or len(filled._made) > MOST_MADE:
             filled.live = live
             filled._made = {}
@@ -215,6 +240,20 @@ class PartitionMap:
         self._changed.clear()
         cells = [bytes(self.cells[row * width : (row + 1) * width]) for row in rows]
         return Changes(self.version, self.sequence, rows, cells)
+
+
+def _counts(states: States) -> tuple[dict[str, int], int]:
+    """The rows of each topic, sorted, and how many partitions are left out because gaps before them are too wide."""
+    counts = {topic: 1 + max(states[topic], default=-1) for topic in sorted(states)}
+    left_out, gaps = 0, MOST_GAPS
+    for topic, count in counts.items():
+        partitions = states[topic]
+        gaps -= count - len(partitions)
+        if gaps < 0:
+            gaps += count - len(partitions)
+            counts[topic] = next(number for number in range(count) if number not in partitions)
+            left_out += len(partitions) - counts[topic]
+    return counts, left_out
 
 
 def _cells(state: PartitionState, brokers: Sequence[int], live: frozenset[int]) -> bytes:

@@ -5,10 +5,13 @@ What must stay true: what a recording does not have is null in a document, with 
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import NO_LEADER
+from klamm.recording.blocks import RecordingError
 from klamm.recording.entries import RECORD_KINDS, ZNODE, EntryError, Json, znode_of
 from klamm.recording.reader import Entry, Recording
 from klamm.recording.state import PartitionMoment, State, replicas_of
@@ -18,6 +21,7 @@ from klamm.tools.cockpit.story import MOST_ENTRIES
 from klamm.tools.cockpit.story import Entry as StoryEntry
 from klamm.tools.controller import record_text
 from klamm.tools.words import counted
+from klamm.znodes.brokers import broker_ids
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr
 from klamm.znodes.watch import partition_of_state_path
@@ -54,10 +58,12 @@ class RecordedCluster:
         return None
 
     async def now(self) -> Mapping[str, Any]:
-        return await asyncio.to_thread(now_document, self.recording, self.recording.count - 1)
+        with _told():
+            return await asyncio.to_thread(now_document, self.recording, self.recording.count - 1)
 
     async def map(self) -> PartitionMap:
-        return await asyncio.to_thread(partition_map, self.recording, self.recording.count - 1)
+        with _told():
+            return await asyncio.to_thread(partition_map, self.recording, self.recording.count - 1)
 
     def followed(self) -> None:
         return None
@@ -76,6 +82,15 @@ class RecordedCluster:
             subscription.close()
             self.unsubscribe(subscription)
         self.recording.close()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Makes an error of the recording one that pages answer with."""
+    try:
+        yield
+    except RecordingError as error:
+        raise ToolError(str(error)) from None
 
 
 def now_document(recording: Recording, number: int) -> dict[str, Any]:
@@ -150,7 +165,7 @@ def partition_state(state: State, partition: PartitionMoment) -> str:
 
 
 def _brokers(state: State) -> list[dict[str, Any]]:
-    every = set(state.brokers) | {int(server) for server in state.servers if server.isdigit()}
+    every = set(state.brokers) | {each for server in state.servers for each in broker_ids([server])}
     every |= {broker for partition in state.partitions.values() for broker in partition.replicas}
     documents = []
     for broker_id in sorted(every):

@@ -80,12 +80,17 @@ def make_app(cockpit: Cockpit, host: str) -> Guard:
     ]
     for name in PAGES:
         routes += import_module(f"klamm.tools.cockpit.pages.{name}").routes(cockpit)
-    handlers: dict[Any, Any] = {404: _not_found, 500: _failed}
+    handlers: dict[Any, Any] = {404: _not_found, 500: _failed, ToolError: _troubled}
     return Guard(Starlette(routes=routes, exception_handlers=handlers), host)
 
 
 async def _not_found(_request: Request, _error: Exception) -> Response:
     return error_response(404, "There is nothing at this address.")
+
+
+async def _troubled(_request: Request, error: Exception) -> Response:
+    """What is shown cannot be read: a recording is damaged, for example."""
+    return error_response(500, str(error))
 
 
 async def _failed(_request: Request, error: Exception) -> Response:

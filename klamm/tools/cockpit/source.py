@@ -96,10 +96,10 @@ class Source(Protocol):
         """The reassignments in progress of the live cluster; None for a recording."""
 
     async def now(self) -> Mapping[str, Any]:
-        """The newest Now document, at most about a second old."""
+        """The newest Now document, at most about a second old. Raises ToolError for a damaged recording."""
 
     async def map(self) -> "PartitionMap":
-        """The newest map of partitions."""
+        """The newest map of partitions. Raises ToolError for a damaged recording."""
 
     def followed(self) -> Sequence[Mapping[str, Any]] | None:
         """The controller's newest records as they have come while a page was open; None while none is, and for a

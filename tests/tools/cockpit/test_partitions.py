@@ -47,6 +47,7 @@ def test_each_replica_has_the_byte_of_its_state() -> None:
         "brokers": (1, 2, 3, 4),
         "live": [1, 2, 3],
         "rows": 7,
+        "left_out": {"partitions": 0, "brokers": 0},
         "topics": [["a", 0, 3], ["b", 3, 4]],
     }
 
@@ -119,3 +120,28 @@ def test_changes_and_looks_come_to_the_same() -> None:
         states[topic][number] = PartitionState(random.choice(isr), (1, 2, 3), isr)
         assert made.change(topic, number, states[topic][number].leader, isr)
     assert made.cells == looked(states).cells
+
+
+def test_numbers_that_kafka_never_gives_cost_no_memory() -> None:
+    one = PartitionState(1, (1,), (1,))
+    made = looked({"a": {0: one, 1: one, 2**31 - 1: one, 2**64: one}, "b": {2**31 - 1: one}, "c": {0: one, 2: one}})
+    assert [(key, state == one) for key, state in made.rows(0, 100)] == [
+        (("a", 0), True),
+        (("a", 1), True),
+        (("c", 0), True),
+        (("c", 1), False),
+        (("c", 2), True),
+    ]
+    assert made.left_out == (3, 0)
+    assert made.state("b", 2**31 - 1) == UNKNOWN
+    assert not made.change("b", 2**31 - 1, 1, [1])
+
+
+def test_live_brokers_have_columns_before_those_that_replicas_name() -> None:
+    made = looked(
+        {"a": {number: PartitionState(9_999, (number, 9_999), ()) for number in range(3_000)}}, (9_998, 9_999)
+    )
+    assert len(made.brokers) == 2_000
+    assert made.brokers[-2:] == (9_998, 9_999)
+    assert made.left_out == (0, 1_002)
+    assert len(made.cells) == 3_000 * 2_000
