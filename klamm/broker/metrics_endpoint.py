@@ -12,12 +12,14 @@
 |                            | a line of the kind idle before what follows, and then every few seconds, so that the  |
 |                            | reader can tell an idle broker from a dead one                                        |
 
-What must stay true: requests only read, and large answers are made in slices.
+What must stay true: requests only read, and large answers are made in slices. However many ask for the metrics at once,
+they are rendered once at a time.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from typing import Generic, TypeVar
 
 import orjson
 
@@ -30,6 +32,8 @@ from klamm.metrics import Histogram, MetricName, Metrics
 from klamm.net.http import JSON, Answer, HttpServer, Request
 from klamm.slices import in_slices, slices
 from klamm.tasks import OnFailure
+
+T = TypeVar("T")
 
 JSON_LINES = "application/x-ndjson"
 
@@ -67,6 +71,7 @@ class MetricsEndpoint:
         self.metrics = metrics
         self._pauses = PauseWatch(environment)
         self._pauses.register(self.metrics)
+        self._shared = Shared[list[bytes]]()
         # The name that exporters give it for any process.
         name = MetricName("process", "resident", "memory_bytes")
         self.metrics.gauge(name, "The memory of the broker's process.", lambda: environment.memory_bytes)
@@ -100,7 +105,7 @@ class MetricsEndpoint:
         await self._environment.run_blocking(_import_prometheus)
         from klamm.broker.prometheus_text import CONTENT_TYPE, render
 
-        pieces = await in_slices(render(self.metrics))
+        pieces = await self._shared.make(lambda: in_slices(render(self.metrics)))
         # With its length, so that a scrape that was cut short is not taken for a whole one.
         length = {"Content-Length": str(sum(map(len, pieces)))}
         return Answer(200, _joined(pieces), CONTENT_TYPE, length)
@@ -147,6 +152,34 @@ class MetricsEndpoint:
         return b"".join(
             orjson.dumps(record.described(self._broker_id), option=orjson.OPT_APPEND_NEWLINE) for record in records
         )
+
+
+class Shared(Generic[T]):
+    """Makes a value for many who want it: one at a time, and those who ask meanwhile share the one that is made next.
+    It is not kept longer."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._made: T | None = None
+        # The number of the newest request, of the newest that the value was made for, and how many wait.
+        self._asked = self._served = self._waiting = 0
+
+    async def make(self, make: Callable[[], Awaitable[T]]) -> T:
+        self._asked += 1
+        number = self._asked
+        self._waiting += 1
+        try:
+            async with self._turn:
+                made = self._made
+                if made is None or self._served < number:
+                    served = self._asked
+                    self._made = made = await make()
+                    self._served = served
+                return made
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._made = None
 
 
 async def _joined(pieces: Sequence[bytes]) -> AsyncGenerator[bytes, None]:

@@ -147,6 +147,39 @@ async def test_a_long_answer_says_its_length(tmp_path: Path, monkeypatch: pytest
         assert f"Content-Length: {len(await answer.body())}\r\n" in answer.head
 
 
+async def test_those_who_ask_at_once_share_what_is_made_after_they_have_asked() -> None:
+    shared = metrics_endpoint.Shared[list[int]]()
+    releases = [asyncio.Event() for _ in range(4)]
+    made: list[int] = []
+
+    async def make() -> list[int]:
+        made.append(len(made))
+        value = made[:]
+        await releases[len(value) - 1].wait()
+        return value
+
+    async def ask(count: int) -> list[asyncio.Task[list[int]]]:
+        tasks = [asyncio.create_task(shared.make(make)) for _ in range(count)]
+        await asyncio.sleep(0)
+        return tasks
+
+    first, others = await ask(1), await ask(50)
+    assert made == [0]
+    releases[0].set()
+    await first[0]
+    await asyncio.sleep(0)
+    late = await ask(2)
+    # One who goes leaves the work to the next, and nobody gets what was begun before the question.
+    others.pop(0).cancel()
+    await asyncio.sleep(0)
+    for release in releases:
+        release.set()
+    assert (await first[0], await late[0], await late[1]) == ([0], [0, 1, 2], [0, 1, 2])
+    assert {tuple(await each) for each in others} == {(0, 1, 2)}
+    assert await shared.make(make) == [0, 1, 2, 3]
+    assert shared._made is None
+
+
 async def test_the_values_of_many_partitions_are_read_and_written_in_steps(tmp_path: Path) -> None:
     async with hosting_broker(tmp_path) as broker:
         await broker.tell(*(state(number) for number in range(600)))
