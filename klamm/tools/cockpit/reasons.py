@@ -93,7 +93,8 @@ class PartitionFacts:
     log directories that have failed, `silent` the brokers that are registered and do not answer, `throttles` the
     throttles of brokers and of the topic, `offline_since_ms` the last time at which each replica went offline, as far
     as records tell. `reach` has the options by which a command reaches the cluster, `zookeeper` those for a command
-    that needs ZooKeeper. `topic_brokers` have a replica of any partition of the topic.
+    that needs ZooKeeper. `topic_brokers` have a replica of any partition of the topic. `why_no_settings` says why
+    `settings` lacks one.
     """
 
     key: TopicPartition
@@ -110,6 +111,7 @@ class PartitionFacts:
     reach: tuple[str, ...] = ()
     zookeeper: tuple[str, ...] = ()
     topic_brokers: Sequence[int] = ()
+    why_no_settings: str = "could not be read"
 
 
 def explain(facts: PartitionFacts) -> Answer:
@@ -119,6 +121,8 @@ def explain(facts: PartitionFacts) -> Answer:
     if is_led and not any(each.is_problem for each in found):
         view = facts.view
         text = f"Broker {view.leader} leads, and all {len(view.isr)} replicas are in sync."
+        if len(view.isr) == 1:
+            text = f"Broker {view.leader} leads, and has the only replica."
         found.insert(0, Condition("healthy", text, is_problem=False))
     return Answer(tuple(found), tuple(_replica(facts, each) for each in facts.view.replicas))
 
@@ -132,6 +136,7 @@ def _conditions(facts: PartitionFacts) -> Iterator[Condition]:
         yield _offline(facts)
     else:
         yield from _silent_leader(facts)
+        yield from _leaving_leader(facts)
         yield from _under_min_isr(facts)
         yield from _under_replicated(facts)
     if facts.view.is_reassigning:
@@ -204,7 +209,8 @@ def _deletion(facts: PartitionFacts) -> Condition:
     why = []
     if said is not None:
         begun = f"{said['deleted']} of {said['replicas']} replicas of the topic are deleted"
-        why += [begun if said["started"] else "the deletion has not begun", _waits(said)]
+        why += [begun if said["started"] else "the deletion has not begun"]
+        why += [_waits(said)] if said["waits_for"] else []
     why += [_absence(facts, each) for each in missing]
     why += [f"broker {each}, which has replicas of other partitions of the topic, is not live" for each in elsewhere]
     if facts.view.is_reassigning:
@@ -297,9 +303,42 @@ def _silent_leader(facts: PartitionFacts) -> Iterator[Condition]:
         yield Condition(
             "silent_leader",
             f"The leader, broker {leader}, does not answer. Another one is elected when its session ends.",
-            (f"it said last: {facts.silent[leader]}",),
+            (f"what was seen of it last: {facts.silent[leader]}",),
             _starts(facts, [leader]),
         )
+
+
+def _leaving_leader(facts: PartitionFacts) -> Iterator[Condition]:
+    """A controlled shutdown: a broker asks the controller to move its leaderships before it stops."""
+    view = facts.view
+    if view.leader not in _shutting_down(facts):
+        return
+    heirs = [each for each in view.replicas if each in view.isr and each != view.leader and _can_lead(facts, each)]
+    text = f"The leader, broker {view.leader}, is shutting down"
+    if heirs:
+        yield Condition(
+            "leader_shutting_down",
+            f"{text}. The controller makes {brokers_text(heirs[:1])} the leader.",
+            is_problem=False,
+        )
+        return
+    others = [each for each in view.origin if each != view.leader]
+    why = ["no other replica of the ISR can lead, and the controller elects no other one in a controlled shutdown"]
+    why += [_absence(facts, each) for each in others]
+    if others:
+        why.append(
+            "a broker of Apache Kafka asks the controller controlled.shutdown.max.retries times before it stops; one of"
+            " klamm asks again only while another replica of the ISR is live"
+        )
+    yield Condition(
+        "leader_shutting_down",
+        f"{text}, and no other replica can take over: the partition loses its leader when it stops.",
+        tuple(why),
+        (
+            *_catching_up(facts, others),
+            Remedy(f"Or start broker {view.leader} again when it has stopped: it leads again, and nothing is lost."),
+        ),
+    )
 
 
 # -- too few replicas in sync -----------------------------------------------------------------------------------------
@@ -347,10 +386,20 @@ def _under_replicated(facts: PartitionFacts) -> Iterator[Condition]:
     if not is_under_replicated(view):
         return
     missing = _missing(view)
-    up = [each for each in missing if outage(view, each, facts.known) is None]
+    throttled = _throttle_lines(facts) if _up(facts, missing) else []
+    yield Condition(
+        "under_replicated",
+        f"{len(view.isr)} of {len(view.origin)} replicas are in sync.",
+        (*(_absence(facts, each) for each in missing), *throttled),
+        _catching_up(facts, missing),
+    )
+
+
+def _catching_up(facts: PartitionFacts, missing: Sequence[int]) -> tuple[Remedy, ...]:
+    """What brings these replicas into the ISR."""
+    up = _up(facts, missing)
     remedies = list(_starts(facts, missing))
-    throttled = _throttle_lines(facts) if up else []
-    if throttled:
+    if up and _throttle_lines(facts):
         remedies += _unthrottle(facts)
     elif up:
         remedies.append(
@@ -359,12 +408,11 @@ def _under_replicated(facts: PartitionFacts) -> Iterator[Condition]:
                 f" {'itself' if len(up) == 1 else 'themselves'}; if the lag does not shrink, look at the broker's log."
             )
         )
-    yield Condition(
-        "under_replicated",
-        f"{len(view.isr)} of {len(view.origin)} replicas are in sync.",
-        (*(_absence(facts, each) for each in missing), *throttled),
-        tuple(remedies),
-    )
+    return tuple(remedies)
+
+
+def _up(facts: PartitionFacts, brokers: Sequence[int]) -> list[int]:
+    return [each for each in brokers if outage(facts.view, each, facts.known) is None]
 
 
 def _missing(view: PartitionView) -> list[int]:
@@ -560,7 +608,7 @@ def _setting_text(facts: PartitionFacts, name: str, meaning: str) -> str:
     """A config's value, where it is set, and what it means."""
     entry = facts.settings.get(name)
     if entry is None:
-        return f"{name} could not be read"
+        return f"{name} {facts.why_no_settings}"
     text = f"{name} is {entry.value}, {_SOURCES.get(entry.source, 'from a source that klamm does not know')}"
     return f"{text}: {meaning}" if meaning else text
 

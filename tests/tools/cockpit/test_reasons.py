@@ -62,6 +62,12 @@ MOVING = PartitionView(1, 5, (4, 1, 2), (1, 2), adding=(4,), removing=(2,))
 # Facts; the kinds of the conditions, problems in capitals; lines that the first one says; commands of its remedies.
 CASES: dict[str, tuple[PartitionFacts, str, tuple[str, ...], tuple[str, ...]]] = {
     "all is well": (facts(), "healthy", ("Broker 1 leads, and all 3 replicas are in sync.",), ()),
+    "the only replica is well": (
+        facts(PartitionView(1, 5, (1,), (1,)), known={"min_insync_replicas": 1}),
+        "healthy",
+        ("Broker 1 leads, and has the only replica.",),
+        (),
+    ),
     "the only member of the ISR is dead": (
         facts(OFFLINE, known=WITHOUT_1, price=LOSS),
         "OFFLINE",
@@ -109,6 +115,30 @@ CASES: dict[str, tuple[PartitionFacts, str, tuple[str, ...], tuple[str, ...]]] =
         "OFFLINE",
         ("broker 1 is shutting down (it is in the ISR)",),
         ("klamm elect unclean", "klamm configs alter"),
+    ),
+    "a leader shuts down and has a successor": (
+        facts(controller=status(brokers=[of_broker(1, shutting_down=True)])),
+        "leader_shutting_down",
+        ("The leader, broker 1, is shutting down. The controller makes broker 2 the leader.",),
+        (),
+    ),
+    "a leader shuts down and no other replica is in sync": (
+        facts(
+            PartitionView(1, 5, (1, 2, 3), (1,)),
+            known={"live": frozenset({1, 2}), "min_insync_replicas": 1, "log_ends": {1: 100, 2: 40}},
+            controller=status(brokers=[of_broker(1, shutting_down=True)]),
+            throttles={"broker 2": {"follower.replication.throttled.rate": "10"}},
+        ),
+        "LEADER_SHUTTING_DOWN UNDER_REPLICATED at_min_isr",
+        (
+            "The leader, broker 1, is shutting down, and no other replica can take over: the partition loses its leader"
+            " when it stops.",
+            "broker 2 is 60 records behind the leader",
+            "broker 3 is not live",
+            "Start broker 3.",
+            "Or start broker 1 again when it has stopped: it leads again, and nothing is lost.",
+        ),
+        ("", "klamm configs alter --broker 2 --delete-config follower.replication.throttled.rate", ""),
     ),
     "unclean elections are allowed": (
         facts(OFFLINE, known={**WITHOUT_1, "unclean": True}, price=LOSS),

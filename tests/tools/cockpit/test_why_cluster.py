@@ -10,16 +10,22 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from klamm.net.client import ConnectionOptions, connect
+from klamm.protocol.apis.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.messages import ApiKey
 from klamm.testing import Cluster
 from klamm.tools import main
+from support.clusters import KlammBroker, KlammZooKeeper
 from support.cockpit_pages import asker
+from support.processes import free_port
 
-LAG_MS = {"replica.lag.time.max.ms": 1_000, "auto.leader.rebalance.enable": "false"}
+PROPERTIES = {"replica.lag.time.max.ms": 1_000, "auto.leader.rebalance.enable": "false"}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=3, properties=LAG_MS) as running:
+    with Cluster(brokers=3, properties=PROPERTIES) as running:
         yield running
 
 
@@ -70,27 +76,20 @@ def produce(cluster: Cluster, topic: str, count: int) -> None:
     assert producer.flush(20) == 0
 
 
-def without_leader(cluster: Cluster, topic: str) -> tuple[int, int]:
-    """The partition lost its follower, got two records more, and lost its leader; the follower is back.
+def without_leader(cluster: Cluster, topic: str, end: Callable[[int], None]) -> tuple[int, int]:
+    """The partition lost its follower, got two records more, and lost its leader by `end`; the follower is back.
 
     Returns the dead leader and the follower. The controller's broker stays.
     """
-    cluster.create_topic(topic, partitions=1, replication_factor=2)
+    leader, follower = of_others(cluster, topic)
     produce(cluster, topic, 3)
-    leader = cluster.leader(topic)
-    [follower] = cluster.followers(topic)
-    assert leader is not None
     cluster.kill(follower)
     cluster.until(lambda: cluster.isr(topic) == [leader])
     produce(cluster, topic, 2)
-    cluster.kill(leader)
+    end(leader)
     cluster.start(follower, wait=False)
-    cluster.until(lambda: cluster.leader(topic) is None and follower in _live(cluster))
+    cluster.until(lambda: cluster.leader(topic) is None and follower in _registered(cluster))
     return leader, follower
-
-
-def _live(cluster: Cluster) -> list[int]:
-    return [each.id for each in cluster.brokers if each.running]
 
 
 def _registered(cluster: Cluster) -> list[int]:
@@ -99,12 +98,12 @@ def _registered(cluster: Cluster) -> list[int]:
     return sorted(AdminClient({"bootstrap.servers": living.address}).list_topics(timeout=10).brokers)
 
 
-@pytest.mark.parametrize("remedy", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("remedy", "end"), [(0, "kill"), pytest.param(1, "stop", marks=pytest.mark.long)])
 async def test_an_offline_partition_has_its_reason_price_story_and_a_command_that_helps(
-    cluster: Cluster, run: Callable[[str], None], remedy: int
+    cluster: Cluster, run: Callable[[str], None], remedy: int, end: str
 ) -> None:
     topic = f"offline-{remedy}"
-    leader, follower = without_leader(cluster, topic)
+    leader, follower = without_leader(cluster, topic, getattr(cluster, end))
     found = await why(cluster, topic)
     [offline] = [each for each in found["conditions"] if each["kind"] == "offline"]
     assert offline["why"][0] == f"no replica of the ISR (broker {leader}) can lead"
@@ -119,6 +118,8 @@ async def test_an_offline_partition_has_its_reason_price_story_and_a_command_tha
     assert [each["controller_epoch"] for each in story["entries"]] == sorted(
         each["controller_epoch"] for each in story["entries"]
     )
+    refused = [each for each in story["entries"] if "(event ControlledShutdown)" in each["text"]]
+    assert [each["is_failed"] for each in refused] == [True] * (end == "stop")
     went = [each["time_ms"] for each in story["entries"] if each["subject"] == f"replica {leader}"]
     assert dead["since_ms"] is None or dead["since_ms"] in went
     run(commands(found, "offline")[remedy])
@@ -190,7 +191,7 @@ async def test_a_reassignment_says_what_it_waits_for_and_the_command_cancels_it(
 
 def of_others(cluster: Cluster, topic: str) -> tuple[int, int]:
     """A topic with one partition on two brokers of which neither is the controller: its leader and its follower."""
-    leader, follower = [each for each in cluster.broker_ids if each != cluster.controller_id][:2]
+    leader, follower = [each for each in cluster.broker_ids if each != cluster.controller_id()][:2]
     new = NewTopic(topic, 1, replica_assignment=[[leader, follower]])
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     admin.create_topics([new])[topic].result(20)
@@ -238,6 +239,126 @@ async def test_a_leader_that_hangs_is_named_and_the_partition_is_well_when_it_go
         assert silent["text"].startswith(f"The leader, broker {leader}, does not answer.")
         assert silent["remedies"][0]["text"] == f"See why broker {leader} does not answer, and restart the process."
     cluster.until(lambda: len(cluster.isr("hung")) == 2)
+
+
+@pytest.mark.long
+async def test_a_leader_that_shuts_down_without_a_successor_is_named_and_the_command_brings_one(
+    cluster: Cluster, run: Callable[[str], None]
+) -> None:
+    leader, follower = of_others(cluster, "leaving")
+    cluster.kill(follower)
+    cluster.until(lambda: cluster.isr("leaving") == [leader])
+    producer = Producer({"bootstrap.servers": cluster.bootstrap})
+    for _ in range(8):
+        producer.produce("leaving", b"x" * 900_000, partition=0)
+    assert producer.flush(20) == 0
+    at = f"--bootstrap-server {cluster.bootstrap}"
+    run(f"klamm configs alter --topic leaving --add-config 'leader.replication.throttled.replicas=*' {at}")
+    run(f"klamm configs alter --broker {leader} --add-config leader.replication.throttled.rate=1000 {at}")
+    cluster.start(follower)
+    try:
+        # As a broker asks that stops. This one stays, as one of Apache Kafka does until its last retry.
+        assert ("leaving", 0) in await shut_down(cluster, leader)
+        found = await why(cluster, "leaving")
+        assert [each["kind"] for each in found["conditions"]][:2] == ["leader_shutting_down", "under_replicated"]
+        leaving = of(found, "leader_shutting_down")
+        assert leaving["text"].startswith(f"The leader, broker {leader}, is shutting down, and no other replica")
+        assert found["replicas"][0]["why"] == f"broker {leader} is shutting down (it is in the ISR)"
+        last = found["story"]["entries"][-1]
+        assert (last["is_failed"], "(event ControlledShutdown)" in last["text"]) == (True, True)
+        run(commands(found, "leader_shutting_down")[0])
+        cluster.until(lambda: sorted(cluster.isr("leaving")) == sorted((leader, follower)))
+        assert ("leaving", 0) not in await shut_down(cluster, leader)
+        assert cluster.leader("leaving") == follower
+    finally:
+        cluster.restart(leader)
+
+
+async def shut_down(cluster: Cluster, broker_id: int) -> list[tuple[str, int]]:
+    """Asks the controller to move all leaderships of this broker; returns those that it could not move."""
+    controller_id = cluster.controller_id()
+    assert controller_id is not None
+    controller = cluster.broker(controller_id)
+    connection = await connect(controller.host, controller.port, ConnectionOptions("test"))
+    try:
+        response: ControlledShutdownResponse = await connection.send(
+            ApiKey.CONTROLLED_SHUTDOWN, lambda version: ControlledShutdownRequest(broker_id=broker_id)
+        )
+    finally:
+        connection.close()
+    assert response.error_code == ErrorCode.NONE
+    return [(each.topic_name, each.partition_index) for each in response.remaining_partitions]
+
+
+@pytest.mark.long
+async def test_a_failed_log_directory_is_named_and_the_command_elects_another_leader(
+    tmp_path: Path, run: Callable[[str], None]
+) -> None:
+    zookeeper = KlammZooKeeper(tmp_path / "zookeeper")
+    servers: list[KlammZooKeeper | KlammBroker] = [zookeeper]
+    try:
+        zookeeper.start()
+        brokers = [directories_broker(tmp_path, zookeeper.connect, broker_id) for broker_id in range(3)]
+        for broker in brokers:
+            servers.append(broker)
+            broker.start()
+        # Broker 0 started first, so it is the controller.
+        controller, leader, follower = brokers
+        admin = AdminClient({"bootstrap.servers": controller.bootstrap})
+        new = NewTopic("broken", 1, replica_assignment=[[1, 2]], config={"segment.bytes": "10000"})
+        admin.create_topics([new])["broken"].result(20)
+        reach = f"{controller.bootstrap},{leader.bootstrap},{follower.bootstrap}"
+        producer = Producer({"bootstrap.servers": reach, "message.timeout.ms": 5_000})
+
+        def write() -> None:
+            producer.produce("broken", b"x" * 9_000, partition=0)
+            producer.flush(20)
+
+        async def until(told: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+            found: dict[str, Any] | None = None
+            async with asyncio.timeout(60), asker(reach, zookeeper.connect) as pages:
+                while found is None or not told(found):
+                    found = await pages.get("/api/why", topic="broken", partition=0)
+            return found
+
+        write()
+        follower.kill()
+        await until(lambda found: found["isr"] == [1])
+        write()
+        follower.start()
+        [log] = leader.directory.glob("*/broken-0")
+        log.parent.rename(tmp_path / "gone")
+        write()  # The leader needs a new segment, and finds no directory for it.
+        found = await until(lambda found: found["leader"] == -1 and len(found["replicas"]) == 2)
+        offline = of(found, "offline")
+        assert offline["why"][0] == "no replica of the ISR (broker 1) can lead"
+        why_not = f"broker 1 has the replica in a log directory that is offline: {log.parent} (it is in the ISR)"
+        assert offline["why"][1] == why_not
+        repair = f"Repair the log directory ({log.parent}) of broker 1, and restart the broker."
+        assert offline["remedies"][0]["text"] == f"{repair} Nothing is lost: it has all acknowledged records."
+        assert [each["state"] for each in found["replicas"]] == ["offline", "out of sync"]
+        run(commands(found, "offline")[0])
+        found = await until(lambda found: found["leader"] == 2)
+        assert of(found, "under_replicated")["remedies"][0]["text"] == repair
+        (tmp_path / "gone").rename(log.parent)
+        leader.stop()
+        leader.start()
+        await until(lambda found: sorted(found["isr"]) == [1, 2])
+    finally:
+        for server in servers:
+            server.kill()
+
+
+def directories_broker(directory: Path, zookeeper: str, broker_id: int) -> KlammBroker:
+    """A broker with two log directories."""
+    own = directory / f"broker-{broker_id}"
+    properties: dict[str, str | int] = {
+        "log.dirs": f"{own}/one,{own}/two",
+        "klamm.metrics.port": free_port(),
+        "replica.lag.time.max.ms": 1_000,
+        "zookeeper.session.timeout.ms": 4_000,
+    }
+    return KlammBroker(own, zookeeper, broker_id=broker_id, properties=properties)
 
 
 async def test_the_story_is_read_from_state_change_logs_where_they_are_given(cluster: Cluster, tmp_path: Path) -> None:
