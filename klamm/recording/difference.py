@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.recording.state import PartitionMoment, State
+from klamm.recording.state import PartitionMoment, State, partitions_text
 
 # In words, so many partitions or topics stand by name; the rest is counted.
 NAMED = 5
@@ -82,37 +82,37 @@ def _cluster_words(changes: Sequence[Changed]) -> Iterator[str]:
             case "deletions", _ if before is None:
                 yield f"Topic {key} is to be deleted."
             case "topics", _ if before is None:
-                yield f"Topic {key} exists, with {after.partitions} partitions."
+                yield f"Topic {key} exists, with {partitions_text(after.partitions)}."
             case "topics", _ if after is None:
                 yield f"Topic {key} is deleted."
             case "topics", _ if before.czxid != after.czxid:
-                yield f"Topic {key} was deleted and made anew, with {after.partitions} partitions."
+                yield f"Topic {key} was deleted and made anew, with {partitions_text(after.partitions)}."
             case "topics", _:
-                yield f"Topic {key} has {after.partitions} partitions; it had {before.partitions}."
+                yield f"Topic {key} has {partitions_text(after.partitions)}; it had {before.partitions}."
 
 
 def _partition_words(changes: Sequence[Changed]) -> Iterator[str]:
     both = [change for change in changes if change.before is not None and change.after is not None]
     lost = [change for change in both if change.after.leader is None and change.before.leader is not None]
     if lost:
-        yield f"{_count(lost)} lost their leader: {_names(lost)}."
+        yield f"{_count(lost)} lost {_of(lost, 'its', 'their')} leader: {_names(lost)}."
     found = [change for change in both if change.before.leader is None and change.after.leader is not None]
     if found:
-        yield f"{_count(found)} have a leader again: {_names(found)}."
+        yield f"{_count(found)} {_of(found, 'has', 'have')} a leader again: {_names(found)}."
     moved = [change for change in both if _has_moved(change)]
     for (old, new), count in sorted(Counter((each.before.leader, each.after.leader) for each in moved).items()):
         of_these = [each for each in moved if (each.before.leader, each.after.leader) == (old, new)]
-        yield f"{_partitions(count)} moved from leader {old} to {new}: {_names(of_these)}."
+        yield f"{partitions_text(count)} moved from leader {old} to {new}: {_names(of_these)}."
     for verb, members in (("left", _left), ("joined", _joined)):
         counts = Counter(broker for change in both for broker in members(change))
         for broker, count in sorted(counts.items()):
-            yield f"Broker {broker} {verb} the ISR of {_partitions(count)}."
+            yield f"Broker {broker} {verb} the ISR of {partitions_text(count)}."
     reassigned = [change for change in both if change.after.replicas != change.before.replicas]
     if reassigned:
-        yield f"{_count(reassigned)} have other replicas: {_names(reassigned)}."
+        yield f"{_count(reassigned)} {_of(reassigned, 'has', 'have')} other replicas: {_names(reassigned)}."
     begun = [change for change in both if change.after.is_reassigned and not change.before.is_reassigned]
     if begun:
-        yield f"{_count(begun)} are under reassignment: {_names(begun)}."
+        yield f"{_count(begun)} {_of(begun, 'is', 'are')} under reassignment: {_names(begun)}."
 
 
 def _has_moved(change: Changed) -> bool:
@@ -133,12 +133,12 @@ def _broker(broker: int | None) -> str:
     return "no broker" if broker is None else f"broker {broker}"
 
 
-def _partitions(count: int) -> str:
-    return "1 partition" if count == 1 else f"{count} partitions"
-
-
 def _count(changes: Sequence[Changed]) -> str:
-    return _partitions(len(changes))
+    return partitions_text(len(changes))
+
+
+def _of(changes: Sequence[Changed], one: str, several: str) -> str:
+    return one if len(changes) == 1 else several
 
 
 def _names(changes: Sequence[Changed]) -> str:

@@ -11,7 +11,7 @@ What must stay true:
 import threading  # noqa: TID251  # a page's requests read one file, each in a thread
 from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,8 @@ import orjson
 from klamm.recording.blocks import MAX_ENTRIES_BYTES, Block, RecordingError, read_heads, read_lines
 from klamm.recording.entries import EntryError, Json, znode_of
 from klamm.recording.state import State
+from klamm.znodes.brokers import BROKER_IDS_PATH, broker_path
+from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.requests import delete_topic_path
 from klamm.znodes.topics import TopicAssignment, partition_state_path, topic_path
@@ -170,17 +172,25 @@ class Recording:
                 return found[place]
         return None
 
-    def story(self, topic: str, partition: int) -> list[Entry]:
-        """The newest STORY_ENTRIES entries about a partition, oldest first."""
-        needle = orjson.dumps(topic)[1:-1]
+    def story(self, topic: str, partition: int, *, last: int | None = None, brokers: Iterable[int] = ()) -> list[Entry]:
+        """The newest STORY_ENTRIES entries about a partition up to the entry `last`, oldest first.
+
+        With `brokers`: also the elections of controllers, and the registrations of these brokers.
+        """
+        last = self.count - 1 if last is None else last
+        paths = {topic_path(topic), delete_topic_path(topic), partition_state_path(topic, partition)}
+        needles = [orjson.dumps(topic)[1:-1]]
+        if brokers := list(brokers):
+            paths |= {CONTROLLER_PATH, CONTROLLER_EPOCH_PATH, *map(broker_path, brokers)}
+            needles += [CONTROLLER_PATH.encode(), BROKER_IDS_PATH.encode()]
         found: list[Entry] = []
-        for at in range(len(self._blocks) - 1, -1, -1):
+        for at in range(self._block_of(last), -1, -1):
             block = self._blocks[at]
             lines = self._lines(at)[block.has_keyframe :]
-            for place in range(len(lines) - 1, -1, -1):
-                if needle in lines[place]:
+            for place in range(min(len(lines) - 1, last - block.first), -1, -1):
+                if any(needle in lines[place] for needle in needles):
                     entry = _entry(self.name, block, place, lines[place])
-                    if _is_about(entry.entry, topic, partition):
+                    if _is_about(entry.entry, topic, partition, paths):
                         found.append(entry)
                         if len(found) == STORY_ENTRIES:
                             return _without_others(found[::-1], topic, partition)
@@ -273,10 +283,10 @@ def _keyframe(name: str, line: bytes) -> State:
         raise RecordingError(f"{name} is damaged: {error}") from None
 
 
-def _is_about(entry: Json, topic: str, partition: int) -> bool:
+def _is_about(entry: Json, topic: str, partition: int, paths: Container[str]) -> bool:
     path = entry.get("path")
     if isinstance(path, str):
-        return path in (topic_path(topic), delete_topic_path(topic), partition_state_path(topic, partition))
+        return path in paths
     return entry.get("topic") == topic and entry.get("partition", partition) == partition
 
 

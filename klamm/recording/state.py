@@ -218,10 +218,11 @@ class State:
                 replicas_changed += 1
                 self.partitions[key] = now
         if before is None or before.partitions != len(assignment.partitions):
-            return Change("topic", f"topic {topic} has {len(assignment.partitions)} partitions")
+            return Change("topic", f"topic {topic} has {partitions_text(len(assignment.partitions))}")
         if replicas_changed:
             step = f"{reassigned} of them under reassignment" if reassigned else "none of them under reassignment"
-            return Change("reassignment", f"topic {topic}: {replicas_changed} partitions have other replicas, {step}")
+            changed = partitions_text(replicas_changed)
+            return Change("reassignment", f"topic {topic}: other replicas of {changed}, {step}")
         return _NOTHING
 
     def _drop_topic(self, topic: str, moment: TopicMoment) -> None:
@@ -394,3 +395,8 @@ _SECTIONS: Mapping[str, Callable[[Any, Any], tuple[Any, Any]]] = {
 def replicas_of(partition: PartitionMoment) -> Iterator[int]:
     """Every broker with a replica, those that are added and removed included, each once."""
     return iter(dict.fromkeys((*partition.replicas, *partition.adding, *partition.removing)))
+
+
+def partitions_text(count: int) -> str:
+    """`1 partition`, `2 partitions`."""
+    return "1 partition" if count == 1 else f"{count} partitions"

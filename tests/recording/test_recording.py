@@ -252,7 +252,7 @@ def test_a_difference_is_told_in_words() -> None:
     assert words(difference(before, after)) == [
         "The controller is broker 2; it was broker 1.",
         "The controller epoch is 4; it was 3.",
-        "1 partition lost their leader: t-6.",
+        "1 partition lost its leader: t-6.",
         "6 partitions moved from leader 1 to 2: t-0, t-1, t-2, t-3, t-4 and 1 more.",
         "Broker 1 left the ISR of 6 partitions.",
         "Broker 2 left the ISR of 1 partition.",

@@ -7,30 +7,23 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import NO_LEADER
 from klamm.recording.blocks import RecordingError
-from klamm.recording.entries import RECORD_KINDS, ZNODE, EntryError, Json, znode_of
+from klamm.recording.entries import ZNODE, Json
 from klamm.recording.reader import Entry, Recording
 from klamm.recording.state import PartitionMoment, State, replicas_of
 from klamm.tools.cockpit.partitions import PartitionMap, PartitionState
 from klamm.tools.cockpit.source import Subscription
-from klamm.tools.cockpit.story import MOST_ENTRIES
-from klamm.tools.cockpit.story import Entry as StoryEntry
 from klamm.tools.controller import record_text
 from klamm.tools.words import counted
 from klamm.znodes.brokers import broker_ids
-from klamm.znodes.fields import ZnodeError
-from klamm.znodes.topics import LeaderAndIsr
-from klamm.znodes.watch import partition_of_state_path
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
     from klamm.znodes.store import KafkaZooKeeper
-
-T = TypeVar("T")
 
 NOT_RECORDED: Final = "A recording has no measurements of brokers."
 NO_GROUPS: Final = "A recording has no groups."
@@ -246,7 +239,7 @@ def _finding(kind: str, text: str, partitions: Sequence[tuple[str, int]] = ()) -
     return {"kind": kind, "text": text, "why": names, "advice": "", "command": "", "is_problem": True}
 
 
-# -- entries and stories ----------------------------------------------------------------------------------------------
+# -- entries -----------------------------------------------------------------------------------------------------------
 
 
 def entry_document(entry: Entry) -> dict[str, Any]:
@@ -272,123 +265,3 @@ def _text(entry: Json) -> str:
         return f"{event}{record_text(entry)}"
     except (KeyError, TypeError):
         return str(entry["kind"])
-
-
-def why_document(recording: Recording, topic: str, partition: int, number: int) -> dict[str, Any] | None:
-    """What `/api/why` answers about the moment after this entry; None for a partition that there is not then.
-
-    Raises RecordingError.
-    """
-    state = recording.moment(number)
-    moment = state.partitions.get((topic, partition))
-    if moment is None:
-        return None
-    entries = [each for each in recording.story(topic, partition) if each.number <= number]
-    shown = entries[-MOST_ENTRIES:]
-    return {
-        "topic": topic,
-        "partition": partition,
-        "leader": moment.leader,
-        "leader_epoch": moment.leader_epoch,
-        "isr": moment.isr,
-        "replicas_assigned": moment.replicas,
-        "adding": moment.adding,
-        "removing": moment.removing,
-        "conditions": _conditions(state, moment),
-        "replicas": [_replica(state, moment, broker_id) for broker_id in replicas_of(moment)],
-        "story": {
-            "source": f"the recording {recording.name}",
-            "why_no_more": "" if entries else "No entry of the recording names this partition.",
-            "left_out": len(entries) - len(shown),
-            "entries": [story_entry(each, topic, partition).value() for each in shown],
-        },
-    }
-
-
-def _conditions(state: State, moment: PartitionMoment) -> list[dict[str, Any]]:
-    is_offline = partition_state(state, moment) != "OnlinePartition"
-    missing = [each for each in moment.replicas if each not in moment.isr]
-    dead = [each for each in replicas_of(moment) if each not in state.brokers]
-    why = [f"broker {each} is not registered" for each in dead]
-    if is_offline:
-        text = "No leader." if moment.leader_epoch >= 0 else "No leader has been elected yet."
-        return [_condition("offline", text, why)]
-    if missing:
-        why += [f"the replica on broker {each} is not in the ISR" for each in missing if each not in dead]
-        return [_condition("under-replicated", "Replicas are out of sync.", why)]
-    return [_condition("healthy", "Nothing is wrong with the partition.", [], is_problem=False)]
-
-
-def _condition(kind: str, text: str, why: Sequence[str], *, is_problem: bool = True) -> dict[str, Any]:
-    return {"kind": kind, "text": text, "why": why, "remedies": [], "is_problem": is_problem}
-
-
-def _replica(state: State, moment: PartitionMoment, broker_id: int) -> dict[str, Any]:
-    is_alive = broker_id in state.brokers
-    kind = "out of sync"
-    if not is_alive:
-        kind = "offline"
-    elif broker_id == moment.leader:
-        kind = "leader"
-    elif broker_id in moment.isr:
-        kind = "in sync"
-    return {
-        "broker_id": broker_id,
-        "state": kind,
-        "role": "adding" if broker_id in moment.adding else "removing" if broker_id in moment.removing else "",
-        "is_preferred": moment.replicas[:1] == (broker_id,),
-        "why": None if is_alive else "its broker is not registered",
-        "log_end_offset": None,
-        "since_ms": None,
-    }
-
-
-def story_entry(entry: Entry, topic: str, partition: int) -> StoryEntry:
-    """An entry as a line of a partition's story."""
-    found = entry.entry
-    shown = entry_document(entry)
-
-    def said(name: str, kind: type[T]) -> T | None:
-        value = found.get(name)
-        return value if type(value) is kind else None
-
-    text, leader, leader_epoch, isr, epoch, writer = shown["text"], None, None, None, said("epoch", int), ""
-    if found["kind"] in ("znode", "znode_deleted"):
-        writer = "ZooKeeper"
-        state = _state_of(found, topic, partition)
-        if state is not None:
-            leader, leader_epoch, isr, epoch = state.leader, state.leader_epoch, state.isr, state.controller_epoch
-    elif found["kind"] in RECORD_KINDS:
-        writer = f"controller {found.get('controller')}"
-        leader, leader_epoch = said("leader", int), said("leader_epoch", int)
-        listed = said("isr", list)
-        isr = None if listed is None else tuple(listed)
-        text = " ".join(filter(None, (said("why", str), f"(event {found.get('event')})")))
-    elif "server" in found:
-        writer = f"broker {found['server']}"
-    replica = said("replica", int)
-    return StoryEntry(
-        entry.at_ms,
-        None,
-        writer,
-        epoch,
-        "partition" if replica is None else f"replica {replica}",
-        said("from", str),
-        said("to", str),
-        leader,
-        leader_epoch,
-        isr,
-        text,
-        found.get("failed") is True,
-    )
-
-
-def _state_of(entry: Json, topic: str, partition: int) -> LeaderAndIsr | None:
-    """The state of the partition that an entry about its znode has."""
-    try:
-        znode = znode_of(entry)
-        if znode.data is None or partition_of_state_path(znode.path) != (topic, partition):
-            return None
-        return LeaderAndIsr.decode(topic, partition, znode.data)
-    except (EntryError, ZnodeError):
-        return None

@@ -15,6 +15,7 @@ from klamm.recording.difference import difference
 from klamm.recording.reader import Recording
 from klamm.tools.cockpit.answers import Cockpit
 from klamm.tools.cockpit.recorded import RecordedCluster
+from klamm.tools.cockpit.recorded_why import NO_RECORDS
 from klamm.tools.cockpit.server import make_app
 from support.cockpit import FixedSource
 from support.recordings import BEGAN_MS, RandomCluster, record, write_failover
@@ -59,22 +60,29 @@ def test_a_partition_has_its_story_up_to_the_moment(tmp_path: Path) -> None:
     browser = browser_of(tmp_path / "r")
     found = browser.get(f"/api/why?topic=t&partition=0&entry={numbers['no leader']}").json()
     assert found["leader"] is None
-    assert found["conditions"] == [
-        {
-            "kind": "offline",
-            "text": "No leader.",
-            "why": ["broker 1 is not registered"],
-            "remedies": [],
-            "is_problem": True,
-        }
+    [condition] = found["conditions"]
+    assert (condition["kind"], condition["is_problem"]) == ("offline", True)
+    assert condition["why"] == [
+        "no replica of the ISR (broker 1) can lead",
+        "broker 1 is not live (it is in the ISR)",
+        "unclean.leader.election.enable is not in a recording",
     ]
+    assert condition["remedies"][0]["text"] == "Start broker 1. Nothing is lost: it has all acknowledged records."
+    assert condition["remedies"][1]["price"] == "the loss is unknown, as a recording has no log ends"
+    assert [each["command"] for each in condition["remedies"]] == ["", "", ""]
     assert [(each["broker_id"], each["state"]) for each in found["replicas"]] == [(1, "offline"), (2, "out of sync")]
     story = found["story"]["entries"]
-    assert [each["text"] for each in story] == [
-        "topic t has 1 partitions",
-        "t-0 has leader 1 in epoch 0, the ISR is [1, 2]",
-        "t-0 has no leader in epoch 1, the ISR is [1]",
+    assert [(each["writer"], each["subject"], each["text"]) for each in story] == [
+        ("ZooKeeper", "broker 1", "broker 1 is registered, broker epoch 1"),
+        ("ZooKeeper", "broker 2", "broker 2 is registered, broker epoch 2"),
+        ("ZooKeeper", "controller", "broker 2 is the controller, controller epoch 1"),
+        ("ZooKeeper", "partition", "topic t has 1 partition"),
+        ("controller 2", "partition", "t-0 has leader 1 in epoch 0, the ISR is [1, 2]"),
+        ("ZooKeeper", "broker 1", "broker 1 is no longer registered"),
+        ("controller 2", "partition", "t-0 has no leader in epoch 1, the ISR is [1]"),
     ]
+    assert found["story"]["why_no_more"] == NO_RECORDS
+    assert [each["since_ms"] for each in found["replicas"]] == [BEGAN_MS + 5_000, None]
     last = browser.get("/api/why?topic=t&partition=0").json()["story"]["entries"][-1]
     assert (last["writer"], last["before"], last["after"], last["isr"]) == (
         "controller 2",

@@ -27,7 +27,8 @@ from klamm.recording.difference import Changed, difference, words
 from klamm.recording.reader import Recording
 from klamm.recording.state import MARKS
 from klamm.tools.cockpit.answers import Cockpit, error_response, json_response, map_response
-from klamm.tools.cockpit.recorded import RecordedCluster, entry_document, now_document, partition_map, why_document
+from klamm.tools.cockpit.recorded import RecordedCluster, entry_document, now_document, partition_map
+from klamm.tools.cockpit.recorded_why import why_document
 
 T = TypeVar("T")
 
