@@ -2,13 +2,14 @@
 
 Any cluster with ZooKeeper can be recorded: its znodes are watched. A klamm controller's records are followed as well.
 
-What must stay true: the cluster is only read. A recorder that is killed leaves a file that can be opened, without the
-last seconds.
+What must stay true: the cluster is only read. A recording has every znode as it was when its end was asked for, unless
+ZooKeeper does not answer then. A recorder that is killed leaves a file that can be opened, without the last seconds.
 """
 
 import threading  # the controller's stream is read by blocking calls
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -26,6 +27,8 @@ TURN_S: Final = 0.5
 LOOK_EVERY_S: Final = 1.0
 # The recording begins after so long, also when a controller that is named does not answer.
 FIRST_LOOK_S: Final = 5.0
+# At the end, so long is waited for what was written to ZooKeeper before it.
+CATCH_UP_S: Final = 2.0
 # The most records of the controller that wait for a turn.
 MAX_WAITING: Final = 200_000
 
@@ -104,6 +107,11 @@ async def _record(connect: str, file: "BinaryIO", seconds: float | None) -> int:
                 ordering.add(entry, entry.get("time_ms", now_ms()), now_ms())
             ordering.release(now_ms())
             writer.flush()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CATCH_UP_S):
+                await watch.catch_up()
+        for entry in stream.take():
+            ordering.add(entry, entry.get("time_ms", now_ms()), now_ms())
     except TimeoutError:
         raise ToolError(f"ZooKeeper at {connect} does not answer within {SESSION_TIMEOUT_MS // 1000} s") from None
     except (ZooKeeperError, ValueError) as error:
