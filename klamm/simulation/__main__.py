@@ -23,16 +23,13 @@ import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from klamm.progress import progress
-from klamm.simulation.environment import WallClock
 from klamm.simulation.process import CURRENT
 from klamm.simulation.random_faults import random_faults
-from klamm.simulation.recorder import Recorder
 from klamm.simulation.schedule import Schedule
 from klamm.simulation.shrinking import shrink, signature
 from klamm.simulation.world import World
@@ -90,7 +87,7 @@ def run_seed(arguments: argparse.Namespace, seed: int, schedule: Schedule | None
             schedule=schedule,
             on_schedule=known.append,
         )
-        with _recorded(world, arguments.record):
+        with world.recorded(arguments.record):
             counts = world.run(scenario, TIME_LIMIT_S)
     except Exception as error:
         failure = error
@@ -111,24 +108,6 @@ def run_seed(arguments: argparse.Namespace, seed: int, schedule: Schedule | None
         known[0] if known else None,
         signature(failure),
     )
-
-
-@contextmanager
-def _recorded(world: World, path: str | None) -> Iterator[None]:
-    """Inside, the run is recorded in this file."""
-    if path is None:
-        yield
-        return
-    with open(path, "wb") as file:
-        recorder = Recorder(file, f"seed {world.seed} of python -m klamm.simulation", WallClock(world.loop).now_ms)
-        world.recorder, world.trace.on_event = recorder, recorder.event
-        try:
-            yield
-        except BaseException as error:
-            recorder.failed(error)
-            raise
-        finally:
-            recorder.close()
 
 
 def _outcomes(arguments: argparse.Namespace) -> Iterator[Outcome]:

@@ -13,7 +13,7 @@ from klamm.recording.entries import FAULT, Json, znode_entry
 from klamm.recording.writer import RecordingWriter
 from klamm.simulation.state_checker import all_znodes
 from klamm.znodes.brokers import BROKER_IDS_PATH
-from klamm.znodes.cluster import CONTROLLER_PATH
+from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH
 from klamm.znodes.watch import Znode, is_cluster_state
 from klamm.zookeeper.errors import NoNode
 from klamm.zookeeper.server.access_control import Caller
@@ -74,6 +74,8 @@ class Recorder:
             paths = [path for path in self._known if path == CONTROLLER_PATH or path.startswith(f"{BROKER_IDS_PATH}/")]
         else:
             paths = [path for path in dict.fromkeys(_PATH.findall(transaction)) if is_cluster_state(path)]
+            # One transaction elects a controller and sets its epoch, which the entry about the controller tells.
+            paths.sort(key=lambda path: path != CONTROLLER_EPOCH_PATH)
         for path in paths:
             self._look(tree, path)
 

@@ -22,7 +22,9 @@ What must stay true: the same seed and the same code give the same trace, in eve
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from klamm.simulation import audit
@@ -70,6 +72,27 @@ class World:
         except BaseException as error:
             error.add_note(f"simulation seed {self.seed}, after {self.loop.time_us} virtual microseconds")
             raise
+
+    @contextmanager
+    def recorded(self, path: str | Path | None, scenario: str = "python -m klamm.simulation") -> Iterator[None]:
+        """Inside, the run is recorded in this file; None records nothing. Raises OSError."""
+        if path is None:
+            yield
+            return
+        with open(path, "wb") as file:
+            recorder = Recorder(file, f"seed {self.seed} of {scenario}", self.now_ms)
+            self.recorder, self.trace.on_event = recorder, recorder.event
+            try:
+                yield
+            except BaseException as error:
+                recorder.failed(error)
+                raise
+            finally:
+                recorder.close()
+
+    def now_ms(self) -> int:
+        """The right wall clock of this world."""
+        return WallClock(self.loop).now_ms()
 
 
 class Node:
