@@ -11,6 +11,7 @@ What must stay true:
 - Addresses do not change while the cluster lives, and no other program gets its ports meanwhile.
 """
 
+import asyncio
 import contextlib
 import tempfile
 import time
@@ -53,6 +54,7 @@ from klamm.testing.faults.network import Network
 from klamm.testing.faults.servers import ServerFaults
 from klamm.testing.observer import Observer, create_topic, delete_topic
 from klamm.testing.ports import ReservedPort
+from klamm.testing.recordings import note_recording
 from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.client.connect_string import parse_connect_string
 
@@ -154,6 +156,8 @@ class Cluster(AnswerFaults, ServerFaults):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(error)
+        if error is not None:
+            note_recording(error, self.record)
 
     async def __aenter__(self) -> "AsyncCluster":
         from klamm.testing.async_cluster import open_in_thread
@@ -166,6 +170,8 @@ class Cluster(AnswerFaults, ServerFaults):
         from klamm.testing.async_cluster import close_in_thread
 
         await close_in_thread(self, error)
+        if error is not None:
+            await asyncio.to_thread(note_recording, error, self.record)
 
     def open(self) -> None:
         """Starts the cluster and returns when it is ready, as `with` does. Raises ClusterError."""

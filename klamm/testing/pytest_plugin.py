@@ -4,12 +4,9 @@ Every pytest run loads this plugin where klamm is installed (by pytest's entry p
 klamm only when a fixture is used.
 """
 
-import re
 import sys
-import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,15 +16,14 @@ if TYPE_CHECKING:
     from klamm.testing.cluster import Cluster
     from klamm.testing.faults.faults import FaultHandle
     from klamm.testing.helper import Helper
+    from klamm.testing.recordings import Recordings
 
 LOG_LINES = 30
 HISTORY_LINES = 200
-# The longest name of a recording, without its ending.
-MAX_NAME = 100
 
 _failed = pytest.StashKey[BaseException]()
 _has_faults = pytest.StashKey[bool]()
-_recordings = pytest.StashKey[Path]()
+_recordings = pytest.StashKey["Recordings"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -169,31 +165,17 @@ def pytest_runtest_makereport(
                 )
         clusters = [*module.running_clusters, *module.failed_clusters] if module else []
         if clusters:
-            report.sections.append(("klamm recordings", "\n".join(_recorded(item, clusters))))
+            lines = _recordings_of(item.config).lines(item.nodeid, [each.record for each in clusters])
+            report.sections.append(("klamm recordings", "\n".join(lines)))
     if module is not None:
         # An error of a cluster that a passed test has expected is none of the next test's.
         module.failed_clusters.clear()
     return report
 
 
-def _recorded(item: pytest.Item, clusters: "list[Cluster]") -> Iterator[str]:
-    """Records the clusters of a failed test; gives a line about each."""
-    from klamm.testing.errors import ClusterError
+def _recordings_of(config: pytest.Config) -> "Recordings":
+    from klamm.testing.recordings import Recordings
 
-    stash = item.config.stash
-    try:
-        if _recordings not in stash:
-            wanted = item.config.getoption("--klamm-recordings")
-            stash[_recordings] = Path(wanted or tempfile.mkdtemp(prefix="klamm-recordings-"))
-        directory = stash[_recordings]
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        yield f"no directory for recordings: {error}"
-        return
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", item.nodeid)[-MAX_NAME:].strip("-")
-    for number, cluster in enumerate(clusters, 1):
-        suffix = f"-{number}" if number > 1 else ""
-        try:
-            yield f"klamm cockpit {cluster.record(directory / f'{name}{suffix}.klamm')}"
-        except ClusterError as error:
-            yield str(error)
+    if _recordings not in config.stash:
+        config.stash[_recordings] = Recordings(config.getoption("--klamm-recordings"))
+    return config.stash[_recordings]

@@ -10,7 +10,7 @@
 For coroutines: `class OrdersTest(ClusterTestCase, IsolatedAsyncioTestCase)`; `self.async_cluster` is the same cluster.
 
 What must stay true: each test begins with a cluster whose servers all run, without the faults of other tests, also when
-those fail. The state of the cluster at a failure stands in the notes of the error.
+those fail. The state of the cluster at a failure stands in the notes of the error, and how to open its recording.
 """
 
 import functools
@@ -24,6 +24,7 @@ from klamm.faults.commands import Fault
 from klamm.testing.async_cluster import AsyncCluster
 from klamm.testing.cluster import Cluster
 from klamm.testing.faults.given import given_faults
+from klamm.testing.recordings import note_recording
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -112,5 +113,6 @@ class ClusterTestCase(unittest.TestCase):
         except Exception as error:
             kept = f"\ndata and logs: {self.cluster.directory}" if self.cluster.keeps_on_failure else ""
             error.add_note(f"klamm cluster {self.cluster.bootstrap}\n{self.cluster.describe()}{kept}")
+            note_recording(error, self.cluster.record, self.id())
             type(self)._failure = error
             raise
