@@ -6,7 +6,7 @@ metric is read.
 What must stay true:
 - A topic has counts only while this broker hosts one of its partitions: clients cannot make the broker remember names.
 - The numbers of the whole broker never decrease: what a topic has counted moves to `others` when its last partition
-  goes. Batches for topics that are not hosted count only there.
+  goes. Batches for topics that are not hosted count only there, and those for topics that do not exist nowhere.
 
 Source: kafka.server.BrokerTopicStats.
 """
@@ -88,7 +88,6 @@ _COUNTS = (
 _ATTRIBUTES = tuple(attribute for attribute, *_ in _COUNTS)
 # Kafka counts these errors as no failure: clients and operators bring them about.
 _EXPECTED_OF_PRODUCES = (
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.MESSAGE_TOO_LARGE,
     ErrorCode.RECORD_LIST_TOO_LARGE,
@@ -144,6 +143,8 @@ class TopicCounts:
 
     def refused(self, size_bytes: int, error: KafkaError) -> None:
         """A batch of this size was not appended."""
+        if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            return  # Kafka looks for the partition in its metadata before it counts.
         self.produce_requests += 1
         if error.code not in _EXPECTED_OF_PRODUCES:
             self.failed_produce_requests += 1

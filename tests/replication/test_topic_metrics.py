@@ -92,8 +92,8 @@ def test_a_deleted_topic_is_no_longer_shown_and_stays_in_the_sum() -> None:
 def test_topics_that_are_not_hosted_have_no_names() -> None:
     statistics = TopicStatistics()
     for number in range(1000):
-        error = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        statistics.of(f"made-up-{number}").refused(10, error)
+        statistics.of(f"made-up-{number}").refused(10, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        statistics.of(f"elsewhere-{number}").refused(10, KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
     found = shown(statistics)
     assert not [labels for _, labels in found.by_name if labels]
     assert found[ALL.format("TotalProduceRequestsPerSec")] == 1000
