@@ -149,6 +149,9 @@ class LiveCluster:
     def subscribe(self) -> Subscription:
         subscription = Subscription()
         self._subscriptions[subscription] = None
+        if self.partitions.version > 0:
+            # The page may have read its map long before its stream is opened.
+            subscription.put(PARTITIONS, encoded_json(self.partitions.no_changes().value()))
         if not self._tasks:
             readings = (self._registrations, self._status, self._numbers, self._partitions, self._facts, self._groups)
             work = [*(each.keep() for each in readings), self._keep_publishing(), self._keep_following()]
@@ -427,13 +430,7 @@ class LiveCluster:
 
         is_new = await in_slices(self.partitions.look(await in_slices(states()), metadata.brokers))
         if is_new:
-            nothing = {
-                "version": self.partitions.version,
-                "sequence": self.partitions.sequence,
-                "rows": [],
-                "cells": [],
-            }
-            self._publish(PARTITIONS, encoded_json(nothing))
+            self._publish(PARTITIONS, encoded_json(self.partitions.no_changes().value()))
         return True
 
 

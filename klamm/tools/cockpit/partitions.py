@@ -231,6 +231,10 @@ class PartitionMap:
             self.cells[first : first + len(cells)] = cells
             self._changed[row] = None
 
+    def no_changes(self) -> Changes:
+        """Tells a page which version it should have, and how far its copy should be."""
+        return Changes(self.version, self.sequence, (), ())
+
     def take_changes(self) -> Changes | None:
         """The rows that have changed since the last call; None without any."""
         if not self._changed:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 NOW: Final = "now"
 """The newest Now document. A newer one replaces one that waits."""
 PARTITIONS: Final = "partitions"
-"""Changed cells of the map of partitions (`Changes.value`). A page with another version loads the whole map."""
+"""Changed cells of the map of partitions (`Changes.value`). A page with another version, or without the changes before
+these, loads the whole map. Without rows they only say which changes a page should have."""
 RECORD: Final = "record"
 """{"records": [...], "left_out": n}: new records of the controller, as /controller/events has them; of a burst the
 newest."""

@@ -87,6 +87,17 @@ def test_a_map_of_another_version_that_comes_while_one_is_read_is_read_too(serve
     counts(page, 100, 100, 0, 0)
 
 
+def test_a_page_that_lacks_changes_when_its_stream_opens_reads_the_map_again(server: PageServer, pages: Pages) -> None:
+    page = pages.open(server.url)
+    counts(page, 70, 70, 0, 0)
+    page.locator("#connection", has_text="live").wait_for()
+    head, cells = partition_map(BROKERS, TOPICS, replication_factor=2)
+    cells[:BROKERS] = bytes((OUT_OF_SYNC, OFFLINE, 0))
+    server.map_bytes = encoded_map(head | {"sequence": 1}, cells)
+    server.publish("partitions", {"version": 1, "sequence": 1, "rows": [], "cells": []})
+    counts(page, 69, 69, 1, 1)
+
+
 def test_a_map_that_cannot_be_read_is_said_not_to_be_of_now_and_read_again(server: PageServer, pages: Pages) -> None:
     page = pages.open(server.url)
     page.clock.install()

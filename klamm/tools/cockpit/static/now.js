@@ -175,7 +175,7 @@
     const map = heat?.map;
     if (!map) return;
     if (data.version === map.version && data.sequence <= map.sequence) return;
-    if (data.version === map.version && data.sequence === map.sequence + 1) {
+    if (data.version === map.version && data.sequence === map.sequence + 1 && data.rows.length > 0) {
       map.sequence = data.sequence;
       heat.apply(data.rows, data.cells);
     } else {
