@@ -53,8 +53,12 @@ class Reading(Generic[T]):
                 self.why_not = f"There was no answer within {LOOK_TIMEOUT_S:g} s."
             except ToolError as error:
                 self.why_not = str(error)
-            self._took_s = loop.time() - began_s
-            self._due_s = began_s + max(self._every_s, self._took_s / self._share)
+            took_s, share = loop.time() - began_s, self._share
+            if self.why_not is None:
+                self._took_s = took_s
+            else:
+                share = SMALL_SHARE  # It has waited, not worked: what is there again is seen soon.
+            self._due_s = began_s + max(self._every_s, took_s / share)
 
     async def keep(self) -> None:
         """Renews for ever."""
