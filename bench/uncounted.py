@@ -29,28 +29,22 @@ NO_WATCH = _NoWatch()
 
 _SERVER = (
     (
-        "        clock_s: Callable[[], float],\n        received_s: float,\n        memory: Part,",
-        "        memory: Part,",
-    ),
-    (
-        "        # Not through `super`, which costs as much again.\n"
-        "        self._clock_s = clock_s\n        self.arrived_s = None\n",
+        "        # Not through `super`, which costs as much again. On the server's `work_clock_s`, as all readings.\n"
+        "        self.began_s = began_s\n",
         "",
     ),
-    ("        self.began_s = received_s\n", ""),
-    ("        self.measurements: Any = None  #", "        #"),
-    ("        received_s = self._work_clock_s()\n        if self._waiting", "        if self._waiting"),
-    ("self._waiting.append((frame, received_s))", "self._waiting.append((frame, 0.0))"),
-    ("            self._serve(frame, received_s)\n", "            self._serve(frame)\n"),
+    ("size_bytes: int, began_s: float, memory: Part", "size_bytes: int, memory: Part"),
+    ("        self.at_once: Measurements | None = UNMEASURED\n", ""),
+    ("self._waiting.append((frame, self._work_clock_s()))", "self._waiting.append((frame, 0.0))"),
+    ("        if arrived_s is not None:\n            exchange.started_late(arrived_s)\n", ""),
     (
-        "    def _serve(self, frame: bytearray, received_s: float, *, is_late: bool = False) -> None:",
-        "    def _serve(self, frame: bytearray, received_s: float = 0.0, is_late: bool = False) -> None:",
+        "        # A method of this name is looked for first, unless the attribute is read apart from the call.\n"
+        "        clock_s = self._work_clock_s\n        exchange = Exchange(len(frame), clock_s(), self",
+        "        exchange = Exchange(len(frame), self",
     ),
-    ("len(frame), self._work_clock_s, received_s, self._memory_of(frame)", "len(frame), self._memory_of(frame)"),
-    ("        if is_late:\n            exchange.starts_late(self._work_clock_s())\n", ""),
-    ("        self.exchange = exchange\n", ""),
+    ("self._server.dispatch(self, frame, exchange)", "self._server.dispatch(self, frame)"),
     (
-        "        now_s = self._work_clock_s()\n        exchanges = self._exchanges\n",
+        "        clock_s = self._work_clock_s\n        now_s = clock_s()\n        exchanges = self._exchanges\n",
         "        exchanges = self._exchanges\n",
     ),
     ("            exchange.waits_for_others(response, now_s)\n", "            exchange.response = response\n"),
@@ -62,54 +56,60 @@ _SERVER = (
     ("            else:\n                self._traffic.unanswered += 1\n", ""),
     ("                exchange.has_waited()\n                self._throttle(", "                self._throttle("),
     (
-        """            measurements = exchange.measurements
-            if measurements is not None:
-                if exchange.arrived_s is None:
-                    # Not in a method, which would cost as much again.
-                    numbers = measurements.at_once
-                    numbers += (exchange.version, exchange.size_bytes, exchange.began_s, now_s)
-                    if len(numbers) >= measurements.most_at_once:
-                        measurements.take()
-                else:
-                    self._add_waited(exchange, response, now_s)
+        """            numbers = exchange.at_once
+            if numbers is None:
+                self._add_waited(exchange, response, now_s)
+            else:
+                # Not in a method, which would cost as much again.
+                numbers += (exchange.size_bytes, exchange.began_s, now_s)
+                if len(numbers) >= _FULL_AT_ONCE:
+                    numbers.take()
 """,
         "",
     ),
     ("        self.last_active_s = now_s\n", "        self.last_active_s = asyncio.get_running_loop().time()\n"),
-    (
-        "            if exchange.measurements is not None:\n                exchange.measurements.forgo()\n"
-        "        self._exchanges.clear()",
-        "        self._exchanges.clear()",
-    ),
-    ("                if exchange.measurements is not None:\n                    exchange.measurements.forgo()\n", ""),
+    ("            exchange.forgo()\n        self._exchanges.clear()", "        self._exchanges.clear()"),
+    ("                exchange.forgo()\n                return\n", "                return\n"),
     ("        self._traffic.started += self._started\n", ""),
     ("            self._traffic.started += self._started - REQUESTS_PER_SLICE\n", ""),
 )
 _DISPATCHER = (
     ("from klamm.net.server import", "from klamm.net.stopwatch import NO_WATCH\nfrom klamm.net.server import"),
     (
-        "        exchange = connection.exchange\n        exchange.measurements = api.statistics\n"
-        "        exchange.version = header.api_version\n",
-        "        exchange = NO_WATCH\n",
+        "        self, connection: ServerConnection, frame: bytearray, exchange: Exchange\n",
+        "        self, connection: ServerConnection, frame: bytearray, exchange: Any = NO_WATCH\n",
     ),
-    ("            exchange,\n        )\n        quotas", "        )\n        quotas"),
-    ("                exchange.measurements = self.statistics.follower_fetches\n", "                pass\n"),
-    ("            codes = request.exchange.measurements.error_codes\n", ""),
-    ("correlation_id, result, codes)", "correlation_id, result)"),
-    ("        await exchange.measured(in_slices(exchange.measurements.count_errors(result)))\n", ""),
+    ("        exchange.at_once = api.measurements[header.api_version]\n", ""),
+    (
+        '            raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None\n'
+        "        return self._handle(connection, api, header, body, exchange)\n",
+        '            raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None\n'
+        "        return self._handle(connection, api, header, body)\n",
+    ),
+    (
+        "        body: Any,\n        exchange: Exchange,\n    ) -> Answer | Awaitable[Answer]:\n"
+        '        """The stopwatch of the exchange runs."""\n',
+        "        body: Any,\n        exchange: Any = NO_WATCH,\n    ) -> Answer | Awaitable[Answer]:\n",
+    ),
+    (
+        "                exchange.is_measured_by(self.statistics.follower_fetches.of_version[header.api_version])\n",
+        "                pass\n",
+    ),
+    (
+        "        return self._answer(request, result, exchange)\n\n    async def _finish(",
+        "        return self._answer(request, result)\n\n    async def _finish(",
+    ),
+    (
+        "    def _answer(self, request: Request[Any], result: Any, exchange: Exchange) -> Answer:",
+        "    def _answer(self, request: Request[Any], result: Any, exchange: Any = NO_WATCH) -> Answer:",
+    ),
+    ("correlation_id, result, request.api.error_codes)", "correlation_id, result)"),
+    ("        await exchange.measured(in_slices(request.api.statistics.count_errors(result)))\n", ""),
 )
 REPLACEMENTS = {
     "net/server.py": _SERVER,
     "net/stopwatch.py": (('T = TypeVar("T")\n', 'T = TypeVar("T")\n' + _NO_WATCH),),
     "broker/dispatcher.py": _DISPATCHER,
-    "broker/registry.py": (
-        ("from typing import Any, Generic, TypeVar", "from typing import Any, ClassVar, Generic, TypeVar"),
-        (
-            "from klamm.net.server import Exchange, ServerConnection\n",
-            "from klamm.net.server import ServerConnection\nfrom klamm.net.stopwatch import NO_WATCH\n",
-        ),
-        ("    exchange: Exchange\n", "    exchange: ClassVar[Any] = NO_WATCH\n"),
-    ),
     "protocol/messages.py": (
         (
             "    if codes is None:\n        codes = []\n    try:\n        body = encode(message, codes)",
@@ -130,17 +130,14 @@ REPLACEMENTS = {
     "replication/replica_manager.py": (
         (
             "        counts = target.topic_counts\n        counts.produce_requests += 1\n"
-            "        counts.messages_in += end_offset - first_offset\n        counts.bytes_in += len(records)\n"
-            "        if is_converted:\n            counts.produce_conversions += end_offset - first_offset\n",
+            "        counts.messages_in += end_offset - first_offset\n        counts.bytes_in += size_bytes\n",
             "",
         ),
-        ("log_start_offset, duplicate, _, is_converted = info", "log_start_offset, duplicate, _ = info"),
     ),
     "storage/log.py": (
-        ("    # Whether the records were compressed anew.\n    is_converted: bool = False\n", ""),
-        ("        is_converted = False\n", ""),
-        ("            is_converted = inspected.found.batch is not None\n", ""),
-        ("            len(records),\n            is_converted,\n", "            len(records),\n"),
+        ("        oddity = None\n", ""),
+        ("            if inspected.found.batch is not None:\n                oddity = Oddity.CONVERTED\n", ""),
+        ("            oddity,\n            len(records),\n", "            None,\n            len(records),\n"),
     ),
 }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from klamm.broker.request_metrics import ApiStatistics
+from klamm.broker.request_metrics import ApiStatistics, VersionStatistics
 from klamm.broker.security import Operation
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
@@ -41,6 +41,8 @@ class Api:
 
 @dataclass(frozen=True, slots=True)
 class CountedApi(Api):
-    """The row of one broker, which counts the requests of the API."""
+    """The row of one broker, which counts the requests of the API: `measurements` by version."""
 
     statistics: ApiStatistics
+    measurements: tuple[VersionStatistics, ...]
+    error_codes: list[int]

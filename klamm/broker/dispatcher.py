@@ -49,9 +49,9 @@ _log = logging.getLogger(__name__)
 class Dispatcher:
     """Serves the requests of all listeners of one broker."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, work_clock_s: Callable[[], float]) -> None:
         self._services = services
-        self.statistics = RequestStatistics()
+        self.statistics = RequestStatistics(work_clock_s)
         # A server under faults puts rows of its own here (`klamm.faults.answers`).
         self.apis: dict[int, CountedApi] = {
             int(key): _counted(api, self.statistics[key]) for key, api in services.apis.items()
@@ -63,7 +63,9 @@ class Dispatcher:
         """Whether the request may start while earlier ones of its API are unanswered."""
         return frame[:2] in self._pipelined
 
-    def dispatch(self, connection: ServerConnection, frame: bytearray) -> Answer | Awaitable[Answer]:
+    def dispatch(
+        self, connection: ServerConnection, frame: bytearray, exchange: Exchange
+    ) -> Answer | Awaitable[Answer]:
         """Starts the request in `frame`. Raises InvalidRequest when the connection must close."""
         try:
             header = messages.parse_request_header(frame)
@@ -75,9 +77,7 @@ class Dispatcher:
             raise InvalidRequest(f"{name} ({int(header.api_key)}) is not served, see docs/unsupported.md")
         if not api.min_version <= header.api_version <= api.max_version:
             return self._unsupported_version(api, header)
-        exchange = connection.exchange
-        exchange.measurements = api.statistics
-        exchange.version = header.api_version
+        exchange.at_once = api.measurements[header.api_version]
         if len(frame) >= LARGE_FRAME_BYTES:
             return self._dispatch_large(connection, api, header, frame, exchange)
         try:
@@ -89,7 +89,7 @@ class Dispatcher:
     def _dispatch_large(
         self,
         connection: ServerConnection,
-        api: Api,
+        api: CountedApi,
         header: messages.RequestHeader,
         frame: bytearray,
         exchange: Exchange,
@@ -117,7 +117,7 @@ class Dispatcher:
     async def _dispatch_in_steps(
         self,
         connection: ServerConnection,
-        api: Api,
+        api: CountedApi,
         header: messages.RequestHeader,
         decoding: Awaitable[Any],
         exchange: Exchange,
@@ -139,7 +139,7 @@ class Dispatcher:
     def _handle(
         self,
         connection: ServerConnection,
-        api: Api,
+        api: CountedApi,
         header: messages.RequestHeader,
         body: Any,
         exchange: Exchange,
@@ -155,7 +155,6 @@ class Dispatcher:
             connection,
             body,
             services,
-            exchange,
         )
         quotas = services.quotas
         if quotas.is_active:
@@ -172,14 +171,18 @@ class Dispatcher:
         if isinstance(result, CoroutineType):
             # Looked at here, where a request costs more anyway.
             if api.key is _FETCH and body.replica_id >= 0:
-                exchange.measurements = self.statistics.follower_fetches
+                exchange.is_measured_by(self.statistics.follower_fetches.of_version[header.api_version])
             exchange.pause()
-            finishing = self._finish(request, exchange.measured(result), _hold(connection, api))
+            finishing = self._finish(request, exchange, exchange.measured(result), _hold(connection, api))
             return _answer_only(finishing) if api.ends_with_client else finishing
-        return self._answer(request, result)
+        return self._answer(request, result, exchange)
 
     async def _finish(
-        self, request: Request[Any], pending: Awaitable[Any], release: Callable[[], None] | None = None
+        self,
+        request: Request[Any],
+        exchange: Exchange,
+        pending: Awaitable[Any],
+        release: Callable[[], None] | None = None,
     ) -> Answer:
         try:
             result = await pending
@@ -190,16 +193,16 @@ class Dispatcher:
         finally:
             if release is not None:
                 release()
-        request.exchange.resume()
-        return self._answer(request, result)
+        exchange.resume()
+        return self._answer(request, result, exchange)
 
-    def _answer(self, request: Request[Any], result: Any) -> Answer:
+    def _answer(self, request: Request[Any], result: Any, exchange: Exchange) -> Answer:
         """The response to a handler's result; a large response is encoded in steps."""
         quota = request.quota
         if isinstance(result, AnswerOnly):
-            request.exchange.pause()
-            return AnswerOnly(partial(self._answer_later, request, result))
-        throttle_time_ms = 0 if quota is None else self._throttle_time_ms(request, quota, result)
+            exchange.pause()
+            return AnswerOnly(partial(self._answer_later, request, exchange, result))
+        throttle_time_ms = 0 if quota is None else self._throttle_time_ms(request, exchange.size_bytes, quota, result)
         if result is None:
             return Response(None, throttle_time_ms) if throttle_time_ms else NO_RESPONSE
         # SaslHandshake, SaslAuthenticate and WriteTxnMarkers have no field for it: their client is only muted.
@@ -209,34 +212,40 @@ class Dispatcher:
         try:
             steps = messages.encode_response_steps(key, version, correlation_id, result)
             if steps is not None:
-                request.exchange.pause()
-                return AnswerOnly(partial(self._encode_in_steps, request, result, steps, throttle_time_ms))
-            codes = request.exchange.measurements.error_codes
-            response = Response(messages.encode_response(key, version, correlation_id, result, codes), throttle_time_ms)
+                exchange.pause()
+                return AnswerOnly(partial(self._encode_in_steps, request, exchange, result, steps, throttle_time_ms))
+            response = Response(
+                messages.encode_response(key, version, correlation_id, result, request.api.error_codes),
+                throttle_time_ms,
+            )
         except UnencodableMessage as error:
             raise self._unanswerable(request.connection, error) from error
         if quota is not None:
             quota.encoded()
         return response
 
-    def _throttle_time_ms(self, request: Request[Any], quota: RequestQuota, result: Any) -> int:
+    def _throttle_time_ms(self, request: Request[Any], size_bytes: int, quota: RequestQuota, result: Any) -> int:
         """For how long the client is throttled. Brokers are not: the cluster would wait for them."""
         key = request.api.key
         if request.api.operation is Operation.CLUSTER_ACTION or (key in _OF_FOLLOWERS and request.body.replica_id >= 0):
             quota.answered_exempt()
             return 0
-        produced_bytes = request.exchange.size_bytes if key is ApiKey.PRODUCE else 0
+        produced_bytes = size_bytes if key is ApiKey.PRODUCE else 0
         return quota.answered(produced_bytes, is_acknowledged=result is not None)
 
     async def _encode_in_steps(
-        self, request: Request[Any], result: Any, steps: Steps[list[Buffer]], throttle_time_ms: int
+        self,
+        request: Request[Any],
+        exchange: Exchange,
+        result: Any,
+        steps: Steps[list[Buffer]],
+        throttle_time_ms: int,
     ) -> Response:
-        exchange = request.exchange
         try:
             buffers = await exchange.measured(in_slices(steps))
         except UnencodableMessage as error:
             raise self._unanswerable(request.connection, error) from error
-        await exchange.measured(in_slices(exchange.measurements.count_errors(result)))
+        await exchange.measured(in_slices(request.api.statistics.count_errors(result)))
         exchange.resume()
         if request.quota is not None:
             request.quota.encoded()
@@ -247,8 +256,8 @@ class Dispatcher:
         self.on_unencodable(connection, error)
         return InvalidRequest(f"its response cannot be encoded: {error}")
 
-    async def _answer_later(self, request: Request[Any], later: AnswerOnly[Any]) -> Answer:
-        return await self._finish(request, request.exchange.measured(later.answer()))
+    async def _answer_later(self, request: Request[Any], exchange: Exchange, later: AnswerOnly[Any]) -> Answer:
+        return await self._finish(request, exchange, exchange.measured(later.answer()))
 
     def _unsupported_version(self, api: Api, header: messages.RequestHeader) -> Response:
         """Refuses the version; an ApiVersions request of a future version is answered in version 0 with the served
@@ -265,7 +274,12 @@ class Dispatcher:
 
 
 def _counted(api: Api, statistics: ApiStatistics) -> CountedApi:
-    return CountedApi(**{one.name: getattr(api, one.name) for one in fields(api)}, statistics=statistics)
+    return CountedApi(
+        **{one.name: getattr(api, one.name) for one in fields(api)},
+        statistics=statistics,
+        measurements=statistics.of_version,
+        error_codes=statistics.error_codes,
+    )
 
 
 def _hold(connection: ServerConnection, api: Api) -> Callable[[], None]:

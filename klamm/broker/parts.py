@@ -283,7 +283,7 @@ class BrokerParts:
             marker_appends=self.marker_appends,
             long_answers=Turns(),
         )
-        self.dispatcher = Dispatcher(self.services)
+        self.dispatcher = Dispatcher(self.services, environment.work_clock_s)
         self.listeners = Listeners(
             config,
             environment,

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from klamm.broker.api import Api
+from klamm.broker.api import Api, CountedApi
 from klamm.broker.quotas.mutation_quota import UNBOUNDED_MUTATIONS, Mutations
 from klamm.broker.quotas.request_quota import RequestQuota
 from klamm.broker.security import CLUSTER_NAME, OPERATIONS, Client, Operation
 from klamm.broker.services import Services
-from klamm.net.server import Exchange, ServerConnection
+from klamm.net.server import ServerConnection
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
 from klamm.protocol.vocabulary import ResourceType
@@ -41,7 +41,7 @@ ErrorResponse = Callable[["Request[Any]", KafkaError], Any]
 class Request(Generic[Body]):
     """One request of a client, decoded."""
 
-    api: Api
+    api: CountedApi
     version: int
     client: Client
     correlation_id: int
@@ -49,8 +49,6 @@ class Request(Generic[Body]):
     connection: ServerConnection
     body: Body
     services: Services
-    # Its stopwatch runs while the request holds the loop.
-    exchange: Exchange
     # None while no quota is set, and for requests of brokers.
     quota: RequestQuota | None = None
 

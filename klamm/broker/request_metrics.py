@@ -1,8 +1,8 @@
 """How many requests of each API this broker has answered, and how long they took, under Kafka's names (RequestMetrics).
 
-When the response to a request has left, numbers that the network layer has at hand are added to a list: four of a
-request that waited for nothing, ten of others. The encoder of a response adds its error codes to another list. All else
-happens for `TOGETHER` requests at once, or when a metric is read.
+When the response to a request has left, numbers that the network layer has at hand are added to a list: three of a
+request that waited for nothing, to a list of its API and version, and ten of others. The encoder of a response adds its
+error codes to another list. All else happens for `TOGETHER` requests at once, or when a metric is read.
 
 | Kafka's name       | in klamm                                                                                 |
 |--------------------|------------------------------------------------------------------------------------------|
@@ -13,8 +13,9 @@ happens for `TOGETHER` requests at once, or when a metric is read.
 | ResponseSendTime   | until the socket has taken the response                                                  |
 
 What must stay true:
-- Counting costs the same for each request, and its memory is bounded: the numbers of `RESERVOIR_SIZE` and `TOGETHER`
-  requests of each API and of each of both kinds, at most 300 KB, and the error codes of `TOGETHER` requests.
+- Counting costs the same for each request, and its memory is bounded: the numbers of `RESERVOIR_SIZE` requests of each
+  API and of each of both kinds, at most 520 KB (measured with numbers that share no memory), those of `TOGETHER` more
+  of each version, at most 27 KB, and the error codes of `TOGETHER` requests.
 - Labels come from what this broker serves, never from a client: a request of another version is not counted.
 - As in Kafka, a request counts when its response has left, and one whose connection ends before that does not.
 
@@ -22,26 +23,26 @@ Source: kafka.network.RequestMetrics.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
 from klamm.metrics import QUANTILES, RESERVOIR_SIZE, Distribution, MetricName, Metrics, quantiles_of
-from klamm.net.server import Exchange
+from klamm.net.server import MOST_AT_ONCE, NUMBERS_AT_ONCE, Exchange, Measurements
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 
 # So many requests are sorted in together.
-TOGETHER = 256
+TOGETHER = MOST_AT_ONCE
 # So many error codes of requests that were never answered are kept.
 _MOST_CODES = 10_000
-# The numbers of a request that waited for nothing (see `_as_waited`), and of others: the version, and what
-# `_distributed` takes.
-_AT_ONCE, _WAITED = 4, 10
-_MOST_AT_ONCE, _MOST_WAITED = (count * (RESERVOIR_SIZE + TOGETHER) for count in (_AT_ONCE, _WAITED))
+# The numbers of a request that had to wait: the version, and what `_distributed` takes.
+_WAITED = 10
+_MOST_WAITED = _WAITED * (RESERVOIR_SIZE + TOGETHER)
 
 # What becomes of these numbers, in the order of `_distributed`.
 _DISTRIBUTIONS = (
@@ -62,36 +63,32 @@ _ZEROS = (
 FETCH_CONSUMER, FETCH_FOLLOWER = "FetchConsumer", "FetchFollower"
 
 
-class _Newest:
-    """The numbers of the newest requests, `width` of each, one request after another."""
+class VersionStatistics(Measurements):
+    """The requests of one version of an API."""
 
-    __slots__ = ("_summed", "_width", "numbers")
+    __slots__ = ("_api", "version")
 
-    def __init__(self, width: int) -> None:
-        self.numbers: list[Any] = []
-        self._width = width
-        # How many of the numbers `take` has returned.
-        self._summed = 0
+    def __init__(self, api: "ApiStatistics", version: int, clock_s: Callable[[], float]) -> None:
+        super().__init__(clock_s)
+        self._api = api
+        self.version = version
 
-    def take(self) -> tuple[Sequence[int], Sequence[float]]:
-        """The versions and the sums of the numbers, the version's included, of the requests since the last call."""
-        new = self.numbers[self._summed :]
-        self._summed = len(self.numbers)
-        return new[:: self._width], [sum(new[number :: self._width]) for number in range(self._width)]
+    def take(self) -> None:
+        """As `Measurements.take`."""
+        self._api.sort_in()
 
-    def shorten(self) -> None:
-        """Forgets the oldest that `take` has returned."""
-        del self.numbers[: self._width * TOGETHER]
-        self._summed = max(self._summed - self._width * TOGETHER, 0)
+    def add(self, exchange: Exchange, left_s: float, sent_s: float) -> None:
+        """As `Measurements.add`."""
+        self._api.add(self.version, exchange, left_s, sent_s)
 
-    def requests(self) -> Iterator[tuple[Any, ...]]:
-        columns = (self.numbers[number :: self._width] for number in range(self._width))
-        return zip(*columns, strict=True)
+    def forgo(self) -> None:
+        """As `Measurements.forgo`."""
+        self._api.forgo()
 
 
 class ApiStatistics:
-    """The requests of one API: `Measurements` of the network layer. `error_codes` are those of responses that are not
-    counted yet."""
+    """The requests of one API. `of_version` has a list for each version, from 0 on; `error_codes` are those of
+    responses that are not counted yet. `clock_s` is the network layer's `work_clock_s`."""
 
     __slots__ = (
         "_api_key",
@@ -100,48 +97,42 @@ class ApiStatistics:
         "_sums",
         "_versions",
         "_waited",
-        "at_once",
+        "_waited_sorted_in",
         "error_codes",
-        "most_at_once",
+        "of_version",
     )
 
-    def __init__(self, api_key: ApiKey) -> None:
+    def __init__(self, api_key: ApiKey, clock_s: Callable[[], float]) -> None:
         self._api_key = api_key
+        versions = range(messages.ADVERTISED_MAX[api_key] + 1)
+        self.of_version = tuple(VersionStatistics(self, version, clock_s) for version in versions)
         self.error_codes: list[int] = []
         self._errors: Counter[int] = Counter()
         self._versions: Counter[int] = Counter()
         self._sums = [0.0] * len(_DISTRIBUTIONS)
-        self._at_once = _Newest(_AT_ONCE)
-        self._waited = _Newest(_WAITED)
-        self.at_once = self._at_once.numbers
-        self.most_at_once = _AT_ONCE * TOGETHER
-
-    def take(self) -> None:
-        """As `Measurements.take`."""
-        self._sort_in()
-        if len(self.at_once) >= _MOST_AT_ONCE:
-            self._at_once.shorten()
-        self.most_at_once = len(self.at_once) + _AT_ONCE * TOGETHER
+        # The numbers of the newest requests, in the order in which they were sent; of those that had to wait, so many
+        # numbers are in the sums.
+        self._at_once: list[float] = []
+        self._waited: list[float] = []
+        self._waited_sorted_in = 0
 
     def forgo(self) -> None:
-        """As `Measurements.forgo`."""
+        """A request will never be added: its client has gone."""
         if len(self.error_codes) > _MOST_CODES:
-            self._sort_in()
+            self.sort_in()
 
-    def add(self, exchange: Exchange, left_s: float, sent_s: float) -> None:
-        """As `Measurements.add`."""
-        exchange.has_waited()
+    def add(self, version: int, exchange: Exchange, left_s: float, sent_s: float) -> None:
+        """As `Measurements.add`, of a request of this version."""
         arrived_s, began_s, ready_s, response = (
             exchange.arrived_s,
             exchange.began_s,
             exchange.ready_s,
             exchange.response,
         )
-        assert arrived_s is not None
         throttle_time_ms = 0 if response is None else response.throttle_time_ms
-        numbers = self._waited.numbers
+        numbers = self._waited
         numbers += (
-            exchange.version,
+            version,
             exchange.size_bytes,
             arrived_s,
             arrived_s + exchange.late_s,
@@ -153,8 +144,9 @@ class ApiStatistics:
             throttle_time_ms,
         )
         if len(numbers) >= _MOST_WAITED:
-            self._sort_in()
-            self._waited.shorten()
+            self.sort_in()
+            del numbers[: _WAITED * TOGETHER]
+            self._waited_sorted_in = len(numbers)
 
     def count_errors(self, response: Any) -> Steps[None]:
         """Counts the error codes of a response that was encoded in steps."""
@@ -163,47 +155,75 @@ class ApiStatistics:
     @property
     def errors(self) -> dict[int, int]:
         """How often each error code was in a response."""
-        self._sort_in()
+        self.sort_in()
         return self._errors
 
     @property
     def versions(self) -> Mapping[int, int]:
         """The number of requests by version."""
-        self._sort_in()
+        self.sort_in()
         return self._versions
 
     @property
     def count(self) -> int:
         return sum(self.versions.values())
 
-    def _sort_in(self) -> None:
-        at_once_versions, at_once_sums = self._at_once.take()
-        waited_versions, waited_sums = self._waited.take()
-        for counts, values in (
-            (self._versions, at_once_versions),
-            (self._versions, waited_versions),
-            (self._errors, self.error_codes),
-        ):
-            _count(counts, values)
+    def sort_in(self) -> None:
+        """Counts what the lists have got since the last call."""
+        newest, old = self._at_once, len(self._at_once)
+        for one in self.of_version:
+            if one:
+                self._versions[one.version] += len(one) // NUMBERS_AT_ONCE
+                self._add_up(_as_waited(*_sums(one, NUMBERS_AT_ONCE)))
+                if len(newest) > old:
+                    one[:] = _in_order(newest[old:], one)
+                    del newest[old:]
+                newest += one
+                one.clear()
+        del newest[: -NUMBERS_AT_ONCE * RESERVOIR_SIZE]
+        new_waited = self._waited[self._waited_sorted_in :]
+        self._waited_sorted_in = len(self._waited)
+        if new_waited:
+            self._versions.update(map(int, new_waited[::_WAITED]))
+            self._add_up(_sums(new_waited, _WAITED)[1:])
+        _count(self._errors, self.error_codes)
         self.error_codes.clear()
-        for sums in (_as_waited(*at_once_sums), waited_sums):
-            for number, value in enumerate(_distributed(*sums)):
-                self._sums[number] += value
+
+    def _add_up(self, sums: Sequence[float]) -> None:
+        for number, value in enumerate(_distributed(*sums)):
+            self._sums[number] += value
 
     def total(self, number: int) -> float:
         """The sum of the distribution of this number in `_DISTRIBUTIONS`."""
-        self._sort_in()
+        self.sort_in()
         return self._sums[number]
 
     def newest(self, number: int) -> list[float]:
         """The values of the newest requests for the distribution of this number in `_DISTRIBUTIONS`."""
-        requests = [*(_as_waited(*request) for request in self._at_once.requests()), *self._waited.requests()]
-        if self._at_once.numbers and self._waited.numbers:
+        self.sort_in()
+        requests = [_as_waited(*request) for request in _requests(self._at_once, NUMBERS_AT_ONCE)]
+        if self._waited:
+            requests += (request[1:] for request in _requests(self._waited, _WAITED))
             requests.sort(key=_SENT_S)
         return [max(_distributed(*request)[number], 0.0) for request in requests[-RESERVOIR_SIZE:]]
 
 
-_SENT_S = itemgetter(8)
+_READY_S, _SENT_S = itemgetter(2), itemgetter(7)
+
+
+def _requests(numbers: Sequence[float], width: int) -> Iterator[tuple[float, ...]]:
+    """The numbers of one request after another, `width` of each."""
+    return zip(*(numbers[column::width] for column in range(width)), strict=True)
+
+
+def _sums(numbers: Sequence[float], width: int) -> list[float]:
+    return [sum(numbers[column::width]) for column in range(width)]
+
+
+def _in_order(some: list[float], others: Sequence[float]) -> list[float]:
+    """The requests of both lists, which waited for nothing, in the order in which they were sent."""
+    both = sorted(_requests([*some, *others], NUMBERS_AT_ONCE), key=_READY_S)
+    return list(chain.from_iterable(both))
 
 
 def _count(counts: Counter[int], values: Sequence[int]) -> None:
@@ -214,14 +234,13 @@ def _count(counts: Counter[int], values: Sequence[int]) -> None:
         counts.update(values)
 
 
-def _as_waited(version: float, request_bytes: float, received_s: float, ready_s: float) -> tuple[float, ...]:
+def _as_waited(request_bytes: float, received_s: float, ready_s: float) -> tuple[float, ...]:
     """All numbers of a request that started as it arrived, held the loop until its response was ready, and whose
     response the socket took at once; or their sums from the sums of these."""
-    return (version, request_bytes, received_s, received_s, 0, received_s, ready_s, ready_s, ready_s, 0)
+    return (request_bytes, received_s, received_s, 0, received_s, ready_s, ready_s, ready_s, 0)
 
 
 def _distributed(
-    _version: float,
     request_bytes: float,
     received_s: float,
     started_s: float,
@@ -251,12 +270,13 @@ class RequestStatistics(dict[ApiKey, ApiStatistics]):
     """The requests of a broker, by API; those that were used are shown. `follower_fetches` are counted apart from those
     of consumers."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_s: Callable[[], float]) -> None:
         super().__init__()
-        self.follower_fetches = ApiStatistics(ApiKey.FETCH)
+        self._clock_s = clock_s
+        self.follower_fetches = ApiStatistics(ApiKey.FETCH, clock_s)
 
     def __missing__(self, api_key: ApiKey) -> ApiStatistics:
-        self[api_key] = found = ApiStatistics(api_key)
+        self[api_key] = found = ApiStatistics(api_key, self._clock_s)
         return found
 
     def _by_name(self) -> dict[str, list[ApiStatistics]]:

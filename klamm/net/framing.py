@@ -49,6 +49,19 @@ class FrameReader(asyncio.BufferedProtocol, ABC):
     bytes read as a signed integer (what a request begins with), or None if the frame has fewer than two bytes.
     """
 
+    __slots__ = (
+        "_direct",
+        "_failed",
+        "_filled",
+        "_frame",
+        "_frame_size",
+        "_shared",
+        "_size_limit",
+        "_start",
+        "_transport",
+        "received_tls",
+    )
+
     def __init__(self, size_limit: SizeLimit, receive_buffer: ReceiveBuffer | None = None) -> None:
         self._size_limit = size_limit
         self._shared = receive_buffer or ReceiveBuffer()

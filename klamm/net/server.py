@@ -29,7 +29,7 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from klamm.environment import is_kept_descriptor, open_file_limit
 from klamm.net.connection_quotas import Acceptor, ConnectionQuotas
@@ -56,6 +56,11 @@ REQUESTS_PER_SLICE = 20
 # How often a throttled connection, which is not read, is asked whether its client has hung up: a throttle time may be
 # days, and the connection would keep its descriptor for as long.
 HANG_UP_CHECK_S = 5.0
+
+# What `Measurements` get of a request that waited for nothing, and of how many such requests together.
+NUMBERS_AT_ONCE = 3
+MOST_AT_ONCE = 256
+_FULL_AT_ONCE = NUMBERS_AT_ONCE * MOST_AT_ONCE
 
 # So many connections are looked at, and closed if they are idle, before others have the loop.
 CONNECTIONS_PER_SLICE = 500
@@ -92,30 +97,34 @@ class AnswerOnly(Generic[T]):
     answer: Callable[[], Coroutine[Any, Any, "T | AnswerOnly[T]"]]
 
 
-class Measurements(Protocol):
-    """Who wants to know how long requests take.
+class Measurements(list[Any]):
+    """Who wants to know how long requests of a kind take; this class itself forgets it.
 
-    Of a request that waited for nothing, `at_once` gets the version, the size, and the readings of
-    `SocketServer.work_clock_s` when it arrived and when its response was ready; `take` is called when it has
-    `most_at_once` numbers. Of other requests `add` is told.
+    Of a request that waited for nothing, the list gets `NUMBERS_AT_ONCE` numbers: the size, and the readings of
+    `clock_s` when it arrived and when its response was ready. `take` is called when it has those of `MOST_AT_ONCE`
+    requests. Of other requests `add` is told.
     """
 
-    at_once: list[Any]
-    most_at_once: int
+    __slots__ = ("clock_s",)
+
+    def __init__(self, clock_s: Callable[[], float]) -> None:
+        super().__init__()
+        self.clock_s = clock_s
 
     def take(self) -> None:
-        """Makes room in `at_once`."""
+        """Empties the list."""
+        self.clear()
 
     def add(self, exchange: "Exchange", left_s: float, sent_s: float) -> None:
         """The response of the exchange, which is over, left and was taken by the socket at these readings of
-        `SocketServer.work_clock_s`."""
+        `clock_s`."""
 
     def forgo(self) -> None:
         """A request will never be added: its client has gone."""
 
 
 Answer = Response | AnswerOnly[Response]
-Dispatch = Callable[["ServerConnection", bytearray], Answer | Awaitable[Answer]]
+Dispatch = Callable[["ServerConnection", bytearray, "Exchange"], Answer | Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +144,12 @@ class Exchange(Stopwatch):
     """A request that has started and whose response has not left yet; the stopwatch of its work."""
 
     __slots__ = (
+        "arrived_s",
+        "at_once",
         "holds",
         "is_abandoned",
         "is_answer_only",
+        "late_s",
         "measurements",
         "memory",
         "pipelined",
@@ -145,27 +157,20 @@ class Exchange(Stopwatch):
         "response",
         "size_bytes",
         "task",
-        "version",
     )
 
-    def __init__(
-        self,
-        size_bytes: int,
-        clock_s: Callable[[], float],
-        received_s: float,
-        memory: Part,
-        pipelined: bool,
-    ) -> None:
-        # Not through `super`, which costs as much again.
-        self._clock_s = clock_s
-        self.arrived_s = None
-        # On the server's `work_clock_s`. When its response was ready is set unless it leaves at once.
-        self.began_s = received_s
-        self.ready_s: float
+    def __init__(self, size_bytes: int, began_s: float, memory: Part, pipelined: bool) -> None:
+        # Not through `super`, which costs as much again. On the server's `work_clock_s`, as all readings.
+        self.began_s = began_s
         self.size_bytes = size_bytes
-        # Who is told when the response has been sent, and then the version of the request.
-        self.measurements: Any = None  # Measurements, with what else `dispatch` counts there
-        self.version: int
+        # Who gets its numbers, which `dispatch` knows; None once the request or its response had to wait.
+        self.at_once: Measurements | None = UNMEASURED
+        # Then these are set: who is told when the response has been sent, when the request arrived, how much later it
+        # started, and when its response was ready.
+        self.measurements: Measurements
+        self.arrived_s: float
+        self.late_s: float
+        self.ready_s: float
         # Where its bytes count until they are free.
         self.memory: Part | None = memory
         self.pipelined = pipelined
@@ -179,15 +184,35 @@ class Exchange(Stopwatch):
         # Whether the client has disconnected while the task continues.
         self.is_abandoned: bool
 
-    def starts_late(self, now_s: float) -> None:
-        """It had to wait for earlier requests."""
-        assert self.began_s is not None
-        self.arrived_s, self.late_s, self.began_s = self.began_s, now_s - self.began_s, now_s
+    def has_waited(self) -> None:
+        """Says that the request, or its response, had to wait. Idempotent."""
+        if self.at_once is not None:
+            assert self.began_s is not None
+            self.measurements, self.at_once = self.at_once, None
+            self._clock_s = self.measurements.clock_s
+            self.arrived_s, self.late_s = self.began_s, 0.0
+
+    def is_measured_by(self, measurements: Measurements) -> None:
+        """Replaces who gets its numbers, or is told, whether it has waited or not."""
+        if self.at_once is None:
+            self.measurements = measurements
+        else:
+            self.at_once = measurements
+
+    def started_late(self, arrived_s: float) -> None:
+        """It had to wait for earlier requests since then."""
+        self.has_waited()
+        self.arrived_s, self.late_s = arrived_s, self.arrived_s - arrived_s
 
     def waits_for_others(self, response: "Response", now_s: float) -> None:
         """The response is ready, but those to earlier requests are not."""
         self.response, self.ready_s = response, now_s
         self.has_waited()
+
+    def forgo(self) -> None:
+        """Its response will never leave."""
+        self.has_waited()
+        self.measurements.forgo()
 
     def free(self) -> None:
         """The request's bytes are no longer needed."""
@@ -196,8 +221,40 @@ class Exchange(Stopwatch):
             self.memory = None
 
 
+# Of requests that nobody measures.
+UNMEASURED = Measurements(lambda: 0.0)
+
+
 class ServerConnection(FrameReader):
     """One client's connection to a listener."""
+
+    # A dict of so many attributes takes 1.3 KB more, and longer for each access.
+    __slots__ = (
+        "_awaits_memory",
+        "_awaits_turn_for_bytes",
+        "_exchanges",
+        "_held_bytes",
+        "_is_muted",
+        "_queued",
+        "_reading",
+        "_receiving",
+        "_request_queue",
+        "_server",
+        "_small_requests",
+        "_started",
+        "_throttle_timer",
+        "_throttled_until_s",
+        "_traffic",
+        "_unsent",
+        "_waiting",
+        "_work_clock_s",
+        "_writable",
+        "last_active_s",
+        "listener_name",
+        "peer_host",
+        "peer_port",
+        "transport",
+    )
 
     transport: asyncio.Transport
 
@@ -212,8 +269,6 @@ class ServerConnection(FrameReader):
         self._request_queue = server.request_queue
         # How many of those that wait are counted there.
         self._queued = 0
-        # For `dispatch`: the request that starts.
-        self.exchange: Exchange
         self._exchanges: deque[Exchange] = deque()
         # Those that are answered but whose responses the socket has not taken: when each has left.
         self._unsent: list[tuple[Exchange, float]] = []
@@ -268,8 +323,7 @@ class ServerConnection(FrameReader):
                 self._abandon(exchange, exchange.task)
             if exchange.task is None or not exchange.is_abandoned:
                 exchange.free()
-            if exchange.measurements is not None:
-                exchange.measurements.forgo()
+            exchange.forgo()
         self._exchanges.clear()
         self._server.closed(self)
 
@@ -350,12 +404,11 @@ class ServerConnection(FrameReader):
             self._drop(frame)
             return
         self._held_bytes += len(frame)
-        received_s = self._work_clock_s()
         if self._waiting or not self._may_start(frame):
-            self._waiting.append((frame, received_s))
+            self._waiting.append((frame, self._work_clock_s()))
             self._count_queued()
         else:
-            self._serve(frame, received_s)
+            self._serve(frame)
         self._adjust_reading()
 
     def frame_error(self, reason: str) -> None:
@@ -375,7 +428,6 @@ class ServerConnection(FrameReader):
         if self._unsent:
             now_s = self._work_clock_s()
             for exchange, left_s in self._unsent:
-                assert exchange.measurements is not None
                 exchange.measurements.add(exchange, left_s, now_s)
             self._unsent.clear()
         self._start_requests()
@@ -473,29 +525,29 @@ class ServerConnection(FrameReader):
     def _start_requests(self) -> None:
         """Starts those that wait and may start."""
         while self._waiting and self._may_start(self._waiting[0][0]):
-            self._serve(*self._waiting.popleft(), is_late=True)
+            self._serve(*self._waiting.popleft())
         if self._waiting or self._queued:
             self._count_queued()
 
-    def _serve(self, frame: bytearray, received_s: float, *, is_late: bool = False) -> None:
+    def _serve(self, frame: bytearray, arrived_s: float | None = None) -> None:
+        """`arrived_s`: since when it waits, if it does."""
         self._started += 1
         if self._started == REQUESTS_PER_SLICE:
             asyncio.get_running_loop().call_soon(self._next_slice)
-        exchange = Exchange(
-            len(frame), self._work_clock_s, received_s, self._memory_of(frame), self._server.is_pipelined(frame)
-        )
-        if is_late:
-            exchange.starts_late(self._work_clock_s())
+        # A method of this name is looked for first, unless the attribute is read apart from the call.
+        clock_s = self._work_clock_s
+        exchange = Exchange(len(frame), clock_s(), self._memory_of(frame), self._server.is_pipelined(frame))
         self._exchanges.append(exchange)
-        self.exchange = exchange
         try:
-            answer = self._server.dispatch(self, frame)
+            answer = self._server.dispatch(self, frame, exchange)
         except InvalidRequest as error:
             self.close(str(error))
             return
         except Exception as error:
             self._server.on_failure(error)
             return
+        if arrived_s is not None:
+            exchange.started_late(arrived_s)
         if isinstance(answer, Response):
             self._answered(exchange, answer)
         else:
@@ -529,8 +581,7 @@ class ServerConnection(FrameReader):
                 exchange.is_answer_only = True
                 result = await result.answer()
             if isinstance(result, AnswerOnly) or exchange.is_abandoned:
-                if exchange.measurements is not None:
-                    exchange.measurements.forgo()
+                exchange.forgo()
                 return
             self._answered(exchange, result)
             self._start_requests()
@@ -541,7 +592,8 @@ class ServerConnection(FrameReader):
             self._server.on_failure(error)
 
     def _answered(self, exchange: Exchange, response: Response) -> None:
-        now_s = self._work_clock_s()
+        clock_s = self._work_clock_s
+        now_s = clock_s()
         exchanges = self._exchanges
         if exchanges and exchanges[0] is not exchange:
             exchange.waits_for_others(response, now_s)
@@ -563,16 +615,14 @@ class ServerConnection(FrameReader):
             if response.throttle_time_ms > 0:
                 exchange.has_waited()
                 self._throttle(response.throttle_time_ms)
-            measurements = exchange.measurements
-            if measurements is not None:
-                if exchange.arrived_s is None:
-                    # Not in a method, which would cost as much again.
-                    numbers = measurements.at_once
-                    numbers += (exchange.version, exchange.size_bytes, exchange.began_s, now_s)
-                    if len(numbers) >= measurements.most_at_once:
-                        measurements.take()
-                else:
-                    self._add_waited(exchange, response, now_s)
+            numbers = exchange.at_once
+            if numbers is None:
+                self._add_waited(exchange, response, now_s)
+            else:
+                # Not in a method, which would cost as much again.
+                numbers += (exchange.size_bytes, exchange.began_s, now_s)
+                if len(numbers) >= _FULL_AT_ONCE:
+                    numbers.take()
             if not exchanges or (next_response := exchanges[0].response) is None:
                 break
             exchange, response = exchanges[0], next_response

@@ -14,18 +14,15 @@ class Stopwatch:
     """How long the work for a request has held the loop. It runs when it is made.
 
     While it runs, since `began_s`, which moves on with each pause. While it is paused (`began_s` is None), for
-    `spent_s`. `arrived_s` is None unless the work, or its result, had to wait: then it is the reading when the work
-    arrived, `late_s` seconds before it began.
+    `spent_s`.
     """
 
-    __slots__ = ("_clock_s", "arrived_s", "began_s", "late_s", "spent_s")
+    __slots__ = ("_clock_s", "began_s", "spent_s")
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
         self._clock_s = clock_s
         self.began_s: float | None = clock_s()
         self.spent_s: float
-        self.arrived_s: float | None = None
-        self.late_s: float
 
     def pause(self) -> None:
         """Idempotent."""
@@ -35,9 +32,7 @@ class Stopwatch:
             self.began_s = None
 
     def has_waited(self) -> None:
-        """Says that the work, or its result, had to wait. Idempotent."""
-        if self.arrived_s is None:
-            self.arrived_s, self.late_s = self.began_s, 0.0
+        """For subclasses: the watch is about to be paused."""
 
     def resume(self) -> None:
         """Idempotent."""

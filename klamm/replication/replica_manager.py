@@ -63,7 +63,7 @@ from klamm.replication.state_changes import StateChanges
 from klamm.replication.topic_metrics import TopicCounts, TopicStatistics
 from klamm.slices import SLICE, Slices, each, in_slices, slices
 from klamm.storage.batch_inspection import Inspected, LargeBatch, inspect
-from klamm.storage.log import Log
+from klamm.storage.log import AppendInfo, Log, Oddity
 from klamm.storage.log_manager import LogManager
 from klamm.storage.log_validator import RecordsRefused
 from klamm.storage.producer_state import AppendOrigin
@@ -323,16 +323,16 @@ class ReplicaManager:
             hosted = self._hosted.get((topic, partition))
             start = UNKNOWN_OFFSET if hosted is None else hosted.log.log_start_offset
             return ProduceResult(error.code, log_start_offset=start, error_message=error.message or None)
-        first_offset, last_offset, _, log_append_time_ms, log_start_offset, duplicate, _, is_converted = info
+        first_offset, last_offset, _, log_append_time_ms, log_start_offset, oddity, size_bytes = info
         end_offset = last_offset + 1
         counts = target.topic_counts
         counts.produce_requests += 1
         counts.messages_in += end_offset - first_offset
-        counts.bytes_in += len(records)
-        if is_converted:
-            counts.produce_conversions += end_offset - first_offset
-        if not duplicate:
+        counts.bytes_in += size_bytes
+        if oddity is None:
             self.follower_fetch_purgatory.check(target.topic_partition)
+        else:
+            self._appended_oddly(target, info, len(records))
         return ProduceResult(
             ErrorCode.NONE,
             first_offset,
@@ -342,6 +342,14 @@ class ReplicaManager:
             leader_epoch=target.leader_epoch,
             has_waited_for_disk=target.log.syncs_on_loop > syncs,
         )
+
+    def _appended_oddly(self, target: Partition, info: AppendInfo, sent_bytes: int) -> None:
+        counts = target.topic_counts
+        # What the producer has sent counts, not what the log has stored.
+        counts.bytes_in += sent_bytes - info.size_bytes
+        if info.oddity is Oddity.CONVERTED:
+            counts.produce_conversions += info.last_offset + 1 - info.first_offset
+            self.follower_fetch_purgatory.check(target.topic_partition)
 
     async def inspect(self, large: LargeBatch) -> Inspected:
         """Inspects a batch in a worker, so that it can be appended afterwards. Raises KafkaError."""

@@ -20,6 +20,7 @@ Source: kafka.log.Log.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from typing import NamedTuple, Protocol, TypeGuard
 from uuid import UUID
 
@@ -55,9 +56,16 @@ from klamm.storage.segment import CLEANED_SUFFIX, LogSegment
 from klamm.storage.truncation import Steps, Truncation, find_truncation, take_at_once, take_off_loop
 from klamm.storage.unsynced_files import sync
 
-__all__ = ["AppendInfo", "AppendOrigin", "FetchedRecords", "Log", "LogHost"]
+__all__ = ["AppendInfo", "AppendOrigin", "FetchedRecords", "Log", "LogHost", "Oddity"]
 
 _LOGGER = logging.getLogger(__name__)
+
+
+class Oddity(Enum):
+    """What is unusual about an append."""
+
+    DUPLICATE = "nothing was appended"
+    CONVERTED = "the records were compressed anew"
 
 
 class AppendInfo(NamedTuple):
@@ -68,10 +76,8 @@ class AppendInfo(NamedTuple):
     max_timestamp: int
     log_append_time_ms: int  # -1 unless message.timestamp.type=LogAppendTime
     log_start_offset: int
-    duplicate: bool
-    size_bytes: int
-    # Whether the records were compressed anew.
-    is_converted: bool = False
+    oddity: Oddity | None
+    size_bytes: int  # in the log
 
 
 class LogHost(Protocol):
@@ -336,13 +342,14 @@ class Log:
                 if duplicate is not None:
                     return self._duplicate(duplicate)
             self._producer_state.check(header, marker, origin, self.log_start_offset)
-        is_converted = False
+        oddity = None
         demands = demands_on(header, config, origin, now_ms)
         if demands is not None:
             if inspected is None or inspected.config is not config:
                 inspected = inspect_batch(records, header, demands, config, origin)
             records, header = fulfil(inspected, records, header)
-            is_converted = inspected.found.batch is not None
+            if inspected.found.batch is not None:
+                oddity = Oddity.CONVERTED
         max_timestamp, log_append_time_ms = header.max_timestamp, -1
         if config.uses_log_append_time:
             max_timestamp = log_append_time_ms = now_ms
@@ -359,9 +366,8 @@ class Log:
             max_timestamp,
             log_append_time_ms,
             self._log_start_offset,
-            False,
+            oddity,
             len(records),
-            is_converted,
         )
 
     def append_as_follower(self, records: Buffer) -> AppendInfo:
@@ -378,7 +384,7 @@ class Log:
         batches = check_batches(records, self._log_end_offset, self.name)
         if not batches:
             end = self._log_end_offset
-            return AppendInfo(end, end - 1, NO_TIMESTAMP, -1, self._log_start_offset, False, 0)
+            return AppendInfo(end, end - 1, NO_TIMESTAMP, -1, self._log_start_offset, None, 0)
         view = memoryview(records)
         appended: list[Batch] = []
         syncs = self.syncs_on_loop
@@ -394,7 +400,7 @@ class Log:
             max(batch.header.max_timestamp for batch in appended),
             -1,
             self._log_start_offset,
-            False,
+            None,
             appended[-1].position + appended[-1].header.size_bytes,
         )
 
@@ -406,7 +412,7 @@ class Log:
             batch.timestamp_ms,
             log_append_time_ms,
             self._log_start_offset,
-            True,
+            Oddity.DUPLICATE,
             0,
         )
 

@@ -27,7 +27,9 @@ def test_each_listener_has_the_budget_that_is_configured(properties: dict[str, s
         | {"inter.broker.listener.name": "B", "zookeeper.connect": "z", "log.dirs": "/d", **properties}
     )
     parts: Any = SimpleNamespace(work_clock_s=lambda: 0.0)
-    listeners = Listeners(CurrentConfig(config), parts, Dispatcher(SimpleNamespace(apis={})), parts, parts, parts)  # type: ignore[arg-type]
+    services: Any = SimpleNamespace(apis={})
+    dispatcher = Dispatcher(services, parts.work_clock_s)
+    listeners = Listeners(CurrentConfig(config), parts, dispatcher, parts, parts, parts)
     one, other = (server.request_memory for server in listeners.values())
     assert one is not other
     for memory in (one, other):

@@ -253,11 +253,10 @@ def steps_of_refusal(key: ApiKey, path: tuple[str, ...]) -> Steps:
         peer_host="1.2.3.4",
         hold_followers=lambda: nothing,
         frame_release=lambda: nothing,
-        exchange=exchange(),
     )
-    dispatcher, frame, steps = Dispatcher(services), bytearray(frame_of(key, path)[4:]), Steps()
+    dispatcher, frame, steps = Dispatcher(services, lambda: 0.0), bytearray(frame_of(key, path)[4:]), Steps()
     with steps.step():
-        answer: Any = dispatcher.dispatch(connection, frame)
+        answer: Any = dispatcher.dispatch(connection, frame, exchange())
     while not isinstance(answer, Response):
         working = answer.answer() if isinstance(answer, AnswerOnly) else answer
         try:

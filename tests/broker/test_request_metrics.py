@@ -8,7 +8,7 @@ from klamm.broker.handlers import APIS
 from klamm.broker.prometheus_text import DISTRIBUTIONS_PER_SLICE, render
 from klamm.broker.request_metrics import TOGETHER, ApiStatistics, RequestStatistics
 from klamm.metrics import RESERVOIR_SIZE, Metrics
-from klamm.net.server import Response
+from klamm.net.server import MOST_AT_ONCE, NUMBERS_AT_ONCE, Response
 from klamm.protocol import messages
 from klamm.protocol.apis.api_versions import ApiVersionsRequest
 from klamm.protocol.apis.produce import ProduceRequest
@@ -23,6 +23,10 @@ from support.one_broker import OneBroker, batch, running
 
 REQUESTS = "kafka.network:type=RequestMetrics,name=RequestsPerSec,request={},version={}"
 ERRORS = "kafka.network:type=RequestMetrics,name=ErrorsPerSec,request={},error={}"
+
+
+def no_clock_s() -> float:
+    return 0.0
 
 
 def values(cluster: OneBroker) -> Values:
@@ -43,20 +47,20 @@ def request_of(
     """`times_s`: when it arrives, starts, and no longer holds the loop, and is ready, leaves and is sent."""
     received_s, started_s, held_until_s, ready_s, left_s, sent_s = times_s or (0.0,) * 6
     request = exchange(size_bytes, lambda: held_until_s, received_s, started_s)
-    request.version = version
     request.response = Response([b""], throttle_time_ms)
     request.pause()
     request.ready_s = ready_s
-    statistics.add(request, left_s, sent_s)
+    statistics.of_version[version].add(request, left_s, sent_s)
 
 
-def answered_at_once(statistics: ApiStatistics, size_bytes: int, received_s: float, ready_s: float) -> None:
-    """A request that waits for nothing."""
-    request = exchange(size_bytes, lambda: received_s, received_s, received_s)
-    request.version = 9
-    request.response = Response([b""])
-    request.ready_s = ready_s
-    statistics.add(request, ready_s, ready_s)
+def answered_at_once(
+    statistics: ApiStatistics, size_bytes: int, received_s: float, ready_s: float, version: int = 9
+) -> None:
+    """A request that waits for nothing, as the network layer counts it."""
+    numbers = statistics.of_version[version]
+    numbers += (size_bytes, received_s, ready_s)
+    if len(numbers) >= NUMBERS_AT_ONCE * MOST_AT_ONCE:
+        numbers.take()
 
 
 def distribution(found: Values, name: str, request: str) -> tuple[float, float, float]:
@@ -67,7 +71,7 @@ def distribution(found: Values, name: str, request: str) -> tuple[float, float, 
 
 
 def test_times_are_what_lies_between_the_readings_of_the_clock() -> None:
-    statistics = RequestStatistics()
+    statistics = RequestStatistics(no_clock_s)
     request_of(statistics[ApiKey.PRODUCE], 100, 1.0, 2.0, 5.0, 9.0, 13.0, 18.0, throttle_time_ms=7)
     found = shown(statistics)
     assert {
@@ -90,7 +94,7 @@ def test_times_are_what_lies_between_the_readings_of_the_clock() -> None:
 
 
 def test_quantiles_are_of_the_newest_requests_and_sums_of_all() -> None:
-    statistics = ApiStatistics(ApiKey.PRODUCE)
+    statistics = ApiStatistics(ApiKey.PRODUCE, no_clock_s)
     for size in range(3 * RESERVOIR_SIZE + TOGETHER // 2):
         request_of(statistics, size)
     assert (statistics.count, statistics.total(0)) == (size + 1, size * (size + 1) / 2)
@@ -98,7 +102,7 @@ def test_quantiles_are_of_the_newest_requests_and_sums_of_all() -> None:
 
 
 def test_requests_that_waited_and_others_are_counted_together() -> None:
-    statistics = RequestStatistics()
+    statistics = RequestStatistics(no_clock_s)
     produces = statistics[ApiKey.PRODUCE]
     for number in range(1, RESERVOIR_SIZE + TOGETHER):
         answered_at_once(produces, 10, 2.0 * number, 2.0 * number + 0.5)
@@ -120,10 +124,10 @@ def test_requests_that_waited_and_others_are_counted_together() -> None:
 
 
 def test_a_step_of_a_scrape_makes_quantiles_of_few_apis(monkeypatch: pytest.MonkeyPatch) -> None:
-    statistics, made = RequestStatistics(), 0
+    statistics, made = RequestStatistics(no_clock_s), 0
     keys = [key for key in APIS if key is not ApiKey.FETCH]
     for key in keys:
-        request_of(statistics[key], 10)
+        request_of(statistics[key], 10, version=0)
     metrics = Metrics()
     statistics.register(metrics)
     newest = ApiStatistics.newest
@@ -144,7 +148,7 @@ def test_a_step_of_a_scrape_makes_quantiles_of_few_apis(monkeypatch: pytest.Monk
 
 
 def test_fetches_of_followers_and_consumers_are_apart_and_together() -> None:
-    statistics = RequestStatistics()
+    statistics = RequestStatistics(no_clock_s)
     request_of(statistics[ApiKey.FETCH], 10, version=11)
     for _ in range(2):
         request_of(statistics.follower_fetches, 30, version=12)
@@ -154,6 +158,19 @@ def test_fetches_of_followers_and_consumers_are_apart_and_together() -> None:
         assert distribution(found, "requestbytes", request) == expected
     assert found[REQUESTS.format("FetchFollower", 12)] == found[REQUESTS.format("Fetch", 12)] == 2
     assert found[ERRORS.format("Fetch", "UNKNOWN_TOPIC_OR_PARTITION")] == 1
+
+
+def test_a_request_that_has_waited_keeps_its_times_where_it_counts_elsewhere() -> None:
+    statistics = RequestStatistics(no_clock_s)
+    request = exchange(10, lambda: 5.0, 1.0, 2.0)
+    request.pause()
+    request.is_measured_by(statistics.follower_fetches.of_version[12])
+    request.ready_s = 6.0
+    request.measurements.add(request, 6.0, 6.0)
+    found = shown(statistics)
+    assert distribution(found, "requestqueuetimems", "FetchFollower") == (1, 1000, 1000)
+    assert distribution(found, "localtimems", "FetchFollower") == (1, 3000, 3000)
+    assert distribution(found, "totaltimems", "FetchFollower") == (1, 5000, 5000)
 
 
 def test_the_error_codes_of_controllers_requests_are_counted() -> None:
@@ -177,18 +194,15 @@ def test_counting_in_steps_counts_the_same() -> None:
 
 
 def test_requests_that_waited_for_nothing_take_bounded_memory() -> None:
-    statistics = ApiStatistics(ApiKey.PRODUCE)
-    numbers = statistics.at_once
+    statistics = ApiStatistics(ApiKey.PRODUCE, no_clock_s)
     longest = count = 0
     for count in range(1, 5 * RESERVOIR_SIZE):
-        # What the network layer and the encoder do.
-        numbers += (8 + count % 2, count, 1.0 * count, count + 0.5)
         statistics.error_codes.append(3 if count % 4 == 0 else 0)
-        longest = max(longest, len(numbers))
-        if len(numbers) >= statistics.most_at_once:
-            statistics.take()
-            assert not statistics.error_codes
-    assert longest <= 4 * (RESERVOIR_SIZE + 2 * TOGETHER)
+        answered_at_once(statistics, count, 1.0 * count, count + 0.5, version=8 + count % 2)
+        held = len(statistics._at_once) + sum(map(len, statistics.of_version))
+        assert bool(statistics.error_codes) == any(statistics.of_version)
+        longest = max(longest, held)
+    assert longest <= NUMBERS_AT_ONCE * (RESERVOIR_SIZE + 2 * MOST_AT_ONCE)
     assert statistics.versions == {8: count // 2, 9: (count + 1) // 2}
     assert statistics.errors == {0: count - count // 4, 3: count // 4}
     assert (statistics.count, statistics.total(0)) == (count, count * (count + 1) / 2)
@@ -197,7 +211,7 @@ def test_requests_that_waited_for_nothing_take_bounded_memory() -> None:
 
 
 def test_the_error_codes_of_clients_that_have_gone_take_bounded_memory() -> None:
-    statistics = ApiStatistics(ApiKey.PRODUCE)
+    statistics = ApiStatistics(ApiKey.PRODUCE, no_clock_s)
     for _ in range(100):
         statistics.error_codes += [3] * 500
         statistics.forgo()

@@ -97,8 +97,8 @@ def dispatch(key: ApiKey, version: int, response: Any, quotas: ClientQuotas | No
     frame = b"".join(map(bytes, messages.encode_request(key, version, 1, "client", request)))
     api = replace(APIS[key], handle=lambda request: response)
     services: Any = SimpleNamespace(apis={key: api}, quotas=quotas or client_quotas())
-    connection: Any = SimpleNamespace(peer_host="1.2.3.4", exchange=exchange(clock_s=count(1).__next__))
-    return Dispatcher(services).dispatch(connection, bytearray(frame[4:]))
+    connection: Any = SimpleNamespace(peer_host="1.2.3.4")
+    return Dispatcher(services, count(1).__next__).dispatch(connection, bytearray(frame[4:]), exchange())
 
 
 @pytest.mark.parametrize("key", [key for key in APIS if key not in HAND_WRITTEN], ids=lambda key: key.name)

@@ -13,7 +13,7 @@ from klamm.net.framing import FIRST_ALLOCATION_BYTES
 from klamm.net.request_memory import Part, RequestMemory
 from klamm.net.request_queue import RequestQueue
 from klamm.net.response_memory import ResponseMemory
-from klamm.net.server import Answer, AnswerOnly, Response, ServerConnection, ServerLimits, SocketServer
+from klamm.net.server import Answer, AnswerOnly, Exchange, Response, ServerConnection, ServerLimits, SocketServer
 
 pytestmark = pytest.mark.loop("virtual")
 
@@ -171,7 +171,9 @@ class Harness:
             on_failure=self.failures.append,
         )
 
-    def dispatch(self, connection: ServerConnection, frame: bytearray) -> Answer | Awaitable[Answer]:
+    def dispatch(
+        self, connection: ServerConnection, frame: bytearray, exchange: Exchange
+    ) -> Answer | Awaitable[Answer]:
         answer = Response([struct.pack(">i", 10), bytes(frame[:10])])
         if frame[2:6] != b"wait":
             return answer

@@ -16,6 +16,7 @@ from klamm.net.server import (
     REQUESTS_PER_SLICE,
     Answer,
     AnswerOnly,
+    Exchange,
     InvalidRequest,
     Response,
     ServerConnection,
@@ -82,7 +83,7 @@ class Harness:
             on_failure=self.failures.append,
         )
 
-    def dispatch(self, connection: ServerConnection, data: bytearray) -> Answer | Awaitable[Answer]:
+    def dispatch(self, connection: ServerConnection, data: bytearray, exchange: Exchange) -> Answer | Awaitable[Answer]:
         body = bytes(data).removeprefix(PRODUCE_KEY)
         self.started.append(body)
         self.new_start.set()

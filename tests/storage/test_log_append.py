@@ -8,7 +8,7 @@ from klamm.protocol import record_batch as rb
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.records import ControlRecordType, Record, build_batch, decode_records
-from klamm.storage.log import AppendOrigin
+from klamm.storage.log import AppendOrigin, Oddity
 from klamm.storage.log_config import LogConfig
 from support.logs import (
     DIRECTORY,
@@ -43,7 +43,7 @@ def log(environment):
 async def test_a_leader_assigns_offsets_and_its_epoch(log):
     assert append(log, b"a", b"b", leader_epoch=3)[:5] == (0, 1, NOW_MS, -1, 0)
     info = append(log, b"c", leader_epoch=3, codec=CompressionType.ZSTD)
-    assert (info.first_offset, info.last_offset, info.duplicate) == (2, 2, False)
+    assert (info.first_offset, info.last_offset, info.oddity) == (2, 2, None)
     assert log.log_end_offset == 3
     assert await read_all(log) == [(0, b"a"), (1, b"b"), (2, b"c")]
     fetched = await log.read(0, 1000, max_offset=3, minimum_one_batch=True)
@@ -187,9 +187,13 @@ def produce(log, sequence, *values, producer_id=7, epoch=0, **header):
 def test_duplicates_get_the_old_offsets_and_are_not_appended(log):
     first = produce(log, 0, b"a", b"b")
     second = produce(log, 2, b"c")
-    assert (second.first_offset, second.duplicate) == (2, False)
+    assert (second.first_offset, second.oddity) == (2, None)
     again = produce(log, 0, b"a", b"b")
-    assert (again.first_offset, again.last_offset, again.duplicate) == (first.first_offset, first.last_offset, True)
+    assert (again.first_offset, again.last_offset, again.oddity) == (
+        first.first_offset,
+        first.last_offset,
+        Oddity.DUPLICATE,
+    )
     assert log.log_end_offset == 3
     assert refused(produce, log, 5, b"gap") == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert refused(produce, log, 1, b"b") == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -199,7 +203,7 @@ def test_duplicates_get_the_old_offsets_and_are_not_appended(log):
 def test_only_five_batches_are_remembered(log):
     for sequence in range(6):
         produce(log, sequence, b"x")
-    assert produce(log, 1, b"x").duplicate
+    assert produce(log, 1, b"x").oddity is Oddity.DUPLICATE
     assert refused(produce, log, 0, b"x") == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
@@ -208,7 +212,7 @@ def test_a_batch_that_could_not_be_written_is_not_a_duplicate_later(environment,
     environment.disk.fail("write", "*.log", errno.ENOSPC)
     assert refused(produce, log, 1, b"b") == ErrorCode.KAFKA_STORAGE_ERROR
     info = produce(log, 1, b"b")
-    assert (info.first_offset, info.duplicate) == (1, False)
+    assert (info.first_offset, info.oddity) == (1, None)
 
 
 # Transactions

@@ -40,7 +40,7 @@ class LogMachine(RuleBasedStateMachine):
     def append_as_leader(self, values, producer):
         header = {"producer_id": 3, "producer_epoch": self.epoch, "base_sequence": self.sequence} if producer else {}
         info = append(self.log, *values, leader_epoch=self.epoch, timestamp_ms=NOW_MS + self.end, **header)
-        assert (info.first_offset, info.duplicate) == (self.end, False)
+        assert (info.first_offset, info.oddity) == (self.end, None)
         self.batches.append((self.end, self.epoch, values))
         self.end += len(values)
         self.sequence += len(values) if producer else 0

@@ -8,7 +8,7 @@ import pytest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.records import ControlRecordType
 from klamm.storage import truncation
-from klamm.storage.log import AppendOrigin
+from klamm.storage.log import AppendOrigin, Oddity
 from klamm.storage.log_config import LogConfig
 from support.logs import DIRECTORY, NOW_MS, DiskEnvironment, append, marker, open_log, read_all
 
@@ -342,7 +342,7 @@ def test_truncating_keeps_the_producer_of_the_batch_that_the_log_start_offset_li
     log.update_high_watermark(4)
     log.update_log_start_offset(1)
     log.truncate_to(3)
-    assert append(log, b"a", b"b", b"c", producer_id=7, producer_epoch=0, base_sequence=0).duplicate
+    assert append(log, b"a", b"b", b"c", producer_id=7, producer_epoch=0, base_sequence=0).oddity is Oddity.DUPLICATE
 
 
 # What takes long is found out before

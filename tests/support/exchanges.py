@@ -12,8 +12,8 @@ def exchange(
     size_bytes: int = 0, clock_s: Callable[[], float] = lambda: 0.0, received_s: float = 0.0, started_s: float = 0.0
 ) -> Exchange:
     """A request that has started."""
-    made = Exchange(size_bytes, clock_s, received_s, RequestMemory(1 << 20).small, pipelined=False)
-    made.measurements = ApiStatistics(ApiKey.PRODUCE)
+    made = Exchange(size_bytes, started_s, RequestMemory(1 << 20).small, pipelined=False)
+    made.at_once = ApiStatistics(ApiKey.PRODUCE, clock_s).of_version[0]
     if started_s != received_s:
-        made.starts_late(started_s)
+        made.started_late(received_s)
     return made
