@@ -22,7 +22,7 @@ What must stay true:
 - Long work is a generator of steps, for klamm.slices.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import islice
@@ -261,10 +261,11 @@ def _counts(states: States) -> tuple[dict[str, int], int]:
 
 
 def _cells(state: PartitionState, brokers: Sequence[int], live: frozenset[int]) -> bytes:
-    """One row."""
+    """One row. `brokers` are sorted."""
     cells = bytearray(len(brokers))
-    for column, broker_id in enumerate(brokers):
-        if broker_id not in state.replicas:
+    for broker_id in state.replicas:
+        column = bisect_left(brokers, broker_id)
+        if column == len(brokers) or brokers[column] != broker_id:
             continue
         if broker_id not in live or broker_id in state.offline:
             cells[column] = OFFLINE
