@@ -1,7 +1,7 @@
 """Makes the pictures of the documentation: `make pictures`, which is `python -m support.pictures docs/pictures`.
 
 Eight brokers, some topics, a producer and a group; then a broker dies, and a reassignment moves partitions while its
-throttle makes it slow. Each picture is of the real page in a headless Chromium.
+throttle makes it slow; at the end the recording of the death. Each picture is of the real page in a headless Chromium.
 """
 
 import contextlib
@@ -18,13 +18,17 @@ from typing import Any
 from confluent_kafka import Consumer, Producer
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from klamm.recording.reader import Recording
 from klamm.testing import Cluster
 from support.browser import PATIENCE_MS, chromium
 from support.clusters import KLAMM
 from support.processes import ManagedProcess
 
 TOPICS = {"orders": 48, "payments": 24, "clicks": 96, "audit-log": 12, "users": 24, "returns": 36}
+CONFIGS = {"audit-log": {"min.insync.replicas": "2", "retention.ms": "31536000000", "compression.type": "zstd"}}
 VICTIM = 5
+# The death of a broker is seen after it. On a busy machine the others must not lose their sessions.
+SESSION_MS = 12_000
 # Enough for the sparklines to have a shape.
 SAMPLES_MS = 12_000
 MOVED = range(12)
@@ -43,9 +47,9 @@ def main() -> None:
     directory.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as temporary,
-        Cluster(brokers=8) as cluster,
+        Cluster(brokers=8, zookeeper_session_timeout_ms=SESSION_MS) as cluster,
         load(cluster),
-        cockpit(cluster, Path(temporary)) as url,
+        cockpit(Path(temporary), "--bootstrap-server", cluster.bootstrap) as url,
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
@@ -61,24 +65,40 @@ def main() -> None:
         picture(dark, directory / "failover.png")
         show(dark, "why", "#problems .condition")
         picture(dark, directory / "why.png")
+        show(dark, f"why/orders/{partition_on(cluster, VICTIM)}", "#story tbody tr")
+        dark.set_viewport_size({"width": 1280, "height": 1500})
+        picture(dark, directory / "partition.png")
         cluster.start(VICTIM)
         page.locator(".tile.good", has_text="8 of 8").wait_for()
         page.locator(".counts tfoot", has_text=re.compile(r"all\s*290\s*580")).wait_for()
+        file = cluster.record(Path(temporary) / "failover.klamm")
         reassign(cluster, Path(temporary))
         page.locator("#work .step").first.wait_for()
         # The map has replicas that are being added.
         page.locator(".counts tfoot td:nth-child(6)", has_text=re.compile("[1-9]")).wait_for()
         picture(page, directory / "reassignment.png")
+        page.locator("#map-by-lag").click()
+        # All lags are known, and those of the copies that the throttle holds back are large.
+        page.locator(".counts tfoot td:nth-child(8)", has_text=re.compile("^0$")).wait_for()
+        page.locator(".counts tfoot td:nth-child(5)", has_text=re.compile("[1-9]")).wait_for()
+        picture(page, directory / "lag.png")
         show(page, "topics", "#topics td.number")
         # Rates are known from the second look on.
         page.locator("#topics td", has_text="/s").first.wait_for()
         picture(page, directory / "topics.png")
+        show(page, "topics/audit-log", "#configs-set tbody tr")
+        picture(page, directory / "configs.png")
         show(page, "topics/orders/0?limit=4", "#records .record")
         picture(page, directory / "records.png")
         show(page, "groups/billing", "#lag tbody tr")
         picture(page, directory / "group.png")
         phone = opened(browser, url, color_scheme="light", viewport={"width": 360, "height": 780})
         picture(phone, directory / "phone.png")
+        with cockpit(Path(temporary), str(file)) as recorded:
+            traveller = opened(browser, recorded, color_scheme="light", viewport={"width": 1280, "height": 640})
+            show(traveller, "travel", "#entries tr")
+            travel(traveller, file)
+            picture(traveller, directory / "travel.png")
         browser.close()
 
 
@@ -86,7 +106,7 @@ def main() -> None:
 def load(cluster: Cluster) -> Iterator[None]:
     """Records for all topics, and a group that reads some of them."""
     for name, partitions in TOPICS.items():
-        cluster.create_topic(name, partitions=partitions)
+        cluster.create_topic(name, partitions=partitions, configs=CONFIGS.get(name))
     is_over = threading.Event()
 
     def produce() -> None:
@@ -125,9 +145,9 @@ def load(cluster: Cluster) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def cockpit(cluster: Cluster, directory: Path) -> Iterator[str]:
+def cockpit(directory: Path, *arguments: str) -> Iterator[str]:
     """The address of `klamm cockpit`."""
-    command = [KLAMM, "cockpit", "--bootstrap-server", cluster.bootstrap, "--json"]
+    command = [KLAMM, "cockpit", *arguments, "--json"]
     process = ManagedProcess("klamm cockpit", command, directory / "cockpit.log")
     try:
         yield process.wait_for(r'"url": "([^"]+)"').group(1)
@@ -138,7 +158,7 @@ def cockpit(cluster: Cluster, directory: Path) -> Iterator[str]:
 def opened(browser: Browser, url: str, **options: Any) -> Page:
     """A page in a context of its own. The printed address works more than once."""
     page = browser.new_context(**{"viewport": {"width": 1280, "height": 1100}} | options).new_page()
-    page.set_default_timeout(PATIENCE_MS)
+    page.set_default_timeout(4 * PATIENCE_MS)
     page.goto(url)
     page.locator("#map-readout", has_text="-0").wait_for()
     return page
@@ -151,8 +171,39 @@ def show(page: Page, view: str, part: str) -> None:
 
 
 def picture(page: Page, file: Path) -> None:
-    page.screenshot(path=file)
+    """A picture of what can be seen of the page, without empty space below it."""
+    bottom = page.evaluate("Math.ceil(document.getElementById('view').lastElementChild.getBoundingClientRect().bottom)")
+    assert page.viewport_size is not None
+    size = page.viewport_size
+    clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], bottom + 16)}
+    page.screenshot(path=file, animations="disabled", clip=clip)
     print(f"{file}: {file.stat().st_size:,} bytes")
+
+
+def partition_on(cluster: Cluster, broker: int) -> int:
+    """A partition of `orders` that this broker led before it died."""
+    return next(each for each in range(TOPICS["orders"]) if cluster.replicas("orders", each)[0] == broker)
+
+
+def travel(page: Page, file: Path) -> None:
+    """Marks the moments before and after the broker's death, and waits for what differs between them."""
+    with Recording(file) as recording:
+        gone = next(
+            each.number
+            for each in recording.entries(0, recording.count)
+            if each.entry.get("text") == f"broker {VICTIM} is no longer registered"
+        )
+        back = next(
+            each.number
+            for each in recording.entries(gone, recording.count)
+            if str(each.entry.get("text")).startswith(f"broker {VICTIM} is registered")
+        )
+    for entry, mark in ((gone - 1, "a"), (back - 1, "b")):
+        page.locator("#moment").fill(str(entry))
+        page.locator("#moment-time", has_text=f"entry {entry} of").wait_for()
+        page.locator("#view").press(mark)
+    page.locator("#difference-words li").first.wait_for()
+    page.evaluate("scrollTo(0, 0)")
 
 
 def reassign(cluster: Cluster, directory: Path) -> None:

@@ -18,7 +18,7 @@
         each.is_problem ? badge("bad", "problem") : each.kind === "healthy" ? badge("good", "no problem") : badge("calm", "note")),
       each.why.length ? h("ul", { class: "why" }, each.why.map((line) => h("li", {}, seen(line)))) : null,
       each.remedies.length
-        ? [h("h3", {}, "What would help"), h("ol", { class: "remedies" }, each.remedies.map(remedy))]
+        ? [h("h3", {}, cockpit.settings.recording ? "What would have helped" : "What would help"), h("ol", { class: "remedies" }, each.remedies.map(remedy))]
         : null);
 
   const KINDS = { leader: "good", "in sync": "good", "out of sync": "busy", offline: "bad" };
