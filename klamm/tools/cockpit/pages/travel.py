@@ -16,6 +16,7 @@ the end of the server.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -71,7 +72,7 @@ def routes(cockpit: Cockpit) -> list[Route]:
     def head(request: Request) -> Any:
         bars = _number(request, "bars", 400, least=1, most=MOST_BARS)
         return {
-            "name": recording.name,
+            "name": Path(recording.name).name,
             "about": recording.about,
             "source": recording.source,
             "trouble": recording.trouble,

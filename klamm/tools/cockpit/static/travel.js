@@ -194,7 +194,17 @@
 
   // -- the view -------------------------------------------------------------------------------------------------------
 
-  const cell = (value) => (value === null || value === undefined ? "\u2013" : typeof value === "string" ? value : JSON.stringify(value));
+  const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+
+  /** A value that differs; of one with named fields those that differ from the other's. */
+  const cell = (value, other) => {
+    if (value === null || value === undefined) return "\u2013";
+    if (!isObject(value)) return typeof value === "string" ? value : JSON.stringify(value);
+    return Object.entries(value)
+      .filter(([name, each]) => !isObject(other) || JSON.stringify(each) !== JSON.stringify(other[name]))
+      .map(([name, each]) => `${name.replaceAll("_", " ")} ${Array.isArray(each) ? words.ids(each) : each ?? "none"}`)
+      .join("; ");
+  };
 
   const differenceOf = () => {
     if (travel.a === null || travel.b === null) return h("p", {}, "Set the marks A and B: keys a and b.");
@@ -208,7 +218,7 @@
           h("caption", {}, `${found.count} values differ${found.count > found.changed.length ? `; the first ${found.changed.length}` : ""}`),
           h("thead", {}, h("tr", {}, ["What", "Which", "At A", "At B"].map((title) => h("th", { scope: "col" }, title)))),
           h("tbody", {}, found.changed.map((each) =>
-            h("tr", {}, [each.section, each.key, cell(each.before), cell(each.after)].map((text) => h("td", {}, text))))))),
+            h("tr", {}, [each.section, each.key, cell(each.before, each.after), cell(each.after, each.before)].map((text) => h("td", {}, text))))))),
     ];
   };
 
