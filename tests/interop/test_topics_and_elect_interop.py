@@ -265,6 +265,7 @@ def test_topics_and_elections_through_the_znodes_of_kafka(kafka3: Kafka, klamm: 
     on_znodes = ("--zookeeper", kafka3.zookeeper)
     create = ("topics", "create", "--topic", "zk", "--partitions", "4", "--replication-factor", "2", *on_znodes)
     assert klamm(kafka3, *create, "--config", "retention.ms=60000") == "Created topic zk.\n"
+    until(lambda: "zk" in lines(klamm(kafka3, "topics", "list")))
     until(lambda: all(len(isr) == 2 for _, isr in described(klamm, kafka3, "zk").values()))
     for options in (("--topic", "zk"), ("--topic", "zk", "--topics-with-overrides")):
         ours = lines(klamm(kafka3, "topics", "describe", *options, *on_znodes))
