@@ -75,10 +75,14 @@ FOLLOW_THE_LOG = (
     "TransactionIndex()",
 )
 
-# Containers that fill up: each histogram keeps its newest 1,028 values, each rate two numbers for each of its 11 newest
-# windows, each log the ends of its newest 64 reads, and each index of an active segment the entries since the last
-# flush.
+# Containers that fill up: each API its newest requests and the error codes of responses that are not counted yet (see
+# `klamm.broker.request_metrics`), each histogram its newest 1,028 values, each rate two numbers for each of its 11
+# newest windows, each log the ends of its newest 64 reads, and each index of an active segment the entries since the
+# last flush.
 RINGS = {
+    "CountedApi.error_codes": 40 * 10_000,
+    "ApiStatistics._at_once": 40 * 1_028 * 3,
+    "ApiStatistics._waited": 40 * (1_028 + 256) * 10,
     "Histogram._newest": 100 * 1028,
     "SampledRate._windows": 20 * 11,
     "SampledRate._windows[]": 20 * 11 * 2,
