@@ -19,8 +19,10 @@ from uuid import UUID
 
 from klamm.environment import Environment, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record_batch import BatchHeader
 from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
 from klamm.slices import each
+from klamm.storage.batch_scan import find_batch
 from klamm.storage.directory_checkpoints import DirectoryCheckpoints
 from klamm.storage.disk_errors import SHORTAGE_BACK_OFF_MS, SHORTAGES
 from klamm.storage.leader_epoch_cache import EpochEntry
@@ -41,9 +43,9 @@ from klamm.storage.log_directory import (
     stray_directory_name,
     unique_id,
 )
-from klamm.storage.log_loader import LoadedLog, load_log
+from klamm.storage.log_loader import LoadedLog, load_log, segment_file
 from klamm.storage.overlay import OverlayFileSystem
-from klamm.storage.segment import LOG_SUFFIX
+from klamm.storage.segment import LOG_SUFFIX, file_name
 
 _T = TypeVar("_T")
 
@@ -191,6 +193,20 @@ class DirectoryLoader:
             # The cut may hide records that the other logs lack.
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{self._path_of(wanted)} is damaged")
         return LogHistory(loaded.log_start_offset, loaded.log_end_offset, loaded.leader_epochs)
+
+    async def batch_at(self, key: PartitionKey, offset: int) -> BatchHeader | None:
+        """The header of the batch that has a record at `offset`, which is in the log. None if none can be read; the
+        directory may be offline then."""
+        path = self.directory.file(partition_directory_name(*key))
+        try:
+            return await self._to_its_end(
+                self._environment.run_blocking(_read_batch_header, self._file_system, path, offset)
+            )
+        except OSError as error:
+            self._opening_failed(error)
+        except KafkaError as error:
+            _LOGGER.warning("%s: %s", path, error.message)
+        return None
 
     def _load_each(self, wanted: Sequence[WantedLog]) -> tuple[list[LoadedLog], OSError | None]:
         """The logs up to the first that an error has stopped. Runs off the loop."""
@@ -382,6 +398,20 @@ def _read_topic_id(file_system: FileSystem, path: str) -> UUID | None:
         return parse_partition_metadata(file_system.read_file(path), path)
     except (FileNotFoundError, KafkaError):  # A machine crash may tear the file, or keep it from the disk.
         return None
+
+
+def _read_batch_header(file_system: FileSystem, path: str, offset: int) -> BatchHeader | None:
+    matches = [match for match in map(segment_file, file_system.list_directory(path)) if match is not None]
+    bases = [int(match["offset"]) for match in matches if match["kind"] == LOG_SUFFIX]
+    base = max((base for base in bases if base <= offset), default=None)
+    if base is None:
+        return None
+    file = file_system.open_to_read(f"{path}/{file_name(base, LOG_SUFFIX)}")
+    try:
+        found = find_batch(file.read, 0, file.size(), offset)
+    finally:
+        file.close()
+    return found[1] if found is not None and found[1].base_offset <= offset else None
 
 
 def _directories_in(file_system: FileSystem, path: str) -> list[str]:

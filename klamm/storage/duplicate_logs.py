@@ -16,13 +16,18 @@ When the failed directory works again, the next start finds both. Each log has a
 | has no id                 | unknown, or different ones                     | the start is refused                    |
 
 If these are several logs, and all have the same known topic id, the one with the latest leader epoch, and then with the
-latest end, is the partition's if it supersedes the others (`supersedes`). Otherwise the start is refused.
+latest end, is the partition's if it supersedes the others (`supersedes`), and has the same last batch before they part
+(`last_common_offset`). Otherwise the start is refused. A compacted topic's batches are not compared: a log may lack the
+batch, or have a part of it.
 
 What must stay true:
 - A log that is set aside is not deleted: its directory gets a name that ends with `-stray`, until an operator removes
   it. A topic's id can be changed in ZooKeeper by mistake; the log may then have the only copy of a record.
 - A log that may be of the topic is set aside only for one that supersedes it. Two logs of one topic may both hold
-  records that the other lacks, if an operator took a directory out of `log.dirs` and put it back.
+  records that the other lacks, if an operator took a directory out of `log.dirs` and put it back. Their leader epochs
+  may be the same: a controller of Kafka 2.8 lets a leader that restarts with it continue in its epoch.
+- The log that stays does not end before one without records: new records would get the offsets of deleted ones, which
+  consumers have behind them.
 - Without a log of the topic one log stays where it is, so that no new log is created in its place before LeaderAndIsr
   says what the topic is (`klamm.replication.state_changes`).
 - A refused start changes nothing.
@@ -78,7 +83,7 @@ def supersedes(newer: LogHistory, older: LogHistory) -> bool:
     on with a later epoch, the leader of that epoch lacked what the older log has more, and a follower would cut it off.
     """
     if older.start_offset == older.end_offset:
-        return True
+        return newer.end_offset >= older.end_offset
     last = [entry for entry in older.epochs if entry[1] < older.end_offset][-1:]
     if not last:
         return False
@@ -94,8 +99,22 @@ def newest(histories: Sequence[LogHistory | None]) -> int | None:
     known = [history for history in histories if history is not None]
     if not known or len(known) < len(histories):
         return None
-    number = max(range(len(known)), key=lambda each: (known[each].latest_epoch, known[each].end_offset, -each))
-    return number if all(supersedes(known[number], older) for older in known) else None
+    # Of equal ones the log stays that knows of more deleted records.
+    number = max(
+        range(len(known)),
+        key=lambda each: (known[each].latest_epoch, known[each].end_offset, known[each].start_offset, -each),
+    )
+    others = (history for each, history in enumerate(known) if each != number)
+    return number if all(supersedes(known[number], older) for older in others) else None
+
+
+def last_common_offset(newer: LogHistory, older: LogHistory) -> int | None:
+    """The last offset before one of the logs ends, or before the newer one has an epoch that the older one lacks. None
+    if the older one has no record."""
+    if older.start_offset == older.end_offset:
+        return None
+    later = (start for epoch, start in newer.epochs if epoch > older.latest_epoch)
+    return min(older.end_offset, newer.end_offset, *later) - 1
 
 
 async def settle_duplicates(
@@ -146,19 +165,41 @@ async def _log_to_keep(
     key: PartitionKey, held: Sequence[DirectoryLoader], topic: LiveTopic, config: LogConfig
 ) -> DirectoryLoader | None:
     """The directory whose log stays. A directory whose disk fails meanwhile goes offline, and its log with it."""
-    found = [(loader, await loader.topic_id(key)) for loader in held]
-    online = [(loader, topic_id) for loader, topic_id in found if loader.directory.is_online]
-    if len(online) < 2:
-        return online[0][0] if online else held[0]
-    possible = [online[number] for number in possible_logs([topic_id for _, topic_id in online], topic)]
-    if len(possible) < 2:
-        return possible[0][0] if possible else None
-    if any(topic_id is None for _, topic_id in possible):
+    while True:
+        online = [loader for loader in held if loader.directory.is_online]
+        if len(online) < 2:
+            return online[0] if online else held[0]
+        kept = await _choose(key, online, topic, config)
+        if all(loader.directory.is_online for loader in online):
+            return kept
+
+
+async def _choose(
+    key: PartitionKey, held: Sequence[DirectoryLoader], topic: LiveTopic, config: LogConfig
+) -> DirectoryLoader | None:
+    """Means nothing when a directory has gone offline meanwhile."""
+    topic_ids = [await loader.topic_id(key) for loader in held]
+    numbers = possible_logs(topic_ids, topic)
+    if len(numbers) < 2:
+        return held[numbers[0]] if numbers else None
+    if any(topic_ids[number] is None for number in numbers):
         return None
-    histories = [(loader, await loader.history(key, config)) for loader, _ in possible]
-    online_histories = [(loader, history) for loader, history in histories if loader.directory.is_online]
-    number = newest([history for _, history in online_histories])
-    return None if number is None else online_histories[number][0]
+    possible = [held[number] for number in numbers]
+    histories = [await loader.history(key, config) for loader in possible]
+    number = newest(histories)
+    if number is None:
+        return None
+    kept, newer = possible[number], histories[number]
+    for loader, older in zip(possible, histories, strict=True):
+        if loader is kept or newer is None or older is None or config.is_compacted:
+            continue
+        offset = last_common_offset(newer, older)
+        if offset is None:
+            continue
+        batch = await loader.batch_at(key, offset)
+        if batch is None or batch != await kept.batch_at(key, offset):
+            return None
+    return kept
 
 
 async def _refuse(duplicates: Mapping[PartitionKey, Sequence[DirectoryLoader]]) -> None:

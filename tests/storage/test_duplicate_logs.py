@@ -9,7 +9,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.process import Process
 from klamm.storage.directory_loader import LogHistory
-from klamm.storage.duplicate_logs import LiveTopic, newest, possible_logs, supersedes
+from klamm.storage.duplicate_logs import LiveTopic, last_common_offset, newest, possible_logs, supersedes
 from klamm.storage.log import Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import (
@@ -83,6 +83,9 @@ def history(end_offset: int, *epochs: tuple[int, int], start_offset: int = 0) ->
         # Without records, and with an epoch that has none yet.
         (history(20, (0, 0)), history(0), True),
         (history(0), history(20, (0, 0)), False),
+        # All records of the older one are deleted: its offsets are not used again.
+        (history(120, (0, 0)), history(100, start_offset=100), True),
+        (history(50, (0, 0)), history(100, start_offset=100), False),
         (history(20, (0, 0)), history(15, (0, 0), (3, 15)), True),
         # Records of formats without epochs.
         (history(20), history(15), False),
@@ -100,6 +103,22 @@ def test_the_newest_log() -> None:
     assert newest([old, old]) == 0
     assert newest([old, history(12, (4, 0))]) is None
     assert newest([old, None]) is None
+    assert newest([old, history(15, (0, 12), start_offset=12)]) == 1
+    assert newest([history(0), history(20)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("newer", "older", "last"),
+    [
+        (history(20, (0, 0)), history(15, (0, 0)), 14),
+        (history(20, (0, 0), (3, 18)), history(15, (0, 0)), 14),
+        (history(20, (0, 0), (3, 12)), history(15, (0, 0)), 11),
+        (history(14, (0, 0), (3, 12), (4, 13)), history(15, (0, 0), (3, 12)), 12),
+        (history(20, (0, 0)), history(0), None),
+    ],
+)
+def test_the_offset_at_which_two_logs_are_compared(newer: LogHistory, older: LogHistory, last: int | None) -> None:
+    assert last_common_offset(newer, older) == last
 
 
 class Disks:
@@ -281,6 +300,48 @@ async def test_of_two_logs_with_one_topic_id_that_lack_each_others_records_neith
     with pytest.raises(KafkaError, match="t-0 has two directories"):
         await disks.loaded()
     assert {path: disks.environment.file_system.read_file(path) for path in content} == content
+
+
+async def test_of_two_logs_of_one_epoch_with_different_records_neither_is_chosen(disks: Disks) -> None:
+    """Kafka's controller lets a broker that restarts together with it lead in the same epoch, here without its log."""
+    await disks.write(A, LIVE, b"one", b"two")
+    await disks.write(B, LIVE, b"other", b"records", b"here")
+    with pytest.raises(KafkaError, match="t-0 has two directories"):
+        await disks.loaded()
+    assert (disks.names(A), disks.names(B)) == (["t-0"], ["t-0"])
+
+
+async def test_the_batches_of_a_compacted_topic_are_not_compared(disks: Disks) -> None:
+    await disks.write(A, LIVE, b"one", b"two")
+    await disks.write(B, LIVE, b"one", b"compacted", b"here")
+    manager = disks.manager()
+    await manager.load({"t": LogConfig(cleanup_policy=("compact",))}, disks.topic_ids)
+    assert await records(manager.get("t", 0)) == [b"one", b"compacted", b"here"]
+    await manager.stop()
+
+
+async def test_a_log_whose_records_are_all_deleted_is_not_replaced_by_one_that_ends_before_it(disks: Disks) -> None:
+    """New records would get offsets that consumers have behind them."""
+    await write_epochs(disks, A, 0)
+    manager = await disks.loaded(B)
+    log = manager.get_or_create("t", 0, LIVE, CONFIG, is_new=True)
+    for _ in range(3):
+        append(log, b"0", leader_epoch=0)
+    log.update_high_watermark(3)
+    log.update_log_start_offset(3)
+    await manager.stop()
+    with pytest.raises(KafkaError, match="t-0 has two directories"):
+        await disks.loaded()
+
+
+async def test_a_disk_that_fails_while_logs_are_compared_takes_its_directory_offline(disks: Disks) -> None:
+    await write_epochs(disks, A, 0, 2)
+    await write_epochs(disks, B, 0, 2, 5)
+    disks.environment.disk.fail("read", f"{A}/t-0/*.log", errno.EIO, times=None)
+    manager = await disks.loaded()
+    assert manager.live_directories == [B]
+    assert await records(manager.get("t", 0)) == [b"0", b"2", b"5"]
+    await manager.stop()
 
 
 async def test_a_damaged_log_is_not_chosen_between(disks: Disks) -> None:
