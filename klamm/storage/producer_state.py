@@ -325,6 +325,9 @@ class ProducerState:
             # Each transaction has its own first record, which is in the log.
             if first_offset in state._ongoing or first_offset >= end_offset:
                 raise _malformed(path, f"no transaction of producer {producer_id} can begin at offset {first_offset}")
+            # To answer it as a duplicate would acknowledge records that the log may lack.
+            if entry.batch.last_offset >= end_offset:
+                raise _malformed(path, f"producer {producer_id} has a batch behind the snapshot's offset")
             if not state._load(entry):
                 raise _malformed(path, f"an entry of producer {producer_id} does not continue the one before")
         state._ongoing = dict(sorted(state._ongoing.items()))

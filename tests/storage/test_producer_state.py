@@ -226,6 +226,14 @@ def test_a_snapshot_whose_batches_do_not_follow_each_other_is_refused(break_orde
         ProducerState.from_snapshot(state.to_snapshot(), 200, "f")
 
 
+def test_a_snapshot_with_a_batch_behind_its_offset_is_refused():
+    state = ProducerState()
+    for number in range(2):
+        state.update(data(number, number), None)
+    with pytest.raises(KafkaError, match="producer 1 has a batch behind the snapshot's offset"):
+        ProducerState.from_snapshot(state.to_snapshot(), 1, "f")
+
+
 @pytest.mark.parametrize(("first", "second"), [(10, 10), (10, 12), (13, 10), (2**63 - 1, -1)])
 def test_a_snapshot_with_impossible_transactions_is_refused(first, second):
     state = ProducerState()
