@@ -35,6 +35,7 @@ From {1,2,3} to {4,5,6}, what ZooKeeper has:
 What must stay true:
 - A controller may die after any step: a replica that still has to be stopped is in the topic's znode. Therefore B6 is
   last, and U3, where it stops replicas, comes before U1 (in Kafka after it).
+- A replica may join the ISR only when it is in the topic's znode: before U1 no leader is told of new replicas.
 - A replica is stopped only when it is out of the ISR and another replica leads: no acknowledged record may be lost.
 - A stopped replica has an older leader epoch than the StopReplica request; a broker ignores any other.
 - All steps handle many partitions at once, in slices, so that the loop serves others in between.
@@ -138,7 +139,8 @@ async def _update_current_reassignments(parts: ControllerParts, reassignments: R
     if dropped:
         # U2, U3
         async for partition in each(dropped):
-            context.update_partition_full_replica_assignment(partition, reassignments[partition])
+            known = _without_new(before[partition], reassignments[partition])
+            context.update_partition_full_replica_assignment(partition, known)
         await _lead_without(parts, dropped)
         async for partition in each(await _stop_replicas(parts, dropped)):
             context.update_partition_full_replica_assignment(partition, before[partition])
@@ -165,6 +167,12 @@ async def _update_current_reassignments(parts: ControllerParts, reassignments: R
         [partition async for partition, error in each(results.items()) if error is None]
     )
     return results
+
+
+def _without_new(before: ReplicaAssignment, after: ReplicaAssignment) -> ReplicaAssignment:
+    """The assignment `after`, of the replicas that the partition has already."""
+    replicas, adding, removing = (tuple(id_ for id_ in ids if id_ in before.replicas) for ids in after)
+    return ReplicaAssignment(replicas, adding, removing)
 
 
 def _unneeded(before: ReplicaAssignment, after: ReplicaAssignment) -> tuple[int, ...]:

@@ -282,6 +282,21 @@ async def test_a_new_target(tmp_path: Path) -> None:
         assert hosting(scene.sent, "t") == {1, 5, 6}
 
 
+async def test_no_leader_hears_of_a_new_replica_before_zookeeper_has_it(tmp_path: Path) -> None:
+    """It would take the replica into the ISR of a partition that does not have it."""
+    async with on_stage(tmp_path) as (scene, stage):
+        await scene.create("t", [1, 2, 3])
+        await move(scene, 4, 5)
+        stage.journal.take()
+        assert await move(scene, 5, 6, 1) is ErrorCode.NONE
+        lines = stage.journal.take()
+        written = lines.index("topic: RS 5,6,1,2,3 AR 5,6 RR 2,3")
+        before = [line for line in lines[:written] if line.startswith("LeaderAndIsr")]
+        assert before
+        assert all("RS 5,1,2,3 AR 5 RR 2,3" in line for line in before)
+        assert any("LeaderAndIsr 1,2,3: " in line and "AR 5,6" in line for line in lines[written:])
+
+
 async def test_the_same_target_again_is_no_other_reassignment(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as (scene, stage):
         await scene.create("t", [1, 2])
