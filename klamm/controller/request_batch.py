@@ -45,7 +45,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataResponse,
     UpdateMetadataTopic,
 )
-from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
+from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, PartitionKey
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.topics import LeaderAndIsr
 
@@ -200,7 +200,8 @@ class ControllerBrokerRequestBatch:
     ) -> None:
         """These brokers get the metadata of the partitions, and of all others in this batch.
 
-        Partitions without leadership info are left out. Without any partitions, the brokers get only the live brokers.
+        Partitions without leadership info are left out, except while they are deleted. Without any partitions, the
+        brokers get only the live brokers.
         Thousands of partitions are added in slices (slices.py).
         """
         live = self._context.live_or_shutting_down_broker_ids
@@ -212,6 +213,10 @@ class ControllerBrokerRequestBatch:
         context = self._context
         state = context.partition_leadership_info(partition)
         topic, number = partition
+        is_deleted = topic in context.topics_to_be_deleted
+        if state is None and is_deleted:
+            # Its state is deleted already, by a former controller that may not have told all brokers.
+            state = LeaderAndIsr(NO_LEADER, 0, (), context.epoch, 0)
         if state is None:
             name = f"{topic}-{number}"
             self._announce(f"Leader not yet assigned for partition {name}. Skip sending UpdateMetadataRequest.")
@@ -220,7 +225,7 @@ class ControllerBrokerRequestBatch:
         online = context.online_brokers(partition)
         offline = tuple([broker_id for broker_id in replicas if broker_id not in online])
         leader, leader_epoch, zk_version = state.leader, state.leader_epoch, state.zk_version
-        if topic in context.topics_to_be_deleted:
+        if is_deleted:
             leader, leader_epoch, zk_version = LEADER_DURING_DELETE, 0, 0
         states = self._update_metadata.get(topic)
         if states is None:

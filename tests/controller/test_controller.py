@@ -527,6 +527,25 @@ async def test_a_broker_that_comes_during_a_deletion_hears_of_it(tmp_path: Path)
         await scene.until(lambda: gone(scene, "t"))
 
 
+async def test_a_controller_that_finds_the_states_deleted_still_tells_all_brokers(tmp_path: Path) -> None:
+    """The former controller died between the two transactions of a deletion, and before a broker had heard of it."""
+    async with playing(tmp_path) as scene:
+        await scene.start(1, 2, 3)
+        await scene.create("t", [1, 2])
+        scene.silent = {2}
+        await scene.store.mark_topic_for_deletion("t")
+        await scene.until(lambda: [s for s in summary(scene.sent) if s == (2, "StopReplica", [("t", 0, True)])])
+        state = "/brokers/topics/t/partitions/0/state"
+        for path in (state, state.rpartition("/")[0], "/brokers/topics/t/partitions"):
+            await scene.store.client.delete(path)
+        scene.silent = set()
+        scene.take()
+        await scene.store.client.delete("/controller")
+        await scene.until(lambda: gone(scene, "t"))
+        told = [entry for entry in summary(scene.take()) if entry[:2] == (3, "UpdateMetadata")]
+        assert (3, "UpdateMetadata", [("t", 0, -2, 0)]) in told
+
+
 async def test_a_replica_that_cannot_be_deleted(tmp_path: Path) -> None:
     async with playing(tmp_path) as scene:
         await scene.start(1, 2)
