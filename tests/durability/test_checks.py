@@ -1,5 +1,6 @@
 """The durability harness can fail: each thing that may not happen to a record or a replica is found and named."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,18 @@ from klamm.protocol.records import Record as LogRecord
 from klamm.protocol.records import build_batch
 from support.durability.check import Stored, WriterReport, check_writer, code
 from support.durability.load import IDEMPOTENT, PLAIN, Acknowledged, Record
-from support.durability.replicas import compare
+from support.durability.replicas import ProducerEpochs, compare
 
 WRITERS = [PLAIN, IDEMPOTENT]
 
 
-def checked(writer: str, written: int, acknowledged: dict[int, int], log: list[tuple[str, int]]) -> WriterReport:
+def checked(
+    writer: str,
+    written: int,
+    acknowledged: dict[int, int],
+    log: list[tuple[str, int]],
+    epochs: Sequence[ProducerEpochs] = (),
+) -> WriterReport:
     """The report on one partition's `log`; `acknowledged`: sequence -> offset."""
     promised = Acknowledged()
     for sequence, offset in acknowledged.items():
@@ -36,7 +43,7 @@ def checked(writer: str, written: int, acknowledged: dict[int, int], log: list[t
         longest_silence_s=0.0,
         errors={},
     )
-    return check_writer(told, WRITERS.index(writer), [stored])
+    return check_writer(told, WRITERS.index(writer), [stored], epochs)
 
 
 def test_a_record_says_where_it_belongs() -> None:
@@ -68,6 +75,32 @@ def test_a_broken_promise_is_found(log: list[int], acknowledged: dict[int, int],
     report = checked(IDEMPOTENT, 3, acknowledged, [(IDEMPOTENT, sequence) for sequence in log])
     assert getattr(report, field) >= 1
     assert any(field.replace("_", " ") in problem for problem in report.problems())
+
+
+@pytest.mark.parametrize(
+    ("log", "duplicates", "out_of_order", "repeated"),
+    [
+        ([0, 1, 2, 1, 2, 3], 0, 0, 2),
+        ([0, 1, 1, 1, 2, 3], 1, 0, 1),
+        ([0, 1, 2, 1, 1, 2], 1, 0, 2),
+        ([0, 2, 1, 1, 3, 2], 0, 2, 2),
+    ],
+)
+def test_a_new_epoch_may_repeat_what_the_former_one_wrote(
+    log: list[int], duplicates: int, out_of_order: int, repeated: int
+) -> None:
+    epochs = [ProducerEpochs([0, 1, 3], [0, 0, 1])]
+    report = checked(IDEMPOTENT, 4, {}, [(IDEMPOTENT, sequence) for sequence in log], epochs)
+    assert (report.duplicates, report.out_of_order, report.repeated_in_a_new_epoch) == (
+        duplicates,
+        out_of_order,
+        repeated,
+    )
+
+
+def test_an_older_epoch_never_comes_back() -> None:
+    with pytest.raises(AssertionError, match="offset 2: epoch 0 after 1"):
+        checked(IDEMPOTENT, 4, {}, [(IDEMPOTENT, 0)] * 3, [ProducerEpochs([0, 1, 2], [0, 1, 0])])
 
 
 def batch(offset: int, *values: bytes) -> bytes:

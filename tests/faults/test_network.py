@@ -24,7 +24,7 @@ from klamm.faults.tally import Tally
 from klamm.net.connection_quotas import ConnectionQuotas
 from klamm.net.request_queue import RequestQueue
 from klamm.net.response_memory import ResponseMemory
-from klamm.net.server import Response, ServerConnection, ServerLimits, SocketServer
+from klamm.net.server import Exchange, Response, ServerConnection, ServerLimits, SocketServer
 from klamm.processes.readiness import CLIENT_ID
 from klamm.protocol.messages import ApiKey
 
@@ -129,7 +129,7 @@ class Broker:
             on_failure=_fail,
         )
 
-    def _answer(self, _: ServerConnection, request: bytearray) -> Response:
+    def _answer(self, _: ServerConnection, request: bytearray, __: Exchange) -> Response:
         self.requests.append(bytes(request))
         return Response([struct.pack(">i", len(request)), request])
 

@@ -1,13 +1,20 @@
-"""Whether the log holds what the writers were promised: everything acknowledged; idempotent: once, in order."""
+"""Whether the log holds what the writers were promised: everything acknowledged; idempotent: once, in order.
+
+Brokers promise the latter for each epoch of a producer. librdkafka begins a new epoch when a leader has not got its
+earlier batch yet, and then sends again, to every partition, what the former leaders may have stored without answering:
+they died, and their successors said that they do not lead.
+"""
 
 import time
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import confluent_kafka
 
 from support.durability.load import IDEMPOTENT, Load, Rate, Record, Writer
+from support.durability.replicas import ProducerEpochs
 
 EXAMPLES = 5
 TIMEOUT_S = 60.0
@@ -39,6 +46,7 @@ class WriterReport:
     misplaced: int = 0  # acknowledged at an offset where something else is
     duplicates: int = 0
     out_of_order: int = 0
+    repeated_in_a_new_epoch: int = 0  # by the client; these are no duplicates
     written_per_s: Rate = field(default_factory=lambda: Rate(0, 0))
     acknowledged_per_s: Rate = field(default_factory=lambda: Rate(0, 0))
     longest_silence_s: float = 0.0
@@ -100,13 +108,18 @@ def code(writer_index: int, sequence: int) -> int:
     return sequence << 1 | writer_index
 
 
-def check_load(bootstrap: str, load: Load) -> list[WriterReport]:
-    """Reads everything and holds it against what each writer knows; the load has finished."""
+def check_load(bootstrap: str, load: Load, epochs: Sequence[ProducerEpochs] = ()) -> list[WriterReport]:
+    """Reads everything and holds it against what each writer knows; the load has finished.
+
+    Without the partitions' `epochs` the idempotent writer may have had one only.
+    """
     stored = read_log(bootstrap, load.topic, load.partitions, [writer.name for writer in load.writers])
-    return [check_writer(writer, index, stored) for index, writer in enumerate(load.writers)]
+    return [check_writer(writer, index, stored, epochs) for index, writer in enumerate(load.writers)]
 
 
-def check_writer(writer: Writer, index: int, stored: list[Stored]) -> WriterReport:
+def check_writer(
+    writer: Writer, index: int, stored: list[Stored], epochs: Sequence[ProducerEpochs] = ()
+) -> WriterReport:
     report = WriterReport(
         writer.name,
         written=sum(writer.written),
@@ -120,23 +133,32 @@ def check_writer(writer: Writer, index: int, stored: list[Stored]) -> WriterRepo
     for record, reason in writer.failed:
         report.example(f"{record} failed: {reason}")
     for partition, partition_stored in enumerate(stored):
-        check_partition(writer, index, partition, partition_stored, report)
+        known = epochs[partition] if epochs and writer.name == IDEMPOTENT else None
+        check_partition(writer, index, partition, partition_stored, report, known)
     return report
 
 
-def check_partition(writer: Writer, index: int, partition: int, stored: Stored, report: WriterReport) -> None:
+def check_partition(
+    writer: Writer, index: int, partition: int, stored: Stored, report: WriterReport, epochs: ProducerEpochs | None
+) -> None:
     copies = bytearray(writer.written[partition])
-    last = -1
+    in_epoch = bytearray()  # as `copies`, of the epoch alone
+    last, last_epoch = -1, -1
     for offset, found in enumerate(stored.codes):
         if found == NOTHING or found & 1 != index:
             continue
         sequence = found >> 1
         report.stored += 1
-        if copies[sequence]:
+        epoch = epochs.at(offset) if epochs else 0
+        assert epoch >= last_epoch, f"partition {partition} offset {offset}: epoch {epoch} after {last_epoch}"
+        if epoch > last_epoch:
+            in_epoch, last, last_epoch = bytearray(len(copies)), -1, epoch
+        report.repeated_in_a_new_epoch += bool(copies[sequence] and not in_epoch[sequence])
+        if in_epoch[sequence]:
             report.duplicates += 1
             if writer.name == IDEMPOTENT:
                 report.example(f"partition {partition} offset {offset}: {sequence} once more")
-        copies[sequence] = min(255, copies[sequence] + 1)
+        copies[sequence] = in_epoch[sequence] = True
         if sequence < last:
             report.out_of_order += 1
             if writer.name == IDEMPOTENT:

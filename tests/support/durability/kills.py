@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from support.durability.brokers import Brokers
 from support.durability.check import WriterReport, check_load
 from support.durability.load import Load
-from support.durability.replicas import Comparison, compare_when_equally_long
+from support.durability.replicas import Comparison, ProducerEpochs, compare_when_equally_long
 
 TOPIC = "killed"
 TIMEOUT_S = 60.0
@@ -89,7 +89,7 @@ class Report:
                 f"{writer.acknowledged_per_s.minimum}, mean {writer.acknowledged_per_s.mean:.0f}; longest silence "
                 f"{writer.longest_silence_s} s), failed {writer.failed}, stored {writer.stored}, missing "
                 f"{writer.missing}, misplaced {writer.misplaced}, duplicates {writer.duplicates}, out of order "
-                f"{writer.out_of_order}"
+                f"{writer.out_of_order}, repeated in a new epoch {writer.repeated_in_a_new_epoch}"
             )
         size_mb = sum(comparison.size_bytes for comparison in self.replicas) / 1e6
         found.append(
@@ -167,11 +167,12 @@ class Run:
             self._brokers.wait_for_full_isr(TOPIC, self._partitions, TIMEOUT_S)
         except AssertionError as error:
             self.report.out_of_sync = str(error)  # what the logs hold is to be known all the same
-        self._tell("reading everything")
-        self.report.writers = check_load(self._brokers.bootstrap, self._load)
         self._tell("comparing the replicas")
         directories = {broker_id: self._brokers.log_directory(broker_id) for broker_id in self._brokers.broker_ids}
         self.report.replicas = compare_when_equally_long(TOPIC, self._partitions, directories)
+        self._tell("reading everything")
+        epochs = [ProducerEpochs.read(TOPIC, each, min(directories.items())[1]) for each in range(self._partitions)]
+        self.report.writers = check_load(self._brokers.bootstrap, self._load, epochs)
         return self.report
 
     def _now(self) -> float:

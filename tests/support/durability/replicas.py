@@ -6,10 +6,11 @@ the other. Where segments begin may differ between replicas, the batches may not
 
 import struct
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 OFFSET_LENGTH = struct.Struct(">qi")
@@ -94,6 +95,24 @@ def batches(directory: Path) -> Iterator[Batch]:
                 break
             yield Batch(base_offset, content[at : at + size])
             at += size
+
+
+@dataclass(frozen=True)
+class ProducerEpochs:
+    """Which producer epoch wrote which offsets of a partition with one idempotent producer."""
+
+    base_offsets: list[int]
+    epochs: list[int]
+
+    @classmethod
+    def read(cls, topic: str, partition: int, log_directory: Path) -> Self:
+        """From one replica's files, after its last record."""
+        headers = [batch.header for batch in batches(log_directory / f"{topic}-{partition}")]
+        idempotent = [header for header in headers if header.producer_id >= 0]
+        return cls([header.base_offset for header in idempotent], [header.producer_epoch for header in idempotent])
+
+    def at(self, offset: int) -> int:
+        return self.epochs[bisect_right(self.base_offsets, offset) - 1]
 
 
 def compare(topic: str, partition: int, log_directories: Mapping[int, Path]) -> Comparison:
