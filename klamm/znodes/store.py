@@ -98,6 +98,8 @@ class KafkaZooKeeper:
 
     def __init__(self, client: ZooKeeperClient) -> None:
         self.client = client
+        # What is wrong with the znodes of brokers. A page reads them every second: each fault is logged once.
+        self._malformed_brokers: dict[int, str] = {}
 
     async def sync(self) -> None:
         """Returns when this session's server knows every write that was completed before the call."""
@@ -233,19 +235,25 @@ class KafkaZooKeeper:
         on_change: Callable[[], None] | None = None,
         on_modification: Callable[[int], None] | None = None,
     ) -> dict[int, LiveBroker]:
-        """All live brokers by id, ascending. A broker with a malformed znode is logged and left out.
+        """All live brokers by id, ascending. A broker with a malformed znode is left out, and logged when it was not
+        malformed in the same way at the last look.
 
         `on_change` is called once when a broker comes or goes, `on_modification(broker_id)` once when a broker's
         registration changes.
         """
         names = await retrying(self.client.children, brokers.BROKER_IDS_PATH, notice(on_change))
         paths = {id_: brokers.broker_path(id_) for id_ in sorted(brokers.broker_ids(names))}
-        live = {}
+        live: dict[int, LiveBroker] = {}
+        malformed: dict[int, str] = {}
         for broker_id, (data, stat) in (await self._get_all(paths, on_modification)).items():
             try:
                 live[broker_id] = LiveBroker(BrokerRegistration.decode(broker_id, data), stat.czxid)
             except ZnodeError as error:
-                logger.error("broker %d is left out: %s", broker_id, error)
+                malformed[broker_id] = str(error)
+        for broker_id, fault in malformed.items():
+            if self._malformed_brokers.get(broker_id) != fault:
+                logger.error("broker %d is left out: %s", broker_id, fault)
+        self._malformed_brokers = malformed
         return live
 
     async def finalized_features(self, watch: Callable[[], None] | None = None) -> FinalizedFeatures | None:

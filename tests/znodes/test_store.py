@@ -152,6 +152,27 @@ async def test_a_broker_that_no_request_can_name(
         assert f"broker 3 is left out: znode /brokers/ids/3: {problem}" in caplog.text
 
 
+async def test_a_malformed_broker_is_logged_again_only_when_its_fault_is_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with playing(tmp_path) as (_, store):
+        path, whole = "/brokers/ids/7", orjson.loads(REGISTRATION.encode())
+
+        async def lines(content: dict[str, object]) -> int:
+            caplog.clear()
+            await store.client.set(path, orjson.dumps(content))
+            for _ in range(3):
+                await store.live_brokers()
+            return len(caplog.records)
+
+        await store.client.create(path, b"")
+        assert await lines({}) == 1
+        assert await lines({}) == 0
+        assert await lines(whole | {"rack": 7}) == 1
+        assert await lines(whole) == 0
+        assert await lines({}) == 1
+
+
 async def test_a_znode_that_is_no_broker_is_left_out(tmp_path: Path) -> None:
     async with playing(tmp_path) as (_, store):
         for name in ("x", "7", "-1", "2147483648", "9" * 5000):
