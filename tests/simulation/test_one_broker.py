@@ -176,7 +176,6 @@ def test_acknowledged_records_are_there_once_and_in_order(
 
 def test_a_broker_that_does_not_flush_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Log, "_flush_now", lambda log, now_ms: None)
-    found = 0
     for seed in range(10):
         world = World(seed)
         try:
@@ -184,8 +183,8 @@ def test_a_broker_that_does_not_flush_is_found_out(monkeypatch: pytest.MonkeyPat
         except SimulationFailure:
             raise
         except AssertionError:
-            found += 1
-    assert found
+            return
+    pytest.fail("ten crashes of the machine lost nothing that was not flushed")
 
 
 @pytest.mark.parametrize("scenario", ["process_crash", "machine_crash", "session_expiry"])
