@@ -274,6 +274,8 @@ class RequestStatistics(dict[ApiKey, ApiStatistics]):
         super().__init__()
         self._clock_s = clock_s
         self.follower_fetches = ApiStatistics(ApiKey.FETCH, clock_s)
+        # Encoders add the codes of all fetches to one list, so either kind of fetch must empty it.
+        self.follower_fetches.error_codes = self[ApiKey.FETCH].error_codes
 
     def __missing__(self, api_key: ApiKey) -> ApiStatistics:
         self[api_key] = found = ApiStatistics(api_key, self._clock_s)

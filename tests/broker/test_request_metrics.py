@@ -219,6 +219,17 @@ def test_the_error_codes_of_clients_that_have_gone_take_bounded_memory() -> None
     assert (statistics.errors, statistics.count) == ({3: 50_000}, 0)
 
 
+def test_the_error_codes_of_followers_fetches_take_bounded_memory() -> None:
+    """Their responses are encoded as those of consumers, who may not fetch at all."""
+    statistics = RequestStatistics(no_clock_s)
+    codes = statistics[ApiKey.FETCH].error_codes
+    for _ in range(3 * RESERVOIR_SIZE):
+        codes.append(3)
+        request_of(statistics.follower_fetches, 30, version=12)
+    assert len(codes) <= RESERVOIR_SIZE + TOGETHER
+    assert shown(statistics)[ERRORS.format("Fetch", "UNKNOWN_TOPIC_OR_PARTITION")] == 3 * RESERVOIR_SIZE
+
+
 async def test_a_thousand_client_ids_and_hang_ups_leave_nothing(tmp_path: Path) -> None:
     async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
         await client.create_topic("t", 1)
