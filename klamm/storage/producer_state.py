@@ -16,7 +16,8 @@ What must stay true:
 Snapshot file (`<offset>.snapshot`, the state before that offset): version 1 (i16), CRC-32C of the rest (u32), count
 (i32), entries of 46 bytes. An entry has room for one batch, and Kafka writes one entry for a producer: after a restart
 it refuses a batch that is sent again although it has it, unless it is the producer's last one. Here a producer's other
-batches have entries, too, before the entry of the last one. Kafka reads such files: a producer's last entry counts.
+batches have entries, too, before the entry of the last one. Kafka reads such files: of a producer's entries the last
+one counts that has not expired, so none has a later timestamp than the last one.
 Source: kafka.log.ProducerStateManager.
 """
 
@@ -306,10 +307,12 @@ class ProducerState:
         parts = []
         for producer_id, entry in self._entries.items():
             epoch = entry.producer_epoch
-            if has_room:
-                parts += [pack(producer_id, epoch, *batch, -1, NO_OFFSET) for batch in entry.batches[:-1]]
-            sequence, offset, delta, _ = entry.batches[-1] if entry.batches else _NO_BATCH
             timestamp_ms, first_offset = entry.last_timestamp_ms, entry.transaction_first_offset
+            for sequence, offset, delta, batch_ms in entry.batches[:-1] if has_room else ():
+                # Kafka leaves out an entry that has expired; an earlier one must not then be its producer's last.
+                batch_ms = min(batch_ms, timestamp_ms)
+                parts.append(pack(producer_id, epoch, sequence, offset, delta, batch_ms, -1, NO_OFFSET))
+            sequence, offset, delta, _ = entry.batches[-1] if entry.batches else _NO_BATCH
             parts.append(
                 pack(producer_id, epoch, sequence, offset, delta, timestamp_ms, entry.coordinator_epoch, first_offset)
             )

@@ -198,6 +198,16 @@ def test_the_last_batches_of_a_producer_survive_a_snapshot():
     assert again.to_snapshot() == state.to_snapshot()
 
 
+def test_no_earlier_batch_of_a_snapshot_expires_after_its_producers_last_one():
+    """Kafka loads the entries that have not expired, and takes a producer's last one of these for its last batch."""
+    state = ProducerState()
+    for number, timestamp in enumerate((9000, 500, 3000, 1000)):
+        state.update(data(number, number, timestamp=timestamp), None)
+    batches = [entry.batch for entry in producer_state.snapshot_entries(state.to_snapshot(), "f")]
+    assert [batch.last_sequence for batch in batches] == [0, 1, 2, 3]
+    assert [batch.timestamp_ms for batch in batches] == [1000, 500, 1000, 1000]
+
+
 def test_a_snapshot_of_many_producers_has_their_last_batches(monkeypatch):
     monkeypatch.setattr(producer_state, "PRODUCERS_WITH_ALL_BATCHES", 1)
     state = ProducerState()
