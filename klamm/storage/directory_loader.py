@@ -13,16 +13,17 @@ Source: kafka.log.LogManager (loadLogs).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from klamm.environment import Environment, FileSystem
+from klamm.environment import Environment, File, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import BatchHeader
 from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
 from klamm.slices import each
-from klamm.storage.batch_scan import find_batch
+from klamm.storage.batch_scan import find_batch, headers
 from klamm.storage.directory_checkpoints import DirectoryCheckpoints
 from klamm.storage.disk_errors import SHORTAGE_BACK_OFF_MS, SHORTAGES
 from klamm.storage.leader_epoch_cache import EpochEntry
@@ -52,6 +53,8 @@ _T = TypeVar("_T")
 _LOGGER = logging.getLogger(__name__)
 NAMES_PER_SLICE = 1_000
 PROGRESS_INTERVAL_S = 2.0
+# Of two logs so many batches are compared, where compaction may have removed any of them.
+BATCHES_COMPARED = 1_000
 # An operation that fails on a shortage is tried this often.
 _SHORTAGE_ATTEMPTS = 10
 
@@ -197,11 +200,19 @@ class DirectoryLoader:
     async def batch_at(self, key: PartitionKey, offset: int) -> BatchHeader | None:
         """The header of the batch that has a record at `offset`, which is in the log. None if none can be read; the
         directory may be offline then."""
+        return await self._read(key, _read_batch_header, offset)
+
+    async def whole_batches(self, key: PartitionKey, offset: int) -> list[BatchHeader] | None:
+        """The headers of the last batches that begin at `offset` or before and of which compaction has removed no
+        record, at most `BATCHES_COMPARED`. None if a batch cannot be read; the directory may be offline then."""
+        return await self._read(key, _read_whole_batches, offset)
+
+    async def _read(
+        self, key: PartitionKey, read: Callable[[FileSystem, str, int], _T | None], offset: int
+    ) -> _T | None:
         path = self.directory.file(partition_directory_name(*key))
         try:
-            return await self._to_its_end(
-                self._environment.run_blocking(_read_batch_header, self._file_system, path, offset)
-            )
+            return await self._to_its_end(self._environment.run_blocking(read, self._file_system, path, offset))
         except OSError as error:
             self._opening_failed(error)
         except KafkaError as error:
@@ -401,17 +412,44 @@ def _read_topic_id(file_system: FileSystem, path: str) -> UUID | None:
 
 
 def _read_batch_header(file_system: FileSystem, path: str, offset: int) -> BatchHeader | None:
-    matches = [match for match in map(segment_file, file_system.list_directory(path)) if match is not None]
-    bases = [int(match["offset"]) for match in matches if match["kind"] == LOG_SUFFIX]
-    base = max((base for base in bases if base <= offset), default=None)
-    if base is None:
+    segments = _segments_up_to(file_system, path, offset)
+    if not segments:
         return None
-    file = file_system.open_to_read(f"{path}/{file_name(base, LOG_SUFFIX)}")
+    file = file_system.open_to_read(segments[0])
     try:
         found = find_batch(file.read, 0, file.size(), offset)
     finally:
         file.close()
     return found[1] if found is not None and found[1].base_offset <= offset else None
+
+
+def _read_whole_batches(file_system: FileSystem, path: str, offset: int) -> list[BatchHeader]:
+    found: list[BatchHeader] = []
+    for segment in _segments_up_to(file_system, path, offset):
+        file = file_system.open_to_read(segment)
+        try:
+            found += deque(_whole_up_to(file, offset), maxlen=BATCHES_COMPARED - len(found))
+        finally:
+            file.close()
+        if len(found) == BATCHES_COMPARED:
+            break
+    return found
+
+
+def _whole_up_to(file: File, offset: int) -> Iterator[BatchHeader]:
+    # A crash may have torn what follows.
+    for _, header in headers(file.read, 0, file.size()):
+        if header.base_offset <= offset and header.record_count > header.last_offset_delta:
+            yield header
+        if header.last_offset >= offset:
+            return
+
+
+def _segments_up_to(file_system: FileSystem, path: str, offset: int) -> list[str]:
+    """The log files of the segments that begin at `offset` or before, the last one first."""
+    matches = [match for match in map(segment_file, file_system.list_directory(path)) if match is not None]
+    bases = [int(match["offset"]) for match in matches if match["kind"] == LOG_SUFFIX]
+    return [f"{path}/{file_name(base, LOG_SUFFIX)}" for base in sorted(bases, reverse=True) if base <= offset]
 
 
 def _directories_in(file_system: FileSystem, path: str) -> list[str]:

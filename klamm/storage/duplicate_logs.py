@@ -17,8 +17,8 @@ When the failed directory works again, the next start finds both. Each log has a
 
 If these are several logs, and all have the same known topic id, the one with the latest leader epoch, and then with the
 latest end, is the partition's if it supersedes the others (`supersedes`), and has the same last batch before they part
-(`last_common_offset`). Otherwise the start is refused. A compacted topic's batches are not compared: a log may lack the
-batch, or have a part of it.
+(`last_common_offset`). Otherwise the start is refused. Compaction may have removed that batch, or a part of it: in logs
+of a compacted topic the last batches that are whole must not contradict each other (`contradict`).
 
 What must stay true:
 - A log that is set aside is not deleted: its directory gets a name that ends with `-stray`, until an operator removes
@@ -34,11 +34,13 @@ What must stay true:
 - A start without such partitions does not ask ZooKeeper, and reads no topic id.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record_batch import BatchHeader
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import slices
 from klamm.storage.directory_loader import NAMES_PER_SLICE, DirectoryLoader, LogHistory
@@ -89,9 +91,12 @@ def supersedes(newer: LogHistory, older: LogHistory) -> bool:
         return False
     ((epoch, older_start),) = last
     newer_start = dict(newer.epochs).get(epoch)
-    # The first epoch of a log begins where the log does, once older records are deleted.
-    is_same = newer_start in (older_start, newer.start_offset) or older_start == older.start_offset
-    return newer_start is not None and is_same and (newer.epochs[-1][0] > epoch or newer.end_offset >= older.end_offset)
+    if newer_start is None:
+        return False
+    # The first epoch of a log begins where the log does, once older records are deleted: not before it did.
+    first_of_newer = newer_start == newer.start_offset > older_start
+    is_same = older_start in (newer_start, older.start_offset) or first_of_newer
+    return is_same and (newer.epochs[-1][0] > epoch or newer.end_offset >= older.end_offset)
 
 
 def newest(histories: Sequence[LogHistory | None]) -> int | None:
@@ -115,6 +120,12 @@ def last_common_offset(newer: LogHistory, older: LogHistory) -> int | None:
         return None
     later = (start for epoch, start in newer.epochs if epoch > older.latest_epoch)
     return min(older.end_offset, newer.end_offset, *later) - 1
+
+
+def contradict(some: Iterable[BatchHeader], others: Iterable[BatchHeader]) -> bool:
+    """Whether two logs with these batches, of which no record is missing, have had other records at an offset."""
+    batches = sorted({*some, *others})
+    return any(before.last_offset >= batch.base_offset for before, batch in pairwise(batches))
 
 
 async def settle_duplicates(
@@ -190,16 +201,26 @@ async def _choose(
     if number is None:
         return None
     kept, newer = possible[number], histories[number]
+    have_same_records = _have_same_whole_batches if config.is_compacted else _have_same_batch
     for loader, older in zip(possible, histories, strict=True):
-        if loader is kept or newer is None or older is None or config.is_compacted:
+        if loader is kept or newer is None or older is None:
             continue
         offset = last_common_offset(newer, older)
-        if offset is None:
-            continue
-        batch = await loader.batch_at(key, offset)
-        if batch is None or batch != await kept.batch_at(key, offset):
+        if offset is not None and not await have_same_records(key, offset, kept, loader):
             return None
     return kept
+
+
+async def _have_same_batch(key: PartitionKey, offset: int, one: DirectoryLoader, other: DirectoryLoader) -> bool:
+    batch = await one.batch_at(key, offset)
+    return batch is not None and batch == await other.batch_at(key, offset)
+
+
+async def _have_same_whole_batches(
+    key: PartitionKey, offset: int, one: DirectoryLoader, other: DirectoryLoader
+) -> bool:
+    some, others = await one.whole_batches(key, offset), await other.whole_batches(key, offset)
+    return some is not None and others is not None and not contradict(some, others)
 
 
 async def _refuse(duplicates: Mapping[PartitionKey, Sequence[DirectoryLoader]]) -> None:

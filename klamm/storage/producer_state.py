@@ -310,8 +310,8 @@ class ProducerState:
             timestamp_ms, first_offset = entry.last_timestamp_ms, entry.transaction_first_offset
             for sequence, offset, delta, batch_ms in entry.batches[:-1] if has_room else ():
                 # Kafka leaves out an entry that has expired; an earlier one must not then be its producer's last.
-                batch_ms = min(batch_ms, timestamp_ms)
-                parts.append(pack(producer_id, epoch, sequence, offset, delta, batch_ms, -1, NO_OFFSET))
+                expires_ms = min(batch_ms, timestamp_ms)
+                parts.append(pack(producer_id, epoch, sequence, offset, delta, expires_ms, -1, NO_OFFSET))
             sequence, offset, delta, _ = entry.batches[-1] if entry.batches else _NO_BATCH
             parts.append(
                 pack(producer_id, epoch, sequence, offset, delta, timestamp_ms, entry.coordinator_epoch, first_offset)

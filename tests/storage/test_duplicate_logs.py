@@ -6,6 +6,7 @@ from uuid import UUID
 import pytest
 
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.records import Record, build_batch
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.process import Process
 from klamm.storage.directory_loader import LogHistory
@@ -19,7 +20,7 @@ from klamm.storage.log_directory import (
     stray_directory_name,
 )
 from klamm.storage.log_manager import LogManager
-from support.logs import DiskEnvironment, append, read_all
+from support.logs import NOW_MS, DiskEnvironment, append, read_all
 
 pytestmark = pytest.mark.loop("virtual")
 
@@ -74,6 +75,9 @@ def history(end_offset: int, *epochs: tuple[int, int], start_offset: int = 0) ->
         # The newer log began empty, although the older one had records.
         (history(20, (5, 0)), history(15, (0, 0), (3, 10)), False),
         (history(20, (0, 0), (5, 12)), history(15, (0, 0), (3, 10)), False),
+        # The newer log began empty, in the last epoch of the older one.
+        (history(20, (3, 0)), history(15, (0, 0), (3, 10)), False),
+        (history(20, (3, 0), (5, 12)), history(15, (0, 0), (3, 10)), False),
         # One number of an epoch, and two leaders.
         (history(20, (0, 0), (3, 8)), history(15, (0, 0), (3, 10)), False),
         # Older records are deleted.
@@ -311,13 +315,68 @@ async def test_of_two_logs_of_one_epoch_with_different_records_neither_is_chosen
     assert (disks.names(A), disks.names(B)) == (["t-0"], ["t-0"])
 
 
-async def test_the_batches_of_a_compacted_topic_are_not_compared(disks: Disks) -> None:
-    await disks.write(A, LIVE, b"one", b"two")
-    await disks.write(B, LIVE, b"one", b"compacted", b"here")
+async def write_copy(disks: Disks, *batches: bytearray) -> None:
+    """The broker has copied these batches of its leader's log to the second directory."""
+    manager = await disks.loaded(B)
+    log = manager.get_or_create("t", 0, LIVE, CONFIG, is_new=True)
+    for records in batches:
+        log.append_as_follower(records)
+    await manager.stop()
+
+
+def compacted(base_offset: int, *records: tuple[int, bytes]) -> bytearray:
+    """A batch of the leader, from this offset on, of which these records are left."""
+    left = [Record(None, value, NOW_MS, offset=offset) for offset, value in records]
+    return build_batch(left, base_offset=base_offset, partition_leader_epoch=0)
+
+
+async def loaded_compacted(disks: Disks) -> LogManager:
     manager = disks.manager()
     await manager.load({"t": LogConfig(cleanup_policy=("compact",))}, disks.topic_ids)
-    assert await records(manager.get("t", 0)) == [b"one", b"compacted", b"here"]
+    return manager
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize(
+    "left", [[], [compacted(2, (3, b"four"))], [compacted(1, (1, b"two"))]], ids=["nothing", "a part", "another batch"]
+)
+async def test_compaction_may_have_removed_what_the_other_log_has(
+    disks: Disks, left: list[bytearray], is_clean: bool
+) -> None:
+    manager = await disks.loaded(A)
+    log = manager.get_or_create("t", 0, LIVE, CONFIG, is_new=True)
+    for values in ([b"one"], [b"two"], [b"three", b"four"]):
+        append(log, *values)
     await manager.stop()
+    await write_copy(disks, *left, compacted(4, (4, b"five")))
+    if not is_clean:
+        for directory in (A, B):
+            disks.environment.file_system.remove(f"{directory}/.kafka_cleanshutdown")
+            file = disks.environment.file_system.open(f"{directory}/t-0/{0:020}.log")
+            file.write(file.size(), b"torn by a crash" * 10)
+            file.close()
+    manager = await loaded_compacted(disks)
+    assert (await records(manager.get("t", 0)))[-1] == b"five"
+    assert [parse_directory_name(name) for name in disks.names(A)] == [("t", 0, "-stray")]
+    await manager.stop()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [compacted(0, (0, b"other")), compacted(1, (1, b"records")), compacted(2, (2, b"here"))],
+        [compacted(1, (1, b"other")), compacted(2, (2, b"records"))],
+        [compacted(0, (0, b"other"), (1, b"records"), (2, b"here"))],
+    ],
+)
+async def test_of_two_compacted_logs_of_one_epoch_with_different_records_neither_is_chosen(
+    disks: Disks, other: list[bytearray]
+) -> None:
+    await disks.write(A, LIVE, b"one", b"two")
+    await write_copy(disks, *other)
+    with pytest.raises(KafkaError, match="t-0 has two directories"):
+        await loaded_compacted(disks)
+    assert (disks.names(A), disks.names(B)) == (["t-0"], ["t-0"])
 
 
 async def test_a_log_whose_records_are_all_deleted_is_not_replaced_by_one_that_ends_before_it(disks: Disks) -> None:
