@@ -89,7 +89,11 @@ def diagnose_facts(facts: ClusterFacts) -> FactFindings:
 def with_controller(found: FactFindings, controller: Mapping[str, Any] | None) -> list[Finding]:
     """All findings, the worst first."""
     worse, others = found
-    return [*worse, *_controller_work(controller), *others]
+    work = [*_controller_work(controller)]
+    if any(each.kind == "controller_reassignments" for each in work):
+        # The facts say the same with less, or were read before the reassignment began.
+        others = [each for each in others if each.kind not in ("reassignments", "throttles")]
+    return [*worse, *work, *others]
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool:
@@ -137,10 +141,12 @@ def _controller_work(controller: Mapping[str, Any] | None) -> Iterator[Finding]:
                 f"controller_{key}",
                 f"{counted(listed['count'], what)} {_are(listed['count'])} being {verb}.",
                 tuple(
-                    f"{each['topic']}{'' if key == 'deletions' else '-' + str(each['partition'])} waits for"
+                    f"{each['topic']}{'' if key == 'deletions' else '-' + str(each['partition'])} waits for:"
                     f" {each['waits_for']}"
                     for each in listed["first"][:NAMED]
                 ),
+                "See how far they are:" if key == "reassignments" else "",
+                "klamm reassign list" if key == "reassignments" else "",
                 is_problem=False,
             )
 

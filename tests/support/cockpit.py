@@ -55,10 +55,10 @@ class FixedSource:
 class PageServer:
     """The cockpit's page in a thread of this process. `map_bytes` is what /api/partitions answers."""
 
-    def __init__(self, source: FixedSource, map_bytes: bytes | None = None) -> None:
+    def __init__(self, source: FixedSource, map_bytes: bytes | None = None, reach: tuple[str, ...] = ()) -> None:
         self.source = source
         self.map_bytes = map_bytes
-        self._guard = make_app(Cockpit(source), "127.0.0.1")
+        self._guard = make_app(Cockpit(source, brokers_options=reach), "127.0.0.1")
         config = uvicorn.Config(
             self._answer, interface="asgi3", proxy_headers=False, lifespan="off", log_config=None, ws="none", http="h11"
         )

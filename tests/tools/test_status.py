@@ -150,8 +150,18 @@ def test_what_a_klamm_controller_waits_for_is_a_finding() -> None:
     }
     assert [(each.kind, each.text, each.why) for each in diagnose(facts(), controller)] == [
         ("controller_cannot_send", "The controller cannot reach broker 2.", ("broker 2: refused",)),
-        ("controller_deletions", "1 topic is being deleted.", ("gone waits for broker 2",)),
+        ("controller_deletions", "1 topic is being deleted.", ("gone waits for: broker 2",)),
     ]
+
+
+def test_a_reassignment_that_the_controller_knows_of_is_said_once_and_explains_throttles() -> None:
+    """The facts may have been read before it began, or name it a second time."""
+    moving = {"topic": "t", "partition": 0, "waits_for": "not caught up: broker 3"}
+    controller = {"brokers": [], "deletions": {"count": 0}, "reassignments": {"count": 1, "first": [moving]}}
+    for partition in (HEALTHY, PartitionView(1, 0, (1, 2, 3), (1, 2), adding=(3,))):
+        [finding] = diagnose(with_broker(facts(partition), broker(2, throttles=RATE)), controller)
+        assert (finding.kind, finding.why) == ("controller_reassignments", ("t-0 waits for: not caught up: broker 3",))
+        assert finding.command == "klamm reassign list"
 
 
 def test_brokers_are_a_table_with_those_that_are_missing() -> None:

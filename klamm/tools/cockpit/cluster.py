@@ -5,10 +5,10 @@
 | registrations | ZooKeeper: the controller, live brokers, their ports  | 1 s                                        |
 | status        | klamm's controller: /controller?brief                 | 1 s                                        |
 | numbers       | klamm's brokers: /broker                              | 1 s                                        |
-| partitions    | Metadata, any broker                                  | 1 s, and 5 % of the time                   |
+| partitions    | Metadata, any broker                                  | 1 s, and 5 % of the time, 30 s at most     |
 | reassignments | ListPartitionReassignments, while there are any       | 5 s, when a reading or a page wants them   |
-| facts         | the protocol, as klamm status                         | 5 s, and 5 % of the time                   |
-| groups        | the protocol                                          | 5 s, and 5 % of the time                   |
+| facts         | the protocol, as klamm status                         | 5 s, and 5 % of the time, 30 s at most     |
+| groups        | the protocol                                          | 5 s, and 5 % of the time, 30 s at most     |
 | records       | klamm's controller: /controller/events?follow         | as they come                               |
 
 The facts are made of the metadata that the map's reading has got: the cluster is asked once for both.
@@ -214,6 +214,8 @@ class LiveCluster:
                 [(state.began_ms, state.name) for state in self._states],
                 None if self._clock is None else _monotonic_ms() + self._clock.ahead_ms,
                 digest,
+                self._facts.age_ms,
+                self._groups.age_ms,
             )
         )
 
@@ -237,7 +239,9 @@ class LiveCluster:
                 raise ToolError(f"ZooKeeper at {self._connect}: {error}") from error
             raise
         if self.partitions.live and self.partitions.live != frozenset(live):
-            self._partitions.hurry()
+            # Looks at a broker that hung were slow: the next ones would be late.
+            for reading in (self._partitions, self._facts, self._groups):
+                reading.hurry()
         return Registrations(None if found is None else found[0], live)
 
     async def _open_znodes(self) -> "KafkaZooKeeper":

@@ -98,6 +98,8 @@ class Read:
     states_over_time: Sequence[tuple[int, str]] = ()
     controller_time_ms: int | None = None
     digest: Digest | None = None
+    facts_age_ms: int | None = None
+    groups_age_ms: int | None = None
 
 
 def kind_of(facts: ClusterFacts | None) -> str | None:
@@ -147,6 +149,8 @@ def now_document(read: Read) -> dict[str, Any]:
         "work": _work(digest, status, why_not),
         "groups": read.groups,
         "groups_why_not": read.groups_why_not,
+        "groups_age_ms": read.groups_age_ms,
+        "facts_age_ms": read.facts_age_ms,
         "findings": []
         if digest is None
         else [

@@ -32,7 +32,8 @@ class CockpitServer:
             client = make_client(command_options(self._bootstrap, None), SystemEnvironment().random)
             await client.reach(LOOK_MS)
             self._cluster = await open_cluster(client, self._zookeeper, self._failure.report)
-        app = make_app(Cockpit(self._cluster), self._host)
+        reach = ("--bootstrap-server", self._bootstrap)
+        app = make_app(Cockpit(self._cluster, False, reach, ("--zookeeper", self._zookeeper)), self._host)
         self._server = WebServer(app, listening)
         self._serving = self._server.start()
         return {"url": address_of(app, listening)}

@@ -237,7 +237,7 @@ class _Told:
             leader=leader,
             leader_epoch=_said(record, "leader_epoch", int),
             isr=None if isr is None else tuple(isr),
-            text=" ".join(filter(None, (_said(record, "why", str), f"(event {event})" if event else ""))),
+            text=story.because(_said(record, "why", str) or "", event),
         )
 
     def _replica(self, replica: int, event: str | None, line: story.Entry) -> None:

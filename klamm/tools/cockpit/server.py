@@ -12,6 +12,7 @@ What must stay true:
 
 import asyncio
 import re
+import shlex
 import signal
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
@@ -102,7 +103,11 @@ def shell(now: Any, cockpit: Cockpit) -> bytes:
     filled = {
         "title": escape(visible(str(now["cluster"]["id"] or "a cluster"))),
         "settings": embedded_json(
-            {"allow_changes": cockpit.allow_changes, "recording": now["cluster"]["kind"] == "recording"}
+            {
+                "allow_changes": cockpit.allow_changes,
+                "recording": now["cluster"]["kind"] == "recording",
+                "reach": shlex.join(cockpit.brokers_options),
+            }
         ),
         "now": embedded_json(now),
     }

@@ -55,7 +55,6 @@ def of_records(records: Iterable[Mapping[str, Any]], key: TopicPartition) -> lis
 
 def _of_record(record: Mapping[str, Any]) -> Entry:
     isr = record["isr"]
-    event = f" (event {record['event']})" if record["event"] else ""
     return Entry(
         record["time_ms"],
         None,
@@ -67,9 +66,16 @@ def _of_record(record: Mapping[str, Any]) -> Entry:
         record["leader"],
         record["leader_epoch"],
         None if isr is None else tuple(isr),
-        f"{record['why']}{event}".strip(),
+        because(record["why"], record["event"]),
         record["failed"],
     )
+
+
+def because(why: str, event: str | None) -> str:
+    """The reason of a change, and the controller's event that led to it."""
+    if not event:
+        return why
+    return f"{why} (event {event})" if why else f"event {event}"
 
 
 def offline_since_ms(records: Iterable[Mapping[str, Any]], key: TopicPartition) -> dict[int, int]:

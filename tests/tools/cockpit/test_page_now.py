@@ -78,13 +78,14 @@ def test_now_says_what_the_controller_does_and_what_is_wrong(server: PageServer,
     for text in ("broker 1", "epoch 7, for 3 min 12 s", "BrokerChange", "for 240 ms", "the oldest waits for 180 ms"):
         assert text in tiles.inner_text()
     assert "2 of 3" in tiles.inner_text()
+    assert "broker 2 is down" in tiles.inner_text()
     assert "IsrChangeNotification for 180 ms" in page.get_by_role("list", name="The event queue").inner_text()
     brokers = page.locator("#brokers").inner_text()
     for text in ("controller", "2 waiting", "LeaderAndIsr for 31 ms", "it is not registered", "3.8 MB/s"):
         assert text in brokers
     work = page.locator("#work").inner_text()
     assert "adds 3, removes 2" in work
-    assert "waits for the answers of broker 2" in work
+    assert "waits for: the answers of broker 2" in work
     assert "1,204" in page.locator("#groups").inner_text()
     findings = page.get_by_role("region", name="Findings")
     assert "2 partitions have no leader" in findings.inner_text()
@@ -135,6 +136,24 @@ def test_what_is_not_known_is_said_in_a_sentence(server: PageServer, pages: Page
     assert "tells nothing over HTTP" in page.locator("#states").inner_text()
     assert "tells nothing over HTTP" in page.locator("#machines").inner_text()
     assert "There is no group." in page.locator("#groups").inner_text()
+
+
+def test_what_was_read_long_ago_says_so_and_hints_are_counted(server: PageServer, pages: Pages) -> None:
+    hint = {"kind": "hint", "text": "Brokers run different versions.", "advice": "", "command": "", "is_problem": False}
+    findings = [*now_document()["findings"], hint, hint]
+    server.source.document = now_document(BROKERS, findings=findings, groups_age_ms=47_000, facts_age_ms=14_000)
+    page = pages.open(server.url)
+    assert "2, read 45.0 s ago" in page.locator("#groups header").inner_text()
+    assert page.locator("#findings header").inner_text().split("\n") == ["Findings", "1 problem", "2 hints"]
+
+
+def test_a_command_of_a_finding_names_the_cluster(pages: Pages) -> None:
+    source = FixedSource(now_document(BROKERS))
+    with PageServer(source, reach=("--bootstrap-server", "host 1:9092")) as server:
+        findings = pages.open(server.url).get_by_role("region", name="Findings")
+        copied = findings.locator("button[data-copy]").get_attribute("data-copy")
+        assert copied == "klamm partitions --offline --bootstrap-server 'host 1:9092'"
+        assert findings.locator("code").inner_text() == copied
 
 
 def test_integers_of_records_are_shown_exactly(server: PageServer, pages: Pages) -> None:
@@ -329,6 +348,11 @@ def test_a_phone_scrolls_in_one_direction_only(server: PageServer, pages: Pages)
     map_is_drawn(page)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     assert page.evaluate("document.body.scrollWidth") == 360
+    page.locator("#brokers .measured").first.wait_for()
+    # Numbers of the brokers' cards are not cut.
+    assert page.locator("#brokers .measured").evaluate_all(
+        "(cells) => cells.every((cell) => cell.scrollWidth <= cell.clientWidth)"
+    )
 
 
 def test_focus_and_scroll_positions_outlive_a_new_document(server: PageServer, pages: Pages) -> None:

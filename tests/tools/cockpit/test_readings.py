@@ -29,3 +29,19 @@ async def test_after_a_look_without_an_answer_the_next_one_comes_soon(monkeypatc
     reading.hurry()
     await reading.renew()
     assert (reading.value, reading.why_not) == (5, None)
+
+
+@pytest.mark.loop("virtual")
+async def test_a_slow_look_is_repeated_within_half_a_minute() -> None:
+    async def look() -> int:
+        await asyncio.sleep(15)
+        return 5
+
+    reading = Reading(look, 5.0, LARGE_SHARE)
+    assert reading.age_ms is None
+    began_s = asyncio.get_running_loop().time()
+    await reading.renew()
+    # It took 5 % of five minutes.
+    assert reading._due_s == pytest.approx(began_s + 30)
+    await asyncio.sleep(5)
+    assert reading.age_ms == 5_000

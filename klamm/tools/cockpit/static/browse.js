@@ -235,7 +235,8 @@
   const changeButton = (title, body, done) =>
     cockpit.settings.allow_changes
       ? h("button", { type: "button", onclick: () => confirmed(title, body, done) }, `${title}\u2026`)
-      : h("p", { class: "why-not" }, `${title}: this page may only look, as klamm cockpit was started without --allow-changes.`);
+      : h("p", { class: "why-not" },
+          unbroken(`${title}: this page may only look, as klamm cockpit was started without --allow-changes.`, "code"));
 
   addEventListener("keydown", (event) => {
     if (event.key !== "/" || event.ctrlKey || event.altKey || event.metaKey || event.target.closest?.("input, textarea, select, dialog")) return;

@@ -203,11 +203,17 @@ const panel = (id, title, { aside = null, why = null, wide = false } = {}, ...ch
 /** A state in a word. `kind` is good, busy, bad or calm, and shows as a colour and a sign. */
 const badge = (kind, text) => h("span", { class: `badge ${kind}` }, text);
 
+/** A text whose options of a command, such as --allow-changes, are elements that are not broken at a hyphen. */
+const unbroken = (text, tag) => text.split(/(--[a-z-]+)/).map((part, index) => (index % 2 ? h(tag, {}, part) : part));
+
 /** A command line with a button that copies it. */
 const command = (text) =>
   h("span", { class: "command" },
-    h("code", {}, text),
+    h("code", {}, unbroken(text, "span")),
     h("button", { type: "button", "data-copy": text, "aria-label": `Copy ${text}` }, "copy"));
+
+/** A call of klamm with the words by which it reaches this cluster: in a shell it would reach another one without. */
+const atCluster = (text) => `${text} ${cockpit.settings.reach}`.trim();
 
 /** The hash of a partition's story. */
 const storyOf = (topic, partition) => `#why/${encodeURIComponent(topic)}/${partition}`;

@@ -23,7 +23,7 @@
       tiles(
         tile("Groups", words.count(found.count), `${rows.filter((each) => each.state === "Stable").length} stable, ${rows.filter((each) => each.state === "Empty").length} empty`),
         tile("Members", words.count(members), "of all groups"),
-        tile("Lag", known.length ? words.count(words.sum(known.map((each) => each.lag))) : words.none, `of ${words.counted(known.length, "group")} with offsets`),
+        tile("Lag", known.length ? words.count(words.sum(known.map((each) => each.lag))) : words.none, `records, of ${words.counted(known.length, "group")} with offsets`),
         tile("Rebalancing", words.count(rows.filter((each) => /Rebalance/.test(each.state)).length), "groups that wait for members",
           rows.some((each) => /Rebalance/.test(each.state)) ? "busy" : "calm")),
       panel("groups-panel", "All groups", {
@@ -70,7 +70,7 @@
     return [
       heading([["Groups", "#groups"]], seen(found.group), state(found.state)),
       tiles(
-        tile("Lag", words.count(found.lag), behind ? `lag ${words.count(found.lag)} in ${words.counted(behind, "partition")}` : `lag ${words.count(found.lag)}: all read to the end`),
+        tile("Lag", words.count(found.lag), behind ? `records, in ${words.counted(behind, "partition")}` : isShown(found.lag) ? "all read to the end" : "not known"),
         tile("Members", words.count(found.members.length), found.assignment_strategy ? `assignment ${seen(found.assignment_strategy)}` : "no assignment now"),
         tile("Partitions", words.count(found.partitions.length), "with offsets or a member"),
         tile("Coordinator", `broker ${found.coordinator.broker_id}`, seen(`${found.coordinator.host}:${found.coordinator.port}`))),

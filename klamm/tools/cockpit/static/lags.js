@@ -20,10 +20,10 @@
     { colour: "cell-leader", sign: "L", words: "leader", hasDot: true },
     { colour: "cell-unread", sign: "?", words: "not known", lines: [[[0.5, 0.2], [0.5, 0.8]]] },
     { colour: "cell-offline", sign: "\u00d7", words: "offline", lines: [[[0, 1], [1, 0]], [[0, 0], [1, 1]]] },
-    { colour: "cell-lag-0", sign: "\u00b7", words: "0 behind" },
+    { colour: "cell-lag-0", sign: "\u00b7", words: "0 records behind" },
     { colour: "cell-lag-1", sign: "\u2212", words: "1 to 99", lines: [line(0.5)] },
     { colour: "cell-lag-2", sign: "=", words: "100 to 9,999", lines: [line(0.35), line(0.65)] },
-    { colour: "cell-lag-3", sign: "\u2261", words: "10,000 +", lines: [line(0.2), line(0.5), line(0.8)] },
+    { colour: "cell-lag-3", sign: "\u2261", words: "10,000+", lines: [line(0.2), line(0.5), line(0.8)] },
   ];
   const ORDER = [LEADER, 4, 5, 6, 7, OFFLINE, UNREAD];
 

@@ -219,9 +219,14 @@
     ];
   };
 
+  const MOST_DOWN = 5;
+  const downText = (ids) =>
+    ids.length === 1 ? `broker ${ids[0]} is down`
+      : `down: ${ids.slice(0, MOST_DOWN).join(", ")}${ids.length > MOST_DOWN ? ` and ${ids.length - MOST_DOWN} more` : ""}`;
+
   const clusterTiles = (now) => {
     const brokers = now.brokers ?? [];
-    const alive = brokers.filter((broker) => broker.alive).length;
+    const down = brokers.filter((broker) => !broker.alive).map((broker) => broker.id);
     const totals = now.totals ?? {};
     const said = [
       isShown(totals.offline) ? `${words.count(totals.offline)} offline` : null,
@@ -230,12 +235,12 @@
     const groups = now.groups ?? [];
     const lags = groups.map((group) => group.lag).filter(isShown);
     return [
-      tile("Brokers", `${alive} of ${brokers.length}`, alive === brokers.length ? "all alive" : "some are down",
-        alive === brokers.length ? "good" : "bad"),
+      tile("Brokers", `${brokers.length - down.length} of ${brokers.length}`, down.length === 0 ? "all alive" : downText(down),
+        down.length === 0 ? "good" : "bad"),
       tile("Partitions", words.count(totals.partitions), said.filter(isShown).join(", "),
         totals.offline > 0 ? "bad" : totals.under_replicated > 0 ? "busy" : "good"),
       tile("Lag of groups", lags.length === 0 ? words.none : words.count(words.sum(lags)),
-        words.counted(groups.length, "group")),
+        `records, of ${words.counted(groups.length, "group")}`),
     ];
   };
 
@@ -464,7 +469,7 @@
   const step = (what, name, text, waits, done = null) => [
     h("div", {}, badge("busy", what), " ", name, " ", h("span", { class: "step" }, text)),
     done === null ? null : h("progress", { max: done[1], value: done[0], "aria-label": `${done[0]} of ${done[1]}` }),
-    waits ? h("small", {}, `waits for ${waits}`) : null,
+    waits ? h("small", {}, `waits for: ${waits}`) : null,
   ];
 
   const reassignment = (each) => {
@@ -501,9 +506,17 @@
     h("td", { class: "number", title: group.why_not ?? null }, words.count(group.lag)),
   ];
 
-  const groupsPanel = (found, why) => {
+  // What is older is said to be: a broker that hangs makes looks rare.
+  const OLD_MS = 15_000;
+  const AGE_STEP_MS = 5_000;
+
+  /** How old a reading is, if it is; in steps, so that panels are not made anew each second. */
+  const ageText = (ms) =>
+    isShown(ms) && ms > OLD_MS ? `read ${words.duration(Math.floor(ms / AGE_STEP_MS) * AGE_STEP_MS)} ago` : null;
+
+  const groupsPanel = (found, why, age) => {
     const groups = [...found].sort((a, b) => (b.lag ?? -1) - (a.lag ?? -1));
-    return panel("groups", "Groups", { aside: h("span", { class: "note" }, words.count(groups.length)) },
+    return panel("groups", "Groups", { aside: h("span", { class: "note" }, [words.count(groups.length), age].filter(Boolean).join(", ")) },
       groups.length === 0
         ? h("p", { class: "quiet" }, why ?? "There is no group.")
         : h("div", { class: "scroll-y", tabindex: "0", role: "region", "aria-label": "Groups" }, h("table", { class: "rows" },
@@ -513,10 +526,15 @@
       groups.length === 0 ? null : whyNot(why));
   };
 
-  const findingsPanel = (findings) => {
+  const findingsPanel = (findings, age) => {
     const problems = findings.filter((finding) => finding.is_problem).length;
+    const hints = findings.length - problems;
     return panel("findings", "Findings", {
-      aside: problems ? badge("bad", words.counted(problems, "problem")) : badge("good", "healthy"),
+      aside: h("span", { class: "badges" },
+        problems ? badge("bad", words.counted(problems, "problem")) : badge("good", "healthy"),
+        // They may stand below what can be seen of the list.
+        hints ? badge("busy", words.counted(hints, "hint")) : null,
+        age === null ? null : h("span", { class: "note" }, age)),
     },
     findings.length === 0
       ? h("p", { class: "quiet" }, "Nothing needs attention.")
@@ -527,7 +545,7 @@
               ? h("details", {}, h("summary", {}, "Why"), h("ul", {}, finding.why.map((line) => h("li", {}, line))))
               : null,
             finding.advice ? h("small", {}, finding.advice) : null,
-            finding.command ? command(finding.command) : null))));
+            finding.command ? command(atCluster(finding.command)) : null))));
   };
 
   const recordLine = (time_ms, kind, text) => [
@@ -584,9 +602,9 @@
       h("div", { class: "beside" },
         statesPart(now),
         h("div", { class: "stack" },
-          place([now.findings ?? []], findingsPanel),
+          place([now.findings ?? [], ageText(now.facts_age_ms)], findingsPanel),
           place([now.work ?? {}], workPanel),
-          place([now.groups ?? [], now.groups_why_not ?? null], groupsPanel))),
+          place([now.groups ?? [], now.groups_why_not ?? null, ageText(now.groups_age_ms)], groupsPanel))),
       brokersPart(now),
       place([now.machines ?? null, now.machines ? null : whyNothing, recordsSeen], machinesPanel),
       place([now.controller?.why_not ?? null, recordsSeen], recordsPanel));

@@ -17,7 +17,7 @@
   const list = (filter, from) => (found) => {
     const { totals } = found;
     const columns = [["Topic", ""], ["State", "tight"], ["Partitions", "number"], ["Replicas", "number"], ["Records at most", "number"],
-      ["Written", "number"], ["Size", "number"]];
+      ["Records written", "number"], ["Size", "number"]];
     const parameters = (more) => ({ ...(filter ? { filter } : {}), ...more });
     return [
       heading([], "Topics"),
@@ -101,13 +101,26 @@
   };
   const sourceOf = (source) => SOURCES[source] ?? source.toLowerCase().replaceAll("_", " ");
 
+  // Kafka's largest numbers stand for no limit.
+  const MOST_READ = 1e15;
+
+  /** A large number of milliseconds or bytes as people read it. */
+  const sizeText = (name, value) => {
+    const write = /\.ms$/.test(name) ? words.duration : /\.bytes$/.test(name) ? words.bytes : null;
+    const number = Number(value);
+    return write !== null && number >= 1000 && number < MOST_READ ? h("small", {}, ` ${write(number)}`) : null;
+  };
+
   const configTable = (id, configs) =>
     table(id, [["Key", ""], ["Value", ""], ["Set by", ""], ["Would else be", ""]], configs.map((each) => ({
       cells: [
         each.name,
-        each.is_sensitive ? h("em", {}, "sensitive: not shown") : each.value === "" ? h("em", { class: "null" }, "empty") : each.value,
+        each.is_sensitive ? h("em", {}, "sensitive: not shown") : each.value === "" ? h("em", { class: "null" }, "empty")
+          : [each.value, sizeText(each.name, each.value)],
         sourceOf(each.source),
-        each.synonyms.slice(1).map((other) => h("div", {}, `${other.value} (${sourceOf(other.source)}: ${other.name})`)),
+        each.synonyms.length > 1
+          ? each.synonyms.slice(1).map((other) => h("div", {}, `${other.value} (${sourceOf(other.source)}: ${other.name})`))
+          : words.none,
       ],
     })));
 

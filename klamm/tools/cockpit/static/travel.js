@@ -8,7 +8,10 @@
 {
   // The width of the timeline in its own units, and its height.
   const WIDTH = 1000;
-  const HEIGHT = 34;
+  const HEIGHT = 24;
+  // A letter stands this far behind the one before, in parts of the width; one like it further.
+  const LETTER_APART = 0.009;
+  const SAME_APART = 0.03;
   const ENTRIES_AROUND = 60;
   // A moment is asked for when the slider has rested this long.
   const REST_MS = 60;
@@ -127,30 +130,46 @@
     return element;
   };
 
+  /** The letters above bars with marks, as far as they have space. */
+  const letters = (marked) => {
+    const row = h("div", { class: "letters", "aria-hidden": "true" });
+    let last = { at: -1, letter: "" };
+    for (const { at, mark } of marked) {
+      const letter = LETTERS[mark] ?? "";
+      if (letter === "" || at - last.at < (letter === last.letter ? SAME_APART : LETTER_APART)) continue;
+      const drawn = h("span", { class: `mark-${mark}` }, letter);
+      drawn.style.left = `${(100 * at).toFixed(2)}%`;
+      row.append(drawn);
+      last = { at, letter };
+    }
+    return row;
+  };
+
   /** A bar for each stretch of time; its height tells how much happened, its letter and class what matters most. */
   const timeline = () => {
     const { timeline: bars, marks } = travel.head;
     const most = Math.max(1, ...bars.map((bar) => bar.entries));
+    const marked = [];
     const drawn = bars.map((bar) => {
       const counts = marks.filter((name) => bar.marks[name]).map((name) => `${bar.marks[name]} ${name}`);
       const first = marks.find((name) => bar.marks[name]) ?? "none";
-      const height = 3 + Math.round((HEIGHT - 14) * Math.sqrt(bar.entries / most));
+      const height = 3 + Math.round((HEIGHT - 4) * Math.sqrt(bar.entries / most));
       const x = (share(bar.from_ms) * (WIDTH - 4)).toFixed(1);
+      marked.push({ at: x / WIDTH, mark: first });
       const title = svgElement("title", {}, `${clock(bar.from_ms)}: ${counts.join(", ") || `${bar.entries} entries`}`);
-      const box = svgElement("rect", { x, y: HEIGHT - height, width: 2.5, height, class: `mark-${first}` }, title);
-      return [box, svgElement("text", { x, y: 9, class: `mark-${first}` }, LETTERS[first] ?? "")];
+      return svgElement("rect", { x, y: HEIGHT - height, width: 2.5, height, class: `mark-${first}` }, title);
     });
     const picture = svgElement("svg", {
       viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", class: "timeline", role: "img",
       "aria-label": `What happened from ${clock(travel.head.first_ms)} to ${clock(travel.head.last_ms)}`,
     });
-    picture.append(...drawn.flat());
+    picture.append(...drawn);
     picture.addEventListener("click", (event) => {
       const box = picture.getBoundingClientRect();
       const part = (event.clientX - box.left) / Math.max(1, box.width);
       seek(travel.head.first_ms + part * (travel.head.last_ms - travel.head.first_ms)).catch((error) => say(error.message));
     });
-    return picture;
+    return [letters(marked), picture];
   };
 
   const button = (text, label, press) => h("button", { type: "button", "aria-label": label, title: label, onclick: press }, text);
@@ -189,7 +208,7 @@
     time.textContent = `${clock(travel.at_ms)} UTC, ${since(travel.at_ms)}, entry ${travel.entry} of ${travel.head.entries - 1}`;
     playing.textContent = travel.playing === null ? "play" : "pause";
     const named = ["a", "b"].filter((name) => travel[name] !== null);
-    marks.textContent = named.map((name) => `${name.toUpperCase()}: ${since(travel[name].at_ms)}`).join("  ");
+    morph(marks, named.map((name) => h("span", {}, h("strong", {}, name.toUpperCase()), ` ${since(travel[name].at_ms)}`)));
   };
 
   // -- the view -------------------------------------------------------------------------------------------------------
@@ -207,15 +226,16 @@
   };
 
   const differenceOf = () => {
-    if (travel.a === null || travel.b === null) return h("p", {}, "Set the marks A and B: keys a and b.");
+    if (travel.a === null || travel.b === null) {
+      return h("p", { class: "quiet" }, "Set the marks A and B, with the buttons or the keys a and b: what differs between them appears here.");
+    }
     const found = travel.difference;
-    if (found === null) return h("p", {}, "The difference is being made.");
+    if (found === null) return h("p", { class: "quiet" }, "The difference is being made.");
     return [
-      h("p", {}, `From A (${since(found.a.time_ms)}) to B (${since(found.b.time_ms)}):`),
       h("ul", { id: "difference-words" }, found.words.map((line) => h("li", {}, line))),
       h("div", { class: "scroll-x" },
         h("table", { id: "difference-table" },
-          h("caption", {}, `${found.count} values differ${found.count > found.changed.length ? `; the first ${found.changed.length}` : ""}`),
+          h("caption", { class: "note" }, `${found.count} values differ${found.count > found.changed.length ? `; the first ${found.changed.length}` : ""}`),
           h("thead", {}, h("tr", {}, ["What", "Which", "At A", "At B"].map((title) => h("th", { scope: "col" }, title)))),
           h("tbody", {}, found.changed.map((each) =>
             h("tr", {}, [each.section, each.key, cell(each.before, each.after), cell(each.after, each.before)].map((text) => h("td", {}, text))))))),
@@ -235,12 +255,14 @@
     // Another view is shown meanwhile.
     if (shown !== travel.shown) return undefined;
     const held = cockpit.now.faults ?? [];
+    const { difference } = travel;
+    const between = difference === null ? null
+      : h("span", { class: "note" }, `from A (${since(difference.a.time_ms)}) to B (${since(difference.b.time_ms)})`);
     shown.replaceChildren(
-      h("p", {}, `${travel.head.name}: ${travel.head.about}`),
+      h("header", { class: "view-head" }, h("h2", {}, travel.head.name), h("span", { class: "beside-name" }, travel.head.about)),
       held.length > 0 ? h("ul", { class: "faults", "aria-label": "Faults that hold" }, held.map((text) => h("li", {}, text))) : "",
-      h("section", { "aria-label": "Difference" }, h("h2", {}, "Difference"), differenceOf()),
-      h("section", { "aria-label": "Entries" },
-        h("h2", {}, "Entries"),
+      panel("difference", "Difference", { wide: true, aside: between }, differenceOf()),
+      panel("entries-panel", "Entries", { wide: true, aside: h("span", { class: "note" }, "around the moment") },
         h("div", { class: "scroll-x" },
           h("table", { class: "rows", id: "entries" },
             h("thead", {}, h("tr", {}, ["Entry", "Time", "Mark", "What"].map((title) => h("th", { scope: "col" }, title)))),
@@ -308,12 +330,14 @@
       ["a b", "set the mark A or B"],
     ],
     show(element) {
-      travel.shown = h("div", { class: "travel" });
+      travel.shown = h("div", { class: "travel stack" });
       element.append(travel.shown);
       if (!cockpit.settings.recording) {
         travel.shown.append(
-          h("p", {}, "A live cluster has no past here. Record it, and open the file:"),
-          h("pre", {}, "klamm record cluster.klamm --seconds 60\nklamm cockpit cluster.klamm"));
+          panel("past", "Travel through a recording", {},
+            h("p", { class: "quiet" }, "A live cluster has no past here. Record it, and open the file:"),
+            command(atCluster("klamm record cluster.klamm --seconds 60")),
+            command("klamm cockpit cluster.klamm")));
       } else if (travel.head !== null) {
         draw();
       }

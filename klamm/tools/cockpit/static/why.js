@@ -52,7 +52,7 @@
             seen(each.text) || words.none,
           ],
         }))),
-      told.why_no_more ? h("p", { class: "why-not" }, seen(told.why_no_more)) : null);
+      told.why_no_more ? h("p", { class: "why-not" }, unbroken(seen(told.why_no_more), "code")) : null);
 
   const actions = (found, again) => {
     const kinds = new Set(found.conditions.map((each) => each.kind));
@@ -169,7 +169,7 @@
         ? panel("why-findings", "Findings", { wide: true, aside: badge("bad", words.counted(findings.length, "problem")) },
             h("ul", { class: "list" }, findings.map((each) =>
               h("li", {}, h("div", {}, seen(each.text)), each.advice ? h("small", {}, seen(each.advice)) : null,
-                each.command ? command(each.command) : null))))
+                each.command ? command(atCluster(each.command)) : null))))
         : null);
   };
 
