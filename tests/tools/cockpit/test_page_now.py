@@ -235,6 +235,28 @@ def test_a_change_draws_its_cells_and_counts(server: PageServer, pages: Pages) -
     page.locator(".counts tfoot", has_text=re.compile(r"all\s*70\s*0\s*0\s*0")).wait_for()
 
 
+def test_the_map_is_not_emptied_when_only_what_is_below_it_grows(server: PageServer, pages: Pages) -> None:
+    page = pages.open(server.url)
+    map_is_drawn(page)
+    script = """async () => {
+        const copy = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+        const isDrawn = () => {
+            copy.clearRect(0, 0, 300, 150);
+            copy.drawImage(cockpit.heat.cells, 0, 0);
+            // An emptied canvas is black.
+            return copy.getImageData(0, 0, 300, 150).data.some((value, index) => index % 4 < 3 && value > 0);
+        };
+        const seen = [isDrawn()];
+        cockpit.heat.readout.style.minHeight = "9em";
+        for (let frame = 0; frame < 6; frame += 1) {
+            await new Promise(requestAnimationFrame);
+            seen.push(isDrawn());
+        }
+        return seen;
+    }"""
+    assert page.evaluate(script) == [True] * 7
+
+
 def test_the_map_shows_how_far_followers_are_behind(server: PageServer, pages: Pages) -> None:
     head, cells = partition_map(BROKERS, [("orders", 1200)], replication_factor=2)
     cells[2 * BROKERS : 3 * BROKERS] = bytes((OFFLINE, 0, LEADER))  # orders-2

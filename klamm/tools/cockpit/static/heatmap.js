@@ -350,6 +350,7 @@
       this.layer = null; // What is drawn: the map, or the lags of its followers.
       this.byLag = false;
       this.layout = null;
+      this.spaceOfLayout = null;
       this.zoom = null; // The size of a cell in CSS pixels; null until the first map chooses it.
       this.cursor = 0;
       this.pointed = null;
@@ -399,7 +400,7 @@
 
     listen() {
       // The scroller's own height follows the map's, so that only the space around it says when to draw anew.
-      new ResizeObserver(() => this.resize()).observe(this.element);
+      new ResizeObserver(() => this.resize(false)).observe(this.element);
       cockpit.onColours.push(() => this.resize());
       this.scroller.addEventListener("scroll", () => this.redraw(), { passive: true });
       this.scroller.addEventListener("keydown", (event) => this.press(event));
@@ -490,11 +491,20 @@
 
     // -- size -------------------------------------------------------------------------------------------------------
 
-    resize() {
+    /** Lays the map out anew; not `always`: only if it has other space than before, because that empties the canvas. */
+    resize(always = true) {
+      const heightBefore = this.scroller.style.height;
       this.scroller.style.height = "";
       const width = this.scroller.clientWidth;
       let height = this.scroller.clientHeight;
       if (this.map === null || this.map.partitions === 0 || width === 0) return;
+      const space = `${width} ${height} ${devicePixelRatio}`;
+      if (!always && space === this.spaceOfLayout) {
+        this.scroller.style.height = heightBefore;
+        this.redraw();
+        return;
+      }
+      this.spaceOfLayout = space;
       this.ratio = devicePixelRatio;
       this.zoom ??= this.fittingZoom(width * this.ratio, height * this.ratio);
       this.layout = new Layout(this.map, Math.round(width * this.ratio), this.zoom, this.ratio);
