@@ -17,7 +17,8 @@ Snapshot file (`<offset>.snapshot`, the state before that offset): version 1 (i1
 (i32), entries of 46 bytes. An entry has room for one batch, and Kafka writes one entry for a producer: after a restart
 it refuses a batch that is sent again although it has it, unless it is the producer's last one. Here a producer's other
 batches have entries, too, before the entry of the last one. Kafka reads such files: of a producer's entries the last
-one counts that has not expired, so none has a later timestamp than the last one.
+one counts that has not expired, so none has a later timestamp than the last one. An entry of no producer (id and
+timestamp -1) says that a producer has expired; to Kafka that entry has, too.
 Source: kafka.log.ProducerStateManager.
 """
 
@@ -69,6 +70,10 @@ class BatchMetadata(NamedTuple):
 
 
 _NO_BATCH = BatchMetadata(NO_SEQUENCE, NO_OFFSET, 0, -1)
+
+
+# The fields of the entry which says that a producer has expired.
+_EXPIRED = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH, *_NO_BATCH, -1, NO_OFFSET)
 
 
 class SnapshotEntry(NamedTuple):
@@ -304,7 +309,7 @@ class ProducerState:
         """The content of the snapshot file for `end_offset`."""
         pack = _SNAPSHOT_ENTRY.pack
         has_room = len(self._entries) <= PRODUCERS_WITH_ALL_BATCHES
-        parts = []
+        parts = [pack(*_EXPIRED)] if self._has_expired else []
         for producer_id, entry in self._entries.items():
             epoch = entry.producer_epoch
             timestamp_ms, first_offset = entry.last_timestamp_ms, entry.transaction_first_offset
@@ -325,6 +330,9 @@ class ProducerState:
         state = cls(end_offset)
         for entry in snapshot_entries(content, path):
             producer_id, first_offset = entry.producer_id, entry.transaction_first_offset
+            if producer_id == NO_PRODUCER_ID:
+                state._has_expired = True
+                continue
             # Each transaction has its own first record, which is in the log.
             if first_offset in state._ongoing or first_offset >= end_offset:
                 raise _malformed(path, f"no transaction of producer {producer_id} can begin at offset {first_offset}")

@@ -59,6 +59,17 @@ def test_a_producer_that_may_have_been_forgotten_continues_anywhere(state, origi
     check(state, data(1, 17), None, origin, log_start_offset)
 
 
+def test_a_snapshot_tells_that_a_producer_has_been_forgotten():
+    state = expired()
+    again = ProducerState.from_snapshot(state.to_snapshot(), state.end_offset, "f")
+    check(again, data(1, 17))
+    assert (dict(again.entries), again.has_had_producers) == ({}, True)
+    assert again.to_snapshot() == state.to_snapshot()
+    # Kafka leaves this entry out: to Kafka its producer has expired, too.
+    [entry] = producer_state.snapshot_entries(state.to_snapshot(), "f")
+    assert (entry.producer_id, entry.batch.timestamp_ms, entry.transaction_first_offset) == (-1, -1, -1)
+
+
 def test_a_producer_continues_where_it_ended():
     state = ProducerState()
     state.update(data(0, 17), None)
