@@ -25,11 +25,13 @@ from klamm.storage.log import AppendOrigin, Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import MetaProperties, read_meta_properties
 from klamm.storage.log_manager import LogManager
+from support.one_broker import Client
 from support.oracles import RealKafka, java_tool
 from support.partition_records import consume
 
 CONFIG = LogConfig(segment_bytes=8_000, index_interval_bytes=500)
 NOW_MS = int(time.time() * 1000)
+DAY_MS = 86_400_000
 
 
 def run_with_logs(directory: Path, meta: MetaProperties, scenario, config: LogConfig = CONFIG):
@@ -108,6 +110,40 @@ def fence_and_leave_open(log: Log) -> list[tuple[int, bytes | None, bytes | None
     log.update_high_watermark(log.log_end_offset)
     assert log.last_stable_offset == written[1][0]
     return written
+
+
+def write_as_producers(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
+    """Batches of producer 6000, of producer 6001, whose last one is so old that Kafka takes it for expired, and of
+    producer 6002, which has expired in klamm, too."""
+    written = []
+    for producer, sequence, days_ago in (
+        (6000, 0, 0),
+        (6000, 1, 0),
+        (6000, 2, 0),
+        (6001, 0, 0),
+        (6001, 1, 8),
+        (6002, 0, 30),
+    ):
+        value, timestamp_ms = b"%d.%d" % (producer, sequence), NOW_MS - days_ago * DAY_MS
+        info = log.append_as_leader(sequenced(value, producer, sequence, timestamp_ms), 0, now_ms=NOW_MS)
+        written.append((info.first_offset, None, value))
+    log.remove_expired_producers(NOW_MS, 20 * DAY_MS)
+    assert set(log.producer_state.entries) >= {6000, 6001} and 6002 not in log.producer_state.entries
+    return written
+
+
+def sequenced(value: bytes, producer: int, sequence: int, timestamp_ms: int = NOW_MS) -> bytearray:
+    record = Record(None, value, timestamp_ms)
+    return build_batch([record], producer_id=producer, producer_epoch=0, base_sequence=sequence)
+
+
+async def append_to_kafka(bootstrap: str, *batches: tuple[bytes, int, int]) -> list[tuple[int, int]]:
+    """The error code and the offset for each (value, producer, sequence)."""
+    host, _, port = bootstrap.rpartition(":")
+    client = Client(*await asyncio.open_connection(host, int(port)))
+    answers = [await client.produce("t", 0, sequenced(*batch)) for batch in batches]
+    await client.close()
+    return [(answer.error_code, answer.base_offset) for answer in answers]
 
 
 async def read_data(log: Log, *, committed: bool) -> list[tuple[int, bytes | None, bytes | None]]:
@@ -251,7 +287,7 @@ def test_kafka_and_klamm_open_each_others_directories(own_kafka: RealKafka, real
         assert await read_data(log, committed=True) == expected["read_committed"]
         assert log.last_stable_offset == log.log_end_offset
         assert log.leader_epochs.latest_epoch == 0
-        written = fill(log, 50) + fence_and_leave_open(log)
+        written = write_as_producers(log) + fill(log, 50) + fence_and_leave_open(log)
         return written, await read_data(log, committed=True)
 
     written, committed = run_with_logs(directory, meta_of(own_kafka), read_and_add)
@@ -263,8 +299,13 @@ def test_kafka_and_klamm_open_each_others_directories(own_kafka: RealKafka, real
     assert consume(own_kafka.bootstrap, "t", "read_uncommitted") == expected["read_uncommitted"] + written
     assert consume(own_kafka.bootstrap, "t", "read_committed") == committed
     assert not re.search(r"(?i)corrupt|recovering|rebuilding", own_kafka.output())
+    # Of a producer's batches in klamm's snapshot the last one counts; none counts if that one has expired.
+    batches = [(b"again", 6000, 2), (b"next", 6000, 3), (b"next", 6001, 2), (b"next", 6002, 1)]
+    codes, offsets = zip(*asyncio.run(append_to_kafka(own_kafka.bootstrap, *batches)), strict=True)
+    assert codes == (0, 0, 0, 0)
+    assert offsets[0] == written[2][0]
     produce(own_kafka, "t", 3)
     assert (
         len(consume(own_kafka.bootstrap, "t", "read_uncommitted"))
-        == len(expected["read_uncommitted"]) + len(written) + 25
+        == len(expected["read_uncommitted"]) + len(written) + 3 + 25
     )
