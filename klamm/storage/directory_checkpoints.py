@@ -160,7 +160,7 @@ class DirectoryCheckpoints:
             await self.write_first_dirty_offsets()
 
     def forget_starts(self, keys: Collection[PartitionKey]) -> None:
-        """Drops the log start offsets of logs that are about to be deleted or set aside. Raises OSError."""
+        """Drops log start offsets of logs that are about to be deleted, or not in this directory. Raises OSError."""
         if self._written_starts.keys().isdisjoint(keys):
             return
         if self._lock.locked():

@@ -138,8 +138,12 @@ class DirectoryLoader:
         return directory.is_online
 
     def consume_clean_shutdown_file(self) -> bool:
-        """Returns whether the directory is still online. From here on `remaining_logs` counts the logs to be loaded."""
+        """Returns whether the directory is still online. From here on `remaining_logs` counts the logs to be loaded.
+
+        The log start offsets of other logs are forgotten: of logs that this start has set aside, or a killed one."""
+        here = {*self.partitions, *self.future_logs}
         try:
+            self._checkpoints.forget_starts([key for key in self._log_start_offsets if key not in here])
             self.is_clean = self.directory.consume_clean_shutdown_file()
         except OSError as error:
             self._opening_failed(error)
@@ -309,10 +313,6 @@ class DirectoryLoader:
         """Gives the directories of these logs names under which no start loads or deletes them. Ends early when the
         log directory is offline."""
         aside = frozenset(keys)
-        try:
-            self._checkpoints.forget_starts(aside)
-        except OSError as error:
-            self._opening_failed(error)
         for key in keys:
             if not self.directory.is_online:
                 return

@@ -167,7 +167,10 @@ class Disks:
         return [name for name in files.list_directory(directory) if files.is_directory(f"{directory}/{name}")]
 
     def kill_machine(self) -> None:
-        self.environment.disk.crash(lose_unsynced=True)
+        self.kill(lose_unsynced=True)
+
+    def kill(self, *, lose_unsynced: bool = False) -> None:
+        self.environment.disk.crash(lose_unsynced=lose_unsynced)
         self.environment.file_system = SimulatedFileSystem(self.environment.disk, Process("next", "host"))
 
 
@@ -391,6 +394,54 @@ async def test_a_log_whose_records_are_all_deleted_is_not_replaced_by_one_that_e
     await manager.stop()
     with pytest.raises(KafkaError, match="t-0 has two directories"):
         await disks.loaded()
+
+
+class Killed(Exception):
+    """The process has been killed."""
+
+
+async def test_a_kill_before_a_log_is_set_aside_leaves_what_tells_that_it_is_older(disks: Disks) -> None:
+    """Here its log start offset: all of its records are deleted."""
+    for directory, start_offset in ((A, 3), (B, 2)):
+        manager = await disks.loaded(directory)
+        log = manager.get_or_create("t", 0, LIVE, CONFIG, is_new=True)
+        for epoch in (0, 2, 2 if directory == A else 5):
+            append(log, b"%d" % epoch, leader_epoch=epoch)
+        log.update_high_watermark(3)
+        log.update_log_start_offset(start_offset)
+        await manager.stop()
+    touched = disks.environment.disk.touched
+
+    def killed(operation: str, path: str) -> None:
+        if (operation, path) == ("rename", f"{A}/t-0"):
+            raise Killed
+        touched(operation, path)
+
+    disks.environment.disk.touched = killed
+    with pytest.raises(Killed):
+        await disks.loaded()
+    disks.environment.disk.touched = touched
+    manager = await disks.loaded()
+    assert await records(manager.get("t", 0)) == [b"5"]
+    await manager.stop()
+
+
+async def test_a_kill_after_a_log_is_set_aside_leaves_no_start_offset_to_a_later_log(disks: Disks) -> None:
+    manager = await disks.loaded(A)
+    log = manager.get_or_create("t", 0, FORMER, CONFIG, is_new=True)
+    for _ in range(3):
+        append(log, b"former")
+    log.update_high_watermark(3)
+    log.update_log_start_offset(3)
+    await manager.stop()
+    files = disks.environment.file_system
+    files.rename(f"{A}/t-0", f"{A}/{stray_directory_name('t', 0, FORMER)}")
+    manager = await disks.loaded(A)
+    append(manager.get_or_create("t", 0, LIVE, CONFIG, is_new=True), b"later")
+    disks.kill()
+    manager = await disks.loaded(A)
+    assert await records(manager.get("t", 0)) == [b"later"]
+    await manager.stop()
 
 
 async def test_a_disk_that_fails_while_logs_are_compared_takes_its_directory_offline(disks: Disks) -> None:
