@@ -125,7 +125,8 @@ def test_one_program_goes_on_compacting_where_the_other_has_stopped(
         if number == 0:
             create(broker, 1)
         else:
-            assert checkpoint(broker) == cleaned
+            # It may have gone on already.
+            assert checkpoint(broker) >= cleaned
             assert newest(read(broker)) == table.live
         table.write(broker, 20)
         cleaned = until_cleaned(broker, cleaned)
