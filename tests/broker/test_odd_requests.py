@@ -50,7 +50,10 @@ FROM_THE_CONTROLLER = (
 CONTROLLER_ROUNDS = 30
 
 
-@pytest.mark.parametrize("seed", range(3))
+SEEDS = pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+
+
+@SEEDS
 async def test_odd_values_in_every_field(tmp_path: Path, seed: int) -> None:
     odd = Odd(seed)
     requests = [(key, version) for key, version in every_version() if key not in FROM_THE_CONTROLLER]
@@ -74,7 +77,7 @@ async def test_odd_values_in_every_field(tmp_path: Path, seed: int) -> None:
         assert answered > 0.8 * ROUNDS * len(requests)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@SEEDS
 async def test_odd_values_from_members_of_groups(tmp_path: Path, seed: int) -> None:
     """Whatever they say: other groups work, and what they have left in the log can be read again."""
     async with running(

@@ -658,10 +658,10 @@ async def _nothing(scene: Scene, stage: Stage) -> None:
     ("before", "work", "target"),
     [
         pytest.param(_nothing, _until_there(4, 5, 6), {4, 5, 6}, id="all-new"),
-        pytest.param(_nothing, _until_there(4, 1), {4, 1}, id="the-leader-stays"),
-        pytest.param(_nothing, _by_znode, {4, 5, 6}, id="znode"),
+        pytest.param(_nothing, _until_there(4, 1), {4, 1}, id="the-leader-stays", marks=pytest.mark.long),
+        pytest.param(_nothing, _by_znode, {4, 5, 6}, id="znode", marks=pytest.mark.long),
         pytest.param(_to_be_changed, _until_there(1, 2, 3, cancel=True), {1, 2, 3}, id="cancelled"),
-        pytest.param(_to_be_changed, _until_there(5, 2), {5, 2}, id="another-target"),
+        pytest.param(_to_be_changed, _until_there(5, 2), {5, 2}, id="another-target", marks=pytest.mark.long),
     ],
 )
 async def test_the_controller_dies_between_two_steps(

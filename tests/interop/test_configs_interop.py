@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 from kazoo.client import KazooClient
 
 from klamm.protocol import messages
@@ -206,6 +207,7 @@ def config_command(jars: Path, bootstrap: str, *arguments: str) -> list[str]:
     return sorted(output.decode().splitlines())
 
 
+@pytest.mark.long
 async def test_kafkas_config_command_works_on_klamm(
     kafka_jars: Path, kafka: RealKafka, klamm: KlammBroker, real_zookeeper: RealZooKeeper, tmp_path: Path
 ) -> None:

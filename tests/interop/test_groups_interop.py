@@ -207,27 +207,29 @@ def test_a_group_that_does_not_exist(bootstrap: str, theirs: Tool, arguments: st
     assert "\nError: Consumer group 'g-never' does not exist.\n" in said
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "--group g-idle --topic groups-a --to-earliest --dry-run",
-        "--group g-idle --topic groups-a --to-earliest",
-        "--group g-idle --all-topics --to-latest --dry-run",
-        "--group g-idle --topic groups-a:0,1 --topic groups-b --to-current --dry-run",
-        "--group g-idle --topic groups-a:0,1 --shift-by -6 --dry-run",
-        "--group g-idle --all-topics --shift-by 9 --dry-run",
-        "--group g-idle --topic groups-a --to-offset 10 --dry-run",
-        "--group g-idle --topic groups-a:0 --to-offset -10 --dry-run",
-        "--group g-idle --all-topics --by-duration PT10H30M0.5S --dry-run",
-        "--group g-idle --all-topics --by-duration P1DT2H --dry-run",
-        "--group g-idle --all-topics --by-duration -PT1M --dry-run",
-        "--group g-idle --all-topics --to-datetime 2020-01-01T00:00:00.000 --dry-run",
-        "--group g-idle --all-topics --to-datetime 2120-01-01T00:00:00.000+05:30 --dry-run",
-        "--group g-new --topic groups-a --to-latest --dry-run --export",
-        f"--group '{ODD_GROUP}' --all-topics --to-current --dry-run --export",
-        f"--group '{ODD_GROUP}' --group g-idle --all-topics --to-current --dry-run --export",
-    ],
-)
+RESETS = [
+    "--group g-idle --topic groups-a --to-earliest",
+    "--group g-idle --topic groups-a:0,1 --shift-by -6 --dry-run",
+    "--group g-idle --all-topics --by-duration PT10H30M0.5S --dry-run",
+    "--group g-idle --all-topics --to-datetime 2120-01-01T00:00:00.000+05:30 --dry-run",
+    f"--group '{ODD_GROUP}' --group g-idle --all-topics --to-current --dry-run --export",
+]
+MORE_RESETS = [
+    "--group g-idle --topic groups-a --to-earliest --dry-run",
+    "--group g-idle --all-topics --to-latest --dry-run",
+    "--group g-idle --topic groups-a:0,1 --topic groups-b --to-current --dry-run",
+    "--group g-idle --all-topics --shift-by 9 --dry-run",
+    "--group g-idle --topic groups-a --to-offset 10 --dry-run",
+    "--group g-idle --topic groups-a:0 --to-offset -10 --dry-run",
+    "--group g-idle --all-topics --by-duration P1DT2H --dry-run",
+    "--group g-idle --all-topics --by-duration -PT1M --dry-run",
+    "--group g-idle --all-topics --to-datetime 2020-01-01T00:00:00.000 --dry-run",
+    "--group g-new --topic groups-a --to-latest --dry-run --export",
+    f"--group '{ODD_GROUP}' --all-topics --to-current --dry-run --export",
+]
+
+
+@pytest.mark.parametrize("arguments", [*RESETS, *(pytest.param(each, marks=pytest.mark.long) for each in MORE_RESETS)])
 def test_resets_are_planned_as_kafka_does(bootstrap: str, theirs: Tool, arguments: str) -> None:
     said = ours(bootstrap, f"reset-offsets {arguments}")
     assert blocks(said) == blocks(theirs(f"--reset-offsets {arguments}"))

@@ -16,6 +16,7 @@ def test_zookeeper_versions_answer(real_zookeeper: RealZooKeeper, real_zookeeper
     assert "Zookeeper version: 3.9." in real_zookeeper39.words("srvr")
 
 
+@pytest.mark.long
 def test_kafka_keeps_its_topics_across_a_kill(
     kafka_jars: Path, real_zookeeper: RealZooKeeper, running: Callable[[Any], Any], tmp_path: Path
 ) -> None:

@@ -178,6 +178,7 @@ def config_command(jars: Path, bootstrap: str, *arguments: str) -> list[str]:
     return sorted(before + are + ", ".join(sorted(values.split(", "))) for before, are, values in lines)
 
 
+@pytest.mark.long
 async def test_kafkas_config_command_works_on_klamm(kafka_jars: Path, kafka: RealKafka, klamm: KlammBroker) -> None:
     user, client, ip = ("--entity-type", "users"), ("--entity-type", "clients"), ("--entity-type", "ips")
     alice, default = ("--entity-name", "alice"), ("--entity-default",)

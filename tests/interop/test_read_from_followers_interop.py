@@ -4,6 +4,7 @@ program, as the leader, names the other as the follower, and each follower serve
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.client.read_replicas import ReadReplicas
@@ -25,6 +26,7 @@ def _followers_answers(bootstrap: str, topic: str, rack: str) -> int:
     return serves.call_count
 
 
+@pytest.mark.long
 def test_either_program_sends_consumers_to_the_other(kafka_jars: Path, tmp_path: Path) -> None:
     racks = {broker_id: {"broker.rack": f"rack-{broker_id}"} for broker_id in range(3)}
     properties = {"replica.selector.class": SELECTOR}

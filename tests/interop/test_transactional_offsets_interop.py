@@ -215,7 +215,8 @@ async def take_turns(turns: Sequence[Broker], end: Callable[[Broker], None]) -> 
         assert written(broker, number) == WRITTEN
 
 
-@pytest.mark.parametrize("first", ["kafka", pytest.param("klamm", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("first", ["kafka", "klamm"])
 async def test_each_program_loads_what_transactions_have_committed_at_the_other(
     first: str, kafka_jars: Path, tmp_path: Path, real_zookeeper: RealZooKeeper, running: Callable[[Any], Any]
 ) -> None:

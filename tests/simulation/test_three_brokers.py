@@ -420,7 +420,7 @@ SCENARIOS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_no_acknowledged_record_is_lost(scenario: Callable[[World], Coroutine[Any, Any, None]], seed: int) -> None:
     world = World(seed)
@@ -511,7 +511,9 @@ def test_an_unclean_election_is_found_out(monkeypatch: pytest.MonkeyPatch) -> No
     assert any("the new leader was not in sync" in failure for failure in found), found
 
 
-@pytest.mark.parametrize("scenario", ["whole_story", "paused_leader", "bounces"])
+@pytest.mark.parametrize(
+    "scenario", ["whole_story", *(pytest.param(each, marks=pytest.mark.long) for each in ("paused_leader", "bounces"))]
+)
 def test_two_processes_trace_the_same(scenario: str) -> None:
     trace = assert_same_trace(f"{__file__}:{scenario}", seed=1)
     happened = Counter(line.split()[2] for line in trace)

@@ -222,6 +222,7 @@ def grow(cluster: Cluster, topic: str, partitions: int) -> None:
     cluster.until(lambda: cluster.leader(topic, partitions - 1) is not None)
 
 
+@pytest.mark.long
 def test_a_topic_that_goes_away_and_grows_under_streams(
     spark: "SparkSession", cluster: Cluster, topic: MakeTopic, tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") ->
 
 
 @pytest.mark.usefixtures("spark_environment")
+@pytest.mark.long
 def test_archive_killed_and_replay(spark_connect, cluster, topic, tmp_path):
     """The driver alone is killed: its JVM and tasks live on for a while, beside the program that goes on."""
     name, target, directory = topic(partitions=2), topic(partitions=2), tmp_path / "archive"

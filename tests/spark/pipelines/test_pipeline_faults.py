@@ -219,6 +219,7 @@ def test_workers_and_executors_killed_in_every_pipeline(
     check(cluster, place)
 
 
+@pytest.mark.long
 def test_brokers_killed_in_archive_and_replay(spark: "SparkSession", klamm_helper: Helper, tmp_path: Path) -> None:
     """One while the archive takes its snapshot, leaders while files are made and while they are replayed."""
     with three_brokers(klamm_helper) as brokers, ThreadPoolExecutor(1) as background:

@@ -151,6 +151,7 @@ def test_a_streaming_query_goes_on_in_gaps(spark: "SparkSession", table: Table, 
     assert set(table.rows()) - set(found) == set()
 
 
+@pytest.mark.long
 def test_the_archive(table: Table, tmp_path: Path) -> None:
     options = {"kafka.bootstrap.servers": table.cluster.bootstrap, "subscribe": table.name}
     lost = records = 0
