@@ -83,9 +83,9 @@ class LogHistory(NamedTuple):
 
 
 class DirectoryLoader:
-    """Call `open`, then `settle_duplicates` of `duplicate_logs.py` and `settle` of `future_logs.py`, then
-    `consume_clean_shutdown_file`, then `load` for all of `partitions` and `future_logs`, in any number of parts, also
-    side by side.
+    """Call `open`; `finish_promotions` of `future_logs.py`, `settle_duplicates` of `duplicate_logs.py` and `settle` of
+    `future_logs.py`; then `consume_clean_shutdown_file`, and `load` for all of `partitions` and `future_logs`, in any
+    number of parts, also side by side.
 
     `future_logs` has the name of each future log's directory, `deleted` the unique ids in the names of deleted logs.
     """

@@ -28,9 +28,8 @@ the same if no log directory is offline: the disk of the current log was replace
 Source: kafka.log.LogManager (replaceCurrentWithFutureLog, loadLog).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
 from uuid import UUID
 
 from klamm.protocol.vocabulary import PartitionKey
@@ -49,47 +48,47 @@ class Fate(Enum):
     DROP = "drop"
 
 
-class FoundFuture(NamedTuple):
-    """A future log: its log directory and its unique id."""
+def fates(found: Sequence[str], current_directory: str | None, *, all_online: bool) -> list[Fate]:
+    """What becomes of the future logs of one partition, in these log directories (see the module).
 
-    directory: str
-    unique: UUID | None
-
-
-def fates(
-    found: Sequence[FoundFuture], current_directory: str | None, deleted: Iterable[UUID], *, all_online: bool
-) -> list[Fate]:
-    """What becomes of the future logs of one partition (see the module).
-
-    `current_directory` is where the current log is, if it is anywhere. `deleted` are the unique ids of deleted logs.
+    `current_directory` is where the current log is, if it is anywhere.
     """
-    chosen = None
-    fate = Fate.KEEP
     if current_directory is not None:
-        chosen = next((future for future in found if future.directory != current_directory), None)
+        chosen = next((directory for directory in found if directory != current_directory), None)
+        fate = Fate.KEEP
     else:
-        replaced = set(deleted)
-        chosen = next((future for future in found if future.unique in replaced), None)
-        if chosen is not None or all_online:
-            fate = Fate.PROMOTE
-        chosen = chosen or found[0]
-    return [fate if future is chosen else Fate.DROP for future in found]
+        chosen, fate = found[0], Fate.PROMOTE if all_online else Fate.KEEP
+    return [fate if directory == chosen else Fate.DROP for directory in found]
+
+
+async def finish_promotions(loaders: Sequence[DirectoryLoader], new_unique: Callable[[], UUID]) -> None:
+    """Promotes the future logs whose current logs a killed process has renamed (P1), and drops other copies of them.
+
+    Such a partition may have a current log nevertheless, in a directory that was offline until now: then it has two
+    (`duplicate_logs.py`). `loaders` are of the online directories.
+    """
+    deleted = {unique for loader in loaders for unique in loader.deleted}
+    for loader in loaders:
+        for key, name in list(loader.future_logs.items()):
+            if unique_id(name) in deleted and key not in loader.partitions:
+                await loader.promote_future_log(key)
+                for other in loaders:
+                    if key in other.future_logs and other is not loader:
+                        await other.drop_future_log(key, new_unique())
 
 
 async def settle(loaders: Sequence[DirectoryLoader], new_unique: Callable[[], UUID], *, all_online: bool) -> None:
-    """Promotes and drops the future logs that a killed process has left. `loaders` are of the online directories."""
+    """Promotes and drops the other future logs that a killed process has left."""
     places: dict[PartitionKey, list[DirectoryLoader]] = {}
     for loader in loaders:
         for key in loader.future_logs:
             places.setdefault(key, []).append(loader)
     if not places:
         return
-    deleted = {unique for loader in loaders for unique in loader.deleted}
     current = {key: loader.directory.path for loader in loaders for key in loader.partitions if key in places}
     for key, held in places.items():
-        found = [FoundFuture(loader.directory.path, unique_id(loader.future_logs[key])) for loader in held]
-        decided = fates(found, current.get(key), deleted, all_online=all_online)
-        for loader, fate in zip(held, decided, strict=True):
+        found = [loader.directory.path for loader in held]
+        for loader, fate in zip(held, fates(found, current.get(key), all_online=all_online), strict=True):
             if fate is Fate.PROMOTE:
                 await loader.promote_future_log(key)
             elif fate is Fate.DROP:

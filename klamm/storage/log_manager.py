@@ -31,7 +31,7 @@ from klamm.storage.directory_checkpoints import DirectoryCheckpoints
 from klamm.storage.directory_loader import DirectoryLoader, LoadingProgress, WantedLog
 from klamm.storage.disk_errors import PASSING, SHORTAGE_BACK_OFF_MS, SHORTAGES
 from klamm.storage.duplicate_logs import TopicIds, settle_duplicates
-from klamm.storage.future_logs import PreferredDirectories, settle
+from klamm.storage.future_logs import PreferredDirectories, finish_promotions, settle
 from klamm.storage.log import Log
 from klamm.storage.log_cleaner import CleanerSettings, LogCleaner, settle_first_dirty_offset
 from klamm.storage.log_config import LogConfig
@@ -193,6 +193,7 @@ class LogManager:
         """
         try:
             opened = [loader for loader in map(self._loader, self._directories) if await loader.open()]
+            await finish_promotions(opened, self._environment.random_uuid)
             if len(opened) > 1:
                 config_of = lambda topic: topic_configs.get(topic, self._default_config)  # noqa: E731  # short
                 await settle_duplicates(opened, topic_ids, config_of, self._environment.random_uuid)

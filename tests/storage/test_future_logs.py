@@ -11,44 +11,43 @@ import pytest
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.process import Process
 from klamm.storage import directory_checkpoints, future_logs
-from klamm.storage.future_logs import Fate, FoundFuture, PreferredDirectories, fates
+from klamm.storage.future_logs import Fate, PreferredDirectories, fates
 from klamm.storage.log_config import LogConfig
-from klamm.storage.log_directory import MetaProperties, future_directory_name, parse_directory_name, unique_id
+from klamm.storage.log_directory import (
+    MetaProperties,
+    delete_directory_name,
+    future_directory_name,
+    parse_directory_name,
+    unique_id,
+)
 from klamm.storage.log_manager import LogManager
 from support.logs import DiskEnvironment, append, read_all
 
 pytestmark = pytest.mark.loop("virtual")
 
 A, B, C = "/disks/a", "/disks/b", "/disks/c"
-CONFIG = LogConfig(file_delete_delay_ms=50)
 ONE, TWO = UUID(int=1), UUID(int=2)
+CONFIG = LogConfig(file_delete_delay_ms=50)
 KEEP, PROMOTE, DROP = Fate.KEEP, Fate.PROMOTE, Fate.DROP
-IN_B, IN_C, IN_A = FoundFuture(B, ONE), FoundFuture(C, TWO), FoundFuture(A, TWO)
 
 
 @pytest.mark.parametrize(
-    ("found", "current", "deleted", "all_online", "expected"),
+    ("found", "current", "all_online", "expected"),
     [
         # A copy that was interrupted continues.
-        ([IN_B], A, [], True, [KEEP]),
-        ([IN_B], A, [], False, [KEEP]),
-        # A promotion that was interrupted after P1 is finished, whatever else is offline.
-        ([IN_B], None, [ONE], True, [PROMOTE]),
-        ([IN_B], None, [ONE], False, [PROMOTE]),
-        ([IN_C, IN_B], None, [ONE], True, [DROP, PROMOTE]),
-        # Garbage of another log shows nothing.
-        ([IN_B], None, [TWO], False, [KEEP]),
+        ([B], A, True, [KEEP]),
+        ([B], A, False, [KEEP]),
         # The disk of the current log was replaced by an empty one, or is away.
-        ([IN_B], None, [], True, [PROMOTE]),
-        ([IN_B], None, [], False, [KEEP]),
+        ([B], None, True, [PROMOTE]),
+        ([B], None, False, [KEEP]),
         # Of two copies one is enough; a copy beside its log is none.
-        ([IN_B, IN_C], A, [], True, [KEEP, DROP]),
-        ([IN_A], A, [], True, [DROP]),
-        ([IN_A, IN_B], A, [], True, [DROP, KEEP]),
+        ([B, C], A, True, [KEEP, DROP]),
+        ([A], A, True, [DROP]),
+        ([A, B], A, True, [DROP, KEEP]),
     ],
 )
-def test_the_fate_of_future_logs(found, current, deleted, all_online, expected):
-    assert fates(found, current, deleted, all_online=all_online) == expected
+def test_the_fate_of_future_logs(found, current, all_online, expected):
+    assert fates(found, current, all_online=all_online) == expected
 
 
 def test_the_oldest_wish_for_a_directory_is_forgotten_first(monkeypatch):
@@ -186,6 +185,55 @@ async def test_a_promoted_log_is_current_although_the_former_disk_is_away(fixtur
     manager = await fixture.start()
     assert len(await read_all(manager.get("t", 0))) == 5
     assert fixture.files.is_directory(f"{B}/t-0")
+    await manager.stop()
+
+
+@pytest.mark.parametrize(
+    ("unique", "kinds"),
+    [
+        (ONE, [("a", "deleted"), ("b", "current"), ("c", "deleted")]),
+        (TWO, [("a", "deleted"), ("b", "future"), ("c", "deleted")]),
+    ],
+    ids=["its own", "of another log"],
+)
+async def test_only_garbage_of_its_log_shows_that_a_copy_is_complete(fixture, unique, kinds):
+    """Another copy is of no use. The directory of the current log may be one that is offline."""
+    await fixture.begin()
+    await fixture.copy()
+    fixture.kill()
+    [name] = [name for name in fixture.files.list_directory(B) if name.endswith("-future")]
+    fixture.files.rename(f"{B}/{name}", f"{B}/{future_directory_name('t', 0, ONE)}")
+    fixture.files.rename(f"{A}/t-0", f"{A}/{delete_directory_name('t', 0, unique)}")
+    fixture.files.make_directories(f"{C}/{future_directory_name('t', 0, UUID(int=3))}")
+    if unique == TWO:
+        fixture.disk.fail("open", f"{A}/meta.properties", errno.EIO)
+    manager = await fixture.start()
+    assert fixture.kinds() == kinds
+    await manager.stop()
+
+
+async def test_a_promoted_log_is_no_copy_of_an_older_log_whose_directory_is_back(fixture):
+    """Which was there before the replica left the broker and came back."""
+    await fixture.begin()
+    await fixture.copy(3)
+    future = fixture.manager.future_logs["t", 0]
+    older = {
+        name: fixture.files.read_file(f"{future.directory}/{name}")
+        for name in fixture.files.list_directory(future.directory)
+    }
+    log = fixture.manager.get("t", 0)
+    fetched = await log.read(3, 10_000, max_offset=5, minimum_one_batch=False)
+    future.append_as_follower(fetched.data)
+    await future.flush()
+    fixture.manager.promote_future("t", 0)
+    fixture.kill()
+    assert fixture.kinds() == [("a", "deleted"), ("b", "future")]
+    fixture.files.make_directories(f"{C}/t-0")
+    for name, content in older.items():
+        fixture.files.replace_file(f"{C}/t-0/{name}", content)
+    manager = await fixture.start()
+    assert [value for _, value in await read_all(manager.get("t", 0))] == [b"0", b"1", b"2", b"3", b"4"]
+    assert not manager.future_logs
     await manager.stop()
 
 
