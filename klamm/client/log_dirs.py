@@ -8,10 +8,12 @@ from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.fan_out import brokers, by_topic, error_of, fan_out, of_brokers
 from klamm.net.client import Connection
 from klamm.protocol.apis.alter_replica_log_dirs import AlterReplicaLogDirsRequest
-from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest
+from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import TopicPartition
+from klamm.slices import Slices, in_slices
 
 # The version of DescribeLogDirs with the size of the disk (KIP-827).
 DISK_SIZE_SINCE = 4
@@ -71,13 +73,7 @@ async def describe_log_dirs(
         found = {
             result.log_dir: LogDirDescription(
                 error_of(result.error_code),
-                {
-                    TopicPartition(topic.name, each.partition_index): ReplicaInfo(
-                        each.partition_size, each.offset_lag, each.is_future_key
-                    )
-                    for topic in result.topics
-                    for each in topic.partitions
-                },
+                await in_slices(_replicas(result)),
                 result.total_bytes,
                 result.usable_bytes,
             )
@@ -87,6 +83,19 @@ async def describe_log_dirs(
         return dict.fromkeys(broker_ids, found if error is None else error)
 
     return await fan_out(client, broker_ids, brokers(client), ask, retry=retry)
+
+
+def _replicas(result: DescribeLogDirsResponse.DescribeLogDirsResult) -> Steps[dict[TopicPartition, ReplicaInfo]]:
+    replicas: dict[TopicPartition, ReplicaInfo] = {}
+    taken = Slices()
+    for topic in result.topics:
+        for each in topic.partitions:
+            replicas[TopicPartition(topic.name, each.partition_index)] = ReplicaInfo(
+                each.partition_size, each.offset_lag, each.is_future_key
+            )
+        if taken.is_over(len(topic.partitions)):
+            yield
+    return replicas
 
 
 async def alter_replica_log_dirs(

@@ -4,7 +4,7 @@ Each key has its value, the source of the value, and the other sources that woul
 (`kafka.server.ConfigHelper`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from klamm.config.broker import BROKER_CONFIG_DEF, FAMILIES, BrokerConfig, config_key
@@ -45,9 +45,10 @@ _FAMILY_OF = {name: family for family in FAMILIES for name in family}
 _FAMILY_OF["log.flush.interval.ms"] = ("log.flush.interval.ms", "log.flush.scheduler.interval.ms")
 
 
-def describe_topic(config: TopicConfig) -> list[DescribedConfig]:
-    """Every key of the topic."""
-    return [_describe_topic_key(config, key) for key in TOPIC_CONFIG_DEF.keys.values()]
+def describe_topic(config: TopicConfig, names: Container[str] | None = None) -> list[DescribedConfig]:
+    """Every key of the topic; with `names`, only these."""
+    keys = TOPIC_CONFIG_DEF.keys.values()
+    return [_describe_topic_key(config, key) for key in keys if names is None or key.name in names]
 
 
 def _describe_topic_key(config: TopicConfig, key: ConfigKey) -> DescribedConfig:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from klamm.config.throttles import BROKER_THROTTLES, TOPIC_THROTTLES
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType, TopicPartition
+from klamm.slices import slices
 from klamm.tools.clients import error_line
 from klamm.tools.cluster_view import ClusterView, PartitionView, read_cluster
 
@@ -26,6 +27,8 @@ PROTOCOL: Final = "inter.broker.protocol.version"
 # Only brokers of klamm have this key.
 KLAMM_KEY: Final = "klamm.metrics.port"
 KLAMM, KAFKA = "klamm", "Apache Kafka"
+# Of the topics whose configs are asked for.
+TOPICS_AT_ONCE: Final = 1_000
 # Only in KRaft mode a broker has roles.
 ROLES: Final = "process.roles"
 
@@ -118,7 +121,7 @@ async def read_facts(
     (moving, controller_error), (brokers, forbidden), (min_isr, throttled, topics_error) = await asyncio.gather(
         listing() if listing is not None else list_reassignments(client),
         _read_brokers(client, view),
-        _read_topics(client, sorted(view.of_topics())),
+        _read_topics(client, list(dict.fromkeys(key.topic for key in view.partitions))),
     )
     if isinstance(controller_error, KafkaError) and _is_forbidden(controller_error):
         forbidden, controller_error = ["reassignments", *forbidden], None
@@ -242,18 +245,19 @@ async def _read_topics(
     """The min.insync.replicas of each topic, the throttled replicas of topics with any, and an error if any."""
     from klamm.client.configs import ConfigResource, describe_configs
 
-    resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in topics]
-    answers = await describe_configs(client, resources, [MIN_ISR, *TOPIC_THROTTLES])
     min_isr: dict[str, int] = {}
     throttled: dict[str, dict[str, str]] = {}
     trouble = None
-    for resource, found in answers.items():
-        if isinstance(found, KafkaError):
-            trouble = f"topic {resource.name}: {error_line(found)}"
-            continue
-        if (minimum := found.get(MIN_ISR)) is not None and minimum.value is not None:
-            min_isr[resource.name] = int(minimum.value)
-        limits: dict[str, str] = {name: found[name].value or "" for name in TOPIC_THROTTLES if name in found}
-        if any(limits.values()):
-            throttled[resource.name] = {name: value for name, value in limits.items() if value}
+    # Neither a broker nor this process has all topics of a large cluster in hand at once.
+    async for some in slices(topics, TOPICS_AT_ONCE):
+        resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in some]
+        for resource, found in (await describe_configs(client, resources, [MIN_ISR, *TOPIC_THROTTLES])).items():
+            if isinstance(found, KafkaError):
+                trouble = f"topic {resource.name}: {error_line(found)}"
+                continue
+            if (minimum := found.get(MIN_ISR)) is not None and minimum.value is not None:
+                min_isr[resource.name] = int(minimum.value)
+            limits: dict[str, str] = {name: found[name].value or "" for name in TOPIC_THROTTLES if name in found}
+            if any(limits.values()):
+                throttled[resource.name] = {name: value for name, value in limits.items() if value}
     return min_isr, throttled, trouble

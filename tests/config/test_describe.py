@@ -29,6 +29,13 @@ def by_name(configs: list[DescribedConfig]) -> dict[str, DescribedConfig]:
     return {config.name: config for config in configs}
 
 
+def test_only_the_wanted_keys_of_a_topic_are_described() -> None:
+    config = TopicConfig.from_overrides(BROKER, {})
+    wanted = describe_topic(config, ["segment.bytes", "retention.ms", "no.such.key"])
+    assert wanted == [each for each in describe_topic(config) if each.name in ("segment.bytes", "retention.ms")]
+    assert len(wanted) == 2
+
+
 def test_a_topics_override_comes_before_the_brokers_file_and_the_default() -> None:
     topic = by_name(describe_topic(TopicConfig.from_overrides(BROKER, {"segment.bytes": "5000"})))["segment.bytes"]
     assert (topic.value, topic.source, topic.type) == ("5000", ConfigSource.DYNAMIC_TOPIC_CONFIG, ConfigType.INT)

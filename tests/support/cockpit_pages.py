@@ -12,11 +12,13 @@ from starlette.requests import Request
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.environment import SystemEnvironment
 from klamm.processes.errors import ToolError
+from klamm.slices import in_slices
 from klamm.tools.clients import command_options
 from klamm.tools.cluster_facts import read_facts
 from klamm.tools.cockpit.answers import Cockpit
 from klamm.tools.cockpit.document import Read, now_document
 from klamm.tools.cockpit.pages import actions, configs, groups, lags, records, topics, why
+from klamm.tools.cockpit.partitions import PartitionMap, states_of
 from klamm.tools.cockpit.reassignments import Reassignments
 from klamm.tools.controller import read_controller, read_status
 from klamm.tools.zookeeper_access import open_znodes
@@ -41,6 +43,15 @@ class ClusterSource(FixedSource):
         document["controller"]["status"] = await self._status()
         return document
 
+    async def map(self) -> PartitionMap:
+        assert self.client is not None
+        assert self.reassignments is not None
+        await self.client.refresh_metadata()
+        metadata, moving = self.client.metadata, (await self.reassignments.read()).moving
+        made = PartitionMap()
+        await in_slices(made.look(await in_slices(states_of(metadata, moving)), metadata.brokers))
+        return made
+
     async def _status(self) -> dict[str, Any] | None:
         found = None if self.znodes is None else await read_controller(self.znodes)
         if found is None or found[0].port is None:
@@ -63,7 +74,7 @@ class Asker:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": b"" if body is None else json.dumps(body).encode()}
 
-        scope = {
+        scope: dict[str, Any] = {
             "type": "http",
             "method": "GET" if body is None else "POST",
             "path": path,

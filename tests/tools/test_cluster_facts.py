@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from klamm.net.client import ConnectionOptions
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.describe_configs import DescribeConfigsResponse
@@ -10,6 +12,7 @@ from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsResponse
 from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsResponse
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import ConfigResourceType
+from klamm.tools import cluster_facts
 from klamm.tools.cluster_facts import KLAMM_KEY, MIN_ISR, ClusterFacts, read_facts
 from klamm.tools.health import diagnose
 from support.scripted_cluster import HANG_UP, ScriptedCluster
@@ -65,6 +68,14 @@ async def test_one_look_has_all_that_the_brokers_say() -> None:
     )
     assert found.min_isr == {"t": 1}
     assert found.missing == [1]
+
+
+async def test_the_configs_of_many_topics_are_asked_for_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_facts, "TOPICS_AT_ONCE", 1)
+    answers = [listed(), *configs({}, {MIN_ISR: "2"}), *configs({}, {MIN_ISR: "2"}), DIRECTORIES]
+    async with ScriptedCluster(*answers, topics={"t": [0], "u": [0], "v": [0]}, brokers=1) as cluster:
+        found = await read_facts(cluster.client(deadline_ms=200))
+    assert found.min_isr == {"t": 2, "u": 2, "v": 2}
 
 
 async def test_what_a_client_may_not_see_is_no_fault_of_the_cluster() -> None:

@@ -109,7 +109,9 @@ def _describe(
         validate_topic_name(name)
         if name not in configs:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
-        return describe_topic(configs[name])
+        # Who watches a cluster asks for a few keys of all topics.
+        wanted = frozenset(resource.configuration_keys or ())
+        return describe_topic(configs[name], wanted or None)
     if resource.resource_type == ConfigResourceType.BROKER:
         if not request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)

@@ -40,7 +40,7 @@ from klamm.tools.cockpit.document import Digest, Read, Registrations, digested, 
 from klamm.tools.cockpit.exact import encoded_json
 from klamm.tools.cockpit.group_lags import read_groups
 from klamm.tools.cockpit.http_reading import read_answer, read_lines
-from klamm.tools.cockpit.partitions import PartitionMap, PartitionState
+from klamm.tools.cockpit.partitions import PartitionMap, states_of
 from klamm.tools.cockpit.readings import LARGE_SHARE, Reading
 from klamm.tools.cockpit.reassignments import Reassignments
 from klamm.tools.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
@@ -49,7 +49,6 @@ from klamm.tools.zookeeper_access import open_znodes
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
-    from klamm.protocol.primitives import Steps
     from klamm.znodes.store import KafkaZooKeeper, LiveBroker
 
 PUBLISH_EVERY_S: Final = 1.0
@@ -136,6 +135,8 @@ class LiveCluster:
         """The map of partitions, at most a few seconds old."""
         if not self._tasks or self._partitions.value is None:
             await self._renew(self._partitions)
+        if self._partitions.value is None:
+            raise ToolError(f"The map of partitions is not known yet. {self._partitions.why_not}")
         return self.partitions
 
     async def _renew(self, *readings: Reading[Any]) -> None:
@@ -413,26 +414,8 @@ class LiveCluster:
         # Without a controller, or the right to ask, the map shows replicas without what happens to them.
         moving = (await self._reassignments.read()).moving
 
-        def states() -> "Steps[dict[str, dict[int, PartitionState]]]":
-            made = {}
-            for name, topic in metadata.topics.items():
-                made[name] = {
-                    number: PartitionState(
-                        each.leader, tuple(each.replicas), tuple(each.isr), tuple(each.offline_replicas)
-                    )
-                    for number, each in topic.partitions.items()
-                }
-                yield
-            for key, move in moving.items():
-                if key.partition in made.get(key.topic, {}):
-                    made[key.topic][key.partition] = made[key.topic][key.partition]._replace(
-                        replicas=tuple(move.replicas),
-                        adding=tuple(move.adding_replicas),
-                        removing=tuple(move.removing_replicas),
-                    )
-            return made
-
-        is_new = await in_slices(self.partitions.look(await in_slices(states()), metadata.brokers))
+        states = await in_slices(states_of(metadata, moving))
+        is_new = await in_slices(self.partitions.look(states, metadata.brokers))
         if is_new:
             self._publish(PARTITIONS, encoded_json(self.partitions.no_changes().value()))
         return True

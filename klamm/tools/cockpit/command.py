@@ -153,18 +153,23 @@ async def _serve(
     *,
     as_json: bool,
 ) -> None:
+    import asyncio
+
     from klamm.client.cluster import make_client
     from klamm.environment import SystemEnvironment
+    from klamm.processes.garbage import GarbageCollection
     from klamm.tools.clients import cluster_errors
     from klamm.tools.cockpit.cluster import open_cluster
     from klamm.tools.cockpit.server import Failure, listen
 
+    garbage = GarbageCollection(asyncio.get_running_loop())
     with listen(host, port) as listening, cluster_errors():
         client = make_client(options, SystemEnvironment().random)
         await client.reach(LOOK_MS)
         failure = Failure()
         cluster = await open_cluster(client, zookeeper, failure.report)
         await _show(make_cockpit(cluster), listening, host, failure, as_json=as_json)
+    garbage.stop()
 
 
 async def _show(

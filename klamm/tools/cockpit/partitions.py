@@ -26,11 +26,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 from klamm.slices import Slices
+
+if TYPE_CHECKING:
+    from klamm.client.cluster import ClusterMetadata
+    from klamm.client.reassignments import PartitionReassignment
 
 NO_REPLICA: Final = 0
 IN_SYNC: Final = 1
@@ -157,6 +161,12 @@ class PartitionMap:
             for row in range(max(begin, first), min(begin + self._counts[topic], end)):
                 yield TopicPartition(topic, row - begin), self._states[row]
 
+    def topics(self) -> Iterator[tuple[str, dict[int, PartitionState]]]:
+        """The partitions of each topic by number. Of a `snapshot` in another thread."""
+        for topic, first in self._first_rows.items():
+            states = self._states[first : first + self._counts[topic]]
+            yield topic, {number: state for number, state in enumerate(states) if state is not UNKNOWN}
+
     def begin_look(self) -> None:
         """Called before a broker is asked for what `look` gets."""
         self._newer = set()
@@ -164,7 +174,7 @@ class PartitionMap:
     def look(self, states: States, live: Iterable[int]) -> Steps[bool]:
         """Takes the states of all partitions. Returns whether rows or columns have changed."""
         live = frozenset(live)
-        counts, hidden = _counts(states)
+        counts, hidden = yield from _counts(states)
         named: set[int] = set()
         taken = Slices(ROWS_PER_SLICE)
         for partitions in states.values():
@@ -246,18 +256,46 @@ class PartitionMap:
         return Changes(self.version, self.sequence, rows, cells)
 
 
-def _counts(states: States) -> tuple[dict[str, int], int]:
+def _counts(states: States) -> Steps[tuple[dict[str, int], int]]:
     """The rows of each topic, sorted, and how many partitions are left out because gaps before them are too wide."""
-    counts = {topic: 1 + max(states[topic], default=-1) for topic in sorted(states)}
+    counts: dict[str, int] = {}
     left_out, gaps = 0, MOST_GAPS
-    for topic, count in counts.items():
+    taken = Slices(ROWS_PER_SLICE)
+    for topic in sorted(states):
         partitions = states[topic]
+        count = 1 + max(partitions, default=-1)
         gaps -= count - len(partitions)
         if gaps < 0:
             gaps += count - len(partitions)
-            counts[topic] = next(number for number in range(count) if number not in partitions)
-            left_out += len(partitions) - counts[topic]
+            count = next(number for number in range(count) if number not in partitions)
+            left_out += len(partitions) - count
+        counts[topic] = count
+        if taken.is_over(1 + len(partitions)):
+            yield
     return counts, left_out
+
+
+def states_of(
+    metadata: "ClusterMetadata", moving: "Mapping[TopicPartition, PartitionReassignment]"
+) -> Steps[dict[str, dict[int, PartitionState]]]:
+    """The states that the metadata has, and the reassignments in progress."""
+    made: dict[str, dict[int, PartitionState]] = {}
+    taken = Slices(ROWS_PER_SLICE)
+    for name, topic in metadata.topics.items():
+        made[name] = {
+            number: PartitionState(each.leader, tuple(each.replicas), tuple(each.isr), tuple(each.offline_replicas))
+            for number, each in topic.partitions.items()
+        }
+        if taken.is_over(1 + len(topic.partitions)):
+            yield
+    for key, move in moving.items():
+        if key.partition in made.get(key.topic, {}):
+            made[key.topic][key.partition] = made[key.topic][key.partition]._replace(
+                replicas=tuple(move.replicas),
+                adding=tuple(move.adding_replicas),
+                removing=tuple(move.removing_replicas),
+            )
+    return made
 
 
 def _cells(state: PartitionState, brokers: Sequence[int], live: frozenset[int]) -> bytes:

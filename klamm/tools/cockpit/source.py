@@ -100,7 +100,8 @@ class Source(Protocol):
         """The newest Now document, at most about a second old. Raises ToolError for a damaged recording."""
 
     async def map(self) -> "PartitionMap":
-        """The newest map of partitions. Raises ToolError for a damaged recording."""
+        """The newest map of partitions. Raises ToolError for a damaged recording, and while a live cluster has not told
+        its partitions."""
 
     def followed(self) -> Sequence[Mapping[str, Any]] | None:
         """The controller's newest records as they have come while a page was open; None while none is, and for a

@@ -18,7 +18,9 @@ from klamm.config.definition import ConfigSource
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType
+from klamm.slices import slices
 from klamm.tools.clients import succeeded
+from klamm.tools.cluster_facts import TOPICS_AT_ONCE
 from klamm.tools.cluster_view import ClusterView, PartitionView, read_cluster
 from klamm.tools.topics.descriptions import TopicDescription
 from klamm.tools.topics.plans import Alteration
@@ -48,16 +50,16 @@ async def read_topics(client: ClusterClient, selection: Selection) -> Topics:
     view = await read_cluster(client, needs_reassignments=False)
     of_topics = view.of_topics()
     names = selection.of(of_topics)
-    resources = {name: ConfigResource(ConfigResourceType.TOPIC, name) for name in names}
-    answers = await describe_configs(client, resources.values())
     topics = {}
-    for name, resource in resources.items():
-        entries = answers[resource]
-        if isinstance(entries, KafkaError):
-            if entries.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                continue
-            raise entries
-        topics[name] = _description(name, view, of_topics[name], entries)
+    # All configs of all topics of a large cluster would take a gigabyte.
+    async for some in slices(names, TOPICS_AT_ONCE):
+        answers = await describe_configs(client, [ConfigResource(ConfigResourceType.TOPIC, name) for name in some])
+        for resource, entries in answers.items():
+            if isinstance(entries, KafkaError):
+                if entries.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    continue
+                raise entries
+            topics[resource.name] = _description(resource.name, view, of_topics[resource.name], entries)
     return Topics(view, topics)
 
 

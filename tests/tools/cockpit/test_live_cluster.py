@@ -10,6 +10,7 @@ import pytest
 
 from klamm.client.cluster import make_client
 from klamm.environment import SystemEnvironment
+from klamm.processes.errors import ToolError
 from klamm.testing import Cluster
 from klamm.tools.clients import command_options
 from klamm.tools.cockpit.cluster import Clock, LiveCluster, open_cluster
@@ -129,6 +130,14 @@ def test_a_page_follows_a_controller_that_moves_again_and_again() -> None:
 
     with Cluster(brokers=2) as cluster:
         asyncio.run(look(cluster))
+
+
+async def test_a_map_that_is_not_known_yet_is_no_empty_map() -> None:
+    client = make_client(command_options("127.0.0.1:1", None), SystemEnvironment().random)
+    source = LiveCluster(client, "127.0.0.1:1", pytest.fail)
+    with pytest.raises(ToolError, match=r"The map of partitions is not known yet\. .*127\.0\.0\.1:1"):
+        await source.map()
+    await source.close()
 
 
 async def test_states_of_an_earlier_controller_move_to_the_clock_of_the_new_one() -> None:

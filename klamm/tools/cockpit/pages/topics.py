@@ -1,14 +1,15 @@
 """`/api/topics`: the topics (with `filter`, those whose names have it) with records and sizes, or with `topic=` the
 partitions of one with their leaders, ISRs, offsets and sizes. `from` is the number of the first that is shown.
 
-What must stay true: a request asks the brokers for the offsets and sizes of a bounded number of partitions.
+What must stay true: a request asks the brokers for the offsets and sizes of a bounded number of partitions. The list
+comes from the map of partitions, so that no request reads the metadata of all topics again.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,12 +20,20 @@ from klamm.client.log_dirs import describe_log_dirs
 from klamm.client.offsets import ListedOffset, list_offsets
 from klamm.client.reassignments import PartitionReassignment
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, INTERNAL_TOPICS, LATEST_TIMESTAMP, NO_LEADER, TopicPartition
+from klamm.protocol.vocabulary import (
+    EARLIEST_TIMESTAMP,
+    INTERNAL_TOPICS,
+    LATEST_TIMESTAMP,
+    NO_EPOCH,
+    NO_LEADER,
+    TopicPartition,
+)
 from klamm.tools.clients import error_line
-from klamm.tools.cluster_view import ClusterView, PartitionView, read_cluster
+from klamm.tools.cluster_view import PartitionView, read_cluster
 from klamm.tools.cockpit.answers import Cockpit, json_response
 from klamm.tools.cockpit.asking import PATIENCE, asking, live_client, moving_of, number
 from klamm.tools.cockpit.partition_facts import ONCE
+from klamm.tools.cockpit.partitions import PartitionMap
 from klamm.tools.topics.descriptions import is_under_replicated
 
 # Of topics in a list, and of partitions of one.
@@ -43,8 +52,8 @@ def routes(cockpit: Cockpit) -> list[Route]:
         topic = request.query_params.get("topic")
         if topic is not None:
             return json_response(await _topic(client, topic, first, await moving_of(cockpit)))
-        view = await read_cluster(client, reassignments=await moving_of(cockpit))
-        return json_response(await _list(client, view, request.query_params.get("filter", ""), first, rates))
+        found = (await cockpit.source.map()).snapshot()
+        return json_response(await _list(client, found, request.query_params.get("filter", ""), first, rates))
 
     return [Route("/api/topics", asking(topics))]
 
@@ -69,15 +78,47 @@ class Rates:
         return rate
 
 
-async def _list(client: ClusterClient, view: ClusterView, part: str, first: int, rates: Rates) -> dict[str, Any]:
-    found = {name: partitions for name, partitions in view.of_topics().items() if part in name}
-    shown = dict(islice(found.items(), first, first + MOST_SHOWN))
-    keys = [TopicPartition(name, each) for name, partitions in shown.items() for each in partitions][:MOST_PARTITIONS]
-    led = [key for key in keys if view.partitions[key].leader in view.brokers]
+class Selected(NamedTuple):
+    """Of the topics whose names have a part: their sums, and those of one page with their partitions."""
+
+    totals: dict[str, int]
+    shown: dict[str, dict[int, PartitionView]]
+
+
+def selected(found: PartitionMap, part: str, first: int) -> Selected:
+    """Looks at every partition of the cluster: in a thread, of a `snapshot`."""
+    totals = dict.fromkeys(("topics", "internal", "partitions", "replicas", "offline", "under_replicated"), 0)
+    shown: dict[str, dict[int, PartitionView]] = {}
+    for name, states in found.topics():
+        if part not in name or not states:
+            continue
+        partitions = {
+            number: PartitionView(
+                state.leader, NO_EPOCH, state.replicas, state.isr, state.adding, state.removing, state.offline
+            )
+            for number, state in states.items()
+        }
+        if first <= totals["topics"] < first + MOST_SHOWN:
+            shown[name] = partitions
+        totals["topics"] += 1
+        totals["internal"] += name in INTERNAL_TOPICS
+        totals["partitions"] += len(partitions)
+        for each in partitions.values():
+            totals["replicas"] += len(each.origin)
+            totals["offline"] += each.leader == NO_LEADER
+            totals["under_replicated"] += is_under_replicated(each)
+    return Selected(totals, shown)
+
+
+async def _list(client: ClusterClient, found: PartitionMap, part: str, first: int, rates: Rates) -> dict[str, Any]:
+    totals, shown = await asyncio.to_thread(selected, found, part, first)
+    views = {TopicPartition(name, number): each for name, some in shown.items() for number, each in some.items()}
+    keys = list(views)[:MOST_PARTITIONS]
+    led = [key for key in keys if views[key].leader in found.live]
     starts, ends, sizes = await asyncio.gather(
         list_offsets(client, dict.fromkeys(led, EARLIEST_TIMESTAMP), retry=ONCE),
         list_offsets(client, dict.fromkeys(led, LATEST_TIMESTAMP), retry=ONCE),
-        _sizes(client, view, keys),
+        _sizes(client, {key: views[key] for key in keys}, found.live),
     )
     at_s = asyncio.get_running_loop().time()
 
@@ -91,21 +132,14 @@ async def _list(client: ClusterClient, view: ClusterView, part: str, first: int,
         return {
             "records": sum(b - a for a, b in known) if is_whole else None,
             "records_per_s": rates.look(name, at_s, sum(b for _, b in known)) if is_whole else None,
-            "size_bytes": sum(_size(sizes[key], view.partitions[key].leader) for key in mine)
+            "size_bytes": sum(_size(sizes[key], views[key].leader) for key in mine)
             if all(key in sizes for key in mine)
             else None,
         }
 
     return {
-        "count": len(found),
-        "totals": {
-            "topics": len(found),
-            "internal": sum(name in INTERNAL_TOPICS for name in found),
-            "partitions": sum(map(len, found.values())),
-            "replicas": sum(len(each.origin) for partitions in found.values() for each in partitions.values()),
-            "offline": sum(each.leader == NO_LEADER for some in found.values() for each in some.values()),
-            "under_replicated": sum(is_under_replicated(each) for some in found.values() for each in some.values()),
-        },
+        "count": totals["topics"],
+        "totals": totals,
         "topics": [
             {
                 "topic": name,
@@ -138,7 +172,7 @@ async def _topic(
     starts, ends, sizes = await asyncio.gather(
         list_offsets(client, dict.fromkeys(keys, EARLIEST_TIMESTAMP), retry=PATIENCE),
         list_offsets(client, dict.fromkeys(keys, LATEST_TIMESTAMP), retry=PATIENCE),
-        _sizes(client, view, keys),
+        _sizes(client, {key: view.partitions[key] for key in keys}, view.brokers),
     )
     return {
         "topic": topic,
@@ -174,12 +208,12 @@ def _offset(found: ListedOffset | KafkaError) -> int | None:
 
 
 async def _sizes(
-    client: ClusterClient, view: ClusterView, keys: list[TopicPartition]
+    client: ClusterClient, partitions: Mapping[TopicPartition, PartitionView], live: Container[int]
 ) -> Mapping[TopicPartition, dict[str, int]]:
     """The size of each replica in bytes, by broker; without brokers that do not answer."""
-    brokers = {each for key in keys for each in view.partitions[key].replicas if each in view.brokers}
+    brokers = {broker_id for each in partitions.values() for broker_id in each.replicas if broker_id in live}
     sizes: dict[TopicPartition, dict[str, int]] = {}
-    for broker_id, found in (await describe_log_dirs(client, sorted(brokers), keys, retry=ONCE)).items():
+    for broker_id, found in (await describe_log_dirs(client, sorted(brokers), partitions, retry=ONCE)).items():
         for directory in () if isinstance(found, KafkaError) else found.values():
             for key, replica in directory.replicas.items():
                 if not replica.is_future:
