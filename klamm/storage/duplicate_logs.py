@@ -30,7 +30,7 @@ What must stay true:
   consumers have behind them.
 - Without a log of the topic one log stays where it is, so that no new log is created in its place before LeaderAndIsr
   says what the topic is (`klamm.replication.state_changes`).
-- A refused start changes nothing.
+- A refused start changes nothing. It has only finished promotions that a killed process began (`future_logs.py`).
 - A start without such partitions does not ask ZooKeeper, and reads no topic id.
 """
 
@@ -85,7 +85,9 @@ def supersedes(newer: LogHistory, older: LogHistory) -> bool:
     on with a later epoch, the leader of that epoch lacked what the older log has more, and a follower would cut it off.
     """
     if older.start_offset == older.end_offset:
-        return newer.end_offset >= older.end_offset
+        # With the same end, the log without records may be the newer one: its records are deleted.
+        is_further = newer.end_offset > older.end_offset
+        return is_further or (newer.end_offset == older.end_offset and newer.start_offset >= older.start_offset)
     last = [entry for entry in older.epochs if entry[1] < older.end_offset][-1:]
     if not last:
         return False

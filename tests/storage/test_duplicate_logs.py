@@ -90,6 +90,8 @@ def history(end_offset: int, *epochs: tuple[int, int], start_offset: int = 0) ->
         # All records of the older one are deleted: its offsets are not used again.
         (history(120, (0, 0)), history(100, start_offset=100), True),
         (history(50, (0, 0)), history(100, start_offset=100), False),
+        (history(100, (0, 0)), history(100, start_offset=100), False),
+        (history(100, start_offset=100), history(100, start_offset=100), True),
         (history(20, (0, 0)), history(15, (0, 0), (3, 15)), True),
         # Records of formats without epochs.
         (history(20), history(15), False),
@@ -405,7 +407,7 @@ async def test_a_kill_before_a_log_is_set_aside_leaves_what_tells_that_it_is_old
     for directory, start_offset in ((A, 3), (B, 2)):
         manager = await disks.loaded(directory)
         log = manager.get_or_create("t", 0, LIVE, CONFIG, is_new=True)
-        for epoch in (0, 2, 2 if directory == A else 5):
+        for epoch in (0, 2, 2) if directory == A else (0, 2, 5, 5):
             append(log, b"%d" % epoch, leader_epoch=epoch)
         log.update_high_watermark(3)
         log.update_log_start_offset(start_offset)
@@ -422,7 +424,7 @@ async def test_a_kill_before_a_log_is_set_aside_leaves_what_tells_that_it_is_old
         await disks.loaded()
     disks.environment.disk.touched = touched
     manager = await disks.loaded()
-    assert await records(manager.get("t", 0)) == [b"5"]
+    assert await records(manager.get("t", 0)) == [b"5", b"5"]
     await manager.stop()
 
 
