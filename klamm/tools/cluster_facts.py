@@ -3,7 +3,7 @@
 A broker that does not answer is a fact, not an error: the look ends within the client's time, with what the others say.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from klamm.client.reassignments import PartitionReassignment
 
     Reassigned = tuple[Mapping[TopicPartition, PartitionReassignment], KafkaError | None]
+    # The min.insync.replicas of each topic, the throttled replicas of topics with any, and an error if any.
+    TopicLimits = tuple[dict[str, int], dict[str, dict[str, str]], str | None]
 
 MIN_ISR: Final = "min.insync.replicas"
 PROTOCOL: Final = "inter.broker.protocol.version"
@@ -108,9 +110,11 @@ async def read_facts(
     client: "ClusterClient",
     view: ClusterView | None = None,
     listing: "Callable[[], Awaitable[Reassigned]] | None" = None,
+    limits: "Callable[[Sequence[str]], Awaitable[TopicLimits]] | None" = None,
 ) -> ClusterFacts:
     """One look; `view` is of the client's metadata, if the caller has just asked for them, and `listing` asks for the
-    reassignments in another way than `list_reassignments`. Raises ClientError when no broker answers.
+    reassignments in another way than `list_reassignments`, `limits` for those of topics in another way than
+    `read_topic_limits`. Raises ClientError when no broker answers.
 
     All brokers, the controller and the configs of topics are asked at the same time, so that one broker that hangs
     costs the time of one request.
@@ -118,10 +122,11 @@ async def read_facts(
     import asyncio
 
     view = view or await read_cluster(client, reassignments={})
+    topics = list(dict.fromkeys(key.topic for key in view.partitions))
     (moving, controller_error), (brokers, forbidden), (min_isr, throttled, topics_error) = await asyncio.gather(
         listing() if listing is not None else list_reassignments(client),
         _read_brokers(client, view),
-        _read_topics(client, list(dict.fromkeys(key.topic for key in view.partitions))),
+        read_topic_limits(client, topics) if limits is None else limits(topics),
     )
     if isinstance(controller_error, KafkaError) and _is_forbidden(controller_error):
         forbidden, controller_error = ["reassignments", *forbidden], None
@@ -239,10 +244,8 @@ def _log_dir(path: str, found: "LogDirDescription") -> LogDirFacts:
     )
 
 
-async def _read_topics(
-    client: "ClusterClient", topics: list[str]
-) -> tuple[dict[str, int], dict[str, dict[str, str]], str | None]:
-    """The min.insync.replicas of each topic, the throttled replicas of topics with any, and an error if any."""
+async def read_topic_limits(client: "ClusterClient", topics: "Sequence[str]") -> "TopicLimits":
+    """What the configs of these topics say about in-sync replicas and throttles."""
     from klamm.client.configs import ConfigResource, describe_configs
 
     min_isr: dict[str, int] = {}

@@ -44,6 +44,7 @@ from klamm.tools.cockpit.partitions import PartitionMap, states_of
 from klamm.tools.cockpit.readings import LARGE_SHARE, Reading
 from klamm.tools.cockpit.reassignments import Reassignments
 from klamm.tools.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
+from klamm.tools.cockpit.topic_limits import TopicLimitsInTurns
 from klamm.tools.controller import ControllerAddress, read_controller, zookeeper_of_brokers
 from klamm.tools.zookeeper_access import open_znodes
 
@@ -102,6 +103,7 @@ class LiveCluster:
         self._partitions = Reading(self._look_at_partitions, 1.0, LARGE_SHARE)
         self._facts = Reading(self._look_at_facts, SLOW_EVERY_S, LARGE_SHARE)
         self._reassignments = Reassignments(self._slow_client, on_failure, self._has_no_reassignments)
+        self._topic_limits = TopicLimitsInTurns(self._slow_client)
         self._groups = Reading(lambda: read_groups(self._slow_client), SLOW_EVERY_S, LARGE_SHARE)
         self._last_totals: dict[int, tuple[int, Mapping[str, float | None]]] = {}
         self._states: deque[State] = deque(maxlen=KEPT_STATES)
@@ -398,7 +400,7 @@ class LiveCluster:
         view = await asyncio.to_thread(view_of, metadata)
         # The findings say when the controller does not answer, so they are not to say it too soon.
         listing = partial(self._reassignments.read, SLOW_EVERY_S)
-        facts = await read_facts(self._slow_client, view, listing)
+        facts = await read_facts(self._slow_client, view, listing, self._topic_limits.read)
         return await asyncio.to_thread(digested, facts)
 
     def _has_no_reassignments(self) -> bool:
