@@ -31,7 +31,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from klamm.processes.errors import ToolError
-from klamm.slices import in_slices
+from klamm.slices import each, in_slices
 from klamm.tasks import OnFailure, start_task
 from klamm.tools.cluster_facts import read_facts
 from klamm.tools.cluster_view import view_of
@@ -46,6 +46,7 @@ from klamm.tools.cockpit.reassignments import Reassignments
 from klamm.tools.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
 from klamm.tools.cockpit.topic_limits import TopicLimitsInTurns
 from klamm.tools.controller import ControllerAddress, read_controller, zookeeper_of_brokers
+from klamm.tools.http_reading import WrongAnswer
 from klamm.tools.zookeeper_access import open_znodes
 
 if TYPE_CHECKING:
@@ -62,9 +63,14 @@ FIRST_LOOK_S: Final = 3.0
 # How long the connections may take to close at the end.
 CLOSE_TIMEOUT_S: Final = 0.5
 KEPT_RECORDS: Final = 20_000
+# As JSON. What is kept takes some times as much.
+KEPT_BYTES: Final = 16 * 1024 * 1024
+# Each takes about 25 microseconds.
+RECORDS_PER_SLICE: Final = 200
 KEPT_STATES: Final = 300
 # Of a burst the page gets the newest ones; the map has the effect of all.
 RECORDS_PER_EVENT: Final = 1_000
+EVENT_BYTES: Final = 1024 * 1024
 
 
 class State(NamedTuple):
@@ -110,7 +116,9 @@ class LiveCluster:
         self._clock: Clock | None = None
         self._cluster_id: str | None = None
         self._last_record = (-1, -1)
-        self.records: deque[Mapping[str, Any]] = deque(maxlen=KEPT_RECORDS)
+        self._sizes: deque[int] = deque()
+        self._kept_bytes = 0
+        self.records: deque[Mapping[str, Any]] = deque()
         """The controller's newest records, as /controller/events has them, while a page was open."""
         self.partitions = PartitionMap()
 
@@ -329,38 +337,44 @@ class LiveCluster:
         """Takes all records. Pages get those that are new: at the first time those after what the controller had."""
         is_new = self._last_record > (-1, -1)
         unpublished: deque[Mapping[str, Any]] = deque(maxlen=RECORDS_PER_EVENT)
-        new, published_at_s = 0, 0.0
+        new, new_bytes, published_at_s = 0, 0, 0.0
         loop = asyncio.get_running_loop()
         async with aclosing(read_lines(host, port, "/controller/events?follow", SILENCE_S)) as read:
             async for lines in read:
                 if self._followed_address() != (host, port):
                     # It was the controller before, and would be followed without end.
                     return
-                for line in lines:
+                async for line in each(lines, RECORDS_PER_SLICE):
                     record = record_of(line)
                     if record["kind"] == "idle":
                         is_new = True
                     elif record["kind"] == "missed":
                         self._partitions.hurry()
-                    elif self._take(record) and is_new:
+                    elif self._take(record, len(line)) and is_new:
                         unpublished.append(record)
                         new += 1
+                        new_bytes += len(line)
                 # The controller writes records in slices; a page wants few large events.
-                if new and loop.time() - published_at_s > PUBLISH_EVERY_S / 5:
+                if new and (new_bytes > EVENT_BYTES or loop.time() - published_at_s > PUBLISH_EVERY_S / 5):
                     left_out = new - len(unpublished)
                     self._publish(RECORD, encoded_json({"records": list(unpublished), "left_out": left_out}))
                     self._publish_changes()
                     unpublished.clear()
-                    new, published_at_s = 0, loop.time()
+                    new, new_bytes, published_at_s = 0, 0, loop.time()
 
-    def _take(self, record: Mapping[str, Any]) -> bool:
-        """Takes a record; returns whether it is new."""
+    def _take(self, record: Mapping[str, Any], size_bytes: int) -> bool:
+        """Takes a record; returns whether it is new. Raises WrongAnswer for one of another cluster."""
         # Epochs only grow. Each belongs to one run of one broker, which numbers its records.
         key = (record["epoch"], record["sequence"])
         if key <= self._last_record:
             return False
+        known = self._registrations.value
+        if known is not None and known.controller is not None and record["epoch"] > known.controller.epoch:
+            # A port may have gone to a broker of another cluster, after whose epochs none of this one's would count.
+            # If this cluster has a new controller, it is followed anew when ZooKeeper has named it.
+            raise WrongAnswer(f"a record of epoch {record['epoch']} is not of this cluster's controller")
         self._last_record = key
-        self.records.append(record)
+        self._keep(record, size_bytes)
         if record["kind"] == "event":
             self._take_state(record)
         elif record["kind"] == "partition" and not record["failed"]:
@@ -372,6 +386,14 @@ class LiveCluster:
             ):
                 self._partitions.hurry()
         return True
+
+    def _keep(self, record: Mapping[str, Any], size_bytes: int) -> None:
+        self.records.append(record)
+        self._sizes.append(size_bytes)
+        self._kept_bytes += size_bytes
+        while len(self.records) > KEPT_RECORDS or self._kept_bytes > KEPT_BYTES:
+            self.records.popleft()
+            self._kept_bytes -= self._sizes.popleft()
 
     def _take_state(self, record: Mapping[str, Any]) -> None:
         ended_ms, epoch = record["time_ms"], record["epoch"]
@@ -396,6 +418,8 @@ class LiveCluster:
             self._states.clear()
             self._clock = None
             self.records.clear()
+            self._sizes.clear()
+            self._kept_bytes = 0
         # In a thread, because both take a part of a second in a large cluster.
         view = await asyncio.to_thread(view_of, metadata)
         # The findings say when the controller does not answer, so they are not to say it too soon.

@@ -16,7 +16,8 @@ from klamm.processes.errors import ToolError, describe_os_error
 from klamm.tools.http_reading import WrongAnswer
 
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
-MAX_LINE_BYTES: Final = 1024 * 1024
+# A record of klamm's controller has some hundred bytes, and one that lists all brokers some thousand.
+MAX_LINE_BYTES: Final = 128 * 1024
 READ_BYTES: Final = 256 * 1024
 
 
@@ -48,7 +49,7 @@ async def read_lines(host: str, port: int, path: str, silence_s: float) -> Async
             except TimeoutError:
                 raise ToolError(f"{host}:{port} is silent for {silence_s:g} s") from None
             *lines, rest = (rest + piece).split(b"\n")
-            if len(rest) > MAX_LINE_BYTES:
+            if max(map(len, (rest, *lines))) > MAX_LINE_BYTES:
                 raise WrongAnswer(f"{host}:{port} sends a line of more than {MAX_LINE_BYTES} bytes")
             if lines:
                 yield lines

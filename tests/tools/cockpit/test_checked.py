@@ -194,6 +194,13 @@ async def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> 
                 pass
 
 
+async def test_a_long_line_is_refused_also_when_it_is_complete() -> None:
+    async with answering(HEAD, b"{}\n" + b"x" * 10_000_000 + b"\n{}\n") as port:
+        with pytest.raises(WrongAnswer, match="more than 131072 bytes"):
+            async for lines in read_lines("127.0.0.1", port, "/controller/events", 20):
+                assert max(map(len, lines)) < 1000
+
+
 async def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
     async with answering(HEAD) as port:
         with pytest.raises(ToolError, match="does not answer within"):

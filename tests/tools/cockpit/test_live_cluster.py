@@ -13,8 +13,12 @@ from klamm.environment import SystemEnvironment
 from klamm.processes.errors import ToolError
 from klamm.testing import Cluster
 from klamm.tools.clients import command_options
+from klamm.tools.cockpit import cluster as cluster_module
 from klamm.tools.cockpit.cluster import Clock, LiveCluster, open_cluster
+from klamm.tools.cockpit.document import Registrations
 from klamm.tools.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
+from klamm.tools.controller import ControllerAddress
+from klamm.tools.http_reading import WrongAnswer
 
 
 @asynccontextmanager
@@ -134,9 +138,45 @@ def test_a_page_follows_a_controller_that_moves_again_and_again() -> None:
 
 async def test_a_map_that_is_not_known_yet_is_no_empty_map() -> None:
     client = make_client(command_options("127.0.0.1:1", None), SystemEnvironment().random)
-    source = LiveCluster(client, "127.0.0.1:1", pytest.fail)
+    source = LiveCluster(client, "127.0.0.1:1", lambda error: pytest.fail(repr(error)))
     with pytest.raises(ToolError, match=r"The map of partitions is not known yet\. .*127\.0\.0\.1:1"):
         await source.map()
+    await source.close()
+
+
+def follower(epoch: int) -> LiveCluster:
+    """A source whose cluster has had a controller of this epoch."""
+    client = make_client(command_options("127.0.0.1:1", None), SystemEnvironment().random)
+    source = LiveCluster(client, "127.0.0.1:1", lambda error: pytest.fail(repr(error)))
+    source._registrations.value = Registrations(ControllerAddress(1, epoch, 0, "127.0.0.1", 1), {})
+    return source
+
+
+def record(epoch: int, sequence: int) -> dict[str, Any]:
+    return {"kind": "of a later version", "epoch": epoch, "sequence": sequence, "time_ms": 0, "controller": 1}
+
+
+async def test_records_of_another_cluster_do_not_hide_those_that_follow() -> None:
+    source = follower(7)
+    assert source._take(record(7, 1), 100)
+    with pytest.raises(WrongAnswer, match="a record of epoch 40 is not of this cluster's controller"):
+        source._take(record(40, 1), 100)
+    assert source._take(record(7, 2), 100)
+    assert [each["sequence"] for each in source.records] == [1, 2]
+    await source.close()
+
+
+async def test_what_is_kept_of_records_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "KEPT_BYTES", 1_000)
+    monkeypatch.setattr(cluster_module, "KEPT_RECORDS", 5)
+    source = follower(7)
+    for sequence in range(10):
+        source._take(record(7, sequence), 10)
+    assert [each["sequence"] for each in source.records] == [5, 6, 7, 8, 9]
+    source._take(record(7, 10), 960)
+    assert [each["sequence"] for each in source.records] == [6, 7, 8, 9, 10]
+    source._take(record(7, 11), 990)
+    assert [each["sequence"] for each in source.records] == [11]
     await source.close()
 
 

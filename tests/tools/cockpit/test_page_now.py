@@ -156,6 +156,18 @@ def test_a_command_of_a_finding_names_the_cluster(pages: Pages) -> None:
         assert findings.locator("code").inner_text() == copied
 
 
+def test_records_of_a_later_version_are_shown_as_they_are(server: PageServer, pages: Pages) -> None:
+    page = pages.open(server.url)
+    page.locator("#connection", has_text="live").wait_for()
+    of_all = {"sequence": 1, "time_ms": 1_700_000_100_500, "controller": 1, "epoch": 9}
+    kinds = [of_all | {"kind": kind} for kind in ("request", "controller", "__proto__", "soothsaying")]
+    text = of_all | {"kind": "controller", "text": "Nul \0 and \u202e"}
+    server.publish("record", {"records": [*kinds, text], "left_out": 0})
+    server.publish("now", now_document(BROKERS, time_ms=1_700_000_101_000))
+    page.locator("#records", has_text='"kind":"request"').wait_for()
+    assert "Nul \\u0000 and \\u202e" in page.locator("#records").inner_text()
+
+
 def test_integers_of_records_are_shown_exactly(server: PageServer, pages: Pages) -> None:
     most, odd = 2**63 - 1, 2**53 + 1
     lags = [{"group": "a", "state": "Stable", "members": 1, "lag": most}, {"group": "b", "members": 1, "lag": 2}]

@@ -38,6 +38,7 @@
   const WINDOW_MS = 60_000;
   const MAX_SPANS = 5000;
   const MAX_LINES = 60;
+  const MAX_RECORD_CHARACTERS = 300;
   const SAMPLES = 90;
 
   // -- what has come over the stream ----------------------------------------------------------------------------------
@@ -566,7 +567,16 @@
     count > 1
       ? `${words.counted(count, record.kind)} ${short(record.from)} \u2192 ${short(record.to)}` +
         (record.event ? `, because of ${record.event}` : "")
-      : lineTexts[record.kind](record);
+      : lineText(record);
+
+  /** The text of a record; of one whose fields a later version has changed the record itself. */
+  const lineText = (record) => {
+    try {
+      return lineTexts[record.kind](record);
+    } catch {
+      return JSON.stringify(record).slice(0, MAX_RECORD_CHARACTERS);
+    }
+  };
 
   // -- the view -------------------------------------------------------------------------------------------------------
 
