@@ -12,11 +12,13 @@ from klamm.broker.metrics_endpoint import PauseWatch
 from klamm.broker.parts import BrokerParts
 from klamm.broker.prometheus_text import render
 from klamm.metrics import Metrics
+from klamm.protocol import messages
+from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.messages import ApiKey
 from klamm.simulation.small_slices import small_slices
 from support.fetch_messages import fetch_request, to_fetch
 from support.metrics import Values
-from support.one_broker import OneBroker, batch, running
+from support.one_broker import Client, OneBroker, batch, running
 
 FLUSHES = "kafka_log_logflushstats_logflushrateandtimems_count"
 
@@ -107,6 +109,41 @@ async def test_the_traffic_of_a_listener(tmp_path: Path) -> None:
         assert traffic(cluster, "outgoing_byte_total") > before["outgoing_byte_total"]
         assert values(cluster).by_name["kafka_network_requestchannel_responsequeuesize", (("processor", "0"),)] == 0
         assert values(cluster).by_name["kafka_network_requestchannel_responsequeuesize", ()] == 0
+
+
+async def test_a_produce_without_acknowledgement_is_a_request_without_a_response(tmp_path: Path) -> None:
+    """docs/metrics.md says how Kafka counts it."""
+    produced, failed = ("request", "Produce"), ("error", "NONE")
+
+    def counted(cluster: OneBroker) -> list[float | None]:
+        found = values(cluster).by_name
+        labels = ("listener", "PLAINTEXT"), ("networkProcessor", "0")
+        return [
+            found["kafka_server_socket_server_metrics_request_total", labels],
+            found["kafka_server_socket_server_metrics_response_total", labels],
+            found.get(("kafka_network_requestmetrics_requests_total", (produced, ("version", "9")))),
+            found.get(("kafka_network_requestmetrics_errors_total", (failed, produced))),
+        ]
+
+    def send(client: Client, topic: str) -> None:
+        request = ProduceRequest.of(None, 0, 10_000, [(topic, [(0, batch(b"a"))])])
+        for buffer in messages.encode_request(ApiKey.PRODUCE, 9, 1, "c", request):
+            client.send_raw(bytes(buffer))
+
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
+        await client.create_topic("t")
+        requests, responses, *_ = counted(cluster)
+        assert requests is not None
+        assert responses is not None
+        send(client, "t")
+        await client.ask(ApiKey.LIST_GROUPS, states_filter=[])
+        assert counted(cluster) == [requests + 2, responses + 1, 1, None]
+        errors = "kafka_network_requestmetrics_errors_total"
+        assert values(cluster).by_name[errors, (failed, ("request", "ListGroups"))] == 1
+        # One that fails ends the connection, and is neither counted as answered nor as an error.
+        send(client, "absent")
+        assert await client.reader.read() == b""
+        assert counted(cluster) == [requests + 3, responses + 1, 1, None]
 
 
 async def test_fetches_that_expire_are_counted_by_who_fetches(tmp_path: Path) -> None:
