@@ -49,19 +49,22 @@ def main() -> None:
         tempfile.TemporaryDirectory() as temporary,
         Cluster(brokers=8, zookeeper_session_timeout_ms=SESSION_MS) as cluster,
         load(cluster),
-        cockpit(Path(temporary), "--bootstrap-server", cluster.bootstrap) as url,
+        # One address: commands on the page show it.
+        cockpit(Path(temporary), "--bootstrap-server", cluster.bootstrap.partition(",")[0]) as url,
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page = opened(browser, url, color_scheme="light")
         page.locator("#groups tbody tr").wait_for()
         page.wait_for_timeout(SAMPLES_MS)
+        controller_answers(page)
         picture(page, directory / "now.png")
         # What a failover does is seen by a page that was open before.
         dark = opened(browser, url, color_scheme="dark")
         cluster.kill(VICTIM)
         dark.locator("#brokers .down").wait_for()
-        dark.locator("#findings .problem").first.wait_for()
+        dark.locator("#findings .problem", has_text=f"Broker {VICTIM} is named").wait_for()
+        controller_answers(dark)
         picture(dark, directory / "failover.png")
         show(dark, "why", "#problems .condition")
         picture(dark, directory / "why.png")
@@ -76,11 +79,13 @@ def main() -> None:
         page.locator("#work .step").first.wait_for()
         # The map has replicas that are being added.
         page.locator(".counts tfoot td:nth-child(6)", has_text=re.compile("[1-9]")).wait_for()
+        controller_answers(page)
         picture(page, directory / "reassignment.png")
         page.locator("#map-by-lag").click()
         # All lags are known, and those of the copies that the throttle holds back are large.
         page.locator(".counts tfoot td:nth-child(8)", has_text=re.compile("^0$")).wait_for()
         page.locator(".counts tfoot td:nth-child(5)", has_text=re.compile("[1-9]")).wait_for()
+        controller_answers(page)
         picture(page, directory / "lag.png")
         show(page, "topics", "#topics td.number")
         # Rates are known from the second look on.
@@ -168,6 +173,13 @@ def show(page: Page, view: str, part: str) -> None:
     """Goes to a view, and waits until this part of it is there."""
     page.evaluate("(hash) => { location.hash = hash; }", view)
     page.locator(part).first.wait_for()
+
+
+def controller_answers(page: Page) -> None:
+    """Waits until the controller has told what it does, which on a busy machine may not come in time, and all of the
+    page shows it."""
+    page.locator(".tile", has_text="Event queue").locator("strong", has_text=re.compile(r"^\d")).wait_for()
+    page.locator("#states .current").wait_for()
 
 
 def picture(page: Page, file: Path) -> None:

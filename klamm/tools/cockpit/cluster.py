@@ -283,7 +283,10 @@ class LiveCluster:
         controller = self._controller()
         if controller is None or controller.port is None:
             raise ToolError("The controller serves no status.")
-        status = status_of(await read_answer(controller.host, controller.port, "/controller?brief", HTTP_TIMEOUT_S))
+        try:
+            status = status_of(await read_answer(controller.host, controller.port, "/controller?brief", HTTP_TIMEOUT_S))
+        except ToolError as error:
+            raise ToolError(f"Controller {controller.broker_id}: {error}") from error
         if status["active"]:
             self._take_clock(Clock(status["epoch"], status["now_ms"] - _monotonic_ms()))
         return status

@@ -166,6 +166,14 @@ async def test_records_of_another_cluster_do_not_hide_those_that_follow() -> Non
     await source.close()
 
 
+async def test_a_controller_that_cannot_be_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = follower(7)
+    monkeypatch.setattr(source, "_kind", lambda: "klamm")
+    await source._status.renew()
+    assert str(source._status.why_not).startswith("Controller 1: 127.0.0.1:1 cannot be reached")
+    await source.close()
+
+
 async def test_what_is_kept_of_records_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "KEPT_BYTES", 1_000)
     monkeypatch.setattr(cluster_module, "KEPT_RECORDS", 5)

@@ -513,7 +513,7 @@
 
   /** How old a reading is, if it is; in steps, so that panels are not made anew each second. */
   const ageText = (ms) =>
-    isShown(ms) && ms > OLD_MS ? `read ${words.duration(Math.floor(ms / AGE_STEP_MS) * AGE_STEP_MS)} ago` : null;
+    isShown(ms) && ms > OLD_MS ? `read ${words.duration(Math.floor(ms / AGE_STEP_MS) * AGE_STEP_MS).replace(".0", "")} ago` : null;
 
   const groupsPanel = (found, why, age) => {
     const groups = [...found].sort((a, b) => (b.lag ?? -1) - (a.lag ?? -1));
