@@ -203,6 +203,8 @@ class LiveCluster:
         changes = self.partitions.take_changes()
         if changes is not None:
             self._publish(PARTITIONS, encoded_json(changes.value()))
+            # Totals and findings beside the map are not to contradict it for long.
+            self._facts.hurry()
 
     def _publish(self, event: str, data: bytes) -> None:
         for subscription in self._subscriptions:

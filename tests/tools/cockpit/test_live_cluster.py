@@ -11,11 +11,13 @@ import pytest
 from klamm.client.cluster import make_client
 from klamm.environment import SystemEnvironment
 from klamm.processes.errors import ToolError
+from klamm.slices import in_slices
 from klamm.testing import Cluster
 from klamm.tools.clients import command_options
 from klamm.tools.cockpit import cluster as cluster_module
 from klamm.tools.cockpit.cluster import Clock, LiveCluster, open_cluster
 from klamm.tools.cockpit.document import Registrations
+from klamm.tools.cockpit.partitions import PartitionState
 from klamm.tools.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
 from klamm.tools.controller import ControllerAddress
 from klamm.tools.http_reading import WrongAnswer
@@ -163,6 +165,17 @@ async def test_records_of_another_cluster_do_not_hide_those_that_follow() -> Non
         source._take(record(40, 1), 100)
     assert source._take(record(7, 2), 100)
     assert [each["sequence"] for each in source.records] == [1, 2]
+    await source.close()
+
+
+async def test_findings_are_read_soon_after_a_change_of_the_map() -> None:
+    source = follower(7)
+    await in_slices(source.partitions.look({"t": {0: PartitionState(1, (1, 2), (1, 2))}}, (1, 2)))
+    source._publish_changes()
+    assert not source._facts._hurry.is_set()
+    source.partitions.change("t", 0, 1, [1])
+    source._publish_changes()
+    assert source._facts._hurry.is_set()
     await source.close()
 
 
