@@ -159,8 +159,8 @@ class ProducerState:
 
     @property
     def has_markers(self) -> bool:
-        """Whether a producer has ended a transaction."""
-        return any(entry.coordinator_epoch >= 0 for entry in self._entries.values())
+        """Whether a producer has ended a transaction, or may have and is forgotten."""
+        return self._has_expired or any(entry.coordinator_epoch >= 0 for entry in self._entries.values())
 
     @property
     def first_unstable_offset(self) -> int | None:

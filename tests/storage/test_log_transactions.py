@@ -81,14 +81,17 @@ async def truncated(environment, log):
 
 @pytest.mark.parametrize("change", [closed_and_opened, killed_and_opened, truncated])
 @pytest.mark.parametrize("kind", [COMMIT, ABORT])
-async def test_a_transaction_that_has_ended_above_the_high_watermark_is_not_stable(change, kind):
-    # A snapshot that is newer than the marker knows no open transaction.
+@pytest.mark.parametrize("expires", [False, True])
+async def test_a_transaction_that_has_ended_above_the_high_watermark_is_not_stable(change, kind, expires):
+    # A snapshot that is newer than the marker knows no open transaction, and perhaps not even the producer.
     environment = DiskEnvironment()
     log = open_log(environment, SMALL)
     append(log, b"a")
     first = write(log, 5, b"b", b"c")
     log.update_high_watermark(2)  # within the transaction
     ended = end(log, 5, kind)
+    if expires:
+        log.remove_expired_producers(NOW_MS + 1000, 1000)
     log.roll()
     append(log, b"d")
     append(log, b"e")
