@@ -151,6 +151,8 @@ class _Loader:
             self._names = self._list()
         self._open_segments()
         self._snapshots = self._find_snapshots()
+        # A log from before there were producers, as Kafka takes it: it is not read in search of them.
+        self._is_without_snapshots = is_clean and not self._snapshots.offsets
         known_epochs = self._read_leader_epochs()
         # Written once, at the end: a crash must not leave a half-built version, which would look valid.
         self._epochs = LeaderEpochCache(known_epochs or [], persist=lambda entries: None)
@@ -321,7 +323,7 @@ class _Loader:
         if not len(self._segments):
             return -1, ProducerState()
         if not is_clean:
-            return self._recover(recovery_point, is_clean)
+            return self._recover(recovery_point)
         damaged = self._first_damaged()
         if damaged is None:
             active = self._segments.active
@@ -333,7 +335,7 @@ class _Loader:
                     raise  # The log is whole; only a write that a crash has torn may be cut.
                 _LOGGER.warning("Recovering %s although it was shut down cleanly: %s", active.path, error)
                 damaged = active
-        return self._recover(damaged.base_offset, is_clean)
+        return self._recover(damaged.base_offset)
 
     def _first_damaged(self) -> LogSegment | None:
         """The first segment that contradicts a clean shutdown, if any. Rebuilds missing indexes."""
@@ -361,26 +363,33 @@ class _Loader:
             segment.transaction_index.load()
 
     def _load_producer_state(self, end: int) -> ProducerState:
-        """Used after a clean shutdown. Without any snapshot there were no producers, and nothing is read."""
-        state = self._load_snapshot(end, without=end)
+        """Used after a clean shutdown."""
+        state = self._load_snapshot(end)
         if state.end_offset < end:
             self._replay(self._segments.starting_with(state.end_offset), state)
             state.end_offset = end
         return state
 
-    def _load_snapshot(self, at_most: int, without: int) -> ProducerState:
-        """The state that a replay up to `at_most` begins with; without any snapshot, an empty one at `without`.
+    def _load_snapshot(self, at_most: int) -> ProducerState:
+        """The state that a replay up to `at_most` begins with; without a good snapshot, an empty one at the log's first
+        batch. Where a clean log has no snapshot at all nothing is replayed, and its producers count as expired.
 
         A transaction that was finished above the high watermark is not stable yet, which only a replay of its batches
         shows.
         """
         state = self._snapshots.load_latest(at_most)
+        first = self._segments.first.base_offset
+        if state is None and self._is_without_snapshots:
+            return ProducerState(at_most, has_expired=at_most > first)
         if state is None:
-            return ProducerState(without)
-        high_watermark = self._high_watermark
-        if high_watermark is None or not state.has_markers or not self._has_marker(high_watermark, state.end_offset):
+            return ProducerState(first)
+        if self._high_watermark is None:
             return state
-        return self._snapshots.load_latest(high_watermark) or ProducerState(self._segments.first.base_offset)
+        # The checkpoint may be older than the deletion of segments; what was before them, their snapshot tells.
+        high_watermark = max(self._high_watermark, first)
+        if not state.has_markers or not self._has_marker(high_watermark, state.end_offset):
+            return state
+        return self._snapshots.load_latest(high_watermark) or ProducerState(first)
 
     def _has_marker(self, start_offset: int, end_offset: int) -> bool:
         """Whether a transaction ends from `start_offset` on and before `end_offset`."""
@@ -395,7 +404,7 @@ class _Loader:
                     return True
         return False
 
-    def _recover(self, recovery_point: int, is_clean: bool) -> tuple[int, ProducerState]:
+    def _recover(self, recovery_point: int) -> tuple[int, ProducerState]:
         """Verifies the segments from the recovery point on. Returns (log end offset, producer state there)."""
         suspect = self._segments.starting_with(recovery_point)
         start = self._recovered_from = suspect[0].base_offset
@@ -405,9 +414,9 @@ class _Loader:
                 self._load_transaction_index(segment)
             except CorruptIndexError as error:
                 _LOGGER.warning("Recovering from %s on: %s", segment.path, error)
-                return self._recover(segment.base_offset, is_clean)
+                return self._recover(segment.base_offset)
         self._snapshots.distrust_after(start)
-        state = self._load_snapshot(start, without=start if is_clean else self._segments.first.base_offset)
+        state = self._load_snapshot(start)
         first_replayed = self._segments.starting_with(state.end_offset)[0].base_offset
         self._replay([segment for segment in trusted if segment.base_offset >= first_replayed], state)
         self._epochs.truncate_from_end(start)

@@ -133,10 +133,10 @@ class ProducerState:
 
     __slots__ = ("_entries", "_first_unstable_offset", "_has_expired", "_ongoing", "_unreplicated", "end_offset")
 
-    def __init__(self, end_offset: int = 0) -> None:
+    def __init__(self, end_offset: int = 0, *, has_expired: bool = False) -> None:
         self.end_offset = end_offset
         self._entries: dict[int, ProducerEntry] = {}
-        self._has_expired = False  # whether a producer has
+        self._has_expired = has_expired  # whether a producer has, or it is not known
         # First offset of an open transaction -> producer id, in the order of the offsets.
         self._ongoing: dict[int, int] = {}
         # First offset of a finished one -> offset of its marker, in the order of the markers.

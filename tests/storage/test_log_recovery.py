@@ -401,6 +401,37 @@ async def test_clean_logs_without_snapshots_have_no_producers(environment):
     again = open_log(environment, SMALL, is_clean=True)
     assert not again.producer_state.entries
     assert f"{100:020d}.snapshot" in environment.file_system.list_directory(PARTITION)
+    # A producer that the log may have is not refused as one that it cannot have; an empty log has none.
+    assert again.producer_state.has_had_producers
+    idempotent(again, 10, b"next")
+    assert not open_log(DiskEnvironment(), SMALL, is_clean=True).producer_state.has_had_producers
+
+
+async def test_a_clean_log_with_no_good_snapshot_is_replayed(environment):
+    log = open_log(environment, SMALL)
+    fill(log)
+    await log.close()
+    before = await state_of(open_log(environment, SMALL))
+    for name in environment.file_system.list_directory(PARTITION):
+        if name.endswith(".snapshot"):
+            environment.file_system.replace_file(f"{PARTITION}/{name}", b"\0\1garbage that is no snapshot")
+    assert await state_of(open_log(environment, SMALL, is_clean=True)) == before
+
+
+async def test_no_producer_is_forgotten_because_the_checkpointed_high_watermark_is_before_the_log(environment):
+    log = open_log(environment, SMALL)
+    idempotent(log, 0, b"deleted")
+    log.roll()
+    append(log, b"a")
+    log.append_as_leader(marker(ControlRecordType.COMMIT, 7), 0, origin=AppendOrigin.COORDINATOR, now_ms=NOW_MS)
+    log.update_high_watermark(3)
+    log.update_log_start_offset(1)
+    log.delete_old_segments(NOW_MS)
+    log.roll()
+    await log.flush()
+    again = open_log(environment, SMALL, recovery_point=3, high_watermark=0)
+    assert (await state_of(again))["producers"] == (await state_of(log))["producers"]
+    assert idempotent(again, 0, b"deleted").first_offset == 0
 
 
 async def test_snapshots_that_cannot_be_read_are_replaced_by_older_ones(environment):
