@@ -32,7 +32,12 @@ PROPERTIES: Mapping[str, str | int] = {
 
 
 def create(broker: Broker, replication_factor: int) -> None:
+    """Creates the topic when the broker knows of so many."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    deadline = time.monotonic() + 60
+    while len(known := admin.list_topics(timeout=30).brokers) < replication_factor:
+        assert time.monotonic() < deadline, known
+        time.sleep(0.1)
     topic = NewTopic(TOPIC, 1, replication_factor, config=TABLE)
     admin.create_topics([topic])[TOPIC].result(60)
 
