@@ -31,7 +31,7 @@ STRANGER = 99
 DIRECTORY = "/data/t-0"
 RETAINED = 5
 # More than `make test` has time for: KLAMM_MODEL_EXAMPLES=20000.
-EXAMPLES = int(os.environ.get("KLAMM_MODEL_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("KLAMM_MODEL_EXAMPLES", "150"))
 
 
 class Batch(NamedTuple):
@@ -188,6 +188,13 @@ class World:
         sequence = 0 if bump else (known.next_sequence + gap) % 2**31
         self.send(producer_id, max(known.epoch + bump, 0), sequence, count, is_transactional)
 
+    def write_some(self, producer_id, batches, count, is_transactional):
+        """Several batches, in the open transaction if there is one."""
+        for _ in range(batches):
+            known = self.all_of(producer_id)
+            is_open = known is not None and known.opened >= 0
+            self.write(producer_id, count, is_transactional or is_open)
+
     def again(self, producer_id, back):
         """One of the last batches of the producer, or one that fits none of them."""
         sent = [each for each in self.of(producer_id) if each.kind is None][-1 - back :]
@@ -219,6 +226,12 @@ class World:
         if answer is None:
             self.appended(each)
 
+    def transaction(self, producer_id, kind, behind, checkpoints):
+        """A whole one, of which the replicas perhaps do not have the marker."""
+        self.write_some(producer_id, 1, 3, True)
+        self.replicate(behind, checkpoints)
+        self.mark(producer_id, kind, 0, 1)
+
     # -- what else happens to the log ---------------------------------------------------------------------------------
 
     def roll(self):
@@ -235,7 +248,8 @@ class World:
     def wait(self, ms):
         self.environment.clock_ms += ms
 
-    def expire(self):
+    def expire(self, ms):
+        self.wait(ms)
         now_ms = self.environment.clock_ms
         self.log.remove_expired_producers(now_ms, EXPIRATION_MS)
         for producer_id, known in list(self.known.items()):
@@ -366,29 +380,33 @@ def play(steps):
 
 producers = st.integers(0, 2)
 counts = st.integers(1, 3)
-bumps = st.sampled_from([0, 0, 0, 1, -1])
-writes = st.tuples(st.just("write"), producers, counts, st.sampled_from([False, False, True]))
+flags = st.booleans()
+kinds = st.sampled_from([COMMIT, ABORT])
+waits = st.sampled_from([1, EXPIRATION_MS // 2, EXPIRATION_MS, EXPIRATION_MS])
+nothing, newest, every = slice(0), slice(-1, None), slice(None)
+damages = st.tuples(st.sampled_from(["remove", "tear"]), st.sampled_from([*[nothing] * 6, newest, every]))
+writes = st.tuples(st.just("write_some"), producers, st.integers(1, 6), counts, st.sampled_from([False, False, True]))
 repeats = st.tuples(st.just("again"), producers, st.integers(0, 6))
-damages = st.tuples(
-    st.sampled_from(["remove", "tear"]), st.sampled_from([slice(0), slice(0), slice(-1, None), slice(None)])
-)
-events = st.one_of(
+restarts = st.tuples(st.just("restart"), flags, damages)
+# Each with the same chance, also where it is named twice.
+steps = st.one_of(
+    *[writes] * 5,
+    *[repeats] * 2,
+    *[restarts] * 4,
     st.tuples(st.just("plain"), counts),
-    st.tuples(st.just("write"), producers, counts, st.booleans(), st.integers(1, 3)),
-    st.tuples(st.just("write"), producers, counts, st.booleans(), st.just(0), st.sampled_from([1, -1])),
+    st.tuples(st.just("write"), producers, counts, flags, st.integers(0, 2)),
+    st.tuples(st.just("write"), producers, counts, flags, st.just(0), st.sampled_from([1, -1])),
     st.tuples(st.just("near_the_wrap"), producers, counts),
-    st.tuples(st.just("mark"), producers, st.sampled_from([COMMIT, ABORT]), bumps, st.sampled_from([1, 1, 2, 0])),
-    st.tuples(st.just("mark"), producers, st.sampled_from([COMMIT, ABORT]), st.just(0), st.just(1)),
-    st.tuples(st.just("roll")),
+    st.tuples(st.just("mark"), producers, kinds, st.just(0), st.just(1)),
+    st.tuples(st.just("mark"), producers, kinds, st.integers(-1, 1), st.integers(0, 2)),
+    *[st.tuples(st.just("transaction"), producers, kinds, st.integers(0, 4), flags)] * 2,
+    *[st.tuples(st.just("roll"))] * 2,
     st.tuples(st.just("flush")),
-    st.tuples(st.just("replicate"), st.integers(0, 4), st.booleans()),
-    st.tuples(st.just("wait"), st.sampled_from([1, EXPIRATION_MS // 2, EXPIRATION_MS])),
-    st.tuples(st.just("expire")),
+    st.tuples(st.just("replicate"), st.integers(0, 4), flags),
+    st.tuples(st.just("expire"), waits),
     st.tuples(st.just("delete_records"), st.integers(1, 8)),
     st.tuples(st.just("truncate"), st.integers(1, 5), st.integers(0, 1)),
 )
-restarts = st.tuples(st.just("restart"), st.booleans(), damages)
-steps = st.one_of(writes, writes, repeats, events, events, restarts)
 
 
 @settings(max_examples=EXAMPLES)
@@ -419,7 +437,14 @@ def expired_ones_forgotten(patch):
     patch.setattr(ProducerState, "to_snapshot", without)
 
 
-KILL, STOP = ("restart", False, ("tear", slice(0))), ("restart", True, ("tear", slice(0)))
+def expired_ones_have_no_markers(patch):
+    def has_markers(state):
+        return any(entry.coordinator_epoch >= 0 for entry in state.entries.values())
+
+    patch.setattr(ProducerState, "has_markers", property(has_markers))
+
+
+KILL, STOP = ("restart", False, ("tear", nothing)), ("restart", True, ("tear", nothing))
 TWO_BATCHES = [("write", 0, 1, False), ("write", 0, 1, False)]
 
 
@@ -429,7 +454,8 @@ TWO_BATCHES = [("write", 0, 1, False), ("write", 0, 1, False)]
         (only_last_batches, [*TWO_BATCHES, STOP]),
         (only_last_batches, [*TWO_BATCHES, ("roll",), ("flush",), KILL]),
         (batches_that_outlive_the_last_one, [("wait", 1), *TWO_BATCHES, ("mark", 0, COMMIT, 0, 1), STOP]),
-        (expired_ones_forgotten, [*TWO_BATCHES, ("wait", EXPIRATION_MS), ("expire",), STOP]),
+        (expired_ones_have_no_markers, [("transaction", 0, ABORT, 1, True), ("expire", EXPIRATION_MS), STOP]),
+        (expired_ones_forgotten, [*TWO_BATCHES, ("expire", EXPIRATION_MS), STOP]),
     ],
 )
 def test_the_model_finds_a_fault_again(monkeypatch, fault, history):
