@@ -121,10 +121,11 @@ class Compacting:
                 self.reads += 1
 
     async def _read(self, least_end: int) -> list[Record] | None:
-        """All records up to the high watermark. None if the partition gets a new leader meanwhile, does not answer, or
-        is led by a broker that does not know yet how far its records are committed: up to `least_end`, at least."""
+        """All records up to the high watermark of the last answer. None if the partition gets a new leader meanwhile,
+        does not answer, or is led by a broker that does not know yet how far its records are committed: up to
+        `least_end`, at least."""
         records: list[Record] = []
-        offset = end = 0
+        offset = 0
         leader_id = None
         while True:
             wanted = {TopicPartition(*self.key): FetchFrom(offset, NO_EPOCH, FETCH_MAX_BYTES)}
@@ -134,8 +135,10 @@ class Compacting:
                 await self._client.again()
                 return None
             result, broker_id = answer
+            # Not the first answer's: a key's record up to there may be removed meanwhile, for a newer one behind it.
+            end = result.high_watermark
             if leader_id is None:
-                leader_id, end = broker_id, result.high_watermark
+                leader_id = broker_id
             if broker_id != leader_id or end < least_end:
                 return None
             records += [record for record in records_of(result.records) if record.offset >= offset]

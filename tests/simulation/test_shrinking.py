@@ -105,6 +105,7 @@ def test_no_schedule_is_run_twice() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_a_real_failure_of_a_mixed_run_is_shrunk(monkeypatch) -> None:
     """A planted fault fails a seed of 18 steps; the replayed schedule of few steps fails in the same way."""
     monkeypatch.setattr(sys, "argv", ["klamm.simulation", "--steps", "18"])
