@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 from klamm.config.throttles import BROKER_THROTTLES, TOPIC_THROTTLES
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType, TopicPartition
-from klamm.slices import slices
 from klamm.tools.clients import error_line
 from klamm.tools.cluster_view import ClusterView, PartitionView, read_cluster
 
@@ -246,7 +245,9 @@ def _log_dir(path: str, found: "LogDirDescription") -> LogDirFacts:
 
 async def read_topic_limits(client: "ClusterClient", topics: "Sequence[str]") -> "TopicLimits":
     """What the configs of these topics say about in-sync replicas and throttles."""
+    # With asyncio, which a command that needs no cluster does not import.
     from klamm.client.configs import ConfigResource, describe_configs
+    from klamm.slices import slices
 
     min_isr: dict[str, int] = {}
     throttled: dict[str, dict[str, str]] = {}
