@@ -1,6 +1,7 @@
 """The parts of docs/style.md that a program can check, in the prose of klamm, the documents and the changelog."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,8 @@ PHRASES = {
 }
 # The official of "The Castle", in README.md.
 QUOTED = ("whom nobody ever reaches",)
+# The least number of words in a row that a page may not say twice.
+REPEATED_WORDS = 12
 LOWER_CASE = ("klamm", "kill -9", "memcpy", "unclean.leader.election.enable")
 
 
@@ -84,3 +87,11 @@ def test_the_changelog_has_short_entries_under_known_headings() -> None:
     entries = [line for line in body if line and not line.startswith(("#", "- ")) and line[:1].isspace()]
     assert entries == [], "an entry is one line"
     assert [line for line in body if line.startswith("- ") and not line.endswith(".")] == []
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
+def test_a_page_says_nothing_twice(page: Path) -> None:
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    words = " ".join(line for line in prose.splitlines() if not line.startswith(("|", "#"))).split()
+    runs = [" ".join(words[start : start + REPEATED_WORDS]) for start in range(len(words) - REPEATED_WORDS + 1)]
+    assert next((run for run, count in Counter(runs).items() if count > 1), None) is None
