@@ -20,7 +20,14 @@ from support import oracles
 # What the modules of the clients in Go need.
 OLDEST_GO = (1, 25)
 
-pytest_plugins = ["support.browser", "support.heap", "support.leftovers", "support.runner", "support.scheduling"]
+pytest_plugins = [
+    "klamm.testing.recipes.plugin",
+    "support.browser",
+    "support.heap",
+    "support.leftovers",
+    "support.runner",
+    "support.scheduling",
+]
 
 # A background job of a shell ignores Ctrl-C, and so would every command that a test starts to interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -45,11 +52,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--bootstrap",
         metavar="HOST:PORT",
         help="run tests/clients against this broker instead of klamm; `kafka`: against Apache Kafka 2.8.2",
-    )
-    parser.addoption(
-        "--recipe-client",
-        metavar="MODULE:CLASS",
-        help="run tests/recipes with this client (docs/recipes.md) instead of those that it has",
     )
     parser.addoption(
         "--rewrite-transcripts",

@@ -1,16 +1,21 @@
 """What a clone becomes: a wheel, and virtual environments that hold no more than is needed."""
 
+import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("klamm", "pyspark_klamm", "bin", "pyproject.toml", "README.md", "LICENSE")
+SHORT_RECIPES = "the_answer_to_an_append_is_lost or the_third_append_is_refused_once"
+PARTS = ("klamm", "pyspark_klamm", "bin", "scripts", "pyproject.toml", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="module")
@@ -29,26 +34,24 @@ def files(directory: Path) -> list[Path]:
     return sorted(path.relative_to(directory) for path in directory.rglob("*"))
 
 
-def test_an_installation_leaves_nothing_in_the_clone(clone: Path, tmp_path: Path) -> None:
-    before = files(clone)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(tmp_path),
-        ".",
-    ]
-    subprocess.run(command, cwd=clone, check=True)
-    assert files(clone) == before
+@pytest.fixture(scope="module")
+def wheel(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the clone."""
+    return built(clone, tmp_path_factory.mktemp("wheel"))
 
-    (wheel,) = tmp_path.glob("klamm-*.whl")
+
+def built(clone: Path, directory: Path) -> Path:
+    before = files(clone)
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(directory), "."]
+    subprocess.run(pip, cwd=clone, check=True)
+    assert files(clone) == before, "a build leaves nothing in the clone"
+    (wheel,) = directory.glob("klamm-*.whl")
+    return wheel
+
+
+def test_the_wheel_has_what_the_sources_have(clone: Path, wheel: Path) -> None:
     packed = set(zipfile.ZipFile(wheel).namelist())
-    expected = {str(path) for path in before if path.parts[0] in ("klamm", "pyspark_klamm") and path.suffix}
+    expected = {str(path) for path in files(clone) if path.parts[0] in ("klamm", "pyspark_klamm") and path.suffix}
     assert {name for name in packed if ".dist-info/" not in name and ".data/" not in name} == {
         *expected,
         "klamm-pyspark.pth",
@@ -92,3 +95,58 @@ def test_the_environment_of_a_run_has_no_client_spark_or_linter() -> None:
     }
     assert "uvloop" in names
     assert not_needed.isdisjoint(names)
+
+
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as packed:
+        (name,) = (name for name in packed.namelist() if name.endswith(".dist-info/METADATA"))
+        return message_from_bytes(packed.read(name))
+
+
+def test_the_page_of_the_package_has_no_link_that_only_works_in_the_repository(wheel: Path) -> None:
+    found = metadata(wheel)
+    assert "Framework :: Pytest" in found.get_all("Classifier", [])
+    page = found.get_payload()
+    assert "A cluster in your tests" in page
+    assert re.findall(r"\]\((?!https?://|#)[^)]*\)", page) == []
+
+
+def test_with_an_address_the_page_has_whole_links_and_pictures(clone: Path, tmp_path: Path) -> None:
+    shutil.copytree(clone, tmp_path / "clone")
+    project = tmp_path / "clone" / "pyproject.toml"
+    project.write_text(
+        re.sub(r'^address = ""', 'address = "https://forge.example/o/klamm"', project.read_text(), flags=re.M)
+    )
+    found = metadata(built(tmp_path / "clone", tmp_path / "wheel"))
+    page = found.get_payload()
+    assert "](https://forge.example/o/klamm/raw/main/docs/pictures/failover.png)" in page
+    assert "[docs/recipes.md](https://forge.example/o/klamm/blob/main/docs/recipes.md)" in page
+    links = re.findall(r"\]\((https://forge.example/o/klamm/(?:raw|blob)/main/)([^)]*)\)", page)
+    assert len(links) > 10
+    assert [path for _, path in links if not (ROOT / path).exists()] == []
+    assert "Repository, https://forge.example/o/klamm" in found.get_all("Project-URL", [])
+
+
+@pytest.mark.parametrize("chosen", [SHORT_RECIPES, pytest.param("", marks=pytest.mark.long)], ids=["two", "all"])
+def test_the_recipes_run_in_an_empty_project_with_the_wheel(wheel: Path, tmp_path: Path, chosen: str) -> None:
+    """Each recipe of the page in a file of its own, and the line for conftest.py that the page shows."""
+    target, project = tmp_path / "installed", tmp_path / "project"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), str(wheel)]
+    subprocess.run(pip, check=True)
+    project.mkdir()
+    conftest, *recipes = re.findall(r"```python\n(.*?)```", (ROOT / "docs/recipes.md").read_text(), re.DOTALL)
+    (project / "conftest.py").write_text(conftest)
+    for number, recipe in enumerate(recipes, 1):
+        (project / f"test_recipe_{number}.py").write_text(recipe)
+    linted = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", "."], cwd=project, check=False
+    )
+    assert linted.returncode == 0  # no name that the recipe does not import
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen]
+    # The wheel is found before the sources that these tests run with.
+    done = subprocess.run(
+        command, cwd=project, env={**os.environ, "PYTHONPATH": str(target)}, capture_output=True, text=True, check=False
+    )
+    count = len(chosen.split(" or ")) if chosen else len(recipes)
+    assert f"{count} passed" in done.stdout, done.stdout
+    assert len(recipes) == 20

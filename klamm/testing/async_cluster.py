@@ -18,24 +18,26 @@ from klamm.testing.faults.clock import AsyncClock
 from klamm.testing.faults.disk import AsyncDisk
 from klamm.testing.faults.network import AsyncNetwork
 from klamm.testing.faults.servers import AsyncServerFaults
+from klamm.testing.threads import in_thread, require_asyncio
 
 
 async def open_in_thread(cluster: Cluster) -> "AsyncCluster":
     """Opens a cluster. A cancellation closes the cluster again."""
-    opening = asyncio.ensure_future(asyncio.to_thread(cluster.open))
+    require_asyncio()
+    opening = asyncio.ensure_future(in_thread(cluster.open))
     try:
         await asyncio.shield(opening)
     except asyncio.CancelledError:
         with contextlib.suppress(Exception):
             await opening
-        await asyncio.to_thread(cluster.close)
+        await in_thread(cluster.close)
         raise
     return AsyncCluster(cluster)
 
 
 async def close_in_thread(cluster: Cluster, error: BaseException | None = None) -> None:
     """Closes a cluster; a cancellation does not stop that."""
-    await asyncio.shield(asyncio.to_thread(cluster.close, error))
+    await asyncio.shield(in_thread(cluster.close, error))
 
 
 class AsyncCluster(AsyncAnswerFaults, AsyncServerFaults):
@@ -89,28 +91,28 @@ class AsyncCluster(AsyncAnswerFaults, AsyncServerFaults):
         return self.cluster.describe(history_lines)
 
     async def record(self, path: str | Path) -> Path:
-        return await asyncio.to_thread(self.cluster.record, path)
+        return await in_thread(self.cluster.record, path)
 
     async def controller_id(self) -> int | None:
-        return await asyncio.to_thread(self.cluster.controller_id)
+        return await in_thread(self.cluster.controller_id)
 
     async def topics(self) -> list[str]:
-        return await asyncio.to_thread(self.cluster.topics)
+        return await in_thread(self.cluster.topics)
 
     async def leader(self, topic: str, partition: int = 0) -> int | None:
-        return await asyncio.to_thread(self.cluster.leader, topic, partition)
+        return await in_thread(self.cluster.leader, topic, partition)
 
     async def isr(self, topic: str, partition: int = 0) -> list[int]:
-        return await asyncio.to_thread(self.cluster.isr, topic, partition)
+        return await in_thread(self.cluster.isr, topic, partition)
 
     async def replicas(self, topic: str, partition: int = 0) -> list[int]:
-        return await asyncio.to_thread(self.cluster.replicas, topic, partition)
+        return await in_thread(self.cluster.replicas, topic, partition)
 
     async def followers(self, topic: str, partition: int = 0) -> list[int]:
-        return await asyncio.to_thread(self.cluster.followers, topic, partition)
+        return await in_thread(self.cluster.followers, topic, partition)
 
     async def under_replicated(self) -> list[PartitionKey]:
-        return await asyncio.to_thread(self.cluster.under_replicated)
+        return await in_thread(self.cluster.under_replicated)
 
     async def create_topic(
         self,
@@ -119,10 +121,10 @@ class AsyncCluster(AsyncAnswerFaults, AsyncServerFaults):
         replication_factor: int | None = None,
         configs: Mapping[str, object] | None = None,
     ) -> None:
-        await asyncio.to_thread(self.cluster.create_topic, name, partitions, replication_factor, configs)
+        await in_thread(self.cluster.create_topic, name, partitions, replication_factor, configs)
 
     async def delete_topic(self, name: str) -> None:
-        await asyncio.to_thread(self.cluster.delete_topic, name)
+        await in_thread(self.cluster.delete_topic, name)
 
     @property
     def faults(self) -> AsyncFaults:
@@ -142,38 +144,39 @@ class AsyncCluster(AsyncAnswerFaults, AsyncServerFaults):
 
     @property
     def history(self) -> Awaitable[History]:
-        return asyncio.to_thread(lambda: self.cluster.history)
+        return in_thread(lambda: self.cluster.history)
 
     @property
     def network(self) -> AsyncNetwork:
         return AsyncNetwork(self.cluster.network)
 
     async def kill(self, server: Server) -> None:
-        await asyncio.to_thread(self.cluster.kill, server)
+        await in_thread(self.cluster.kill, server)
 
     async def stop(self, server: Server) -> None:
-        await asyncio.to_thread(self.cluster.stop, server)
+        await in_thread(self.cluster.stop, server)
 
     async def start(self, server: Server, properties: Mapping[str, object] | None = None, *, wait: bool = True) -> None:
-        await asyncio.to_thread(self.cluster.start, server, properties, wait=wait)
+        await in_thread(self.cluster.start, server, properties, wait=wait)
 
     async def restart(self, server: Server, properties: Mapping[str, object] | None = None) -> None:
-        await asyncio.to_thread(self.cluster.restart, server, properties)
+        await in_thread(self.cluster.restart, server, properties)
 
     async def pause(self, server: Server) -> None:
-        await asyncio.to_thread(self.cluster.pause, server)
+        await in_thread(self.cluster.pause, server)
 
     async def resume(self, server: Server) -> None:
-        await asyncio.to_thread(self.cluster.resume, server)
+        await in_thread(self.cluster.resume, server)
 
     async def heal(self) -> None:
-        await asyncio.to_thread(self.cluster.heal)
+        await in_thread(self.cluster.heal)
 
     async def add_broker(self, properties: Mapping[str, object] | None = None) -> int:
-        return await asyncio.to_thread(self.cluster.add_broker, properties)
+        return await in_thread(self.cluster.add_broker, properties)
 
     async def until(self, condition: Callable[[], Awaitable[Any] | Any], timeout: float = TIMEOUT_S) -> Any:  # noqa: ASYNC109
         """As Cluster.until; the condition may be a coroutine function, which a condition on this object needs."""
+        require_asyncio()
         wait = Wait(condition, timeout, self.describe)
         while True:
             with wait.look() as look:

@@ -11,7 +11,6 @@ What must stay true:
 - Addresses do not change while the cluster lives, and no other program gets its ports meanwhile.
 """
 
-import asyncio
 import contextlib
 import tempfile
 import time
@@ -55,6 +54,7 @@ from klamm.testing.faults.servers import ServerFaults
 from klamm.testing.observer import Observer, create_topic, delete_topic
 from klamm.testing.ports import ReservedPort
 from klamm.testing.recordings import note_recording
+from klamm.testing.threads import in_thread
 from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.client.connect_string import parse_connect_string
 
@@ -146,6 +146,10 @@ class Cluster(AnswerFaults, ServerFaults):
         # The controllers' records, read at the end of a cluster with an error.
         self._last_records: list[Json] = []
 
+    def __deepcopy__(self, memo: object) -> Self:
+        # For each test, Django copies what setUpTestData has kept. The processes behind this object exist once.
+        return self
+
     # -- life -----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
@@ -171,7 +175,7 @@ class Cluster(AnswerFaults, ServerFaults):
 
         await close_in_thread(self, error)
         if error is not None:
-            await asyncio.to_thread(note_recording, error, self.record)
+            await in_thread(note_recording, error, self.record)
 
     def open(self) -> None:
         """Starts the cluster and returns when it is ready, as `with` does. Raises ClusterError."""
@@ -656,11 +660,11 @@ class Cluster(AnswerFaults, ServerFaults):
                 raise ClusterEnded("the cluster has ended") from None
 
     def _server(self, server: Server) -> ServerProcess:
-        try:
-            return self._open.servers[_name(server)]
-        except KeyError:
-            allowed = ", ".join(self._open.servers)
-            raise ClusterError(f"this cluster has no {_name(server)}; it has {allowed}") from None
+        self._require_open()
+        if server not in self._ports:
+            allowed = ", ".join(map(repr, self._ports))
+            raise ClusterError(f"this cluster has no server {server!r}; allowed: {allowed}")
+        return self._open.servers[_name(server)]
 
     def _running(self, server: Server) -> ServerProcess:
         process = self._server(server)

@@ -131,7 +131,7 @@ def klamm_cluster(
 
 @pytest.fixture
 def klamm_async_cluster(klamm_cluster: "Cluster") -> "AsyncCluster":
-    """The same cluster for tests that are coroutines, with any plugin that runs them."""
+    """The same cluster for coroutines, with any plugin that runs them on asyncio; docs/testing.md names them."""
     from klamm.testing.async_cluster import AsyncCluster
 
     return AsyncCluster(klamm_cluster)

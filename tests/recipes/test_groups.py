@@ -3,7 +3,7 @@
 import pytest
 
 from klamm.testing import Cluster
-from support.recipe_clients.contract import TIMEOUT_S, Client, Failed
+from klamm.testing.recipes import TIMEOUT_S, Client, Failed
 
 
 def test_the_coordinator_of_a_group_dies(c: Cluster, client: Client, topic: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from klamm.testing import Cluster
-from support.recipe_clients.contract import Client, Failed
+from klamm.testing.recipes import Client, Failed
 
 
 def test_a_zombie_is_fenced(c: Cluster, client: Client, topic: str) -> None:

@@ -8,6 +8,8 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
+from klamm.testing import recipes as recipes_package
+
 RECIPES = Path(__file__).parents[1] / "recipes"
 BEGIN, END = "<!-- begin: recipes -->\n", "<!-- end: recipes -->\n"
 # The modules in the order of the page, and their headings.
@@ -45,7 +47,15 @@ def _recipe(room: str, test: ast.FunctionDef, lines: list[str]) -> Recipe:
     signature = lines[test.lineno - 1 : docstring.lineno - 1]
     body = lines[first.lineno - 1 : test.end_lineno]
     code = "\n".join([ANNOTATIONS.sub("", "\n".join(signature)), *body])
-    return Recipe(room, title, prose.strip(), code)
+    return Recipe(room, title, prose.strip(), _imports(code) + code)
+
+
+def _imports(code: str) -> str:
+    """What a recipe imports where it stands alone."""
+    names = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    ours = ", ".join(name for name in recipes_package.__all__ if name in names)
+    blocks = ["import pytest"] * ("pytest" in names) + [f"from klamm.testing.recipes import {ours}"] * bool(ours)
+    return "\n\n".join(blocks) + "\n\n\n" if blocks else ""
 
 
 def page() -> str:

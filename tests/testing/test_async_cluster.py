@@ -2,6 +2,8 @@
 
 import asyncio
 import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -92,3 +94,12 @@ async def test_an_error_in_the_block_is_passed_on(klamm_helper: Helper) -> None:
 
     with pytest.raises(ZeroDivisionError):
         await main()
+
+
+@pytest.mark.parametrize(
+    "call", [AsyncCluster.topics, lambda c: c.until(lambda: True), lambda c: c.cluster.__aenter__()]
+)
+def test_an_event_loop_that_is_not_asyncios(call: Callable[[AsyncCluster], Coroutine[Any, Any, Any]]) -> None:
+    """Trio, for example, runs a coroutine without a loop of asyncio's."""
+    with pytest.raises(ClusterError, match=r"^AsyncCluster needs asyncio's event loop: .* trio\.to_thread\.run_sync$"):
+        call(AsyncCluster(Cluster(1))).send(None)

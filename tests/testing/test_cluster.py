@@ -1,5 +1,6 @@
 """klamm.testing.Cluster: what it promises, with one broker and with three."""
 
+import copy
 import os
 import re
 import select
@@ -151,10 +152,17 @@ def test_questions_without_an_answer(one: Cluster) -> None:
         one.leader("two", 2)
     with pytest.raises(ClusterError, match=r"^there is no topic nowhere$"):
         one.isr("nowhere")
-    with pytest.raises(ClusterError, match=r"^this cluster has no broker-7; it has zookeeper, broker-0$"):
+    with pytest.raises(ClusterError, match=r"^this cluster has no server 7; allowed: 'zookeeper', 0$"):
         one.kill(7)
+    with pytest.raises(ClusterError, match=r"^this cluster has no server 'broker-0'; allowed: 'zookeeper', 0$"):
+        one.kill("broker-0")  # the name of its log and its directory
     with pytest.raises(ClusterError, match=r"^broker-0 is running$"):
         one.start(0)
+
+
+def test_a_copy_of_a_cluster_is_the_cluster(one: Cluster) -> None:
+    """Django's test cases copy deeply, for each test, what setUpTestData has kept."""
+    assert copy.deepcopy({"cluster": one})["cluster"] is one
 
 
 def test_a_cluster_outside_its_block() -> None:

@@ -1,10 +1,10 @@
 """The faults of a cluster as coroutines, for AsyncCluster. The classes of `faults.py` document each method."""
 
-import asyncio
 from collections.abc import Awaitable
 
 from klamm.faults.commands import Action, Fault, Json, Server
 from klamm.testing.faults.faults import WAIT_TIMEOUT_S, FaultHandle, Faults
+from klamm.testing.threads import in_thread
 
 
 class AsyncFaults:
@@ -14,17 +14,17 @@ class AsyncFaults:
         self.faults = faults
 
     async def install(self, fault: Fault) -> "AsyncFaultHandle":
-        return AsyncFaultHandle(await asyncio.to_thread(self.faults.install, fault))
+        return AsyncFaultHandle(await in_thread(self.faults.install, fault))
 
     async def perform(self, server: Server | None, action: Action) -> Json:
-        return await asyncio.to_thread(self.faults.perform, server, action)
+        return await in_thread(self.faults.perform, server, action)
 
     @property
     def active(self) -> "list[AsyncFaultHandle]":
         return [AsyncFaultHandle(handle) for handle in self.faults.active]
 
     async def remove_all(self) -> None:
-        await asyncio.to_thread(self.faults.remove_all)
+        await in_thread(self.faults.remove_all)
 
 
 class AsyncFaultHandle:
@@ -39,17 +39,17 @@ class AsyncFaultHandle:
 
     @property
     def calls(self) -> Awaitable[int]:
-        return asyncio.to_thread(lambda: self.handle.calls)
+        return in_thread(lambda: self.handle.calls)
 
     @property
     def hits(self) -> Awaitable[int]:
-        return asyncio.to_thread(lambda: self.handle.hits)
+        return in_thread(lambda: self.handle.hits)
 
     async def wait(self, timeout: float = WAIT_TIMEOUT_S, *, hits: int = 1) -> None:  # noqa: ASYNC109
-        await asyncio.to_thread(lambda: self.handle.wait(timeout, hits=hits))
+        await in_thread(lambda: self.handle.wait(timeout, hits=hits))
 
     async def remove(self) -> None:
-        await asyncio.to_thread(self.handle.remove)
+        await in_thread(self.handle.remove)
 
     async def replace(self, fault: Fault) -> None:
-        await asyncio.to_thread(self.handle.replace, fault)
+        await in_thread(self.handle.replace, fault)

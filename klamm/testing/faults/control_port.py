@@ -1,6 +1,5 @@
 """The control port of a Cluster(control=True): its faults and servers for a test in another language."""
 
-import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ from klamm.faults.control import Control
 from klamm.faults.control_port import ControlPort
 from klamm.faults.wire import FaultError
 from klamm.testing.errors import ClusterError
+from klamm.testing.threads import in_thread
 
 
 class Cluster(Protocol):
@@ -61,7 +61,7 @@ class ClusterBehindPort:
 
 async def _in_thread(method: Callable[..., None], *arguments: Server) -> None:
     try:
-        await asyncio.to_thread(method, *arguments)
+        await in_thread(method, *arguments)
     except ClusterError as error:
         raise FaultError(str(error)) from error
 

@@ -11,7 +11,6 @@ a set or a list. `client_id` narrows "clients" to those that call themselves so.
 a topic, for example) always pass.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -28,6 +27,7 @@ from klamm.faults.commands.network import (
 from klamm.testing.errors import ClusterError
 from klamm.testing.faults.asynchronous import AsyncFaultHandle
 from klamm.testing.faults.faults import FaultHandle, Faults
+from klamm.testing.threads import in_thread
 
 Places = Place | Iterable[Place]
 
@@ -178,11 +178,11 @@ class AsyncNetwork:
         return await self._in_thread(self.network.half_open, one, other, client_id=client_id)
 
     async def heal(self) -> None:
-        await asyncio.to_thread(self.network.heal)
+        await in_thread(self.network.heal)
 
     @staticmethod
     async def _in_thread(method: Callable[..., FaultHandle], *arguments: Any, **options: Any) -> AsyncFaultHandle:
-        return AsyncFaultHandle(await asyncio.to_thread(method, *arguments, **options))
+        return AsyncFaultHandle(await in_thread(method, *arguments, **options))
 
 
 def _named(places: tuple[Place, ...]) -> str:

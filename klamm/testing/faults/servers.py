@@ -4,7 +4,6 @@ Each returns when it is done; what follows from it (a new session, a truncation,
 or read in the history.
 """
 
-import asyncio
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from klamm.faults.wire import FaultError
 from klamm.storage.log_directory import partition_directory_name
 from klamm.testing.errors import ClusterError
 from klamm.testing.faults.faults import Faults
+from klamm.testing.threads import in_thread
 
 
 class _Broker(Protocol):
@@ -98,25 +98,25 @@ class AsyncServerFaults(ABC):
     def _in_threads(self) -> ServerFaults: ...
 
     async def expire_session(self, broker: int) -> None:
-        await asyncio.to_thread(self._in_threads.expire_session, broker)
+        await in_thread(self._in_threads.expire_session, broker)
 
     async def elect(self, topic: str, partition: int = 0, *, to: int | None = None) -> int:
-        return await asyncio.to_thread(self._in_threads.elect, topic, partition, to=to)
+        return await in_thread(self._in_threads.elect, topic, partition, to=to)
 
     async def unclean_election(self, topic: str, partition: int = 0, *, to: int) -> int:
-        return await asyncio.to_thread(self._in_threads.unclean_election, topic, partition, to=to)
+        return await in_thread(self._in_threads.unclean_election, topic, partition, to=to)
 
     async def move_controller(self) -> int:
-        return await asyncio.to_thread(self._in_threads.move_controller)
+        return await in_thread(self._in_threads.move_controller)
 
     async def force_rebalance(self, group: str) -> None:
-        await asyncio.to_thread(self._in_threads.force_rebalance, group)
+        await in_thread(self._in_threads.force_rebalance, group)
 
     async def expire_transaction(self, transactional_id: str) -> None:
-        await asyncio.to_thread(self._in_threads.expire_transaction, transactional_id)
+        await in_thread(self._in_threads.expire_transaction, transactional_id)
 
     async def corrupt(self, topic: str, partition: int = 0, *, offset: int, broker: int | None = None) -> Path:
-        return await asyncio.to_thread(self._in_threads.corrupt, topic, partition, offset=offset, broker=broker)
+        return await in_thread(self._in_threads.corrupt, topic, partition, offset=offset, broker=broker)
 
 
 def _leader(result: Any) -> int:

@@ -1,1 +1,1 @@
-"""The clients that tests/recipes tries, behind one face (contract.py): one module for each of them."""
+"""Clients in other languages that tests/recipes tries: each runs in a process of its own (driver.py)."""

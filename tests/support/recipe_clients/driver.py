@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from klamm.testing.recipes import contract
+from klamm.testing.recipes.contract import TIMEOUT_S, Failed
 from support.processes import ManagedProcess
-from support.recipe_clients import contract
-from support.recipe_clients.contract import TIMEOUT_S, Failed
 
 # A call may take longer than the client's own patience.
 ANSWER_S = 2 * TIMEOUT_S

@@ -1,10 +1,10 @@
-"""What the recipes ask of a client, whichever it is.
+"""What the recipes ask of every client.
 
 A client has `producer(**config)`, `consumer(*topics, **config)` and `close()`. Configurations have Kafka's names with
 underscores instead of dots, and mean the same to every client. A consumer with a `group_id` joins that group; one
 without reads the partition 0 of each topic from its beginning. Offsets are committed only when a recipe asks for it.
 
-An error has Kafka's name. Clients have names of their own for five conditions, which all adapters call the same:
+An error has Kafka's name. Clients have names of their own for five conditions; these are the recipes' names for them:
 
     TIMED_OUT         the record was not acknowledged, or the request not answered, within the client's time
     FENCED            another producer has taken over the transactional id, or the coordinator has ended the transaction

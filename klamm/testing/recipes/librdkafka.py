@@ -1,4 +1,4 @@
-"""confluent-kafka."""
+"""The recipes' client on confluent-kafka, which is librdkafka."""
 
 import contextlib
 import queue
@@ -10,8 +10,8 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import KafkaException, Message, TopicPartition
 
-from support.recipe_clients import contract
-from support.recipe_clients.contract import TIMEOUT_S, Failed
+from klamm.testing.recipes import contract
+from klamm.testing.recipes.contract import TIMEOUT_S, Failed
 
 POLL_S = 0.05
 NAMES = {
@@ -134,7 +134,7 @@ class Consumer(contract.Consumer):
             self.happened("failed", error.error, str(error))
         else:
             place = (message.topic(), message.partition(), message.offset(), message.timestamp()[1])
-            self.happened("record", *place, message.value().decode())
+            self.happened("record", *place, (message.value() or b"").decode())
 
     def _call(self, call: Callable[[], None]) -> None:
         """Calls it in the thread that polls."""

@@ -1,4 +1,4 @@
-"""aiokafka. One event loop, in a thread, has all of its producers and consumers.
+"""The recipes' client on aiokafka. One event loop, in a thread, has all of its producers and consumers.
 
 Its idempotent producer has no delivery timeout: it tries for ever. So a producer with `delivery.timeout.ms` is not
 idempotent here.
@@ -25,8 +25,8 @@ from aiokafka.errors import (
 )
 
 from klamm.protocol.errors import ErrorCode
-from support.recipe_clients import contract
-from support.recipe_clients.contract import TIMEOUT_S, Failed
+from klamm.testing.recipes import contract
+from klamm.testing.recipes.contract import TIMEOUT_S, Failed
 
 POLL_MS = 50
 FENCED = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED)
@@ -121,7 +121,7 @@ class Producer(contract.Producer):
         self._loop.run(self._producer.stop())
 
 
-class Consumer(contract.Consumer, ConsumerRebalanceListener):
+class Consumer(contract.Consumer, ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     def __init__(self, loop: Loop, topics: tuple[str, ...], config: dict[str, Any]) -> None:
         super().__init__()
         self._loop = loop
