@@ -1,7 +1,8 @@
 """From a frame to its response: header, version, body, handler, throttle time, encoding.
 
 What must stay true:
-- A frame is a request only if its header and body decode exactly to its end; otherwise its connection closes.
+- A frame is a request only if it begins with a header and a body; otherwise its connection closes. Bytes after the
+  body are ignored, as in Kafka.
 - A handler's KafkaError becomes the API's error response, and so does a ZooKeeperError, as REQUEST_TIMED_OUT; any other
   exception is a fault of the program and stops the broker (the network layer passes it on).
 - A response that cannot be encoded is a fault of the program too, but only its own connection closes: the request has
@@ -71,6 +72,7 @@ class Dispatcher:
             header = messages.parse_request_header(frame)
         except InvalidFrame as error:
             raise InvalidRequest(f"request header: {error}") from None
+        exchange.client_id = header.client_id
         api = self.apis.get(header.api_key)
         if api is None:
             name = header.api_key.message_name

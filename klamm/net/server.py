@@ -17,7 +17,7 @@ What must stay true:
   and while the client does not read its responses, the connection is muted: nothing more is read from it. Unread
   responses count in the broker's `ResponseMemory`, requests in the listener's `RequestMemory`.
 - No request of a connection starts before its admission (`connection_quotas`).
-- Bad input closes only the connection that sent it (`InvalidRequest`), with a logged reason.
+- Bad input closes only the connection that sent it (`InvalidRequest`). The reason is logged, once for each client.
 - Requests that continue without their clients are bounded for each host: a host with too many gets no new connection.
 - Any other exception of `dispatch` is a fault of the program and goes to `on_failure`, also after the client has gone.
 """
@@ -38,6 +38,7 @@ from klamm.net.request_memory import SMALL_BYTES, Part, RequestMemory
 from klamm.net.request_queue import RequestQueue
 from klamm.net.response_memory import ResponseMemory
 from klamm.net.stopwatch import Stopwatch
+from klamm.repeated_lines import RepeatedLines
 from klamm.tasks import OnFailure
 
 Buffers = Sequence[bytes | bytearray | memoryview]
@@ -68,6 +69,9 @@ CONNECTIONS_PER_SLICE = 500
 # For this time after it was throttled, a client's next large request is read only when it can start: what is read ahead
 # stays in memory for as long as the client is muted.
 READ_AHEAD_AFTER_S = 10.0
+
+# The characters of a client's id that a log line has.
+MAX_LOGGED_ID = 256
 
 # The size that stands before each frame.
 SIZE_FIELD_BYTES = 4
@@ -146,6 +150,7 @@ class Exchange(Stopwatch):
     __slots__ = (
         "arrived_s",
         "at_once",
+        "client_id",
         "holds",
         "is_abandoned",
         "is_answer_only",
@@ -171,6 +176,8 @@ class Exchange(Stopwatch):
         self.arrived_s: float
         self.late_s: float
         self.ready_s: float
+        # Set by `dispatch` when it has read it.
+        self.client_id: str | None
         # Where its bytes count until they are free.
         self.memory: Part | None = memory
         self.pipelined = pipelined
@@ -416,7 +423,7 @@ class ServerConnection(FrameReader):
 
     def eof_received(self) -> None:
         if self.mid_frame:
-            _log.info("%s: closed in the middle of a frame", self)
+            self._server.report(self.peer_host, None, "closed by the client in the middle of a frame")
 
     def pause_writing(self) -> None:
         # Reading continues until the next frame: most clients send it after they have read all of this response.
@@ -435,10 +442,10 @@ class ServerConnection(FrameReader):
 
     # -- requests and responses -----------------------------------------------------------------------------------
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, client_id: str | None = None) -> None:
         """Closes the connection because of bad input. Unsent responses are dropped."""
         if not self.transport.is_closing():
-            _log.info("%s: closed: %s", self, reason)
+            self._server.report(self.peer_host, client_id, f"closed: {reason}")
             self._drop_waiting()
             self.transport.abort()
 
@@ -488,7 +495,7 @@ class ServerConnection(FrameReader):
 
     def disconnect(self, reason: str) -> None:
         """Like `close`, and also ends a connection that is only open until its client has read its responses."""
-        _log.info("%s: disconnected: %s", self, reason)
+        self._server.report(self.peer_host, None, f"disconnected: {reason}")
         self._drop_waiting()
         self.transport.abort()
 
@@ -541,7 +548,7 @@ class ServerConnection(FrameReader):
         try:
             answer = self._server.dispatch(self, frame, exchange)
         except InvalidRequest as error:
-            self.close(str(error))
+            self.close(str(error), getattr(exchange, "client_id", None))
             return
         except Exception as error:
             self._server.on_failure(error)
@@ -587,7 +594,7 @@ class ServerConnection(FrameReader):
             self._start_requests()
             self._adjust_reading()
         except InvalidRequest as error:
-            self.close(str(error))
+            self.close(str(error), getattr(exchange, "client_id", None))
         except Exception as error:
             self._server.on_failure(error)
 
@@ -754,6 +761,7 @@ class SocketServer:
         self.on_failure = on_failure
         self.work_clock_s = work_clock_s
         self.traffic = Traffic()
+        self._closed_lines = RepeatedLines(_log)
         self.stopping = False
         self._make_room = make_room
         self._size_limit = size_limit
@@ -824,6 +832,12 @@ class SocketServer:
                 task.cancel()
         for connection in list(self._connections):
             connection.transport.abort()
+        self._closed_lines.close()
+
+    def report(self, host: str, client_id: str | None, what: str) -> None:
+        """Logs what happened to a connection of a client; repetitions of the same are counted."""
+        client = "" if client_id is None else f" client {client_id[:MAX_LOGGED_ID]!r}"
+        self._closed_lines.warn(f"{self.listener_name} {host}{client}", what)
 
     @property
     def request_count(self) -> int:

@@ -6,8 +6,9 @@ Both also exist in steps: the same lines with a `yield` at the end of the loops.
 
 What must stay true:
 - A decoder raises `InvalidFrame`, and nothing else, for any bytes that are not such a message: cut or oversized fields,
-  null where the schema allows none, text that is not UTF-8, tagged fields out of order or with a wrong size, bytes
-  after the end. The error names the path of the field, found by the line of the function that failed.
+  null where the schema allows none, text that is not UTF-8, tagged fields out of order or with a wrong size, and bytes
+  after the end, except of requests. The error names the path of the field, found by the line of the function that
+  failed.
 - The work and memory that a frame costs are bounded before they are spent: an array's count must fit into the bytes
   that follow it, and all arrays and tagged fields of a message together hold at most `max_elements` elements.
 - The common case is handled inline. Longer, null or invalid values go to the readers in `primitives.py`, which alone
@@ -278,7 +279,7 @@ class _DecoderWriter(_Writer):
         self._run: list[tuple[str, str, tuple[str, ...]]] = []
         self._after: list[str] = []
 
-    def write(self, message: type[Struct], max_elements: int, surplus_bytes: int) -> None:
+    def write(self, message: type[Struct], max_elements: int, has_end: bool) -> None:
         with self.block("def function(data, p):"):
             self.add("size = len(data)")
             self.add(f"left = {max_elements}")
@@ -286,11 +287,9 @@ class _DecoderWriter(_Writer):
                 self.add("stop = p + STEP")
             with self.block("try:"):
                 self.structure(message, "m")
-                condition = "p != size"
-                if surplus_bytes:
-                    condition += f" and size - p != {surplus_bytes}"
-                with self.block(f"if {condition}:"):
-                    self.add("check_end(data, p)")
+                if has_end:
+                    with self.block("if p != size:"):
+                        self.add("check_end(data, p)")
                 self.add("return m")
             with self.block("except FAULTS as error:"):
                 self.add("raise explain(error, places) from None")
@@ -690,24 +689,24 @@ class _EncoderWriter(_Writer):
 
 
 def compile_decoder(
-    message: type[Struct], version: int, flexible: bool, max_elements: int, surplus_bytes: int = 0
+    message: type[Struct], version: int, flexible: bool, max_elements: int, *, has_end: bool = True
 ) -> Decoder:
     """A function (frame, position of the body) -> message, for one version.
 
-    Exactly `surplus_bytes` bytes may follow the message, because a known client sends them.
+    With `has_end`, bytes after the message are an error; without, they are ignored.
     """
     writer = _DecoderWriter(version, flexible, False)
-    writer.write(message, max_elements, surplus_bytes)
+    writer.write(message, max_elements, has_end)
     decoder: Decoder = writer.function(f"decode {message.__name__} {version}")
     return decoder
 
 
 def compile_decoder_in_steps(
-    message: type[Struct], version: int, flexible: bool, max_elements: int, surplus_bytes: int = 0
+    message: type[Struct], version: int, flexible: bool, max_elements: int, *, has_end: bool = True
 ) -> DecoderInSteps:
     """Like `compile_decoder`, in steps of `STEP_BYTES`."""
     writer = _DecoderWriter(version, flexible, True)
-    writer.write(message, max_elements, surplus_bytes)
+    writer.write(message, max_elements, has_end)
     decoder: DecoderInSteps = writer.function(f"decode {message.__name__} {version} in steps")
     return decoder
 

@@ -156,7 +156,6 @@ def request_steps(version: int) -> Callable[[Buffer, int], Steps[LeaderAndIsrReq
             request.live_leaders, position = _read_live_leaders(flexible, frame, position, elements)
             if flexible:
                 position = skip_tagged_fields(frame, position, elements)
-            check_end(frame, position)
         return request
 
     return decode

@@ -2,7 +2,9 @@
 
 Messages are written in the notation of `schema.py`, in a module for each API (`apis/`); `compiler.py` makes the codecs,
 when they are first needed. Three APIs still have hand-written messages and codecs (`apis/__init__.py` names
-them and says why). Everything is decoded strictly, requests and responses alike.
+them and says why). Requests and responses are decoded strictly, with one exception: bytes after a request are ignored,
+as in Kafka, because clients send some. librdkafka (up to 2.16 at least) sends three after a Metadata request for all
+topics, kafka-go one after DescribeAcls version 2.
 
 What must stay true:
 - A message does not have a version; the caller names the version when it encodes the message.
@@ -144,7 +146,7 @@ def _request_decoder(api_key: ApiKey, version: int) -> compiler.Decoder:
         version,
         _is_flexible(api_key, version),
         MAX_ELEMENTS[_api(api_key).size],
-        _surplus_bytes(api_key, version),
+        has_end=False,
     )
 
 
@@ -160,7 +162,7 @@ def _request_decoder_in_steps(api_key: ApiKey, version: int) -> compiler.Decoder
         version,
         _is_flexible(api_key, version),
         MAX_ELEMENTS[_api(api_key).size],
-        _surplus_bytes(api_key, version),
+        has_end=False,
     )
 
 
@@ -240,15 +242,6 @@ def _error_counter_in_steps(api_key: ApiKey) -> compiler.ErrorCounterInSteps:
     return counter
 
 
-def _surplus_bytes(api_key: ApiKey, version: int) -> int:
-    """How many bytes may follow a request.
-
-    When librdkafka (up to 2.16 at least) requests all topics, it sends three bytes too many, reserved for a four-byte
-    count. Kafka ignores bytes after a request, so its users never noticed; `kcat -L` must work here too.
-    """
-    return 3 if api_key is ApiKey.METADATA and _is_flexible(api_key, version) else 0
-
-
 def _is_flexible(api_key: ApiKey, version: int) -> bool:
     return version >= FLEXIBLE_FROM[api_key]
 
@@ -274,7 +267,7 @@ def _check_version(api_key: ApiKey, version: int, versions: Versions) -> None:
 
 
 def decode_request(api_key: ApiKey, version: int, frame: Buffer, position: int) -> Any:
-    """The request whose body begins at `position` of the frame. InvalidFrame if it is not exactly one."""
+    """The request whose body begins at `position` of the frame. InvalidFrame if the frame does not begin with one."""
     return _request_decoder(api_key, version)(frame, position)
 
 

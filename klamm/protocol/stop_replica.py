@@ -121,7 +121,6 @@ def request_steps(version: int) -> Callable[[Buffer, int], Steps[StopReplicaRequ
             topics, position = yield from _TOPICS[delete].read(version, frame, position, elements)
             if version >= FLEXIBLE_FROM:
                 position = skip_tagged_fields(frame, position, elements)
-            check_end(frame, position)
         return StopReplicaRequest(controller_id, controller_epoch, broker_epoch, topics)
 
     return decode

@@ -165,7 +165,6 @@ def request_steps(version: int) -> Callable[[Buffer, int], Steps[UpdateMetadataR
                 request.live_brokers.append(broker)
             if flexible:
                 position = skip_tagged_fields(frame, position, elements)
-            check_end(frame, position)
         return request
 
     return decode

@@ -21,7 +21,7 @@ from klamm.protocol.update_metadata import (
 )
 from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.group_wire import commit, committed, find_coordinator
-from support.odd_requests import LONGEST, Odd, every_version, send_and_receive
+from support.odd_requests import LONGEST, Odd, every_version, refused_surplus, send_and_receive
 from support.one_broker import Client, OneBroker, batch, running, values
 
 NONE = ErrorCode.NONE
@@ -75,6 +75,13 @@ async def test_odd_values_in_every_field(tmp_path: Path, seed: int) -> None:
             assert (await client.produce("safe", 0, batch(b"%d" % number))).error_code == NONE
         assert values((await client.fetch("safe", 0, 0)).records) == [b"%d" % number for number in range(ROUNDS)]
         assert answered > 0.8 * ROUNDS * len(requests)
+
+
+async def test_bytes_after_the_end_of_any_request_are_ignored(tmp_path: Path) -> None:
+    """As in Kafka (tests/interop/test_surplus_bytes_interop.py). kafka-go sends one byte after DescribeAcls v2."""
+    async with running(tmp_path) as (cluster, client):
+        await client.create_topic("a", partitions=2)
+        assert await refused_surplus(cluster.connect, every_version()) == []
 
 
 @SEEDS

@@ -87,6 +87,8 @@ class Harness:
         body = bytes(data).removeprefix(PRODUCE_KEY)
         self.started.append(body)
         self.new_start.set()
+        if body.endswith(b"of c"):
+            exchange.client_id = "c\n"
         if body.startswith(b"bad"):
             raise InvalidRequest("because it is bad")
         if body.startswith(b"fault"):
@@ -207,6 +209,23 @@ async def test_garbage_closes_its_own_connection_only(bytes_sent: bytes) -> None
         other.send(b"now:1")
         assert await other.receive() == b"now:1"
         assert harness.failures == []
+
+
+async def test_why_connections_were_closed_is_logged_once_for_each_client(caplog: pytest.LogCaptureFixture) -> None:
+    async with running() as harness:
+        for _ in range(3):
+            for bytes_sent in (frame(b"bad"), frame(b"bad of c"), struct.pack(">i", -1), b"\0\0\0\3x"):
+                peer = await harness.connect()
+                peer.writer.write(bytes_sent)
+                peer.writer.write_eof()
+                assert await peer.closed()
+    lines = [
+        "PLAINTEXT 127.0.0.1: closed: because it is bad",
+        "PLAINTEXT 127.0.0.1 client 'c\\n': closed: because it is bad",
+        "PLAINTEXT 127.0.0.1: closed: a frame of -1 bytes, allowed are 0 to 1000",
+        "PLAINTEXT 127.0.0.1: closed by the client in the middle of a frame",
+    ]
+    assert caplog.messages == lines + [f"{line} (2 more)" for line in lines]
 
 
 async def test_a_fault_of_the_program_is_handed_up() -> None:

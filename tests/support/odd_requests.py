@@ -1,10 +1,12 @@
 """Well-formed requests with odd values in every field, made at random: for tests of the broker."""
 
 import asyncio
+import contextlib
 import math
 import random
 import struct
 import uuid
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from klamm.broker.handlers import APIS
@@ -26,6 +28,9 @@ TEXTS = [*TOPICS, "0", "1", "retention.ms", "cleanup.policy", "-1", "compact", "
 COUNTS = [-(2**31), -1, -1, 0, 1, 1, 2, 5, 100_000, 2**31 - 1]
 # Short, because the test waits for each answer; that a long one is no trouble is tested below.
 TIMEOUTS = [-(2**31), -1, 0, 1, 10]
+
+# Bytes after the end of a request.
+SURPLUSES = [b"\0", b"\xff" * 7, bytes(3000)]
 
 
 class Odd:
@@ -169,12 +174,12 @@ class Odd:
         )
 
 
-async def send_and_receive(client: Client, key: ApiKey, version: int, body: Any) -> Any:
-    """Sends the request and an ApiVersions after it: both are answered, in order (what the request was answered, or
-    True), or the connection closes (None)."""
-    request = messages.encode_request(key, version, 1, None, body)
+async def send_and_receive(client: Client, key: ApiKey, version: int, body: Any, surplus: bytes = b"") -> Any:
+    """Sends the request, with surplus bytes after its end, and an ApiVersions after it: both are answered, in order
+    (what the request was answered, or True), or the connection closes (None)."""
+    request = b"".join(map(bytes, messages.encode_request(key, version, 1, None, body)))[4:] + surplus
     after = messages.encode_request(ApiKey.API_VERSIONS, 0, 2, None, messages.request_class(ApiKey.API_VERSIONS)())
-    client.send_raw(b"".join(map(bytes, [*request, *after])))
+    client.send_raw(b"".join(map(bytes, [struct.pack(">i", len(request)), request, *after])))
     answer: Any = True if key is ApiKey.PRODUCE and body.acks == 0 else None
     try:
         if answer is None:
@@ -189,3 +194,26 @@ async def send_and_receive(client: Client, key: ApiKey, version: int, body: Any)
 
 def every_version() -> list[tuple[ApiKey, int]]:
     return [(key, version) for key, api in APIS.items() for version in range(api.min_version, api.max_version + 1)]
+
+
+async def refused_surplus(
+    connect: Callable[[], Awaitable[Client]], requests: Iterable[tuple[ApiKey, int]]
+) -> list[tuple[ApiKey, int, bytes]]:
+    """The requests (API, version) that a broker answers, but not with these bytes after their end."""
+    odd, refused = Odd(1), []
+    client = await connect()
+    for key, version in requests:
+        while True:
+            body = odd.request(key, version)
+            # Kafka leaves some odd values without an answer.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(5):
+                    if await send_and_receive(client, key, version, body):
+                        break
+            await client.close()
+            client = await connect()
+        for surplus in SURPLUSES:
+            if not await send_and_receive(client, key, version, body, surplus):
+                refused.append((key, version, surplus))
+                client = await connect()
+    return refused
