@@ -257,6 +257,10 @@ class Environment(ABC):
     def host_name(self) -> str:
         """The name under which other machines reach this one, for listeners without a host name."""
 
+    def host_names(self) -> frozenset[str]:
+        """All names that the machine has for itself. May wait for a name server: for `run_foreign`."""
+        return frozenset((self.host_name(),))
+
     def boot_id(self) -> str | None:
         """Identifies the machine's last start. While the id stays the same, nothing that was written to the disk is
         lost. None where the machine has no such id."""
@@ -518,6 +522,14 @@ class SystemEnvironment(Environment):
 
     def host_name(self) -> str:
         return socket.getfqdn()
+
+    def host_names(self) -> frozenset[str]:
+        own = socket.gethostname()
+        names = {own, socket.getfqdn()}
+        with contextlib.suppress(OSError):  # No name server knows it.
+            canonical, aliases, _ = socket.gethostbyaddr(own)
+            names |= {canonical, *aliases}
+        return frozenset(names)
 
     def boot_id(self) -> str | None:
         try:

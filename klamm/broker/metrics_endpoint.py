@@ -13,7 +13,7 @@
 |                            | reader can tell an idle broker from a dead one                                        |
 
 What must stay true: requests only read, and large answers are made in slices. However many ask for the metrics at once,
-they are rendered once at a time.
+they are rendered once at a time. Those who follow the records keep no scraper out.
 """
 
 import asyncio
@@ -29,9 +29,10 @@ from klamm.controller.controller_status import controller_status
 from klamm.controller.state_change_log import NumberedRecord
 from klamm.environment import Environment
 from klamm.metrics import Histogram, MetricName, Metrics
+from klamm.net.host_names import OwnNames
 from klamm.net.http import JSON, Answer, HttpServer, Request
 from klamm.slices import in_slices, slices
-from klamm.tasks import OnFailure
+from klamm.tasks import OnFailure, start_task
 
 T = TypeVar("T")
 
@@ -52,7 +53,8 @@ PIECES_PER_SLICE = 50
 class MetricsEndpoint:
     """See the module. Nothing is measured or served before `start`; `bind` replaces port 0 by the system's choice.
 
-    `metrics` are shown, with those that are measured here. Read only.
+    `metrics` are shown, with those that are measured here. Read only. The port answers to the names that `host_names`
+    gives at the time, and to the machine's own.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class MetricsEndpoint:
         controller: KafkaController,
         metrics: Metrics,
         environment: Environment,
+        host_names: Callable[[], Iterable[str]],
         fail: OnFailure,
     ) -> None:
         self._broker_id = broker_id
@@ -81,7 +84,10 @@ class MetricsEndpoint:
             "/controller": self._show_controller,
             "/controller/events": self._show_events,
         }
-        self._server = HttpServer(host, port, routes, fail)
+        self._names = OwnNames(host, host_names, setting="klamm.metrics.allowed.hosts")
+        self._server = HttpServer(host, port, routes, fail, names=self._names)
+        self._fail = fail
+        self._learning: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
@@ -90,6 +96,11 @@ class MetricsEndpoint:
     async def bind(self) -> None:
         """Raises OSError when the address cannot be used."""
         await self._server.bind()
+        # A name server may take seconds to answer.
+        self._learning = start_task(self._learn_names(), self._fail)
+
+    async def _learn_names(self) -> None:
+        self._names.of_machine = await self._environment.run_foreign(self._environment.host_names)
 
     async def start(self) -> None:
         await self._server.start()
@@ -97,6 +108,8 @@ class MetricsEndpoint:
 
     def stop(self) -> None:
         """Idempotent."""
+        if self._learning is not None:
+            self._learning.cancel()
         self._pauses.stop()
         self._server.stop()
 
@@ -119,8 +132,9 @@ class MetricsEndpoint:
         return Answer(200, orjson.dumps(status), JSON)
 
     async def _show_events(self, request: Request) -> Answer:
-        body = self._follow() if "follow" in request.parameters else self._newest()
-        return Answer(200, body, JSON_LINES)
+        if "follow" in request.parameters:
+            return Answer(200, self._follow(), JSON_LINES, is_endless=True)
+        return Answer(200, self._newest(), JSON_LINES)
 
     async def _newest(self) -> AsyncGenerator[bytes, None]:
         async for piece in slices(self._controller.state_changes.records()):

@@ -47,6 +47,7 @@ from klamm.broker.topic_admin import TopicAdmin
 from klamm.broker.transaction_markers import TransactionMarkers
 from klamm.broker.zookeeper_session import ZooKeeperSession
 from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.config.versions import ApiVersion
 from klamm.controller.channel_manager import ControllerChannelManager
 from klamm.controller.controller import KafkaController
@@ -293,7 +294,7 @@ class BrokerParts:
             on_failure,
         )
         self.listener_changes = ListenerChanges(config, self.listeners, self.registrar, self._store, on_failure)
-        self.metrics_endpoint = self._make_metrics_endpoint(environment)
+        self.metrics_endpoint = self._make_metrics_endpoint(config, environment)
 
     def _config_changed(self, _old: BrokerConfig, new: BrokerConfig) -> None:
         self.log_manager.settings = _log_manager_settings(new)
@@ -321,7 +322,7 @@ class BrokerParts:
             )
         return ZkIsrManager(self._store, self._broker_id, self._on_failure)
 
-    def _make_metrics_endpoint(self, environment: Environment) -> "MetricsEndpoint | None":
+    def _make_metrics_endpoint(self, config: CurrentConfig, environment: Environment) -> "MetricsEndpoint | None":
         """None without klamm.metrics.port."""
         if self._config.klamm_metrics_port < 0:
             return None
@@ -367,6 +368,7 @@ class BrokerParts:
             self.controller,
             metrics,
             environment,
+            lambda: _host_names(config.current),
             self._on_failure,
         )
 
@@ -441,6 +443,12 @@ class BrokerParts:
 def log_directories(config: BrokerConfig) -> list[str]:
     """The absolute paths of log.dirs."""
     return [os.path.abspath(directory) for directory in config.log_dirs]
+
+
+def _host_names(config: BrokerConfig) -> list[str]:
+    """The names by which clients reach the broker, and those that its operator has added."""
+    listeners = (*config.listeners, *config.advertised_listeners)
+    return [*(each.host for each in listeners), *config.klamm_metrics_allowed_hosts]
 
 
 def _log_manager_settings(config: BrokerConfig) -> LogManagerSettings:

@@ -507,6 +507,13 @@ class BrokerKeys:
         between(-1, 65535),
         importance=LOW,
     )
+    klamm_metrics_allowed_hosts: tuple[str, ...] = list_of(
+        (),
+        "More names that this port answers to in Host headers, beside those of the listeners and of the machine; * is"
+        " any name.",
+        importance=LOW,
+        update_mode=CLUSTER_WIDE,
+    )
     metric_reporters: tuple[str, ...] = list_of(
         (), "Java classes that report metrics.", importance=LOW, update_mode=CLUSTER_WIDE, without_effect=JAVA_REPORTERS
     )

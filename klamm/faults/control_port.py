@@ -106,16 +106,18 @@ class ControlPort(HttpServer):
             return _json(500, {"error": f"a fault of the program: {error!r}"})
         return _json(status, value)
 
-    def admit(self, head: Request) -> None:
-        """As `HttpServer.admit`."""
+    def check_host(self, head: Request) -> None:
         if head.headers.get("host") not in (f"{HOST}:{self.port}", f"localhost:{self.port}"):
             raise Refused(self.refused(403, f"the Host must be {HOST}:{self.port}"))
+
+    def admit(self, head: Request) -> bool:
         if "origin" in head.headers:
             raise Refused(self.refused(403, "web pages are not served"))
         scheme, _, token = head.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), self._token):
             why = {"error": "the header Authorization: Bearer TOKEN is missing or wrong"}
             raise Refused(_json(401, why, {"WWW-Authenticate": "Bearer"}))
+        return True
 
     def _failed(self, error: BaseException) -> None:
         _log.error("a fault of the program in the control port", exc_info=error)

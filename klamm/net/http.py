@@ -2,10 +2,15 @@
 request bodies; a server with `max_body_bytes` takes other methods, and bodies. h11 reads requests and writes answers.
 
 What must stay true:
-- Bad input gets an answer (400, 404, 405, 413, 431, 501, 503, 505) or a closed connection, and affects no other client.
-  The head of a request is at most `MAX_HEAD_BYTES` long, its body at most `max_body_bytes`, and both, with the framing
-  of a body in chunks, at most the sum; no more is held or parsed. A request is complete after `HEAD_TIMEOUT_S`; the
-  client reads the answer within `READ_TIMEOUT_S`.
+- Bad input gets an answer (400, 404, 405, 413, 421, 431, 501, 503, 505) or a closed connection, and affects no other
+  client. The head of a request is at most `MAX_HEAD_BYTES` long, its body at most `max_body_bytes`, and both, with the
+  framing of a body in chunks, at most the sum; no more is held or parsed. A request is complete after `HEAD_TIMEOUT_S`;
+  the client reads the answer within `READ_TIMEOUT_S`.
+- Only requests that name this server in their Host header are answered (host_names.py).
+- Clients that make the server wait keep no other client out. Connections are counted in three groups: guests, clients
+  that `HttpServer.admit` knows, and readers of answers that do not end by themselves (`Answer.is_endless`). When there
+  are `MAX_CONNECTIONS` guests, a new one takes the place of one that makes the server wait: for its request, or for the
+  answer to be read.
 - The connection closes after its answer. A client may close its sending side after the request and still gets the
   answer; because a client that is gone looks the same, an answer then takes no longer than `READ_TIMEOUT_S`.
 - A step reads at most `EVENTS_PER_STEP` chunks of a body; the rest waits, and nothing more is received meanwhile. Who
@@ -17,6 +22,7 @@ What must stay true:
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -25,6 +31,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import h11
 
+from klamm.net.host_names import OwnNames
 from klamm.tasks import OnFailure, start_task
 
 MAX_HEAD_BYTES = 8192
@@ -33,7 +40,10 @@ READ_TIMEOUT_S = 60.0
 # How long further input is discarded after a refusal. A connection closed at once would be reset before the client
 # reads the reason.
 LINGER_S = 2.0
+# Of guests, and of known clients.
 MAX_CONNECTIONS = 100
+# Readers of endless answers. The others are not kept out by them.
+MAX_ENDLESS = 20
 # Chunks of a body that are read in one step, at some 7 microseconds each.
 EVENTS_PER_STEP = 200
 
@@ -66,12 +76,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`body` is complete, or a stream of pieces that ends by itself or with the client."""
+    """`body` is complete, or a stream of pieces that ends by itself or with the client; one that `is_endless` may last
+    for days."""
 
     status: int
     body: bytes | AsyncGenerator[bytes, None]
     content_type: str = TEXT
     headers: Mapping[str, str] = field(default_factory=dict)
+    is_endless: bool = False
 
 
 Handler = Callable[[Request], Awaitable[Answer]]
@@ -181,32 +193,52 @@ def _head(head: h11.Request) -> Request:
         if text in headers and text in _SINGLE_HEADERS:
             raise BadRequest(f"there are two headers {text}")
         headers[text] = value.decode("latin-1")
+    target = head.target.decode("ascii")
     try:
-        parts = urlsplit(head.target.decode("ascii"))
-        parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if not target.startswith("/"):
+            # What a proxy is sent. Such a target names the host, whatever the Host header says (RFC 9112, 3.2.2).
+            parts = urlsplit(target)
+            if parts.scheme != "http" or not parts.netloc:
+                raise BadRequest("the target is neither a path nor an address that begins with http://")
+            headers["host"] = parts.netloc
+            target = f"{parts.path or '/'}?{parts.query}"
+        path, _, query = target.partition("?")
+        parameters = dict(parse_qsl(query, keep_blank_values=True))
     except ValueError as error:
         raise BadRequest(f"the target cannot be understood: {error}") from None
-    if not parts.path.startswith("/"):
-        raise BadRequest("the target is not a path")
-    return Request(head.method.decode("ascii"), unquote(parts.path), parameters, headers)
+    return Request(head.method.decode("ascii"), unquote(path), parameters, headers)
 
 
 class HttpServer:
     """Serves `routes` (path -> handler): `bind`, then `start`; `stop` at any time.
 
-    With `max_body_bytes` a request may have a body, and another method than GET; the handler looks at both.
+    With `max_body_bytes` a request may have a body, and another method than GET; the handler looks at both. `names` are
+    those that the server answers to.
     """
 
     def __init__(
-        self, host: str, port: int, routes: Mapping[str, Handler], on_failure: OnFailure, *, max_body_bytes: int = 0
+        self,
+        host: str,
+        port: int,
+        routes: Mapping[str, Handler],
+        on_failure: OnFailure,
+        *,
+        max_body_bytes: int = 0,
+        names: OwnNames | None = None,
     ) -> None:
         self.host = host
         self.port = port
         self.on_failure = on_failure
         self.max_body_bytes = max_body_bytes
+        self.names = names or OwnNames(host)
         self._routes = routes
         self._server: Any = None  # asyncio.Server, uvloop's or the simulator's
         self._connections: dict[_Connection, None] = {}
+        self._guests: dict[_Connection, None] = {}
+        self._endless: dict[_Connection, None] = {}
+        # The guests that make the server wait, those first that have for longest.
+        self._waited_for: dict[_Connection, None] = {}
+        self._emptied: asyncio.Event | None = None
 
     async def bind(self) -> None:
         """Takes the port without accepting yet; port 0 becomes the one that the system chose.
@@ -230,16 +262,84 @@ class HttpServer:
         for connection in list(self._connections):
             connection.abort()
 
+    async def finish(self, timeout_s: float) -> None:
+        """Accepts nothing more, and closes everything when all answers have been read, or after this time."""
+        if self._server is not None:
+            self._server.close()
+        if self._connections:
+            self._emptied = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._emptied.wait()
+        self.stop()
+
+    # -- for connections ----------------------------------------------------------------------------------------------
+
     def opened(self, connection: "_Connection") -> bool:
-        """Registers the connection; returns False if there are too many."""
-        self._connections[connection] = None
-        return len(self._connections) <= MAX_CONNECTIONS
+        """Registers a guest; returns False if there are too many."""
+        if len(self._guests) >= MAX_CONNECTIONS and self._waited_for:
+            self._make_room()
+        has_room = len(self._guests) < MAX_CONNECTIONS
+        self._connections[connection] = self._guests[connection] = None
+        return has_room
+
+    def _make_room(self) -> None:
+        """Cuts off a guest that makes the server wait: of the address that has most of them, the one that has for
+        longest."""
+        held = Counter(each.peer for each in self._waited_for)
+        longest = max(self._waited_for, key=lambda each: held[each.peer])
+        self.closed(longest)
+        longest.abort()
+
+    def waits_for(self, connection: "_Connection") -> None:
+        """The server waits for the client to send or to read something."""
+        if connection in self._guests:
+            self._waited_for[connection] = None
+
+    def waits_no_more(self, connection: "_Connection") -> None:
+        self._waited_for.pop(connection, None)
 
     def closed(self, connection: "_Connection") -> None:
-        del self._connections[connection]
+        """Idempotent."""
+        for group in (self._connections, self._guests, self._waited_for, self._endless):
+            group.pop(connection, None)
+        if self._emptied is not None and not self._connections:
+            self._emptied.set()
 
-    def admit(self, head: Request) -> None:
-        """Whether the client may send a request with this head. Raises Refused."""
+    def head_came(self, connection: "_Connection", head: Request) -> None:
+        """Raises Refused."""
+        self.check_host(head)
+        if not self.admit(head):
+            return
+        if len(self._connections) - len(self._guests) - len(self._endless) >= MAX_CONNECTIONS:
+            raise Refused(self.refused(503, "too many connections"))
+        self._leave_guests(connection)
+
+    def begins_endless(self, connection: "_Connection") -> bool:
+        """Registers a reader of an endless answer; returns False if there are too many."""
+        if len(self._endless) >= MAX_ENDLESS:
+            return False
+        self._leave_guests(connection)
+        self._endless[connection] = None
+        return True
+
+    def _leave_guests(self, connection: "_Connection") -> None:
+        self._guests.pop(connection, None)
+        self._waited_for.pop(connection, None)
+
+    # -- what servers decide ------------------------------------------------------------------------------------------
+
+    def check_host(self, head: Request) -> None:
+        """Whether the request is for this server. A client of HTTP/1.0, which no browser is, may name none. Raises
+        Refused."""
+        host = head.headers.get("host")
+        if host is not None and not self.names.has(host):
+            raise Refused(self.refused(HTTPStatus.MISDIRECTED_REQUEST, self.names.why_not(host)))
+
+    def admit(self, head: Request) -> bool:
+        """Whether the client has shown who it is; then guests do not keep it out. Raises Refused if it may not send the
+        request."""
+        return False
 
     def refused(self, status: int, why: str) -> Answer:
         """The answer to what is no request, or one too many."""
@@ -257,13 +357,14 @@ class HttpServer:
 class _Connection(asyncio.Protocol):
     """One client, one request, one answer."""
 
+    peer: str = ""
     _transport: asyncio.Transport
     _task: "asyncio.Task[None] | None" = None
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
-        self._reader = RequestReader(server.max_body_bytes, server.admit)
-        self._is_answering = self._is_lingering = False
+        self._reader = RequestReader(server.max_body_bytes, lambda head: server.head_came(self, head))
+        self._is_answering = self._has_answered = self._is_lingering = False
         self._writable = asyncio.Event()
         self._writable.set()
         self._timeout: asyncio.TimerHandle | None = None
@@ -272,10 +373,13 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have asyncio's methods but are no subclasses of its classes.
         self._transport = cast(asyncio.Transport, transport)
-        if not self._server.opened(self):
-            self._answer(self._server.refused(503, "too many connections"))
-            return
-        self._begin_timeout(HEAD_TIMEOUT_S)
+        self.peer = (transport.get_extra_info("peername") or ("",))[0]
+        has_room = self._server.opened(self)
+        self._server.waits_for(self)
+        if has_room:
+            self._begin_timeout(HEAD_TIMEOUT_S)
+        else:
+            self._answer(self._server.refused(503, "too many connections"), is_sending=True)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._end_timeout()
@@ -304,6 +408,7 @@ class _Connection(asyncio.Protocol):
             self._answer(refused.answer, is_sending=True)
             return
         if request is not None:
+            self._server.waits_no_more(self)
             self._answer(request)
         elif self._reader.has_more:
             self._transport.pause_reading()
@@ -320,9 +425,12 @@ class _Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable.clear()
+        self._server.waits_for(self)
 
     def resume_writing(self) -> None:
         self._writable.set()
+        if not self._has_answered:
+            self._server.waits_no_more(self)
 
     def abort(self) -> None:
         self._transport.abort()
@@ -345,6 +453,8 @@ class _Connection(asyncio.Protocol):
 
     async def _send(self, what: Request | Answer, is_sending: bool) -> None:
         answer = await self._server.answer(what) if isinstance(what, Request) else what
+        if answer.is_endless and not self._server.begins_endless(self):
+            answer = self._server.refused(503, f"{MAX_ENDLESS} readers follow already; no more are served")
         headers = [("Content-Type", answer.content_type), *answer.headers.items()]
         headers += [("Connection", "close"), ("Cache-Control", "no-store")]
         if isinstance(answer.body, bytes):
@@ -353,6 +463,8 @@ class _Connection(asyncio.Protocol):
         if not isinstance(what, Request) or what.method != "HEAD":
             await self._send_body(answer.body)
         self._write(h11.EndOfMessage())
+        self._has_answered = True
+        self._server.waits_for(self)
         if is_sending:
             self._is_lingering = True
             self._transport.write_eof()

@@ -11,9 +11,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from klamm.broker import metrics_endpoint
+from klamm.broker.parts import _host_names
 from klamm.broker.prometheus_text import VALUES_PER_SLICE, prometheus_name, render
 from klamm.broker.quotas.bounds import QuotaEntity
+from klamm.config.broker import BrokerConfig
+from klamm.environment import SystemEnvironment
 from klamm.metrics import Histogram, MetricName, Metrics
+from klamm.net import http
 from klamm.net.framing import FIRST_ALLOCATION_BYTES
 from klamm.replication.replica_metrics import register_replica_metrics
 from klamm.slices import SLICE, in_slices
@@ -367,3 +371,45 @@ async def test_quotas_have_the_names_of_the_jmx_exporter(tmp_path: Path) -> None
         throttled = found["kafka_server_quota_throttle_time"]
         assert 40_000 < throttled["clientId=,resource=Produce,user=ANONYMOUS"] < 50_000
         assert "kafka_server_request_exempt_request_time" in found
+
+
+async def test_the_port_answers_to_names_of_its_broker_and_machine_only(tmp_path: Path) -> None:
+    async with running(tmp_path, klamm_metrics_port=0, klamm_metrics_allowed_hosts="Added.example") as (cluster, _):
+        endpoint = cluster.broker.parts.metrics_endpoint
+        assert endpoint is not None and endpoint._learning is not None
+        await endpoint._learning
+        [machine, *_] = await asyncio.to_thread(SystemEnvironment().host_names)
+
+        async def status(host: str, target: str = "/broker") -> int:
+            answer = await get(cluster, f"{target} HTTP/1.0\r\nHost: {host}\r\nx:")
+            await answer.body()
+            return answer.status
+
+        # What Prometheus and other scrapers send: an address, or a name that leads here.
+        for host in ("127.0.0.1:9404", "localhost", "added.example", machine):
+            assert await status(host) == 200, host
+        for target in ("/broker", "/metrics", "/controller", "/controller/events", "/controller/events?follow"):
+            assert await status("site.example", target) == 421
+        assert await status("localhost", "http://site.example/broker") == 421
+        assert await status("site.example", "http://localhost/broker") == 200
+
+
+def test_a_brokers_names_are_those_of_its_listeners_and_those_that_are_added() -> None:
+    listeners = {
+        "listeners": "A://:9092,B://10.0.0.1:9093",
+        "listener.security.protocol.map": "A:PLAINTEXT,B:PLAINTEXT",
+    }
+    listeners |= {"advertised.listeners": "A://broker0.example:9092,B://b:1", "inter.broker.listener.name": "A"}
+    config = BrokerConfig.from_properties(
+        {"zookeeper.connect": "z:1", "klamm.metrics.allowed.hosts": "m, n"} | listeners
+    )
+    assert sorted(_host_names(config)) == ["", "10.0.0.1", "b", "broker0.example", "m", "n"]
+
+
+async def test_those_who_follow_the_records_keep_no_scraper_out(tmp_path: Path) -> None:
+    async with running(tmp_path, klamm_metrics_port=0) as (cluster, _):
+        followers = [await get(cluster, "/controller/events?follow") for _ in range(http.MAX_ENDLESS + 10)]
+        assert [each.status for each in followers] == [200] * http.MAX_ENDLESS + [503] * 10
+        assert (await get(cluster, "/metrics")).status == 200
+        for each in followers:
+            each.close()

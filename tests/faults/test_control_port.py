@@ -306,10 +306,12 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path, mon
 async def test_one_connection_too_many_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MAX_CONNECTIONS", 1)
     async with scene(tmp_path) as port:
-        _, writer = await asyncio.open_connection("127.0.0.1", port.port.port)
-        status, answer = await port.raw(b"")
-        assert (status, json.loads(answer)) == (503, {"error": "too many connections"})
-        writer.close()
+        await port.request("POST", "/v1/faults", FAULT)
+        waiting = asyncio.create_task(port.request("GET", "/v1/faults/1?hits=1"))
+        while not any(each._is_answering for each in port.port._connections):  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0)
+        assert await port.request("GET", "/v1/faults") == (503, {"error": "too many connections"})
+        waiting.cancel()
 
 
 async def test_the_port_is_open_on_this_machine_only(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -25,6 +28,7 @@ class Scene:
             0,
             {
                 "/echo": self.echo,
+                "/follow": self.follow,
                 "/lines": self.lines,
                 "/endless": self.endless,
                 "/quiet": self.quiet,
@@ -69,6 +73,9 @@ class Scene:
                 self.ended.set()
 
         return Answer(200, body())
+
+    async def follow(self, request: Request) -> Answer:
+        return replace(await self.quiet(request), is_endless=True)
 
     async def fault(self, request: Request) -> Answer:
         raise ValueError("broken")
@@ -117,7 +124,7 @@ async def playing(max_body_bytes: int = 0) -> AsyncIterator[Scene]:
 
 async def test_an_answer() -> None:
     async with playing() as scene:
-        answer = await scene.ask(b"GET /echo?a=1&b=&a=%20x HTTP/1.1\r\nHost: h\r\nAccept:*/*\r\n\r\n")
+        answer = await scene.ask(b"GET /echo?a=1&b=&a=%20x HTTP/1.1\r\nHost: localhost\r\nAccept:*/*\r\n\r\n")
         head, _, body = answer.partition(b"\r\n\r\n")
         assert body == b"{'a': ' x', 'b': ''}"
         assert head.split(b"\r\n") == [
@@ -131,7 +138,7 @@ async def test_an_answer() -> None:
 
 async def test_a_streamed_answer_shows_where_it_ends() -> None:
     async with playing() as scene:
-        answer = await scene.ask(b"GET /lines HTTP/1.1\r\nHost: h\r\n\r\n")
+        answer = await scene.ask(b"GET /lines HTTP/1.1\r\nHost: localhost\r\n\r\n")
         head, _, body = answer.partition(b"\r\n\r\n")
         assert b"Transfer-Encoding: chunked" in head.split(b"\r\n")
         assert body == b"2\r\n0\n\r\n2\r\n1\n\r\n2\r\n2\n\r\n0\r\n\r\n"
@@ -147,7 +154,7 @@ async def test_an_answer_in_pieces_and_a_request_in_pieces() -> None:
         writer.close()
 
 
-HOST = b"Host: h\r\n\r\n"
+HOST = b"Host: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -159,13 +166,25 @@ HOST = b"Host: h\r\n\r\n"
         (b"HEAD /echo HTTP/1.1\r\n" + HOST, 405),
         (b"CONNECT /echo HTTP/1.1\r\n" + HOST, 405),
         (b"CONNECT h:80 HTTP/1.1\r\n" + HOST, 400),
-        (b"GET http://h/echo HTTP/1.1\r\n" + HOST, 200),
+        (b"GET http://localhost/echo HTTP/1.1\r\n" + HOST, 200),
         (b"GET http://[h/echo HTTP/1.1\r\n" + HOST, 400),
+        (b"GET http://localhost HTTP/1.1\r\n" + HOST, 404),
+        (b"GET http://localhost:1/echo?a HTTP/1.0\r\n\r\n", 200),
+        (b"GET http://site.example/echo HTTP/1.1\r\n" + HOST, 421),
+        (b"GET http://localhost@site.example/echo HTTP/1.1\r\n" + HOST, 421),
+        (b"GET https://localhost/echo HTTP/1.1\r\n" + HOST, 400),
+        (b"GET http:///echo HTTP/1.1\r\n" + HOST, 400),
+        (b"GET //localhost/echo HTTP/1.1\r\n" + HOST, 404),
+        (b"GET /echo HTTP/1.1\r\nHost: site.example\r\n\r\n", 421),
+        (b"GET /echo HTTP/1.0\r\nHost: site.example:80\r\n\r\n", 421),
+        (b"GET /echo HTTP/1.1\r\nHost: \r\n\r\n", 421),
+        (b"GET /echo HTTP/1.1\r\nHost: 127.0.0.2:7\r\n\r\n", 200),
+        (b"OPTIONS * HTTP/1.1\r\n" + HOST, 400),
         (b"GET echo HTTP/1.1\r\n" + HOST, 400),
         (b"GET /echo\r\n\r\n", 400),
         (b"GET /echo HTTP/1.0\r\n\r\n", 200),
         (b"GET /echo HTTP/1.1\r\n\r\n", 400),
-        (b"GET /echo HTTP/1.1\r\nHost: h\r\n" + HOST, 400),
+        (b"GET /echo HTTP/1.1\r\nHost: localhost\r\n" + HOST, 400),
         (b"GET /echo HTTP/0.9\r\n" + HOST, 505),
         (b"GET /echo HTTP/2.0\r\n" + HOST, 505),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x12\x04\x00\x00\x00\x00\x00", 505),
@@ -186,7 +205,7 @@ HOST = b"Host: h\r\n\r\n"
         (b"GET /echo HTTP/1.1\r\nx: " + b"y" * http.MAX_HEAD_BYTES, 431),
         (b"GET /echo HTTP/1.1\r\nx: " + b"y" * http.MAX_HEAD_BYTES + b"\r\n" + HOST, 431),
         (b"GET /echo HTTP/1.1\r\n" + b"x:\r\n" * (http.MAX_HEAD_BYTES // 4) + HOST, 431),
-        (b"GET /echo HTTP/1.1\r\n" + b"x:\r\n" * (http.MAX_HEAD_BYTES // 4 - 9) + HOST, 200),
+        (b"GET /echo HTTP/1.1\r\n" + b"x:\r\n" * (http.MAX_HEAD_BYTES // 4 - 11) + HOST, 200),
         (b"GET /echo HTTP/1.1\r\nx:" + b"\r\n y" * (http.MAX_HEAD_BYTES // 4), 431),
     ],
 )
@@ -249,7 +268,9 @@ async def test_bodies(version: bytes, fields: bytes, sent: bytes, status: int, b
 def test_a_step_reads_a_bounded_number_of_chunks() -> None:
     chunks = 2 * http.EVENTS_PER_STEP + 10
     reader, steps = RequestReader(10_000), 1
-    request = reader.feed(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * chunks)
+    request = reader.feed(
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * chunks
+    )
     while reader.has_more:
         assert request is None
         assert len(reader._body) <= steps * http.EVENTS_PER_STEP
@@ -263,19 +284,19 @@ def test_a_step_reads_a_bounded_number_of_chunks() -> None:
 
 async def test_a_body_of_many_chunks_is_read_in_steps() -> None:
     chunks = 3 * http.EVENTS_PER_STEP
-    head = b"POST /body HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /body HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with playing(max_body_bytes=10_000) as scene:
         answer = await scene.ask_and_end(head + b"1\r\na\r\n" * chunks + b"0\r\n\r\n")
         assert answer.endswith(b"\r\n\r\n" + b"a" * chunks)
 
 
 async def test_who_is_not_admitted_is_told_before_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
-    def admit(head: Request) -> None:
+    def admit(head: Request) -> bool:
         raise Refused(Answer(401, head.headers["host"].encode()))
 
     async with playing(max_body_bytes=10_000) as scene:
         monkeypatch.setattr(scene.server, "admit", admit)
-        assert await scene.status(b"POST /body HTTP/1.1\r\nHost: h\r\nContent-Length: 9000\r\n\r\n") == 401
+        assert await scene.status(b"POST /body HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\r\n") == 401
 
 
 async def test_an_answer_to_head_has_no_body() -> None:
@@ -393,15 +414,119 @@ async def test_a_client_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyP
                 assert await reader.read() == b""
 
 
-async def test_too_many_connections_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MAX_CONNECTIONS", 1)
+GET = b"GET /echo HTTP/1.1\r\n" + HOST
+OWNER = b"GET /echo HTTP/1.1\r\nAuthorization: owner\r\n" + HOST
+# What clients have sent that make the server wait, each in another phase.
+PHASES = {
+    "nothing": b"",
+    "a part of the head": b"GET /echo HTTP/1.1\r\nx: ",
+    "a part of the body": b"POST /body HTTP/1.1\r\nContent-Length: 100\r\n" + HOST + b"abc",
+    "a refused body": b"POST /body HTTP/1.1\r\nContent-Length: 101\r\n" + HOST + b"abc",
+    "an answer that is not read": b"GET /endless HTTP/1.1\r\n" + HOST,
+}
+
+
+async def connect(scene: Scene, sent: bytes) -> asyncio.StreamWriter:
+    """A client that reads nothing."""
+    _, writer = await asyncio.open_connection("127.0.0.1", scene.server.port, limit=1)
+    writer.write(sent)
+    return writer
+
+
+@pytest.mark.parametrize("sent", PHASES.values(), ids=PHASES)
+async def test_clients_that_make_the_server_wait_keep_nobody_out(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", 10)
+    async with playing(max_body_bytes=100) as scene:
+        held = []
+        for number in range(2 * http.MAX_CONNECTIONS):
+            held.append(await connect(scene, sent))
+            if number % 5 == 4:
+                assert await scene.status(GET) == 200
+        assert len(scene.server._connections) <= http.MAX_CONNECTIONS + 1
+        for writer in held:
+            writer.close()
+
+
+async def test_the_address_that_holds_most_connections_loses_one_first() -> None:
     async with playing() as scene:
-        _, first = await asyncio.open_connection("127.0.0.1", scene.server.port)
+        first = await connect(scene, b"")
         await until(lambda: scene.server._connections)
-        assert (await scene.ask(b"")).startswith(b"HTTP/1.1 503 ")
-        first.close()
-        await until(lambda: not scene.server._connections)
-        assert await scene.status(b"GET /echo HTTP/1.1\r\n" + HOST) == 200
+        [mine] = scene.server._connections
+        mine.peer = "192.0.2.1"
+        others = [await connect(scene, b"") for _ in range(http.MAX_CONNECTIONS)]
+        await until(lambda: len(scene.server._connections) == http.MAX_CONNECTIONS)
+        assert await scene.status(GET) == 200
+        assert mine in scene.server._connections
+        for writer in (first, *others):
+            writer.close()
+
+
+async def test_known_clients_have_room_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", 3)
+    async with playing() as scene:
+        monkeypatch.setattr(scene.server, "admit", lambda head: "authorization" in head.headers)
+        release = asyncio.Event()
+
+        async def wait(request: Request) -> Answer:
+            await release.wait()
+            return Answer(200, b"")
+
+        monkeypatch.setattr(scene.server, "_routes", {**scene.server._routes, "/wait": wait})
+        # Guests whose requests are being answered give no place away.
+        guests = [asyncio.create_task(scene.status(GET.replace(b"echo", b"wait"))) for _ in range(3)]
+        await until(lambda: sum(each._is_answering for each in scene.server._connections) == 3)
+        assert [await scene.status(each) for each in (GET, GET)] == [503, 503]
+        # They are no guests once they have shown who they are.
+        release.set()
+        assert await asyncio.gather(*guests) == [200] * 3
+        release.clear()
+        known = [asyncio.create_task(scene.status(OWNER.replace(b"echo", b"wait"))) for _ in range(3)]
+        await until(lambda: sum(each._is_answering for each in scene.server._connections) == 3)
+        assert not scene.server._guests
+        assert [await scene.status(each) for each in (GET, OWNER)] == [200, 503]
+        strangers = [await connect(scene, b"GET /") for _ in range(9)]
+        release.set()
+        assert await asyncio.gather(*known) == [200] * 3
+        assert await scene.status(OWNER) == 200
+        for writer in strangers:
+            writer.close()
+
+
+async def test_readers_of_endless_answers_have_a_limit_of_their_own() -> None:
+    async with playing() as scene:
+        followers = []
+        for _ in range(http.MAX_ENDLESS):
+            reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
+            writer.write(b"GET /follow HTTP/1.1\r\n" + HOST)
+            await reader.readuntil(b"one\n")
+            followers.append(writer)
+            # A connection that is reset is gone at once.
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        refused = await scene.ask(b"GET /follow HTTP/1.1\r\n" + HOST)
+        assert refused.startswith(b"HTTP/1.1 503 ") and refused.endswith(
+            b"20 readers follow already; no more are served\n"
+        )
+        assert await scene.status(GET) == 200
+        followers.pop().transport.abort()
+        await until(lambda: len(scene.server._endless) < http.MAX_ENDLESS)
+        assert (await asyncio.gather(*(scene.status(GET) for _ in range(30)))) == [200] * 30
+        for writer in followers:
+            writer.close()
+
+
+async def test_the_end_waits_for_answers_to_be_read_but_not_for_long() -> None:
+    async with playing() as scene:
+        writer = await connect(scene, b"GET /quiet HTTP/1.1\r\n" + HOST)
+        await until(lambda: any(each._is_answering for each in scene.server._connections))
+        async with asyncio.timeout(10):
+            await scene.server.finish(0.01)
+            await scene.ended.wait()
+        writer.close()
+    async with playing() as scene:
+        asked = asyncio.create_task(scene.ask(b"GET /lines HTTP/1.1\r\n" + HOST))
+        await until(lambda: any(each._is_answering for each in scene.server._connections))
+        await scene.server.finish(60)
+        assert (await asked).endswith(b"0\r\n\r\n")
 
 
 async def test_a_client_that_does_not_read_is_not_written_to_and_its_end_ends_the_body() -> None:
@@ -442,7 +567,8 @@ async def test_a_fault_of_the_program_is_heard_of() -> None:
 
 
 @given(
-    st.binary(max_size=200) | st.binary(max_size=60).map(lambda junk: b"POST /%b HTTP/1.1\r\nHost: h\r\nx: y" % junk),
+    st.binary(max_size=200)
+    | st.binary(max_size=60).map(lambda junk: b"POST /%b HTTP/1.1\r\nHost: localhost\r\nx: y" % junk),
     st.sampled_from([b"", b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n", b"\r\nContent-Length: 2\r\n\r\n"]),
     st.binary(max_size=50),
     st.integers(1, 100),
