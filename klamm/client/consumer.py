@@ -81,6 +81,8 @@ class _Partition:
     reset: OffsetReset
     position_epoch: int = NO_EPOCH
     fetch_offset: int = 0
+    # The lowest position so far.
+    start: int | None = None
     # The leader epoch for which it is known that the log has what was read.
     valid_epoch: int = NO_EPOCH
     is_out_of_range: bool = False
@@ -138,10 +140,14 @@ class Consumer:
     def assign(self, positions: Mapping[TopicPartition, int | None]) -> None:
         """Reads these partitions and no others, from these offsets; None leaves it to `auto_offset_reset`."""
         self._partitions = {}
+        self.add(positions)
+        self._drop_answers()
+
+    def add(self, positions: Mapping[TopicPartition, int | None]) -> None:
+        """Reads these partitions too; otherwise like `assign`."""
         for partition, position in positions.items():
             self.seek(partition, position)
         self._stale = True
-        self._drop_answers()
 
     def seek(self, partition: TopicPartition, position: int | OffsetReset | None) -> None:
         """Continues a partition at this offset, or where the reset says."""
@@ -151,8 +157,11 @@ class Consumer:
             partition, None if isinstance(position, OffsetReset) else position, reset
         )
         state.fetch_offset = state.position or 0
+        state.start = state.position
         if before is not None:
             state.is_paused = before.is_paused
+            starts = [start for start in (before.start, state.start) if start is not None]
+            state.start = min(starts, default=None)
             self._drop_answers()
         self._wake.set()
 
@@ -171,6 +180,10 @@ class Consumer:
     def position(self, partition: TopicPartition) -> int | None:
         """The next offset that `poll` will hand out; None until it is looked up."""
         return self._partitions[partition].position
+
+    def start(self, partition: TopicPartition) -> int | None:
+        """The lowest position that the partition has had since it was assigned; None until its first is looked up."""
+        return self._partitions[partition].start
 
     def positions(self) -> dict[TopicPartition, int]:
         """The position of each assigned partition that has one."""
@@ -194,11 +207,11 @@ class Consumer:
         self._is_interrupted = False
         while True:
             self._arrived.clear()
+            if self._is_interrupted:
+                return []
             if records := self._take(limit):
                 return records
             self._check()
-            if self._is_interrupted:
-                return []
             try:
                 async with asyncio.timeout_at(deadline):
                     await self._arrived.wait()

@@ -7,14 +7,16 @@ What must stay true:
 - A coordinator is believed as long as it answers. One that is cut off from its cluster may still answer, and let its
   members join again for ever: after each failure another broker is asked who coordinates the group.
 - A member that was fenced (its group instance id has a new owner) never joins again: this is an error.
+- What an answer says of a former membership changes nothing about the present one.
 
 Source: org.apache.kafka.clients.consumer.internals.AbstractCoordinator, ConsumerCoordinator; KIP-345, KIP-394.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
@@ -45,6 +47,7 @@ NO_GENERATION = -1
 # A coordinator answers a JoinGroup when the rebalance is over; a lost answer is noticed a little later.
 JOIN_MARGIN_MS = 5_000
 
+_UNSTABLE = ErrorCode.UNSTABLE_OFFSET_COMMIT
 # The generation is over, or the member forgotten: it joins again.
 _REJOIN = frozenset({ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID})
 
@@ -54,16 +57,26 @@ _REJOIN = frozenset({ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATI
 
 @dataclass(slots=True)
 class Membership:
-    """As what a client speaks to its group's coordinator."""
+    """As what a client speaks to its group's coordinator (Java's `ConsumerGroupMetadata`).
+
+    `interrupted_s` is a time of the loop's clock: when the member was handed the last records of an assignment that was
+    over before this one. A transaction that has the results of such records can no longer commit their offsets.
+    """
 
     group_id: str
     group_instance_id: str | None = None
     member_id: str = ""
     generation_id: int = NO_GENERATION
+    interrupted_s: float = -math.inf
 
     def forget(self) -> None:
         """The coordinator no longer knows the member."""
         self.member_id, self.generation_id = "", NO_GENERATION
+
+    def is_same_member(self, other: "Membership") -> bool:
+        """Whether both name one member in one generation."""
+        is_same = (self.member_id, self.generation_id) == (other.member_id, other.generation_id)
+        return is_same and self.generation_id != NO_GENERATION
 
 
 def join_request(
@@ -167,6 +180,12 @@ class GroupMember:
         self._client = client.another()
         self._coordinator: Connection | None = None
         self._failures = 0
+        self._is_joining = False
+
+    @property
+    def needs_heartbeats(self) -> bool:
+        """Whether the group waits for this member's heartbeats: it does not while it waits in a JoinGroup."""
+        return not self._is_joining and self.membership.generation_id != NO_GENERATION
 
     async def join(self, topics: Sequence[str]) -> list[TopicPartition]:
         """Joins the group's next generation. Returns the partitions that this member owns in it."""
@@ -179,52 +198,68 @@ class GroupMember:
 
     async def heartbeat(self) -> None:
         """Tells the coordinator that the member is alive. Raises MustRejoin when a rebalance has begun."""
-        request = heartbeat_request(self.membership)
+        asked_as = replace(self.membership)
+        request = heartbeat_request(asked_as)
         response = await self._repeat(
             ApiKey.HEARTBEAT,
             request,
             lambda response: [response.error_code],
             timeout_ms=self.options.session_timeout_ms,
         )
-        self._check(response.error_code)
+        if self.membership == asked_as:
+            self._check(response.error_code, asked_as=asked_as)
 
-    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commits the next offsets to be read."""
+    async def commit(self, offsets: Mapping[TopicPartition, int], read_as: Membership) -> None:
+        """Commits the next offsets to be read, of partitions that the member owns as `read_as`."""
         if not offsets:
             return
-        if self.membership.generation_id == NO_GENERATION:
-            # The coordinator would take it for the commit of a client that is no member, which an empty group allows.
-            raise MustRejoin(ErrorCode.UNKNOWN_MEMBER_ID, "this client is no longer a member of the group")
-        request = commit_request(self.membership, offsets)
+        if not read_as.is_same_member(self.membership):
+            # The membership in which they were read is over. Without a generation the coordinator would take the commit
+            # for one of a client that is no member, which an empty group allows.
+            raise MustRejoin(ErrorCode.UNKNOWN_MEMBER_ID, "this client is no longer a member of that generation")
+        asked_as = replace(self.membership)
         response = await self._repeat(
-            ApiKey.OFFSET_COMMIT, request, lambda response: list(response.error_codes().values())
+            ApiKey.OFFSET_COMMIT,
+            commit_request(asked_as, offsets),
+            lambda response: list(response.error_codes().values()),
         )
         for (topic, number), code in response.error_codes().items():
-            self._check(code, f"the offset of {topic}-{number} was not committed")
+            self._check(code, f"the offset of {topic}-{number} was not committed", asked_as=asked_as)
 
-    async def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """The committed offsets of these partitions, of those that have one."""
+    async def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int | None]:
+        """The committed offset of each partition, None where the group has none.
+
+        Leaves out the partitions whose offset an open transaction may still change (KIP-447).
+        """
         if not partitions:
             return {}
-        response = await self._repeat(
-            ApiKey.OFFSET_FETCH,
-            offset_fetch_request(self.membership.group_id, partitions, require_stable=True),
-            lambda response: [response.error_code, *(each.error_code for _, each in _committed(response))],
-        )
+
+        def codes(response: Any) -> list[int]:
+            of_partitions = [each.error_code for _, each in _committed(response)]
+            return [response.error_code, *(code for code in of_partitions if code != _UNSTABLE)]
+
+        request = offset_fetch_request(self.membership.group_id, partitions, require_stable=True)
+        response = await self._repeat(ApiKey.OFFSET_FETCH, request, codes)
         self._check(response.error_code)
-        offsets = {}
+        offsets: dict[TopicPartition, int | None] = {}
         for partition, each in _committed(response):
+            if each.error_code == _UNSTABLE:
+                continue
             self._check(each.error_code, f"the offset of {partition}")
-            if each.committed_offset >= 0:
-                offsets[partition] = each.committed_offset
+            offsets[partition] = each.committed_offset if each.committed_offset >= 0 else None
         return offsets
 
-    async def leave(self) -> None:
-        """Leaves the group, in one attempt: without an answer the session expires. A static member stays a member."""
-        if self.membership.member_id and self.membership.group_instance_id is None:
-            with contextlib.suppress(_Transient, KafkaError):
-                await self._ask(ApiKey.LEAVE_GROUP, leave_request(self.membership))
+    def leave(self) -> Coroutine[Any, Any, None]:
+        """From now on the client is no member. The coroutine tells the coordinator, in one attempt: without an answer
+        the session expires. A static member stays a member until then."""
+        left = replace(self.membership)
         self.membership.forget()
+        return self._leave(left)
+
+    async def _leave(self, left: Membership) -> None:
+        if left.member_id and left.group_instance_id is None:
+            with contextlib.suppress(_Transient, KafkaError):
+                await self._ask(ApiKey.LEAVE_GROUP, leave_request(left))
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -233,6 +268,7 @@ class GroupMember:
     # -- joining --------------------------------------------------------------------------------------------------
 
     async def _join(self, topics: Sequence[str]) -> JoinGroupResponse:
+        self._is_joining = True
         while True:
             request = join_request(
                 self.membership,
@@ -250,6 +286,7 @@ class GroupMember:
                 continue
             self._check(joined.error_code)
             self.membership.member_id, self.membership.generation_id = joined.member_id, joined.generation_id
+            self._is_joining = False
             return joined
 
     async def _sync(self, joined: JoinGroupResponse) -> list[TopicPartition]:
@@ -290,7 +327,12 @@ class GroupMember:
 
     async def partition_counts(self, topics: Sequence[str]) -> dict[str, int]:
         """How many partitions these topics have, of those that exist."""
-        metadata = await self._client.refresh_metadata(topics)
+        while True:
+            try:
+                metadata = await self._client.refresh_metadata(topics)
+                break
+            except (NotSent, Disconnected):
+                await self._pause()
         described = {topic: metadata.topics.get(topic) for topic in topics}
         return {
             topic: len(each.partitions) for topic, each in described.items() if each is not None and each.partitions
@@ -345,13 +387,15 @@ class GroupMember:
             raise _Transient
         raise KafkaError(ErrorCode(found.error_code), f"the coordinator of group {self.membership.group_id}")
 
-    def _check(self, code: int, what: str = "") -> None:
-        """Raises the error of a response."""
+    def _check(self, code: int, what: str = "", *, asked_as: Membership | None = None) -> None:
+        """Raises the error of a response, and takes note of it if the member is still the one that has asked."""
         error = error_of(code, what or f"group {self.membership.group_id}")
         if error is None:
             return
         if error.code in _REJOIN:
-            if error.code is ErrorCode.UNKNOWN_MEMBER_ID:
+            if asked_as is not None and asked_as != self.membership:
+                pass
+            elif error.code is ErrorCode.UNKNOWN_MEMBER_ID:
                 self.membership.forget()
             elif error.code is ErrorCode.ILLEGAL_GENERATION:
                 self.membership.generation_id = NO_GENERATION

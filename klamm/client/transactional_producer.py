@@ -8,8 +8,8 @@
     await producer.commit()
 
 What must stay true:
-- `commit` and `prepare` wait for every record. When one has failed they raise TransactionAborted, and only `abort` is
-  left.
+- `commit` and `prepare` wait for every record. When one has failed, or `send` or `send_offsets` has raised anything,
+  they raise TransactionAborted, and only `abort` is left.
 - `abort` ends the transaction only when every record of it is answered or given up, and so that no leader appends those
   that were given up: a record that is appended after the end of its transaction would hold back the last stable offset.
 
@@ -39,8 +39,9 @@ CLOSE_TIMEOUT_S = 5.0
 class TransactionalProducer:
     """Writes records in transactions, one at a time. Belongs to the loop of its client, which stays the caller's.
 
-    The methods raise as those of `TransactionManager` and `Producer` do. After an error of the coordinator that is
-    neither TransactionAborted nor ProducerEnded the same call may be repeated.
+    The methods raise as those of `TransactionManager` and `Producer` do. Where the coordinator did not answer in time,
+    `init`, `commit` and `abort` raise KafkaError or ClientError, and may be called again. Then `send` and
+    `send_offsets` raise TransactionAborted: what they were to add is missing.
     """
 
     def __init__(self, client: ClusterClient, options: ProducerOptions, environment: Environment) -> None:
@@ -70,13 +71,15 @@ class TransactionalProducer:
     async def send(self, record: ProducerRecord, on_completion: OnCompletion | None = None) -> None:
         """As `Producer.send`, in the transaction."""
         self._transactions.require_open()
-        await self._producer.send(record, on_completion)
+        with self._transactions.whole_or_aborted("a record was not sent"):
+            await self._producer.send(record, on_completion)
 
     async def send_offsets(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], membership: Membership
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: Membership | str
     ) -> None:
-        """Commits these offsets of a group together with the transaction: the next ones to be read (KIP-447)."""
-        await self._transactions.send_offsets(offsets, membership)
+        """As `TransactionManager.send_offsets`: commits a group's offsets, the next ones to be read, with the
+        transaction."""
+        await self._transactions.send_offsets(offsets, group)
 
     async def prepare(self) -> PreparedTransaction | None:
         """Writes every record and hands the end of the transaction over to `end_prepared`.

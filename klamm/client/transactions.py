@@ -4,7 +4,9 @@
 transaction a thing of its own: any process may commit or abort it later (`end_prepared`).
 
 What must stay true:
-- A transaction is committed only if every record and every offset of it has been acknowledged.
+- A transaction is committed only if every record and every offset of it has been acknowledged. When one could not be
+  added, for whatever reason, the transaction can only be aborted.
+- Offsets are committed only by the member that owns their partitions, as what it owned them when it read the records.
 - The errors that end a transaction and those that end its producer are those of Java's `TransactionManager`.
 - Every call ends: what the coordinator cannot do within the client's time is an error, and `commit` and `abort` may
   then be called again.
@@ -19,14 +21,15 @@ Source: org.apache.kafka.clients.producer.internals.TransactionManager.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any, Final, NamedTuple, NoReturn
 
 from klamm.client.cluster import RETRIABLE_ERRORS, Attempts, ClusterClient
 from klamm.client.fan_out import CoordinatorType, Unroutable, by_topic, coordinators, error_of
-from klamm.client.group_member import Membership
+from klamm.client.group_member import NO_GENERATION, Membership
 from klamm.client.offsets import OffsetAndMetadata
 from klamm.client.sender import NO_IDENTITY, Identity, Transaction, TransactionFailed
 from klamm.net.client import ClientError, Disconnected, NotSent, UnsupportedVersion
@@ -208,6 +211,12 @@ class TransactionManager(Transaction):
         self._wanted: dict[PartitionKey, None] = {}
         self._adding = asyncio.Lock()
         self._has_offsets = False
+        # Held while offsets are sent; nothing ends the transaction meanwhile.
+        self._sending_offsets = asyncio.Lock()
+        # Times of the loop's clock: records that a consumer handed out before are not in this transaction, or their
+        # offsets are. By group, and of all groups.
+        self._covered_s: dict[str, float] = {}
+        self._aborted_s = -math.inf
         # The coordinator may have opened the transaction.
         self._may_be_open = False
         # The next transaction must not begin under this epoch.
@@ -247,36 +256,55 @@ class TransactionManager(Transaction):
                 await self._add_partitions(list(self._wanted))
 
     async def send_offsets(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], membership: Membership
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: Membership | str
     ) -> None:
-        """Commits offsets of a group with this transaction: the next ones that its consumers will read.
+        """Commits offsets of a group with this transaction: the next ones that its consumers will read (KIP-447).
 
-        The coordinator of the group refuses members of a generation that is over (KIP-447).
+        The membership is that of the consumer that has read the records, and names the group; the group's coordinator
+        refuses it when the member no longer owns the partitions. A group id alone is for clients that assign
+        partitions to themselves. After any error the transaction can only be aborted.
         """
-        self.require_open()
-        if not offsets:
-            return
-        self._may_be_open = True
-        added = await self._ask(
-            self._coordinator,
-            ApiKey.ADD_OFFSETS_TO_TXN,
-            AddOffsetsToTxnRequest(
-                transactional_id=self.transactional_id,
-                producer_id=self.identity.producer_id,
-                producer_epoch=self.identity.producer_epoch,
-                group_id=membership.group_id,
-            ),
-            _code_of,
-        )
-        self._check(ApiKey.ADD_OFFSETS_TO_TXN, added.error_code, f"offsets of group {membership.group_id}")
-        self._has_offsets = True
-        await self._commit_offsets(offsets, membership)
+        began_s = asyncio.get_running_loop().time()
+        async with self._sending_offsets:
+            self.require_open()
+            with self.whole_or_aborted(f"offsets of group {_group_id(group)} may be missing", may_come_late=True):
+                membership = Membership(group) if isinstance(group, str) else group
+                self._check_uninterrupted(membership)
+                if offsets:
+                    if membership is group:
+                        self._check_is_member(membership)
+                    await self._add_offsets(membership.group_id)
+                    await self._commit_offsets(offsets, membership)
+                self._covered_s[membership.group_id] = began_s
+
+    @contextmanager
+    def whole_or_aborted(self, what: str, *, may_come_late: bool = False) -> Iterator[None]:
+        """If the block fails, an open transaction can only be aborted, because a part of it is missing: `what`.
+
+        With `may_come_late` a request of the block may still be on its way.
+        """
+        try:
+            yield
+        except TransactionFailed:
+            raise
+        except BaseException as error:
+            self._may_come_late |= may_come_late
+            if self.state is not State.IN_TRANSACTION:
+                raise
+            code = error.code if isinstance(error, KafkaError) else ErrorCode.NETWORK_EXCEPTION
+            text = error.message if isinstance(error, KafkaError) else str(error)
+            self._fail(TransactionAborted, code, f"{what}: {text or type(error).__name__}")
+            if isinstance(error, KafkaError | ClientError):
+                raise self._failed() from None
+            raise
 
     def prepare(self) -> PreparedTransaction | None:
         """Hands the end of the transaction over to `end_prepared`; None if there is nothing to end.
 
         This producer may still `commit` or `abort` it, and does nothing else before.
         """
+        if self._sending_offsets.locked():
+            raise RuntimeError("prepare: send_offsets has not returned")
         self._change(State.PREPARED, "prepare")
         if not self._may_be_open:
             return None
@@ -285,7 +313,8 @@ class TransactionManager(Transaction):
 
     async def commit(self) -> None:
         """Commits the transaction, whose records are all acknowledged."""
-        self._change(State.COMMITTING, "commit")
+        async with self._sending_offsets:
+            self._change(State.COMMITTING, "commit")
         if self._may_be_open:
             response = await self._end(commit=True)
             self._check(ApiKey.END_TXN, response.error_code, "the commit")
@@ -296,6 +325,8 @@ class TransactionManager(Transaction):
     async def abort(self) -> None:
         """Aborts the transaction."""
         self.begin_abort()
+        async with self._sending_offsets:
+            pass  # Its requests must not come after the end.
         if self._may_come_late:
             self.identity = await self._abort_in_next_epoch()
             self._must_bump_epoch = False
@@ -309,6 +340,7 @@ class TransactionManager(Transaction):
                 # Without a confirmed partition or group it may never have heard of the transaction.
                 self._check(ApiKey.END_TXN, code, "the abort")
         await self._begin_anew()
+        self._aborted_s = asyncio.get_running_loop().time()
 
     def begin_abort(self) -> None:
         """From now on nothing is added to the transaction; `abort` follows."""
@@ -391,6 +423,32 @@ class TransactionManager(Transaction):
             self._partitions.add(partition)
             self._wanted.pop(partition, None)
 
+    def _check_uninterrupted(self, membership: Membership) -> None:
+        covered_s = max(self._aborted_s, self._covered_s.get(membership.group_id, -math.inf))
+        if membership.interrupted_s > covered_s:
+            # The next owners read them again, so their results must not be committed.
+            raise KafkaError(
+                ErrorCode.ILLEGAL_GENERATION,
+                "the group has rebalanced since the consumer handed out records of this transaction",
+            )
+
+    def _check_is_member(self, membership: Membership) -> None:
+        if membership.generation_id == NO_GENERATION:
+            # The coordinator would take them for those of a client that assigns partitions to itself.
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "the consumer is not a member of the group yet")
+
+    async def _add_offsets(self, group_id: str) -> None:
+        self._may_be_open = True
+        request = AddOffsetsToTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self.identity.producer_id,
+            producer_epoch=self.identity.producer_epoch,
+            group_id=group_id,
+        )
+        added = await self._ask(self._coordinator, ApiKey.ADD_OFFSETS_TO_TXN, request, _code_of)
+        self._check(ApiKey.ADD_OFFSETS_TO_TXN, added.error_code, f"offsets of group {group_id}")
+        self._has_offsets = True
+
     async def _commit_offsets(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], membership: Membership
     ) -> None:
@@ -400,25 +458,13 @@ class TransactionManager(Transaction):
             return _offset_request(self.transactional_id, self.identity, offsets, membership)
 
         coordinator = _Coordinator(self._client, membership.group_id, CoordinatorType.GROUP)
-        try:
-            response = await self._ask(
-                coordinator, ApiKey.TXN_OFFSET_COMMIT, build, lambda response: _committed(response).values()
-            )
-            codes = _committed(response)
-            for partition in offsets:
-                code = codes.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
-                self._check(ApiKey.TXN_OFFSET_COMMIT, code, f"the offset of {partition} for {membership.group_id}")
-        except TransactionFailed:
-            raise
-        except BaseException as error:
-            # Some of the offsets may be committed with the transaction and others not, or come after its end.
-            self._may_come_late = True
-            code = error.code if isinstance(error, KafkaError) else ErrorCode.NETWORK_EXCEPTION
-            what = f"offsets of group {membership.group_id} may be missing"
-            self._fail(TransactionAborted, code, f"{what}: {error}" if str(error) else what)
-            if isinstance(error, KafkaError | ClientError):
-                raise self._failed() from None
-            raise
+        response = await self._ask(
+            coordinator, ApiKey.TXN_OFFSET_COMMIT, build, lambda response: _committed(response).values()
+        )
+        codes = _committed(response)
+        for partition in offsets:
+            code = codes.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
+            self._check(ApiKey.TXN_OFFSET_COMMIT, code, f"the offset of {partition} for {membership.group_id}")
 
     async def _end(self, *, commit: bool) -> EndTxnResponse:
         prepared = PreparedTransaction(self.transactional_id, *self.identity)
@@ -559,6 +605,10 @@ def _name(prepared: PreparedTransaction) -> str:
 def _error_of(code: int, what: str) -> KafkaError | None:
     explanation = _EXPLANATIONS.get(ErrorCode(code))
     return error_of(code, f"{what}: {explanation}" if explanation else what)
+
+
+def _group_id(group: Membership | str) -> str:
+    return group.group_id if isinstance(group, Membership) else group
 
 
 def _code_of(response: Any) -> Iterable[int]:

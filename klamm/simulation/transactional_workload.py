@@ -18,7 +18,6 @@ from itertools import cycle
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, RetryPolicy
 from klamm.client.fan_out import coordinators, error_of, fan_out
 from klamm.client.fetching import FetchFrom, fetch_request, readable_batches
-from klamm.client.group_member import Membership
 from klamm.client.offsets import offset_fetch_request
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.producer import ProducerRecord
@@ -311,7 +310,7 @@ class TransactionalClient(ABC):
                 await producer.send(ProducerRecord(topic, transaction.add(key, value), partition=number))
             if transaction.copied is not None:
                 offsets = {TopicPartition(*transaction.copied.partition): transaction.copied.next_offset}
-                await producer.send_offsets(offsets, Membership(GROUP))
+                await producer.send_offsets(offsets, GROUP)
             await asyncio.sleep(self._random.choice(DELAYS_S))
             return await self._end(producer, transaction)
         except ProducerEnded:

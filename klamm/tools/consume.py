@@ -2,7 +2,8 @@
 
 Without `--group` the command assigns partitions itself, so it needs no consumer group and leaves no trace in the
 cluster. With `--group` it is a member of that group and commits the offsets of the records that it has written, so
-each record is written at least once.
+each record is written at least once. When the group has taken the partitions away (the command was stopped with Ctrl-Z,
+or its output stood still), the command says so, joins the group again and continues.
 """
 
 import sys
@@ -33,7 +34,7 @@ from klamm.tools.text import RecordFormat, parse_separator, record_json
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
     from klamm.client.consumer import Consumer
-    from klamm.client.group_consumer import GroupConsumer
+    from klamm.client.group_consumer import CommitFailed, GroupConsumer
     from klamm.client.options import ConsumerOptions, GroupOptions
     from klamm.protocol.vocabulary import TopicPartition
 
@@ -118,7 +119,9 @@ def consume(
             target.writelines(map(record_json if as_json else record_format.format, records))
             target.flush()
             if records and isinstance(consumer, GroupConsumer):
-                client.call(lambda _: consumer.commit())
+                refused = client.call(lambda _: _commit(consumer))
+                if refused is not None:
+                    print(f"klamm: {len(records)} records: {refused.message}", file=sys.stderr)
             count += len(records)
             advance(len(records))
             now = time.monotonic()
@@ -185,6 +188,17 @@ async def _start(
     consumer = Consumer(client, options)
     consumer.assign(dict.fromkeys(assigned, offset))
     return consumer
+
+
+async def _commit(consumer: "GroupConsumer") -> "CommitFailed | None":
+    """The error if the group has given the partitions to others; the next owner writes the records again."""
+    from klamm.client.group_consumer import CommitFailed
+
+    try:
+        await consumer.commit()
+    except CommitFailed as error:
+        return error
+    return None
 
 
 async def _existing_partitions(client: "ClusterClient", topic: str) -> list[int]:

@@ -3,19 +3,24 @@
 import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from klamm.client.cluster import ClusterClient
-from klamm.client.group_consumer import GroupConsumer
+from klamm.client.consumer import ConsumerRecord
+from klamm.client.group_consumer import CommitFailed, GroupConsumer
 from klamm.client.group_member import GroupMember
+from klamm.client.offsets import OffsetAndMetadata, list_consumer_group_offsets
 from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, OffsetReset, ProducerOptions
 from klamm.client.producer import Producer, ProducerRecord
+from klamm.client.transactional_producer import TransactionalProducer
+from klamm.client.transactions import TransactionAborted
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import TopicPartition
+from klamm.protocol.vocabulary import READ_COMMITTED, TopicPartition
 from klamm.simulation.administration import Administrator
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.determinism import assert_same_trace
@@ -202,73 +207,324 @@ def test_a_run_with_producer_and_members_repeats_exactly() -> None:
     assert len(assert_same_trace(f"{__file__}:short_story", seed=2)) > 1_000
 
 
-# -- one member ------------------------------------------------------------------------------------------------------
+# -- one member or two -----------------------------------------------------------------------------------------------
 
 
-async def a_member_that_does_not_poll(world: World) -> None:
-    """It loses its partitions after max.poll.interval.ms, its commit is refused, and it joins again when it polls."""
-    cluster = SimulatedCluster(world)
-    await cluster.start()
-    client = cluster.client()
-    node = world.node("client")
-    await node.run(create_topic(client, TOPIC, partitions=PARTITIONS, replication_factor=3))
-    lost: list[TopicPartition] = []
+class Stage:
+    """A cluster with records 0, 1, 2, ... in each partition of the topic, and what its members' machines need."""
 
-    async def scenario() -> None:
-        async def on_lost(partitions: list[TopicPartition]) -> None:
-            lost.extend(partitions)
+    def __init__(self, world: World, cluster: SimulatedCluster) -> None:
+        self.world, self.cluster = world, cluster
+        self.client = cluster.client()
+        self.environment = world.node("client").environment
+        self.lost: list[TopicPartition] = []
+        self.revoked: list[TopicPartition] = []
 
-        consumer = GroupConsumer(client, group_options(), [TOPIC], OPTIONS, on_lost=on_lost)
-        while not consumer.assignment:
-            await consumer.poll(100)
+    async def on_lost(self, partitions: list[TopicPartition]) -> None:
+        self.lost += partitions
+
+    async def on_revoked(self, partitions: list[TopicPartition]) -> None:
+        self.revoked += partitions
+
+    def consumer(self, instance: str | None = None, **options: Any) -> GroupConsumer:
+        settings = ConsumerOptions(READ_COMMITTED, OffsetReset.EARLIEST, max_poll_records=2)
+        return GroupConsumer(
+            *(self.client, replace(group_options(instance), **options), [TOPIC], settings),
+            on_lost=self.on_lost,
+            on_revoked=self.on_revoked,
+        )
+
+    async def producer(self, transactional_id: str, timeout_ms: int = 60_000) -> TransactionalProducer:
+        """A producer in a transaction."""
+        options = ProducerOptions(
+            ClientOptions((("unused", 1),)),
+            CompressionType.NONE,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=timeout_ms,
+        )
+        producer = TransactionalProducer(self.client, options, self.environment)
+        await producer.init()
+        producer.begin()
+        return producer
+
+    async def produce(self, count: int) -> None:
+        options = ProducerOptions(ClientOptions((("unused", 1),)), CompressionType.NONE)
+        producer = Producer(self.client, options, self.environment)
+        for number in range(count):
+            for partition in range(PARTITIONS):
+                await producer.send(ProducerRecord(TOPIC, b"%d" % number, partition=partition))
+        await producer.flush()
+        await producer.close()
+
+    async def committed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        found = (await list_consumer_group_offsets(self.client, ["village"]))["village"]
+        assert not isinstance(found, KafkaError), found
+        return found
+
+
+async def owns(consumer: GroupConsumer, count: int = PARTITIONS) -> list[ConsumerRecord]:
+    """Polls until the member owns so many partitions, and knows where to read them. Returns the records."""
+    records: list[ConsumerRecord] = []
+    while len(consumer.assignment) != count or len(consumer.positions()) != count:
+        records += await consumer.poll(100)
+    return records
+
+
+async def until_read(consumer: GroupConsumer) -> list[ConsumerRecord]:
+    records: list[ConsumerRecord] = []
+    while not records:
+        records = await consumer.poll(100)
+    return records
+
+
+def play(scenario: Callable[[Stage], Awaitable[None]], *, records: int = 4, seed: int = 1) -> None:
+    async def on_stage(world: World) -> None:
+        cluster = SimulatedCluster(world, properties={"transaction.state.log.num.partitions": "3"})
+        await cluster.start()
+        stage = Stage(world, cluster)
+        node = world.node("client")
+        await node.run(create_topic(stage.client, TOPIC, partitions=PARTITIONS, replication_factor=3))
+        await node.run(stage.produce(records))
+        await node.run(scenario(stage))
+        await node.run(stage.client.close())
+        await cluster.close()
+
+    world = World(seed)
+    world.run(on_stage(world), time_limit_s=600)
+
+
+ALL = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
+
+
+def test_a_member_that_does_not_poll_loses_its_partitions_and_keeps_its_membership() -> None:
+    """What it commits is refused, with and without a transaction, until it polls; then it joins again."""
+
+    async def scenario(stage: Stage) -> None:
+        consumer = stage.consumer()
+        await owns(consumer)
+        await until_read(consumer)
+        before = consumer.membership
+        producer = await stage.producer("tx")
         await asyncio.sleep(20)
-        first, generation = consumer.member_id, consumer.generation_id
-        with pytest.raises(KafkaError, match="nothing was committed, since the group has rebalanced"):
+        assert consumer.membership == before
+        assert (before.member_id, before.generation_id) == (consumer.member_id, consumer.generation_id)
+        with pytest.raises(CommitFailed, match="nothing was committed, since the group has rebalanced"):
             await consumer.commit({TopicPartition(TOPIC, 0): 1})
-        assert (first, generation) == ("", -1)
-        while len(consumer.assignment) < PARTITIONS or consumer.generation_id < 0:
+        with pytest.raises(TransactionAborted, match="UNKNOWN_MEMBER_ID"):
+            await producer.send_offsets(consumer.positions(), consumer.membership)
+        with pytest.raises(TransactionAborted):
+            await producer.commit()
+        await producer.abort()
+        assert await stage.committed() == {}
+        while consumer.membership.generation_id == before.generation_id:
             await consumer.poll(100)
-        assert sorted(lost) == [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
+        assert (sorted(stage.lost), stage.revoked) == (ALL, [])
         await consumer.close()
 
-    await node.run(scenario())
-    await node.run(client.close())
-    await cluster.close()
+    play(scenario)
 
 
-def test_a_member_that_does_not_poll_loses_its_partitions() -> None:
+def test_a_member_that_has_not_joined_yet_commits_no_offsets_with_a_transaction() -> None:
+    """The coordinator would take it for a client that assigns partitions to itself, which names the group alone."""
+
+    async def scenario(stage: Stage) -> None:
+        consumer, producer = stage.consumer(), await stage.producer("tx")
+        await producer.send_offsets(consumer.positions(), consumer.membership)
+        with pytest.raises(TransactionAborted, match="the consumer is not a member of the group yet"):
+            await producer.send_offsets({ALL[0]: 1}, consumer.membership)
+        await producer.abort()
+        producer.begin()
+        await producer.send_offsets({ALL[0]: 1}, "village")
+        await producer.commit()
+        await asyncio.sleep(1)  # Until then the marker is written.
+        assert {each: found.offset for each, found in (await stage.committed()).items()} == {ALL[0]: 1}
+        await consumer.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_over", [True, False], ids=["in the next assignment", "between two assignments"])
+def test_a_transaction_does_not_commit_what_was_read_before_a_rebalance(is_over: bool) -> None:
+    """Its records are read again, by whomever. The membership after the rebalance is valid, and the positions of then
+    may be none."""
+
+    async def scenario(stage: Stage) -> None:
+        first, producer = stage.consumer(), await stage.producer("tx")
+        await owns(first)
+        await until_read(first)
+        second = stage.consumer()
+        while first.assignment:
+            await second.poll(1)
+            await first.poll(1)
+        if is_over:
+            while not (first.positions() and second.positions()):
+                await second.poll(10)
+                await first.poll(1, 1)
+        else:
+            assert first.positions() == {}
+        with pytest.raises(TransactionAborted, match="rebalanced since the consumer handed out records of this trans"):
+            await producer.send_offsets(first.positions(), first.membership)
+        await producer.abort()
+        first.seek_to_committed()
+        producer.begin()
+        joining = asyncio.ensure_future(owns(second, 2))
+        (record, *_) = await until_read(first)
+        await joining
+        assert record.offset == 0
+        await producer.send_offsets(first.positions(), first.membership)
+        await producer.commit()
+        await asyncio.gather(first.close(), second.close())
+
+    play(scenario)
+
+
+def test_offsets_of_an_earlier_membership_are_refused_by_the_coordinator() -> None:
+    async def scenario(stage: Stage) -> None:
+        first, producer = stage.consumer(), await stage.producer("tx")
+        await owns(first)
+        positions, membership = first.positions(), first.membership
+        second = stage.consumer()
+        await asyncio.gather(owns(first, 2), owns(second, 2))
+        with pytest.raises(TransactionAborted, match="ILLEGAL_GENERATION"):
+            await producer.send_offsets(positions, membership)
+        await producer.abort()
+        await asyncio.gather(first.close(), second.close())
+
+    play(scenario)
+
+
+def test_partitions_are_read_again_from_the_committed_offsets() -> None:
+    """Where there is none, from where the member has begun, also when new members begin at the end."""
+
+    async def scenario(stage: Stage) -> None:
+        options = ConsumerOptions(READ_COMMITTED, OffsetReset.LATEST)
+        consumer = GroupConsumer(stage.client, group_options(), [TOPIC], options)
+        await owns(consumer)
+        await stage.produce(2)
+        read: list[list[int]] = []
+        for commits in (False, True, False, False):
+            offsets: list[int] = []
+            while len(offsets) < PARTITIONS * 2:
+                offsets += [record.offset for record in await consumer.poll(100)]
+            read.append(sorted(set(offsets)))
+            if commits:
+                await consumer.commit()
+                await stage.produce(2)
+            consumer.seek_to_committed()
+            assert consumer.positions() == {}
+        assert read == [[4, 5], [4, 5], [6, 7], [6, 7]]
+        assert sorted(consumer.assignment) == ALL
+        await consumer.close()
+
+    play(scenario)
+
+
+def test_an_open_transaction_makes_only_its_own_partition_wait_and_costs_no_member_its_partitions() -> None:
+    """The transaction of an application that has died is open for ten sessions."""
+
+    async def scenario(stage: Stage) -> None:
+        dead = await stage.producer("dead", timeout_ms=60_000)
+        await dead.send_offsets({ALL[0]: 1}, "village")
+        began_s = asyncio.get_running_loop().time()
+        members = [stage.consumer(), stage.consumer()]
+        read: dict[TopicPartition, int] = {}
+
+        async def poll(consumer: GroupConsumer) -> None:
+            while len(read) < PARTITIONS:
+                for record in await consumer.poll(200):
+                    read.setdefault(TopicPartition(record.topic, record.partition), record.offset)
+                    if len(read) == PARTITIONS - 1:
+                        assert asyncio.get_running_loop().time() < began_s + 10
+                        assert ALL[0] not in read
+
+        await asyncio.gather(*map(poll, members))
+        assert read == dict.fromkeys(ALL, 0)
+        assert asyncio.get_running_loop().time() >= began_s + 60
+        assert (stage.lost, sorted(each.generation_id for each in members)) == ([], [1, 1])
+        await asyncio.gather(*(each.close() for each in members))
+
+    play(scenario)
+
+
+def test_a_member_that_is_busy_during_a_rebalance_stays_in_the_group() -> None:
+    """For longer than its session, and less long than max.poll.interval.ms."""
+
+    async def scenario(stage: Stage) -> None:
+        first, second = stage.consumer(), stage.consumer(max_poll_interval_ms=30_000)
+        await owns(first)
+        before = first.member_id
+        joining = asyncio.ensure_future(owns(second, 2))
+        await asyncio.sleep(9)
+        await first.commit()
+        await owns(first, 2)
+        await joining
+        assert (first.member_id, stage.lost, sorted(stage.revoked)) == (before, [], ALL)
+        await asyncio.gather(first.close(), second.close())
+
+    play(scenario)
+
+
+def test_a_process_that_stood_still_hands_out_no_record_of_partitions_that_it_has_lost() -> None:
+    """It has fetched some, and asks the coordinator before it goes on. After a shorter standstill it need not."""
+
+    read = 0
+    has_joined = asyncio.Event()
+
+    async def sleeper(stage: Stage) -> None:
+        nonlocal read
+        consumer = stage.consumer()
+        await owns(consumer)
+        has_joined.set()
+        while not stage.lost:
+            records = await consumer.poll(100)
+            read += 0 if stage.lost else len(records)
+            await asyncio.sleep(1)
+        await consumer.close()
+        await stage.client.close()
+
+    async def on_stage(world: World) -> None:
+        cluster = SimulatedCluster(world)
+        await cluster.start()
+        stage = Stage(world, cluster)
+        node, other = world.node("client"), world.node("other")
+        await node.run(create_topic(stage.client, TOPIC, partitions=PARTITIONS, replication_factor=3))
+        await node.run(stage.produce(200))
+        sleeping = Stage(world, cluster)
+        running = other.run(sleeper(sleeping))
+        await has_joined.wait()
+        for pause_s in (3, 8):
+            other.stall()
+            await asyncio.sleep(pause_s)
+            before = read
+            other.resume()
+            await asyncio.sleep(3)
+            assert (read > before, sleeping.lost == []) == (pause_s == 3,) * 2
+        await running
+        await node.run(stage.client.close())
+        await cluster.close()
+
     world = World(1)
-    world.run(a_member_that_does_not_poll(world), time_limit_s=600)
+    world.run(on_stage(world), time_limit_s=600)
 
 
-async def a_fenced_member(world: World) -> None:
+async def a_fenced_member(stage: Stage) -> None:
     """Another process has taken over its group instance id: the first one gets an error, and never joins again."""
-    cluster = SimulatedCluster(world)
-    await cluster.start()
-    client = cluster.client()
-    node = world.node("client")
-    await node.run(create_topic(client, TOPIC, partitions=PARTITIONS, replication_factor=3))
-
-    async def scenario() -> None:
-        first = GroupConsumer(client, group_options("olga"), [TOPIC], OPTIONS)
-        while not first.assignment:
-            await first.poll(100)
-        second = GroupConsumer(client, group_options("olga"), [TOPIC], OPTIONS)
-        while not second.assignment:
-            await second.poll(100)
+    first, producer = stage.consumer("olga"), await stage.producer("tx")
+    await owns(first)
+    second = stage.consumer("olga")
+    await owns(second)
+    for _ in range(2):
         with pytest.raises(KafkaError, match=r"FENCED_INSTANCE_ID \(82\): another member has taken over .* id olga"):
             while True:
                 await first.poll(1_000)
-        await asyncio.gather(first.close(), second.close())
-
-    await node.run(scenario())
-    await node.run(client.close())
-    await cluster.close()
+    with pytest.raises(TransactionAborted, match="FENCED_INSTANCE_ID"):
+        await producer.send_offsets(first.positions(), first.membership)
+    await producer.abort()
+    await asyncio.gather(first.close(), second.close())
 
 
 def test_a_fenced_member_is_told() -> None:
-    world = World(1)
-    world.run(a_fenced_member(world), time_limit_s=600)
+    play(a_fenced_member)
 
 
 async def an_unknown_assignor() -> None:

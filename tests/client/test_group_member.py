@@ -1,5 +1,6 @@
 """A member of a group against coordinators that answer as a test says: what each error code leads to."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -140,7 +141,7 @@ async def test_a_coordinator_that_moves_is_found_again(error: Any) -> None:
         member = GroupMember(cluster.client(), OPTIONS)
         assert await member.join(["t"]) == [P0]
         await member.heartbeat()
-        await member.commit({P0: 4})
+        await member.commit({P0: 4}, member.membership)
         assert await member.committed([P0]) == {P0: 5}
         await member.close()
     assert {broker for _, broker in cluster.asked} == {0, 1}
@@ -175,11 +176,13 @@ async def test_a_commit_of_a_former_generation_is_refused_and_never_sent_as_that
 ) -> None:
     state = Joined(committed(error))
     async with state as member:
+        read_as = replace(member.membership)
         with pytest.raises(MustRejoin):
-            await member.commit({P0: 4})
+            await member.commit({P0: 4}, read_as)
         if error is not ErrorCode.REBALANCE_IN_PROGRESS:
-            with pytest.raises(MustRejoin, match="no longer a member of the group"):
-                await member.commit({P0: 4})
+            for owned_as in (read_as, member.membership):
+                with pytest.raises(MustRejoin, match="no longer a member of that generation"):
+                    await member.commit({P0: 4}, owned_as)
     commits = [request for request in state.cluster.requests if hasattr(request, "retention_time_ms")]
     assert [(each.generation_id_or_member_epoch, each.member_id) for each in commits] == [(7, "m")]
 
@@ -210,13 +213,58 @@ async def test_an_assignment_that_is_none_is_an_error() -> None:
         await member.close()
 
 
-async def test_an_offset_that_a_transaction_may_still_commit_is_waited_for() -> None:
-    """And a partition without a committed offset is left out."""
-    answers = [fetched(0, (-1, ErrorCode.UNSTABLE_OFFSET_COMMIT), (3, 0)), fetched(0, (9, 0), (-1, 0))]
-    state = Joined(*answers)
+async def test_an_offset_that_a_transaction_may_still_commit_is_left_out_and_the_others_are_known() -> None:
+    state = Joined(fetched(0, (-1, ErrorCode.UNSTABLE_OFFSET_COMMIT), (3, 0)), fetched(0, (9, 0), (-1, 0)))
     async with state as member:
-        assert await member.committed([P0, P1]) == {P0: 9}
+        assert await member.committed([P0, P1]) == {P1: 3}
+        assert await member.committed([P0, P1]) == {P0: 9, P1: None}
     assert all(request.require_stable for request in state.cluster.requests[-2:])
+
+
+@pytest.mark.parametrize("error", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION])
+async def test_what_an_answer_says_of_a_former_generation_changes_nothing_about_the_present_one(
+    error: ErrorCode,
+) -> None:
+    """The member joins the next generation while the answers to a heartbeat and to a commit are on their way."""
+    state = Joined()
+
+    def late(response: Any) -> Any:
+        def answer(request: Any) -> Any:
+            state.member.membership.generation_id += 1
+            return response
+
+        return answer
+
+    state.cluster.answers.append((ApiKey.HEARTBEAT, late(HeartbeatResponse(error_code=error))))
+    state.cluster.answers.append((ApiKey.OFFSET_COMMIT, late(committed(error)[1])))
+    async with state as member:
+        await member.heartbeat()
+        with pytest.raises(MustRejoin):
+            await member.commit({P0: 4}, member.membership)
+        assert (member.membership.member_id, member.membership.generation_id) == ("m", 9)
+
+
+async def test_a_member_needs_heartbeats_from_the_answer_to_its_join_until_the_next_join() -> None:
+    """The group's leader too, while it looks up the partitions that it assigns."""
+    needed = []
+    state = Joined()
+
+    def note(response: Any) -> Any:
+        def answer(request: Any) -> Any:
+            needed.append(state.member.needs_heartbeats)
+            return response
+
+        return answer
+
+    rejoined = joined(member_id="m", leader="m", members=[("m", encode_subscription(["t"]))])[1]
+    state.cluster.answers += [(ApiKey.JOIN_GROUP, note(rejoined)), (ApiKey.SYNC_GROUP, note(synced(0, P0)[1]))]
+    async with state as member:
+        needed.append(member.needs_heartbeats)
+        await member.join(["t"])
+        needed.append(member.needs_heartbeats)
+        member.membership.forget()
+        needed.append(member.needs_heartbeats)
+    assert needed == [True, False, True, True, False]
 
 
 async def test_only_dynamic_members_leave() -> None:

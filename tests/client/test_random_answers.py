@@ -15,7 +15,6 @@ import pytest
 from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.configs import ConfigResource, alter_configs, describe_configs, incremental_alter_configs
 from klamm.client.elections import elect_leaders
-from klamm.client.group_member import Membership
 from klamm.client.groups import delete_groups, describe_groups, list_groups
 from klamm.client.log_dirs import TopicPartitionReplica, alter_replica_log_dirs, describe_log_dirs
 from klamm.client.offsets import (
@@ -190,7 +189,7 @@ async def produce_in_transactions(client: ClusterClient) -> list[int]:
             told.append(number)
         try:
             if number % 4 == 1:
-                await producer.send_offsets(dict.fromkeys(PARTITIONS, 5), Membership("g"))
+                await producer.send_offsets(dict.fromkeys(PARTITIONS, 5), "g")
             if number % 4 == 3:
                 await producer.commit()
         except (KafkaError, ClientError, RuntimeError):

@@ -7,6 +7,7 @@ is ended once.
 import asyncio
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -772,3 +773,174 @@ def test_a_producer_that_is_fenced_after_its_commit_learns_it_when_it_begins_aga
             producer.begin()
 
     against([initialized(), *WRITTEN, ended(), initialized(ErrorCode.PRODUCER_FENCED)], scenario)
+
+
+# -- what could not be added to a transaction -------------------------------------------------------------------------
+
+
+class Misused:
+    """No value of any use."""
+
+
+async def cancelled(call):
+    async with asyncio.timeout(0.05):
+        await call
+
+
+def no_answer(key):
+    return key, None
+
+
+# Of each way to fail: the answers, and the call with the error that it raises.
+UNSENT_OFFSETS = {
+    "the transaction's coordinator is late": (
+        [offsets_added(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)],
+        lambda producer: expect(TransactionAborted, producer.send_offsets({ZERO: 5}, MEMBER)),
+    ),
+    "the transaction's coordinator hangs up": (
+        [(ApiKey.ADD_OFFSETS_TO_TXN, HANG_UP)],
+        lambda producer: expect(TransactionAborted, producer.send_offsets({ZERO: 5}, MEMBER)),
+    ),
+    "cancelled before the offsets": (
+        [no_answer(ApiKey.ADD_OFFSETS_TO_TXN)],
+        lambda producer: expect(TimeoutError, cancelled(producer.send_offsets({ZERO: 5}, MEMBER))),
+    ),
+    "the group's coordinator is late": (
+        [offsets_added(), offsets_committed(ErrorCode.NOT_COORDINATOR)],
+        lambda producer: expect(TransactionAborted, producer.send_offsets({ZERO: 5}, MEMBER)),
+    ),
+    "the group's coordinator hangs up": (
+        [offsets_added(), (ApiKey.TXN_OFFSET_COMMIT, HANG_UP)],
+        lambda producer: expect(TransactionAborted, producer.send_offsets({ZERO: 5}, MEMBER)),
+    ),
+    "cancelled with the offsets": (
+        # The connection is of no more use: its second answer comes before the first.
+        [offsets_added(), no_answer(ApiKey.TXN_OFFSET_COMMIT), offsets_committed(0)],
+        lambda producer: expect(TimeoutError, cancelled(producer.send_offsets({ZERO: 5}, MEMBER))),
+    ),
+    "offsets of a wrong type": (
+        [offsets_added()],
+        lambda producer: expect(AttributeError, producer.send_offsets({ZERO: Misused()}, MEMBER)),
+    ),
+    "no member": ([], lambda producer: expect(TransactionAborted, producer.send_offsets({ZERO: 5}, Membership("g")))),
+    "a rebalance": (
+        [],
+        lambda producer: expect(TransactionAborted, producer.send_offsets({}, replace(MEMBER, interrupted_s=1.0))),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", UNSENT_OFFSETS)
+def test_a_transaction_whose_offsets_were_not_sent_can_only_be_aborted(way):
+    """Its records would be committed without them. The abort fences what may come late, and the next one begins."""
+    answers, call = UNSENT_OFFSETS[way]
+
+    async def scenario(producer, cluster):
+        await one_record(producer)
+        await producer._producer.flush()
+        await call(producer)
+        assert producer.state is State.ABORTABLE_ERROR
+        for refused in (producer.commit, producer.prepare, lambda: write(producer)):
+            error = await expect(TransactionAborted, refused())
+            assert "offsets of group g may be missing" in str(error)
+        await producer.abort()
+        producer.begin()
+        await producer.send_offsets({ZERO: 5}, replace(MEMBER, interrupted_s=1.0))
+        await producer.commit()
+
+    end_of_both = [initialized(epoch=1), offsets_added(), offsets_committed(0), ended()]
+    deadline_ms = 60_000 if "cancelled" in way else 0
+    against([initialized(), *WRITTEN, *answers, *end_of_both], scenario, deadline_ms=deadline_ms, coordinators=[0, 1])
+
+
+UNSENT_RECORDS = {
+    "no topic": (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ProducerRecord("missing", b"v")),
+    "no partition": (ErrorCode.INVALID_PARTITIONS, ProducerRecord("t", b"v", partition=9)),
+    "too large": (ErrorCode.MESSAGE_TOO_LARGE, ProducerRecord("t", b"v" * 2_000)),
+    "a wrong type": (None, ProducerRecord("t", Misused())),
+    "cancelled": (None, ProducerRecord("t", b"v" * 500)),
+}
+
+
+@pytest.mark.parametrize("way", UNSENT_RECORDS)
+def test_a_transaction_of_which_a_record_was_not_sent_can_only_be_aborted(way):
+    code, record = UNSENT_RECORDS[way]
+
+    async def scenario(producer, cluster):
+        await producer.init()
+        producer.begin()
+        if way == "cancelled":
+            await producer.send(ProducerRecord("t", b"v" * 500, partition=0))
+            await expect(TimeoutError, cancelled(producer.send(record)))  # There is no room for both.
+        else:
+            error = await expect(TransactionAborted if code else TypeError, producer.send(record))
+            assert code is None or error.code is code
+        for refused in (producer.commit, producer.prepare, lambda: producer.send_offsets({ZERO: 5}, MEMBER)):
+            assert "a record was not sent" in str(await expect(TransactionAborted, refused()))
+        await producer.abort()
+        producer.begin()
+        await producer.commit()
+
+    answers = [added(0), no_answer(ApiKey.PRODUCE), initialized(epoch=1)] if way == "cancelled" else []
+    limits = {"max_request_size_bytes": 1_000, "buffer_memory_bytes": 700, "delivery_timeout_ms": 300}
+    against([initialized(), *answers], scenario, deadline_ms=0, coordinators=(1,), **limits)
+
+
+def test_a_commit_waits_for_offsets_that_are_being_sent():
+    """Another task sends them."""
+
+    async def scenario(producer, cluster):
+        await one_record(producer)
+        await producer._producer.flush()
+        sending = asyncio.create_task(producer.send_offsets({ZERO: 5}, MEMBER))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="prepare: send_offsets has not returned"):
+            await producer.prepare()
+        await producer.commit()
+        await sending
+
+    cluster = against([initialized(), *WRITTEN, offsets_added(), offsets_committed(0), ended()], scenario)
+    assert apis(cluster)[-2:] == [ApiKey.TXN_OFFSET_COMMIT, ApiKey.END_TXN]
+
+
+def test_an_abort_waits_for_offsets_that_are_being_sent():
+    async def scenario(producer, cluster):
+        await one_record(producer)
+        await producer._producer.flush()
+        sending = asyncio.create_task(producer.send_offsets({ZERO: 5}, MEMBER))
+        await asyncio.sleep(0)
+        await producer.abort()
+        await sending
+
+    cluster = against([initialized(), *WRITTEN, offsets_added(), offsets_committed(0), ended()], scenario)
+    assert apis(cluster)[-2:] == [ApiKey.TXN_OFFSET_COMMIT, ApiKey.END_TXN]
+
+
+def test_only_records_of_the_open_transaction_count_as_interrupted():
+    """A consumer's partitions were taken away, and it reads them again. Earlier transactions are not concerned."""
+
+    async def scenario(producer, cluster):
+        loop = asyncio.get_running_loop()
+        read_s = loop.time()
+        await producer.init()
+        producer.begin()
+        await asyncio.sleep(0.01)
+        await producer.send_offsets({ZERO: 5}, MEMBER)
+        await producer.send_offsets({ZERO: 6}, replace(MEMBER, generation_id=6, interrupted_s=read_s))
+        await producer.commit()
+        producer.begin()
+        await producer.send_offsets({ZERO: 7}, replace(MEMBER, generation_id=6, interrupted_s=read_s))
+        await asyncio.sleep(0.01)
+        interrupted = replace(MEMBER, generation_id=7, interrupted_s=loop.time())
+        await expect(TransactionAborted, producer.send_offsets({ZERO: 8}, interrupted))
+        await producer.abort()
+        producer.begin()
+        await producer.send_offsets({ZERO: 8}, interrupted)
+        other = replace(interrupted, group_id="other", interrupted_s=loop.time() + 0.01)
+        await asyncio.sleep(0.02)
+        await producer.send_offsets({ZERO: 9}, interrupted)
+        await expect(TransactionAborted, producer.send_offsets({ZERO: 1}, other))
+
+    sent = [offsets_added(), offsets_committed(0)]
+    answers = [initialized(), *sent, *sent, ended(), *sent, initialized(epoch=1), *sent, *sent]
+    against(answers, scenario)

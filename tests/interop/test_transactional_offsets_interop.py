@@ -14,7 +14,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.client.fan_out import coordinators, error_of, fan_out
-from klamm.client.group_member import Membership
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets, offset_fetch_request
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.properties import parse_addresses
@@ -105,7 +104,7 @@ async def begin(client: ClusterClient, broker: Broker, number: int) -> dict[bool
         await made.init()
         made.begin()
         for group, offsets in commits:
-            await made.send_offsets(offsets, Membership(f"{group}-{number}"))
+            await made.send_offsets(offsets, f"{group}-{number}")
         return made
 
     for group in ("committed", "aborted", "pending", "given-up"):

@@ -272,7 +272,7 @@ async def test_offsets_that_come_after_the_abort_are_refused(bootstrap: str, top
         transactions = TransactionManager(client, topic, 60_000)
         late = await transactions.init()
         transactions.begin()
-        await transactions.send_offsets({TopicPartition(topic, 0): 1}, Membership(topic, None, "", -1))
+        await transactions.send_offsets({TopicPartition(topic, 0): 1}, topic)
         transactions.batch_failed(KafkaError(ErrorCode.REQUEST_TIMED_OUT, "lost"), may_come_late=True)
         await transactions.abort()
         topics = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic

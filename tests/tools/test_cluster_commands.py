@@ -19,6 +19,9 @@ from typing import Any
 
 import pytest
 
+from klamm.client.group_consumer import GroupConsumer
+from klamm.client.group_member import leave_request
+from klamm.protocol.messages import ApiKey
 from klamm.testing import Cluster
 from klamm.tools import main
 from support.processes import ManagedProcess, free_port
@@ -300,6 +303,29 @@ def test_a_group_goes_on_where_it_was(klamm: Run, tmp_path: Path) -> None:
     assert re.search(r"^village +grouped +0 +3 +3 +0 ", klamm("groups", "describe", "--group", "village"), re.MULTILINE)
     without_group = ("consume", "--topic", "grouped", "--from-beginning", "--max-messages", "3")
     assert klamm(*without_group) == "1\n2\n3\n"
+
+
+def test_a_member_that_its_group_has_removed_says_so_and_goes_on(
+    klamm: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after Ctrl-Z for longer than its session: what it could not commit is written again."""
+    source = tmp_path / "source"
+    source.write_text("1\n2\n3\n")
+    klamm("produce", "--topic", "stopped", "--file", str(source))
+    commit, commits = GroupConsumer.commit, 0
+
+    async def commit_too_late(consumer: GroupConsumer) -> None:
+        nonlocal commits
+        commits += 1
+        if commits == 1:
+            await consumer._member._ask(ApiKey.LEAVE_GROUP, leave_request(consumer.membership))
+        await commit(consumer)
+
+    monkeypatch.setattr(GroupConsumer, "commit", commit_too_late)
+    consume = ("consume", "--topic", "stopped", "--group", "sleepers", "--from-beginning", "--max-messages")
+    written = klamm(*consume, "5")
+    assert [line for line in written.splitlines() if not line.startswith("klamm:")] == ["1", "2", "3", "1", "2"]
+    assert klamm(*consume, "1") == "3\n"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import time
 
 from klamm.client.cluster import ClusterClient
 from klamm.client.consumer import Consumer, ConsumerRecord
-from klamm.client.group_member import Membership
 from klamm.client.offsets import ListedOffset, list_consumer_group_offsets, list_offsets
 from klamm.client.options import ClientOptions, ConsumerOptions, ProducerOptions
 from klamm.client.producer import ProducerRecord
@@ -62,7 +61,6 @@ class Copier:
         )
         self._consumer = Consumer(self._client, ConsumerOptions(isolation_level=READ_COMMITTED))
         self._input = TopicPartition(options.input_topic, options.input_partition)
-        self._membership = Membership(options.consumer_group)
 
     async def run(self) -> None:
         """Returns when everything is copied, or SIGTERM has come."""
@@ -99,7 +97,7 @@ class Copier:
                     ProducerRecord(self.options.output_topic, record.value, record.key, partition=record.partition),
                     told,
                 )
-            await self._producer.send_offsets({self._input: records[-1].offset + 1}, self._membership)
+            await self._producer.send_offsets({self._input: records[-1].offset + 1}, self.options.consumer_group)
             if self.options.enable_random_aborts and (self._transactions == 2 or random.randrange(3) == 0):
                 await written.wait()  # An abort does not send what was not sent.
                 await self._abort()
