@@ -29,6 +29,7 @@ import traceback
 from typing import Any, NoReturn
 
 from klamm.processes.errors import EXIT_FAILED, EXIT_OK, ToolError
+from klamm.visible import visible
 
 # How long the children of an owner that is gone may take to stop before they are killed.
 ORPHAN_GRACE_S = 15.0
@@ -144,7 +145,7 @@ class ForkServer:
             self._serve(identifier, target, arguments)
             code = EXIT_OK
         except ToolError as error:
-            print(f"klamm: {error}", file=sys.stderr)
+            print(visible(f"klamm: {error}"), file=sys.stderr)  # noqa: T201
             self._tell("failed", identifier, reason=str(error)[:REASON_LIMIT])
         except BaseException as error:
             traceback.print_exc()

@@ -13,6 +13,7 @@ from logging.handlers import TimedRotatingFileHandler
 
 from klamm.controller.state_change_log import CONTROLLER_LOGGER
 from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE, LogLines
+from klamm.visible import visible
 
 HOUR_S = 3600
 # Log4j's names of levels that Python names otherwise or does not have.
@@ -21,7 +22,7 @@ _LEVELS = {TRACE: "TRACE", logging.WARNING: "WARN", logging.CRITICAL: "FATAL"}
 
 class KafkaFormatter(logging.Formatter):
     """Formats each line of a `LogLines` as a line with its own time, and any other log record as one line, whatever
-    clients have put into their ids."""
+    clients have put into their ids. The lines of a traceback are indented, so that none begins as an entry does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,22 +31,19 @@ class KafkaFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         level, name = _LEVELS.get(record.levelno, record.levelname), record.name
         if isinstance(record.msg, LogLines):
-            return "\n".join(f"[{self._time(line.time_ms)}] {level} {line.text} ({name})" for line in record.msg.lines)
-        text = f"[{self._time(int(record.created * 1000))}] {level} {_printable(record.getMessage())} ({name})"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+            return "\n".join(
+                f"[{self._time(line.time_ms)}] {level} {visible(line.text)} ({name})" for line in record.msg.lines
+            )
+        text = f"[{self._time(int(record.created * 1000))}] {level} {visible(record.getMessage())} ({name})"
+        if not record.exc_info:
+            return text
+        return "\n\t".join([text, *map(visible, self.formatException(record.exc_info).split("\n"))])
 
     def _time(self, time_ms: int) -> str:
         second, millisecond = divmod(time_ms, 1000)
         if second != self._second:
             self._second, self._text = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
         return f"{self._text},{millisecond:03}"
-
-
-def _printable(text: str) -> str:
-    """The text with control and bidirectional characters as escapes."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 class HourlyFile(TimedRotatingFileHandler):

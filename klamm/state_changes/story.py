@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from klamm.state_changes.entries import Said
+from klamm.visible import visible
 
 COLUMNS = ("TIME", "BROKER", "WRITTEN-BY", "LEADER", "EPOCH", "ISR", "STATE", "MESSAGE")
 
@@ -26,7 +27,7 @@ def rows(entries: Iterable[Said]) -> list[tuple[str, ...]]:
 
 def table(lines: Sequence[Sequence[str]]) -> list[str]:
     """The lines of the table, with its head."""
-    every = [COLUMNS, *lines]
+    every = [COLUMNS, *([visible(text) for text in line] for line in lines)]
     widths = [max(len(line[column]) for line in every) for column in range(len(COLUMNS))]
     return ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in every]
 

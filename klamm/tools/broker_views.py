@@ -4,10 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.cluster_facts import ClusterFacts
+from klamm.tools.cluster_view import PartitionView
 from klamm.tools.health import version_text
 from klamm.tools.words import address_text, size_text
 from klamm.tools.words import table_lines as table
+from klamm.visible import visible
 
 _TITLES = ("BROKER", "ADDRESS", "RACK", "LEADERS", "REPLICAS", "BEHIND", "SIZE", "SOFTWARE")
 
@@ -76,22 +79,22 @@ def description_lines(facts: ClusterFacts, broker_id: int) -> Iterator[str]:
         yield f"Broker: {broker_id}\tnot in the cluster"
     else:
         controller = "\tController" if broker_id == facts.controller_id else ""
-        address = address_text(*broker.address)
-        yield f"Broker: {broker_id}\tAddress: {address}\tRack: {broker.rack or 'none'}{controller}"
+        address = visible(address_text(*broker.address))
+        yield f"Broker: {broker_id}\tAddress: {address}\tRack: {visible(broker.rack or 'none')}{controller}"
         if broker.error is not None:
-            yield f"Does not answer: {broker.error}"
+            yield visible(f"Does not answer: {broker.error}")
         else:
-            yield f"Software: {version_text(broker)}"
+            yield visible(f"Software: {version_text(broker)}")
     yield (
         f"Replicas: {tally.replicas}\tLeaders: {tally.leaders}\tPreferredLeaders: {tally.preferred_leaders}"
         f"\tNotInSync: {tally.behind}"
     )
     for key, each in facts.on(broker_id).items():
         if broker_id not in each.isr and broker_id not in each.adding:
-            yield f"\tTopic: {key.topic}\tPartition: {key.partition}\tLeader: {_leader(each.leader)}\tNot in sync"
+            yield f"{_partition(key, each)}\tNot in sync"
         if broker_id in each.adding or broker_id in each.removing:
             what = "is being added" if broker_id in each.adding else "is being removed"
-            yield f"\tTopic: {key.topic}\tPartition: {key.partition}\tLeader: {_leader(each.leader)}\tReplica {what}"
+            yield f"{_partition(key, each)}\tReplica {what}"
     if broker is None:
         return
     for log_dir in broker.log_dirs:
@@ -101,13 +104,13 @@ def description_lines(facts: ClusterFacts, broker_id: int) -> Iterator[str]:
             if log_dir.total_bytes > 0
             else ""
         )
-        state = f"\tOffline: {log_dir.error}" if log_dir.error is not None else ""
+        state = f"\tOffline: {visible(log_dir.error)}" if log_dir.error is not None else ""
         yield (
-            f"LogDir: {log_dir.path}\tReplicas: {log_dir.replicas}{future}\tSize: {size_text(log_dir.size_bytes)}"
-            f"{disk}{state}"
+            f"LogDir: {visible(log_dir.path)}\tReplicas: {log_dir.replicas}{future}"
+            f"\tSize: {size_text(log_dir.size_bytes)}{disk}{state}"
         )
     for name, value in broker.throttles.items():
-        yield f"Throttle: {name}={value}"
+        yield visible(f"Throttle: {name}={value}")
 
 
 def values(facts: ClusterFacts, broker_ids: Iterable[int] | None = None) -> list[dict[str, Any]]:
@@ -151,5 +154,6 @@ def _value(facts: ClusterFacts, broker_id: int, tally: Tally) -> dict[str, Any]:
     }
 
 
-def _leader(leader: int) -> str:
-    return "none" if leader < 0 else str(leader)
+def _partition(key: TopicPartition, each: PartitionView) -> str:
+    leader = "none" if each.leader < 0 else each.leader
+    return f"\tTopic: {visible(key.topic)}\tPartition: {key.partition}\tLeader: {leader}"

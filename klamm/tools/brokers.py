@@ -16,6 +16,7 @@ from klamm.tools.clients import (
     command_options,
 )
 from klamm.tools.cluster_facts import ClusterFacts, read_facts
+from klamm.tools.output import TABS, print_line, print_lines
 from klamm.tools.reassign.decommissioning import decommission
 from klamm.tools.status import DEFAULT_TIMEOUT_MS, Timeout
 
@@ -33,10 +34,9 @@ def list_brokers(
     with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
         facts = client.call(read_facts)
     if as_json:
-        print(json.dumps(views.values(facts)))
+        print_line(json.dumps(views.values(facts)))
         return
-    for line in views.table_lines(facts):
-        print(line)
+    print_lines(views.table_lines(facts))
 
 
 @app.command(epilog="Example: klamm brokers describe --broker 1 --broker 2")
@@ -54,11 +54,10 @@ def describe(
         facts = client.call(read_facts)
     chosen = _known(facts, broker or [])
     if as_json:
-        print(json.dumps(views.values(facts, chosen)))
+        print_line(json.dumps(views.values(facts, chosen)))
         return
     for broker_id in chosen:
-        for line in views.description_lines(facts, broker_id):
-            print(line)
+        print_lines(views.description_lines(facts, broker_id), keep=TABS)
 
 
 app.command(epilog="Example: klamm brokers decommission --broker 3 --throttle 50000000")(decommission)

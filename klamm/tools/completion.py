@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, command_options
+from klamm.tools.output import print_line, print_lines
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
@@ -90,7 +91,7 @@ def completion(
 
     klamm completion fish > ~/.config/fish/completions/klamm.fish
     """
-    print(_SCRIPTS[shell])
+    print_lines(_SCRIPTS[shell].splitlines())
 
 
 def complete(
@@ -101,7 +102,7 @@ def complete(
     """Print a candidate a line for the end of a command line."""
     place = find_place(context.find_root().command, line)
     for candidate in candidates(place, look):
-        print(_for_bash(candidate, place.begun) if shell is Shell.BASH and candidate != FILES else candidate)
+        print_line(_for_bash(candidate, place.begun) if shell is Shell.BASH and candidate != FILES else candidate)
 
 
 def _for_bash(candidate: str, begun: str) -> str:

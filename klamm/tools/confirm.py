@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from klamm.processes.errors import ToolError
+from klamm.tools.output import TABS, print_line, print_lines
+from klamm.visible import visible
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Make the changes without asking.")]
 Force = Annotated[bool, typer.Option("--force", help="The same as --yes, as Kafka's tool has it.")]
@@ -21,12 +23,11 @@ def confirm(plan: Iterable[str], question: str, *, yes: bool) -> None:
     `question` is "Delete 3 topics?" for example. Raises typer.Abort when the answer is no, and ToolError when there is
     no terminal to ask.
     """
-    for line in plan:
-        print(line, file=sys.stderr)
+    print_lines(plan, keep=TABS, file=sys.stderr)
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ToolError(f"{question} Nothing was changed: say --yes, because there is no terminal to ask.")
-    if not typer.confirm(question, err=True):
-        print("Nothing was changed.", file=sys.stderr)
+    if not typer.confirm(visible(question), err=True):
+        print_line("Nothing was changed.", file=sys.stderr)
         raise typer.Abort

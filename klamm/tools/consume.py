@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +29,7 @@ from klamm.tools.clients import (
     ended_by_sigterm,
     property_errors,
 )
+from klamm.tools.output import data_output, print_line
 from klamm.tools.text import RecordFormat, parse_separator, record_json
 
 if TYPE_CHECKING:
@@ -105,12 +106,13 @@ def consume(
         membership = None if group is None else group_options(properties, group)
     with ExitStack() as stack:
         stack.enter_context(ended_by_sigterm())
-        target: BinaryIO = stack.enter_context(output.open("wb")) if output is not None else sys.stdout.buffer
+        target = data_output() if output is None else stack.enter_context(output.open("wb"))
         client = stack.enter_context(client_in_thread(command_options(bootstrap_server, command_config)))
         consumer = client.call(lambda cluster: _start(cluster, options, topic, partition or [], start, membership))
         stack.callback(lambda: client.call(lambda _: consumer.close()))
         # A terminal that shows the records needs no bar.
-        advance = stack.enter_context(progress("consume", max_messages, visible=not target.isatty()))
+        shows_records = output is None and sys.stdout.isatty()
+        advance = stack.enter_context(progress("consume", max_messages, visible=not shows_records))
         count = 0
         last_record_at = time.monotonic()
         while max_messages is None or count < max_messages:
@@ -130,7 +132,7 @@ def consume(
             elif timeout_ms is not None and (now - last_record_at) * 1000 >= timeout_ms:
                 break
     if sys.stderr.isatty():
-        print(f"{count} records read from {topic}", file=sys.stderr)
+        print_line(f"{count} records read from {topic}", file=sys.stderr)
 
 
 def _check_options(

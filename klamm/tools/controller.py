@@ -19,8 +19,10 @@ from klamm.processes.errors import ToolError
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, run_with_client
 from klamm.tools.cluster_view import joined
 from klamm.tools.http_reading import HTTP_TIMEOUT_S, WrongAnswer, http_address, read_body, read_lines
+from klamm.tools.output import TABS, print_line, print_lines
 from klamm.tools.words import address_text
 from klamm.tools.zookeeper_access import open_znodes
+from klamm.visible import visible
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
@@ -87,10 +89,9 @@ def status(
     if not address.registered:
         trouble = ToolError(f"broker {address.broker_id} is not registered: it has died, or lost its session")
     if as_json:
-        print(json.dumps({**asdict(address), "status": details}))
+        print_line(json.dumps({**asdict(address), "status": details}))
     else:
-        for line in status_lines(address, details, is_silent=trouble is not None):
-            print(line)
+        print_lines(status_lines(address, details, is_silent=trouble is not None), keep=TABS)
     if trouble is not None:
         raise trouble
 
@@ -108,11 +109,11 @@ def move(
 
     before, after = asyncio.run(_move(connect))
     if as_json:
-        print(json.dumps({"before": asdict(before), "after": asdict(after)}))
+        print_line(json.dumps({"before": asdict(before), "after": asdict(after)}))
     else:
         same = ", again" if after.broker_id == before.broker_id else ""
-        print(f"The controller was broker {before.broker_id} (epoch {before.epoch}).")
-        print(f"The controller is broker {after.broker_id} (epoch {after.epoch}){same}.")
+        print_line(f"The controller was broker {before.broker_id} (epoch {before.epoch}).")
+        print_line(f"The controller is broker {after.broker_id} (epoch {after.epoch}){same}.")
 
 
 @app.command(epilog="Example: klamm controller events --follow")
@@ -126,11 +127,13 @@ def events(
     """Show the controller's recent decisions and actions; with --follow also the new ones as they happen."""
     connect = zookeeper_address(zookeeper, bootstrap_server, command_config)
     for record in controller_records(connect, follow):
-        print(json.dumps(record) if as_json else record_line(record), flush=True)
+        print_line(json.dumps(record) if as_json else record_line(record), flush=True)
 
 
 def controller_records(
-    connect: str, follow: bool, warn: Callable[[str], object] = lambda text: print(f"klamm: {text}", file=sys.stderr)
+    connect: str,
+    follow: bool,
+    warn: Callable[[str], object] = lambda text: print_line(f"klamm: {text}", file=sys.stderr),
 ) -> Iterator[dict[str, Any]]:
     """The records of the controller of the cluster at this ZooKeeper, each once; with `follow` without end, also across
     elections.
@@ -170,7 +173,7 @@ def status_lines(
     address: ControllerAddress, status: Mapping[str, Any] | None, *, is_silent: bool = False
 ) -> Iterator[str]:
     """The status as text. `is_silent`: the controller should have sent its status, and did not."""
-    where = address.addresses.get(address.broker_id, address.host)
+    where = visible(address.addresses.get(address.broker_id, address.host))
     yield f"Controller: broker {address.broker_id}{' at ' if where else ''}{where}, epoch {address.epoch}"
     yield f"Since: {_moment(address.since_ms)} {_time_zone(address.since_ms)}"
     if address.port is not None:
@@ -192,7 +195,7 @@ def status_lines(
         f" {status['preferred_replica_imbalance']} not led by their preferred replica"
     )
     for broker in status["brokers"]:
-        listens = address.addresses.get(broker["broker_id"], "unknown")
+        listens = visible(address.addresses.get(broker["broker_id"], "unknown"))
         yield f"\tBroker: {broker['broker_id']}\tAddress: {listens}\tEpoch: {broker['epoch']}\t{_send_queue(broker)}"
     for title, key, line in (
         ("Offline partitions", "offline_partitions", _partition_line),
@@ -216,13 +219,13 @@ def _time_zone(time_ms: int) -> str:
 def _send_queue(broker: Mapping[str, Any]) -> str:
     parts = [f"Queue: {broker['queue_size']}"]
     if broker["sending"]:
-        parts.append(f"Sending: {broker['sending']} for {broker['sending_for_ms']} ms")
+        parts.append(f"Sending: {visible(broker['sending'])} for {broker['sending_for_ms']} ms")
     if broker["offline_replicas"]:
         parts.append(f"OfflineReplicas: {broker['offline_replicas']}")
     if broker["shutting_down"]:
         parts.append("shutting down")
     if broker["trouble"]:
-        parts.append(f"Trouble: {broker['trouble']}")
+        parts.append(f"Trouble: {visible(broker['trouble'])}")
     return "\t".join(parts)
 
 
@@ -238,21 +241,21 @@ def _list_lines(title: str, listed: Mapping[str, Any], line: Callable[[Mapping[s
 def _partition_line(item: Mapping[str, Any]) -> str:
     leader = "none" if item["leader"] < 0 else item["leader"]
     return (
-        f"Topic: {item['topic']}\tPartition: {item['partition']}\tLeader: {leader}"
-        f"\tReplicas: {joined(item['replicas'])}\tIsr: {joined(item['isr'])}\tWhy: {item['why']}"
+        f"Topic: {visible(item['topic'])}\tPartition: {item['partition']}\tLeader: {leader}"
+        f"\tReplicas: {joined(item['replicas'])}\tIsr: {joined(item['isr'])}\tWhy: {visible(item['why'])}"
     )
 
 
 def _deletion_line(item: Mapping[str, Any]) -> str:
     deleted = f"Deleted: {item['deleted']} of {item['replicas']} replicas"
-    return f"Topic: {item['topic']}\t{deleted}\tWaits for: {item['waits_for']}"
+    return f"Topic: {visible(item['topic'])}\t{deleted}\tWaits for: {visible(item['waits_for'])}"
 
 
 def _reassignment_line(item: Mapping[str, Any]) -> str:
     return (
-        f"Topic: {item['topic']}\tPartition: {item['partition']}\tReplicas: {joined(item['replicas'])}"
+        f"Topic: {visible(item['topic'])}\tPartition: {item['partition']}\tReplicas: {joined(item['replicas'])}"
         f"\tAddingReplicas: {joined(item['adding_replicas'])}\tRemovingReplicas: {joined(item['removing_replicas'])}"
-        f"\tIsr: {joined(item['isr'])}\tWaits for: {item['waits_for']}"
+        f"\tIsr: {joined(item['isr'])}\tWaits for: {visible(item['waits_for'])}"
     )
 
 

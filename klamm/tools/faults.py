@@ -18,6 +18,7 @@ import typer
 
 from klamm.processes.errors import ToolError, describe_os_error
 from klamm.tools.clients import AsJson
+from klamm.tools.output import print_line, print_lines
 
 if TYPE_CHECKING:
     from klamm.faults.commands import Command
@@ -46,10 +47,10 @@ def list_faults(directory: Directory = DEFAULT_DIRECTORY, as_json: AsJson = Fals
     """List the active faults, with how often each was asked and how often it struck."""
     found = Port.find(directory).request("GET", "/v1/faults")
     if as_json:
-        print(json.dumps(found["faults"]))
+        print_line(json.dumps(found["faults"]))
         return
     for fault in found["faults"]:
-        print(_line(fault))
+        print_line(_line(fault))
 
 
 @app.command(epilog="Example: klamm faults inject answers.fail api=Produce error=NOT_LEADER_OR_FOLLOWER times=1")
@@ -73,7 +74,7 @@ def perform(kind: Kind, fields: Fields = None, directory: Directory = DEFAULT_DI
     action = parse_command(kind, fields or [])
     if not isinstance(action, Action):
         raise typer.BadParameter(f"{kind} is a fault: klamm faults inject {kind} ...")
-    print(json.dumps(Port.find(directory).request("POST", "/v1/actions", action.to_json())["result"]))
+    print_line(json.dumps(Port.find(directory).request("POST", "/v1/actions", action.to_json())["result"]))
 
 
 @app.command(epilog="Example: klamm faults show 1 --hits 1 --timeout 30")
@@ -124,7 +125,7 @@ def history(
         wait_ms = WAIT_MS if follow else 0
         found = port.request("GET", f"/v1/history?after={after}&timeout_ms={wait_ms}")
         for entry in found["entries"]:
-            print(json.dumps(entry) if as_json else _entry_line(entry), flush=True)
+            print_line(json.dumps(entry) if as_json else _entry_line(entry), flush=True)
         if found["next"] == after and not follow:
             break
         after = found["next"]
@@ -148,7 +149,7 @@ def schema() -> None:
     """Print the JSON Schema of all faults and actions, with the text of each."""
     from klamm.faults.commands.schema import schema as make
 
-    print(json.dumps(make(), indent=2))
+    print_lines(json.dumps(make(), indent=2).splitlines())
 
 
 def parse_command(kind: str, fields: Sequence[str]) -> "Command":
@@ -247,7 +248,7 @@ class Port:
 
 
 def _print(fault: dict[str, Any], as_json: bool) -> None:
-    print(json.dumps(fault) if as_json else _line(fault))
+    print_line(json.dumps(fault) if as_json else _line(fault))
 
 
 def _line(fault: dict[str, Any]) -> str:

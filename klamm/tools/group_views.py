@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from klamm.protocol.vocabulary import TopicPartition
+from klamm.visible import visible
 
 if TYPE_CHECKING:
     from klamm.client.groups import GroupDescription, GroupListing, Member
@@ -155,14 +156,14 @@ def state_lines(group: "GroupDescription") -> Iterator[Line]:
     yield from _state_notes(group)
     if group.state == "Dead":
         return
-    coordinator = str(group.coordinator)
+    coordinator = visible(str(group.coordinator))
     titles = ("GROUP", "COORDINATOR (ID)", "ASSIGNMENT-STRATEGY", "STATE", "#MEMBERS")
     row = (group.group, coordinator, group.assignor, group.state, len(group.members))
     # As in Kafka's tool, the first column is as wide as the second needs to be.
     widths = (max(COORDINATOR_WIDTH, len(coordinator)), COORDINATOR_WIDTH, 20, MIN_WIDTH, 0)
     yield Line("")
     for cells in (titles, row):
-        yield Line(" ".join(f"{cell!s:<{width}}" for cell, width in zip(cells, widths, strict=True)))
+        yield Line(" ".join(f"{visible(str(cell)):<{width}}" for cell, width in zip(cells, widths, strict=True)))
 
 
 def deletion_lines(results: Mapping[str, str | None]) -> Iterator[Line]:
@@ -176,7 +177,8 @@ def deletion_lines(results: Mapping[str, str | None]) -> Iterator[Line]:
     for group, reason in failed.items():
         yield Line(f"* Group '{group}' could not be deleted due to: {reason}", Kind.ERROR)
     if deleted:
-        yield Line(f"\nThese consumer groups were deleted successfully: {deleted}")
+        yield Line("")
+        yield Line(f"These consumer groups were deleted successfully: {deleted}")
 
 
 def offset_deletion_lines(
@@ -204,7 +206,7 @@ def offset_deletion_lines(
     ]
     yield Line("")
     for cells in [("TOPIC", "PARTITION", "STATUS"), *rows]:
-        yield Line("{!s:<30} {!s:<15} {!s:<15}".format(*cells))
+        yield Line("{:<30} {:<15} {:<15}".format(*(visible(str(cell)) for cell in cells)))
 
 
 def reset_lines(plans: Mapping[str, Mapping[TopicPartition, int]]) -> Iterator[Line]:
@@ -214,7 +216,7 @@ def reset_lines(plans: Mapping[str, Mapping[TopicPartition, int]]) -> Iterator[L
         yield Line("{:<30} {:<30} {:<10} {:<15}".format("GROUP", "TOPIC", "PARTITION", "NEW-OFFSET"))
     for group, offsets in plans.items():
         for (topic, partition), offset in offsets.items():
-            yield Line(f"{group:<30} {topic:<30} {partition:<10} {offset:<15}")
+            yield Line(f"{visible(group):<30} {visible(topic):<30} {partition:<10} {offset:<15}")
 
 
 def _state_notes(group: "GroupDescription") -> Iterator[Line]:
@@ -222,19 +224,22 @@ def _state_notes(group: "GroupDescription") -> Iterator[Line]:
         case "Dead":
             yield error(f"Consumer group '{group.group}' does not exist.")
         case "Empty":
-            yield Line(f"\nConsumer group '{group.group}' has no active members.", Kind.NOTE)
+            yield Line("", Kind.NOTE)
+            yield Line(f"Consumer group '{group.group}' has no active members.", Kind.NOTE)
         case "PreparingRebalance" | "CompletingRebalance":
-            yield Line(f"\nWarning: Consumer group '{group.group}' is rebalancing.", Kind.NOTE)
+            yield Line("", Kind.NOTE)
+            yield Line(f"Warning: Consumer group '{group.group}' is rebalancing.", Kind.NOTE)
 
 
 def _table(rows: Sequence[Sequence[object]], min_widths: Sequence[int | None]) -> Iterator[Line]:
     """Rows with columns as wide as their widest cell; a column whose width is None is not padded."""
+    texts = [[visible(str(cell)) for cell in row] for row in rows]
     widths = [
-        0 if least is None else max(least, *(len(str(row[column])) for row in rows))
+        0 if least is None else max(least, *(len(row[column]) for row in texts))
         for column, least in enumerate(min_widths)
     ]
-    for row in rows:
-        yield Line(" ".join(f"{cell!s:<{width}}" for cell, width in zip(row, widths, strict=True)))
+    for row in texts:
+        yield Line(" ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)))
 
 
 def _or_missing(value: object) -> object:

@@ -45,6 +45,7 @@ from klamm.tools.group_resets import (
 )
 from klamm.tools.group_views import Kind, Line
 from klamm.tools.live import watch as watch_live
+from klamm.tools.output import data_output, print_line
 
 if TYPE_CHECKING:
     from klamm.client.groups import GroupDescription, GroupListing
@@ -291,7 +292,9 @@ def reset_offsets(
                     failed = True
                     tell(views.error(f"The offset of {key} could not be reset for group '{name}': {reason}"))
     if export:
-        print(export_csv(new, with_group=single_group is None))
+        target = data_output()
+        target.writelines([f"{export_csv(new, with_group=single_group is None)}\n".encode()])
+        target.flush()
     else:
         finish(views.reset_lines(new), views.reset_value(new, executed=execute), as_json=as_json)
     if failed:
@@ -512,7 +515,7 @@ def _warnings(planned: Plan) -> list[Line]:
 
 
 def tell(line: Line) -> None:
-    print(line.text, file=sys.stdout if line.kind is Kind.ROW else sys.stderr)
+    print_line(line.text, file=sys.stdout if line.kind is Kind.ROW else sys.stderr)
 
 
 def finish(lines: Iterable[Line], value: Any, *, as_json: bool) -> None:
@@ -523,7 +526,7 @@ def finish(lines: Iterable[Line], value: Any, *, as_json: bool) -> None:
         if not as_json or line.kind is Kind.ERROR:
             tell(line)
     if as_json:
-        print(json.dumps(value))
+        print_line(json.dumps(value))
     if failed:
         raise typer.Exit(EXIT_FAILED)
 
@@ -541,6 +544,6 @@ def show(
         found = look()
         finish(to_lines(found), to_value(found), as_json=as_json)
     elif as_json:
-        watch_live(lambda: to_value(look()), str, as_json=True)
+        watch_live(lambda: to_value(look()), list, as_json=True)
     else:
-        watch_live(look, lambda found: "\n".join(line.text for line in to_lines(found)), as_json=False)
+        watch_live(look, lambda found: [line.text for line in to_lines(found)], as_json=False)

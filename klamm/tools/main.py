@@ -34,6 +34,7 @@ from klamm.tools.cockpit import command as cockpit
 from klamm.tools.configs import commands as configs
 from klamm.tools.elect import commands as elect
 from klamm.tools.log import commands as log
+from klamm.tools.output import print_line, print_lines
 from klamm.tools.reassign import command as reassign
 from klamm.tools.topics import commands as topics
 from klamm.tools.verify import command as verify
@@ -89,7 +90,7 @@ _CallError = typer.BadParameter.__mro__[2]
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"klamm {__version__}")
+        print_line(f"klamm {__version__}")
         raise typer.Exit
 
 
@@ -164,7 +165,10 @@ def _explain(error: Exception) -> int:
         code = EXIT_FAILED
         message = _message(error)
     # A command line without arguments prints the help, which is not an error and gets no prefix.
-    print(message if not message or message.startswith("Usage:") else f"klamm: {message}", file=sys.stderr)
+    if not message or message.startswith("Usage:"):
+        print_lines(message.split("\n"), file=sys.stderr)
+    else:
+        print_line(f"klamm: {message}", file=sys.stderr)
     return code
 
 

@@ -19,6 +19,7 @@ from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, Comm
 from klamm.tools.controller import ZooKeeper, zookeeper_address
 from klamm.tools.http_reading import WrongAnswer, http_address, read_body
 from klamm.tools.live import watch as watch_live
+from klamm.tools.output import print_lines
 from klamm.tools.words import address_text
 from klamm.tools.zookeeper_access import run_with_zookeeper
 
@@ -63,15 +64,15 @@ def metrics(
         looks.look()
         time.sleep(LOOK_FOR_S)
         if watch:
-            watch_live(looks.look, partial(_text, names), as_json=as_json)
+            watch_live(looks.look, partial(_lines, names), as_json=as_json)
         found = looks.look()
-    print(json.dumps(found) if as_json else _text(names, found))
+    print_lines([json.dumps(found)] if as_json else _lines(names, found))
     if any(each["error"] is not None for each in found):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _text(names: Sequence[str], brokers: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(views.named_lines(brokers) if names else views.screen_lines(brokers))
+def _lines(names: Sequence[str], brokers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    return views.named_lines(brokers) if names else views.screen_lines(brokers)
 
 
 @contextmanager

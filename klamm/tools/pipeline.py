@@ -27,6 +27,7 @@ from klamm.tools.clients import (
     command_options,
 )
 from klamm.tools.files import check_result_file
+from klamm.tools.output import print_line, print_lines
 from klamm.tools.properties import parse_pairs
 
 if TYPE_CHECKING:
@@ -163,10 +164,10 @@ def replay(
             commit_groups=commit_groups,
             storage_options=storage_options,
             on_progress=lambda progress: show(progress.records_done, progress.records_total),
-            on_warning=lambda text: print(f"klamm: warning: {text}", file=sys.stderr),
+            on_warning=lambda text: print_line(f"klamm: warning: {text}", file=sys.stderr),
         )
     for group, reason in done.refused.items():
-        print(f"klamm: the offsets of group {group} are not committed: {reason}", file=sys.stderr)
+        print_line(f"klamm: the offsets of group {group} are not committed: {reason}", file=sys.stderr)
     committed = f", and the offsets of {len(done.groups)} groups" if commit_groups else ""
     value = {"records": done.records, "groups": done.groups, "refused": done.refused}
     tell(value, f"{done.records} records are in the topics{committed}.", as_json)
@@ -268,7 +269,7 @@ def load(
         output.write_text(format_load(found.load()) + "\n", encoding="utf-8")
     if report is not None:
         report.write_text(page(found, bootstrap_server), encoding="utf-8")
-    tell(figures_value(found), "\n".join(report_lines(found)), as_json)
+    print_lines([json.dumps(figures_value(found))] if as_json else report_lines(found))
     if found.failures:
         raise typer.Exit(EXIT_FAILED)
 
@@ -400,4 +401,4 @@ def shown(what: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
 
 
 def tell(value: Mapping[str, Any], text: str, as_json: bool) -> None:
-    print(json.dumps(value) if as_json else text)
+    print_line(json.dumps(value) if as_json else text)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.processes.errors import EXIT_INTERRUPTED, ToolError
+from klamm.tools.output import print_line, print_lines
 from klamm.tools.pipeline import Master, Remote, session, tell
 
 if TYPE_CHECKING:
@@ -56,12 +57,12 @@ def run(
     except PipelineFileError as error:
         raise ToolError(str(error)) from None
     if print_program:
-        print(program(pipeline), end="")
+        print_lines(program(pipeline).rstrip("\n").split("\n"))
         return
     try:
         check_options(pipeline, content, str(file), os.environ)
         if check:
-            print(f"{file} is a pipeline.")
+            print_line(f"{file} is a pipeline.")
             return
         conf = {name: text.text(os.environ) for name, text in pipeline.conf.items()}
         with stoppable() as stop, session(pipeline.name, master, remote, conf) as spark:
@@ -77,7 +78,7 @@ def schema() -> None:
     """Print the JSON schema of a pipeline's file, for editors."""
     from klamm.spark.pipelines.files.keys import json_schema
 
-    print(json.dumps(json_schema(), indent=2))
+    print_lines(json.dumps(json_schema(), indent=2).splitlines())
 
 
 def _content(file: Path) -> bytes:
@@ -183,7 +184,7 @@ def _lines(as_json: bool) -> Iterator[Callable[[Mapping[str, Any]], object]]:
     """Yields a function that shows a micro-batch: as JSON, or in a line of a terminal that changes."""
     with ExitStack() as stack:
         if as_json:
-            yield lambda line: print(json.dumps(line), flush=True)
+            yield lambda line: print_line(json.dumps(line), flush=True)
         elif sys.stderr.isatty():
             from rich.console import Console
 

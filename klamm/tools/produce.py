@@ -33,6 +33,7 @@ from klamm.tools.clients import (
     ended_by_sigterm,
     property_errors,
 )
+from klamm.tools.output import print_line
 from klamm.tools.text import BadRecord, parse_record, parse_separator, split_records
 
 if TYPE_CHECKING:
@@ -127,14 +128,14 @@ def produce(
                     break
             client.call(lambda _: lines.end())
         except KeyboardInterrupt:
-            print(f"klamm: interrupted: {lines.outcome()}", file=sys.stderr)
+            print_line(f"klamm: interrupted: {lines.outcome()}", file=sys.stderr)
             raise
         finally:
             client.call(lambda _: lines.close())
     if as_json:
-        print(json.dumps({"topic": topic, "delivered": lines.delivered, "failed": lines.failed}))
+        print_line(json.dumps({"topic": topic, "delivered": lines.delivered, "failed": lines.failed}))
     elif sys.stderr.isatty():
-        print(f"{lines.delivered} records delivered to {topic}", file=sys.stderr)
+        print_line(f"{lines.delivered} records delivered to {topic}", file=sys.stderr)
     lines.require_success()
 
 

@@ -17,6 +17,7 @@ import typer
 
 from klamm.processes.errors import ToolError, describe_os_error
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, BootstrapServer, CommandConfig, run_with_client
+from klamm.tools.output import print_line
 from klamm.tools.zookeeper_access import SESSION_TIMEOUT_MS, ZooKeeper
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def record(
         raise ToolError(describe_os_error(error)) from None
     with opened:
         count = asyncio.run(_record(connect, opened, seconds))
-    print(f"{file} has {count} entries. To open it: klamm cockpit {file}")
+    print_line(f"{file} has {count} entries. To open it: klamm cockpit {file}")
 
 
 async def _record(connect: str, file: "BinaryIO", seconds: float | None) -> int:
@@ -96,7 +97,7 @@ async def _record(connect: str, file: "BinaryIO", seconds: float | None) -> int:
         writer.flush()
         stream.start()
         await environment.run_blocking(stream.wait)
-        print(f"Recording the cluster at ZooKeeper {connect}; Ctrl-C ends it.", flush=True)
+        print_line(f"Recording the cluster at ZooKeeper {connect}; Ctrl-C ends it.", flush=True)
         while not stopping.is_set() and (ends_s is None or time.monotonic() < ends_s):
             try:
                 async with asyncio.timeout(TURN_S):

@@ -20,6 +20,7 @@ from klamm.tools.clients import (
 from klamm.tools.cluster_facts import KLAMM, ClusterFacts, read_facts
 from klamm.tools.health import Finding, diagnose, is_healthy
 from klamm.tools.live import watch as watch_live
+from klamm.tools.output import print_line, print_lines
 from klamm.tools.words import counted, size_text
 
 DEFAULT_TIMEOUT_MS: Final = 5000
@@ -45,23 +46,22 @@ def status(
         facts, controller = _facts(client)
     findings = diagnose(facts, controller)
     if as_json:
-        print(json.dumps(status_value(facts, findings, controller)))
+        print_line(json.dumps(status_value(facts, findings, controller)))
     else:
-        for line in status_lines(facts, findings, controller):
-            print(line)
+        print_lines(status_lines(facts, findings, controller))
     if not is_healthy(findings):
         raise typer.Exit(EXIT_FAILED)
 
 
 def _watch(client: ClientInThread, *, as_json: bool) -> None:
     """Shows the screen until Ctrl-C."""
-    screen = ""
+    screen: list[str] = []
 
     def look() -> dict[str, Any]:
         nonlocal screen
         facts, controller = _facts(client)
         findings = diagnose(facts, controller)
-        screen = "\n".join(status_lines(facts, findings, controller))
+        screen = list(status_lines(facts, findings, controller))
         return status_value(facts, findings, controller)
 
     watch_live(look, lambda value: screen, as_json=as_json)

@@ -34,7 +34,9 @@ from klamm.tools.clients import (
     succeeded,
 )
 from klamm.tools.confirm import Yes, confirm
+from klamm.tools.output import TABS, print_line, print_lines
 from klamm.tools.words import counted
+from klamm.visible import visible
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
@@ -180,10 +182,10 @@ def find_hanging(
         hanging = _hanging(client, candidates, broker_id) if candidates else []
     show(hanging_lines(hanging, now_ms()), [hanging_value(each) for each in hanging], as_json=as_json)
     for each, error in errors.items():
-        print(f"klamm: the producers of {each} are not known: {error_line(error)}", file=sys.stderr)
+        print_line(f"klamm: the producers of {each} are not known: {error_line(error)}", file=sys.stderr)
     if hanging:
         first = hanging[0]
-        print(
+        print_line(
             f"{counted(len(hanging), 'hanging transaction')}. To end the first: klamm transactions abort"
             f" --topic {first.partition.topic} --partition {first.partition.partition}"
             f" --start-offset {first.producer.transaction_start_offset}",
@@ -397,10 +399,9 @@ def now_ms() -> int:
 
 def show(lines: Sequence[str] | Iterator[str], value: Any, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(value))
+        print_line(json.dumps(value))
         return
-    for line in lines:
-        print(line)
+    print_lines(lines, keep=TABS)
 
 
 def list_lines(found: "Sequence[TransactionListing]") -> Iterator[str]:
@@ -496,7 +497,7 @@ def hanging_value(found: "OpenTransaction") -> Mapping[str, Any]:
 
 def table(rows: Sequence[Sequence[object]]) -> Iterator[str]:
     """Rows as Kafka's `ToolsUtils.prettyPrintTable` prints them: a tab after each padded cell."""
-    texts = [[str(cell) for cell in row] for row in rows]
+    texts = [[visible(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:
         yield "".join(f"{cell:<{width}}\t" for cell, width in zip(row, widths, strict=True))

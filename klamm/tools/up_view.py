@@ -14,6 +14,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from klamm.tools.output import print_line, print_lines
+from klamm.visible import visible
+
 ASK_EVERY_S = 2.0
 ANSWER_TIMEOUT_MS = 10_000
 
@@ -102,7 +105,7 @@ class JsonView(View):
         self._last: dict[str, Any] = {}
 
     def told(self, event: str, **details: Any) -> None:
-        print(json.dumps({"event": event, **details}), flush=True)
+        print_line(json.dumps({"event": event, **details}), flush=True)
 
     def show(self, status: dict[str, Any], uptime_s: int) -> None:
         if status["topics"] is not None and status != self._last:
@@ -114,7 +117,7 @@ class PlainView(JsonView):
     """Prints the same events as sentences; bad news goes to stderr."""
 
     def told(self, event: str, **details: Any) -> None:
-        print(sentence(event, details), file=sys.stderr if event == "died" else sys.stdout, flush=True)
+        print_lines(lines(event, details), file=sys.stderr if event == "died" else sys.stdout, flush=True)
 
 
 class TerminalView(View):
@@ -130,7 +133,7 @@ class TerminalView(View):
 
     def told(self, event: str, **details: Any) -> None:
         style = {"died": "bold red", "ready": "bold green"}.get(event)
-        self._console.print(sentence(event, details), style=style, markup=False)
+        self._console.print("\n".join(map(visible, lines(event, details))), style=style, markup=False)
 
     @contextmanager
     def watching(self, bootstrap: str) -> Iterator[None]:
@@ -154,6 +157,15 @@ def make_view(as_json: bool) -> View:
     return TerminalView() if sys.stdout.isatty() else PlainView()
 
 
+def lines(event: str, details: dict[str, Any]) -> Iterator[str]:
+    """An event as a sentence, and after a death what follows."""
+    yield sentence(event, details)
+    if event == "died" and details["restarts"]:
+        yield f"Starting {details['name']} again."
+    elif event == "died" and details["command"]:
+        yield f"To start it again: {details['command']} (`klamm up --restart` does so by itself)"
+
+
 def sentence(event: str, details: dict[str, Any]) -> str:
     """An event as a sentence."""
     match event:
@@ -174,12 +186,7 @@ def sentence(event: str, details: dict[str, Any]) -> str:
         case "control_ready":
             return f"klamm faults reaches this cluster at {details['url']}; the token is in {details['file']}"
         case "died":
-            told = f"{details['name']} HAS DIED: {details['reason']}"
-            if details["restarts"]:
-                return f"{told}\nStarting {details['name']} again."
-            if details["command"]:
-                return f"{told}\nTo start it again: {details['command']} (`klamm up --restart` does so by itself)"
-            return told
+            return f"{details['name']} HAS DIED: {details['reason']}"
         case "status":
             down = f", down: {', '.join(details['brokers_down'])}" if details["brokers_down"] else ""
             topics = (

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from klamm.visible import visible
+
 
 def counted(count: int, one: str, several: str | None = None) -> str:
     """ "1 partition", "2 partitions"."""
@@ -36,8 +38,9 @@ def address_text(host: str, port: int) -> str:
 
 
 def table_lines(rows: Sequence[Sequence[str]], numbers: Iterable[int] = ()) -> Iterator[str]:
-    """Columns as wide as they must be, with text to the left; those in `numbers` stand to the right."""
+    """Columns as wide as their visible cells must be, with text to the left; those in `numbers` stand to the right."""
     to_the_right = set(numbers)
+    rows = [[visible(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [

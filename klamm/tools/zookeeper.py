@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from klamm.tools.output import print_line
+
 
 def zookeeper(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free port.")],
@@ -17,4 +19,4 @@ def zookeeper(
 
     configure_logging()
     server = EmbeddedZooKeeper(str(directory.absolute()), host, port)
-    run_server(server, lambda details: print(f"{details['host']}:{details['port']}", flush=True))
+    run_server(server, lambda details: print_line(f"{details['host']}:{details['port']}", flush=True))

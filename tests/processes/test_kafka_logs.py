@@ -64,18 +64,29 @@ def test_levels_are_log4js(level: int, name: str) -> None:
 
 def test_what_a_client_calls_itself_makes_no_line_of_its_own() -> None:
     line = KafkaFormatter().format(record("member a\n[2021-01-01] FATAL \x1b[31m\u202e\ud800é joins"))
-    shown = r"member a\n[2021-01-01] FATAL \x1b[31m\u202e\ud800é joins"
+    shown = r"member a\u000a[2021-01-01] FATAL \u001b[31m\u202e\ud800é joins"
     assert line == f"[2021-01-01 00:00:00,007] INFO {shown} (a.logger)"
+
+
+def test_what_stands_in_a_batch_of_lines_makes_no_line_of_its_own() -> None:
+    lines = LogLines([Line(STATE_CHANGE_LOGGER, logging.INFO, MOMENT_MS, "topic a\n[2021-01-01] FATAL \x1b[31m")])
+    shown = r"topic a\u000a[2021-01-01] FATAL \u001b[31m"
+    assert KafkaFormatter().format(record(lines)) == f"[2021-01-01 00:00:00,007] INFO {shown} (a.logger)"
 
 
 def test_an_exception_has_its_traceback() -> None:
     try:
-        raise ValueError("broken")
+        raise ValueError("broken\n[2021-01-01 00:00:00,007] FATAL all is lost\x1b[31m")
     except ValueError as error:
         found = record("text")
         found.exc_info = (ValueError, error, error.__traceback__)
-    first, *_, last = KafkaFormatter().format(found).splitlines()
-    assert (first, last) == ("[2021-01-01 00:00:00,007] INFO text (a.logger)", "ValueError: broken")
+    first, *rest = KafkaFormatter().format(found).split("\n")
+    assert first == "[2021-01-01 00:00:00,007] INFO text (a.logger)"
+    assert all(line.startswith("\t") for line in rest), "no other line begins as an entry does"
+    assert rest[-2:] == [
+        "\tValueError: broken",
+        r"\t[2021-01-01 00:00:00,007] FATAL all is lost\u001b[31m".replace(r"\t", "\t"),
+    ]
 
 
 def test_who_writes_to_which_file(directory: Path) -> None:

@@ -170,7 +170,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_changes_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     broken = ToolError("no broker answers")
     with pytest.raises(KeyboardInterrupt):
-        live.watch(Looks(1, 1, broken, broken, 2, broken, 2), lambda seen: f"seen {seen}", as_json=False)
+        live.watch(Looks(1, 1, broken, broken, 2, broken, 2), lambda seen: [f"seen {seen}"], as_json=False)
     out, err = capsys.readouterr()
     assert out == "seen 1\nseen 2\n"
     assert err == "klamm: no broker answers; looking again\n" * 2
@@ -179,13 +179,13 @@ def test_only_changes_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("no_waiting")
 def test_changes_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt):
-        live.watch(Looks([{"a": 1}], [{"a": 2}]), str, as_json=True)
+        live.watch(Looks([{"a": 1}], [{"a": 2}]), list, as_json=True)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [[{"a": 1}], [{"a": 2}]]
 
 
 def test_the_first_look_may_fail() -> None:
     with pytest.raises(ToolError):
-        live.watch(Looks(ToolError("no")), str, as_json=False)
+        live.watch(Looks(ToolError("no")), list, as_json=False)
 
 
 class Terminal(io.StringIO):
@@ -200,7 +200,7 @@ def test_on_a_terminal_the_view_is_in_place(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(time, "strftime", lambda _: "12:34:56")
     with pytest.raises(KeyboardInterrupt):
-        live.watch(Looks("one [b]", ToolError("no broker"), "two"), str, as_json=False)
+        live.watch(Looks(["one [b]"], ToolError("no broker"), ["two"]), list, as_json=False)
     shown = terminal.getvalue()
     assert "one [b]" in shown and "two" in shown and "klamm: no broker" in shown and "12:34:56" in shown
     assert shown.index("\x1b[?1049h") < shown.index("one") < shown.index("\x1b[?1049l")

@@ -19,7 +19,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.clients import error_line
 from klamm.tools.cockpit.answers import Cockpit, error_response
-from klamm.tools.cockpit.shown import visible
+from klamm.visible import visible
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient

@@ -22,7 +22,8 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, NO_PRODUCER_ID, BatchHeader, parse_header
 from klamm.protocol.records import ControlRecordType, Record, decode_end_transaction_marker, decode_in_parts
 from klamm.protocol.vocabulary import NO_LEADER, READ_COMMITTED, READ_UNCOMMITTED, TopicPartition
-from klamm.tools.cockpit.shown import SHOWN_BYTES, decoded, shown, visible
+from klamm.tools.cockpit.shown import SHOWN_BYTES, decoded, shown
+from klamm.visible import visible
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient, PartitionMetadata

@@ -10,6 +10,7 @@ import typer
 
 from klamm.processes.errors import ToolError
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, LOOK_MS, AsJson, BootstrapServer, CommandConfig, command_options
+from klamm.tools.output import print_line
 from klamm.tools.words import address_text
 from klamm.tools.zookeeper_access import ZooKeeper
 
@@ -132,7 +133,7 @@ def run_recording(file: Path, host: str, port: int, *, as_json: bool) -> None:
     except RecordingError as error:
         raise ToolError(str(error)) from None
     if recording.trouble is not None:
-        print(f"klamm: {recording.trouble}", file=sys.stderr)
+        print_line(f"klamm: {recording.trouble}", file=sys.stderr)
 
     async def serve_recording() -> None:
         from klamm.tools.cockpit.answers import Cockpit
@@ -180,5 +181,5 @@ async def _show(
 
     app = make_app(cockpit, host)
     url = address_of(app, listening)
-    print(json.dumps({"url": url}) if as_json else f"The cockpit is at {url} (Ctrl-C stops it)", flush=True)
+    print_line(json.dumps({"url": url}) if as_json else f"The cockpit is at {url} (Ctrl-C stops it)", flush=True)
     await serve(app, listening, cockpit.source.close, failure)

@@ -35,8 +35,8 @@ from klamm.processes.errors import ToolError, describe_os_error
 from klamm.tools.cockpit.answers import Cockpit, error_response
 from klamm.tools.cockpit.exact import encoded_json
 from klamm.tools.cockpit.safety import ENCODED_HEADERS, Guard
-from klamm.tools.cockpit.shown import visible
 from klamm.tools.cockpit.source import ENDED, Event, Source
+from klamm.visible import visible
 
 # The first module that knows an address answers: travel does it for a recording.
 PAGES: Final = ("travel", "actions", "configs", "groups", "lags", "now", "records", "topics", "why")

@@ -1,20 +1,19 @@
 """Bytes and names of a cluster as texts for the page: keys, values, headers, ids of clients. Pure.
 
 What must stay true:
-- Any client may have written these bytes. `visible` leaves no character that moves, hides or reorders others: control
-  characters, bidirectional marks and the like become escapes such as \\u202e.
+- Any client may have written these bytes: every text goes through `visible`.
 - A text of JSON keeps its numbers, its names and their order: it is indented, not read and written again.
 - What is shown is bounded, however long the value is.
 """
 
 import json
 import re
-import unicodedata
 from collections.abc import Iterator
 from typing import Any, Final
 
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME
 from klamm.tools.log import decoders
+from klamm.visible import is_hidden, visible
 
 # Of a value in a list of records, and of one that is asked for whole.
 SHOWN_BYTES: Final = 4 * 1024
@@ -27,28 +26,10 @@ _HEX_COLUMNS: Final = 16
 _DEEPEST: Final = 64
 _INDENT: Final = "  "
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
-# Control, format (bidirectional marks among them), surrogates, private use, unassigned; line and paragraph separators.
-_HIDDEN_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 # Confluent's wire format: this byte, then the id of a schema.
 _REGISTRY_MAGIC: Final = 0
 _REGISTRY_PREFIX_BYTES: Final = 5
 _INTEGER_SIZES: Final = (4, 8)
-
-
-def visible(text: str, *, keep: str = "") -> str:
-    """The text without invisible characters: each becomes an escape, except those of `keep`."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(each if each in keep or not _is_hidden(each) else _escape(each) for each in text)
-
-
-def _is_hidden(character: str) -> bool:
-    return unicodedata.category(character) in _HIDDEN_CATEGORIES
-
-
-def _escape(character: str) -> str:
-    number = ord(character)
-    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
 def shown(data: bytes | None, limit_bytes: int = SHOWN_BYTES) -> dict[str, Any]:
@@ -103,7 +84,7 @@ def _text(data: bytes, *, is_cut: bool) -> str | None:
         if not is_cut or len(data) - error.start >= 4 or error.reason != "unexpected end of data":
             return None
         text = data[: error.start].decode()
-    hidden = sum(_is_hidden(each) and each not in "\n\r\t" for each in text)
+    hidden = sum(is_hidden(each) and each not in "\n\r\t" for each in text)
     return None if hidden > _MOST_UNPRINTABLE * len(text) else text
 
 

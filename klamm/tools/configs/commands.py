@@ -31,6 +31,7 @@ from klamm.tools.configs.entities import (
 )
 from klamm.tools.configs.views import completed_line
 from klamm.tools.confirm import Force, Yes, confirm
+from klamm.tools.output import print_line, print_lines
 from klamm.tools.properties import read_properties
 from klamm.tools.words import counted
 from klamm.tools.zookeeper_access import ZooKeeper
@@ -131,11 +132,10 @@ def describe(
     with _configs(bootstrap_server, zookeeper, command_config) as configs:
         found = configs.describe(entity, describe_all=describe_all)
     if as_json:
-        print(json.dumps([description.value() for description in found]))
+        print_line(json.dumps([description.value() for description in found]))
         return
     for description in found:
-        for line in description.lines():
-            print(line)
+        print_lines(description.lines())
 
 
 @app.command(
@@ -192,7 +192,7 @@ def alter(
         question = f"Change {counted(count, 'config')} of {entity}?"
         confirm(plan_lines(entity, changes), question, yes=yes or force or not count)
         configs.apply(entity, changes)
-    print(
+    print_line(
         json.dumps(plan_value(entity, changes)) if as_json else completed_line(entity, zookeeper=zookeeper is not None)
     )
 

@@ -11,6 +11,7 @@ from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, client_in_thread, command_options
 from klamm.tools.confirm import Yes, confirm
+from klamm.tools.output import print_line
 from klamm.tools.words import counted
 from klamm.tools.zookeeper_access import ZooKeeper, run_with_zookeeper
 
@@ -234,7 +235,7 @@ class Reporter:
     def tell(self, line: str) -> None:
         """A line of Kafka's tool."""
         if not self._as_json:
-            print(line, flush=True)
+            print_line(line, flush=True)
 
     def print_json(self, value: Any) -> None:
-        print(json.dumps(value), flush=True)
+        print_line(json.dumps(value), flush=True)

@@ -45,6 +45,7 @@ from klamm.storage.transaction_index import TransactionIndex
 from klamm.storage.unsynced_files import UnsyncedFiles
 from klamm.tools.broker_files import READ_ONLY
 from klamm.tools.log.decoders import Decode
+from klamm.tools.output import print_line, print_lines
 
 CHECKPOINT_SUFFIX: Final = "-checkpoint"
 RECORD_INDENT: Final = "| "
@@ -96,18 +97,18 @@ class _Printer:
     def line(self, text: str) -> None:
         """A line that has no values, such as a heading."""
         if not self._as_json:
-            print(text)
+            print_line(text)
 
     def item(self, path: str, kind: str, item: Item, *, prefix: str = "") -> None:
         if self._as_json:
-            print(json.dumps({"file": path, "type": kind, **item}))
+            print_line(json.dumps({"file": path, "type": kind, **item}))
         else:
-            print(f"{prefix}{_text(item)}")
+            print_line(f"{prefix}{_text(item)}")
 
     def damage(self, path: str, position: int | None, what: str) -> None:
         self.is_damaged = True
         at = "" if position is None else f", position {position}"
-        print(f"klamm: {path}{at}: {what}", file=sys.stderr)
+        print_line(f"klamm: {path}{at}: {what}", file=sys.stderr)
 
     def note(self, heading: str, text: str, *, is_damage: bool = True) -> None:
         """A line below a heading, at the end."""
@@ -116,7 +117,7 @@ class _Printer:
 
     def tell_groups(self) -> None:
         for heading, lines in self._groups.items():
-            print("\n".join([heading, *lines]), file=sys.stderr)
+            print_lines([heading, *lines], file=sys.stderr)
 
 
 def _text(item: Item) -> str:
@@ -161,7 +162,7 @@ def _dump_file(path: str, wanted: Wanted, printer: _Printer) -> None:
         for (topic, partition), offset in parse_offset_checkpoint(READ_ONLY.read_file(path), path).items():
             printer.item(path, "offset", {"topic": topic, "partition": partition, "offset": offset})
     else:
-        print(f"Ignoring unknown file {path}", file=sys.stderr)
+        print_line(f"Ignoring unknown file {path}", file=sys.stderr)
 
 
 def _base_offset(path: str) -> int:

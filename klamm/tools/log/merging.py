@@ -20,6 +20,7 @@ from klamm.state_changes import story as stories
 from klamm.state_changes.causal import Fact, causal_order
 from klamm.state_changes.entries import EARLIEST, END_OF_TIME, Said, first_partition, names, parse
 from klamm.state_changes.merging import Run, Wanted, merge
+from klamm.tools.output import data_output, print_line, print_lines
 from klamm.tools.patterns import expression
 
 # What a causal order and a story hold in memory.
@@ -80,8 +81,8 @@ def write_with_spark(spark: "SparkSession", paths: Sequence[str], choice: Choice
         end=choice.end,
     )
     for text in done.lost:
-        print(f"klamm: {text}", file=sys.stderr)
-    print(
+        print_line(f"klamm: {text}", file=sys.stderr)
+    print_line(
         json.dumps({"entries": done.entries, "output": output})
         if as_json
         else f"{done.entries} entries are in {output}."
@@ -100,7 +101,7 @@ class _Warnings:
         self.note(text)
 
     def note(self, text: str) -> None:
-        print(f"klamm: {text}", file=sys.stderr)
+        print_line(f"klamm: {text}", file=sys.stderr)
 
 
 # -- the call ---------------------------------------------------------------------------------------------------------
@@ -188,10 +189,9 @@ def _partition_of(choice: Choice) -> Callable[[bytes], tuple[str, int] | None]:
 
 
 def _print_lines(runs: Iterator[Run]) -> None:
-    out = sys.stdout.buffer
+    out = data_output()
     for run in runs:
-        out.write(b"\n".join(run.entries))
-        out.write(b"\n")
+        out.writelines([b"\n".join(run.entries), b"\n"])
 
 
 def _print_json(runs: Iterator[Run], paths: Sequence[str], choice: Choice) -> None:
@@ -202,18 +202,18 @@ def _print_json(runs: Iterator[Run], paths: Sequence[str], choice: Choice) -> No
             named = partition_of(entry)
             where: dict[str, Any] = {"topic": named[0], "partition": named[1]} if named else {}
             lines.append(json.dumps({**described(parse(entry)), **where, "file": paths[file]}))
-        print("\n".join(lines))
+        print_lines(lines)
 
 
 def _print_story(runs: Iterator[Run], as_json: bool) -> None:
     said = [parse(entry) for entry in _all(runs).entries]
     if as_json:
         for each in said:
-            print(json.dumps(described(each)))
+            print_line(json.dumps(described(each)))
         return
     if not said:
         raise ToolError("no entry names this partition in this time")
-    print("\n".join(stories.table(stories.rows(said))))
+    print_lines(stories.table(stories.rows(said)))
 
 
 def described(said: Said) -> dict[str, Any]:

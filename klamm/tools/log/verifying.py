@@ -39,6 +39,7 @@ from klamm.storage.log_directory import (
 from klamm.storage.log_verification import Finding, Prediction, VerifiedLog, predict, verify_log
 from klamm.storage.overlay import OverlayFileSystem
 from klamm.storage.segment import LOG_SUFFIX
+from klamm.tools.output import print_line
 from klamm.tools.patterns import expression
 
 COMPACTED: Final = (*INTERNAL_TOPICS, "__share_group_state")  # the last one is of Kafka 4
@@ -119,8 +120,8 @@ def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *,
             recovered_bytes += prediction.recovered_bytes
     if not as_json:
         if recovered_logs:
-            print(f"a start recovers {recovered_logs} partitions, and reads {recovered_bytes} bytes for it")
-        print(
+            print_line(f"a start recovers {recovered_logs} partitions, and reads {recovered_bytes} bytes for it")
+        print_line(
             f"{len(chosen)} partitions, {totals.segments} segments, {totals.batches} batches, {totals.records} records,"
             f" {totals.size_bytes} bytes: {'DAMAGED' if is_damaged else 'no damage'}"
         )
@@ -259,14 +260,14 @@ def _tell_directory(directory: Directory, as_json: bool) -> bool:
             "problems": directory.problems,
             "notes": directory.notes,
         }
-        print(json.dumps(values))
+        print_line(json.dumps(values))
     else:
         how = "was shut down cleanly" if directory.is_clean else "was not shut down cleanly: logs will be recovered"
-        print(f"{directory.path}: {_owner(directory)}, {len(directory.partitions)} partitions; {how}")
+        print_line(f"{directory.path}: {_owner(directory)}, {len(directory.partitions)} partitions; {how}")
         for text in directory.problems:
-            print(f"  PROBLEM: {text}")
+            print_line(f"  PROBLEM: {text}")
         for text in directory.notes:
-            print(f"  {text}")
+            print_line(f"  {text}")
     return bool(directory.problems)
 
 
@@ -279,25 +280,25 @@ def _tell_log(path: str, key: PartitionKey, log: VerifiedLog, prediction: Predic
         start = asdict(prediction)
         start["cuts"] = [each._asdict() for each in prediction.cuts]
         values = {"directory": path, "topic": key[0], "partition": key[1], **found, "start": start}
-        print(json.dumps(values))
+        print_line(json.dumps(values))
     elif is_damaged:
-        print(f"{os.path.basename(path)}: DAMAGED")
+        print_line(f"{os.path.basename(path)}: DAMAGED")
         for finding in log.findings:
             at = "" if finding.position is None else f", position {finding.position}"
             offset = "" if finding.offset is None else f", offset {finding.offset}"
-            print(f"  {finding.file}{at}{offset}: {finding.what}")
+            print_line(f"  {finding.file}{at}{offset}: {finding.what}")
         if log.more_findings:
-            print(f"  and {log.more_findings} more, most of them batches behind these")
+            print_line(f"  and {log.more_findings} more, most of them batches behind these")
         for text in described(prediction):
-            print(f"  a start {text}")
+            print_line(f"  a start {text}")
         if not prediction.lost_bytes and any(finding.file.endswith(LOG_SUFFIX) for finding in log.findings):
-            print("  a start trusts what is below the recovery point: reads of the damaged part will fail")
+            print_line("  a start trusts what is below the recovery point: reads of the damaged part will fail")
     return is_damaged
 
 
 def _tell_unreadable(path: str, reason: str, as_json: bool) -> None:
     name = os.path.basename(path)
-    print(json.dumps({"directory": path, "error": reason}) if as_json else f"{name}: CANNOT BE READ: {reason}")
+    print_line(json.dumps({"directory": path, "error": reason}) if as_json else f"{name}: CANNOT BE READ: {reason}")
 
 
 def described(prediction: Prediction) -> Iterator[str]:

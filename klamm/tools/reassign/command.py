@@ -15,6 +15,7 @@ import typer
 from klamm.processes.errors import EXIT_FAILED, ToolError
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
 from klamm.tools.confirm import Yes
+from klamm.tools.output import print_line, print_lines
 from klamm.tools.reassign.generating import generate
 from klamm.tools.zookeeper_access import ZooKeeper
 
@@ -157,8 +158,7 @@ def rollback(
         confirm_cancellation(cluster, begun, yes=yes)
         problems = cancel_plan(cluster, begun, states).problems
     lines = list(views.problem_lines("The end of the execution left these:", problems))
-    for line in lines:
-        print(line, file=sys.stderr)
+    print_lines(lines, file=sys.stderr)
     settings = ExecuteOptions(
         throttle, replica_alter_log_dirs_throttle, batch_size, batch_bytes, timeout, no_wait, yes, as_json
     )
@@ -228,10 +228,10 @@ def verify(
             }
             for key, state in sorted(found.partitions.items())
         ]
-        print(json.dumps({"complete": found.is_complete, "partitions": partitions}))
+        print_line(json.dumps({"complete": found.is_complete, "partitions": partitions}))
     else:
         say(views.verify_lines(found.partitions))
-        print("\n".join(views.log_dir_lines(found.log_dirs)))
+        print_lines(list(views.log_dir_lines(found.log_dirs)) or [""])
     problems: dict[str, str] = {}
     if not found.is_any_moving and not preserve_throttles:
         state = state_of(reassignment_json_file)
@@ -267,7 +267,7 @@ def list_reassignments(
             {"topic": key.topic, "partition": key.partition, **{name: list(getattr(each, name)) for name in lists}}
             for key, each in sorted(found.items())
         ]
-        print(json.dumps(value))
+        print_line(json.dumps(value))
     else:
         say(views.list_lines(found))
 
@@ -311,10 +311,10 @@ def cancel(
     confirm_cancellation(cluster, placements, yes=yes)
     done = cancel_plan(cluster, placements, states, keeps_throttles=preserve_throttles)
     if as_json:
-        print(json.dumps({"cancelled": [str(key) for key in sorted(done.cancelled)], "log_dirs": done.replicas}))
+        print_line(json.dumps({"cancelled": [str(key) for key in sorted(done.cancelled)], "log_dirs": done.replicas}))
     else:
-        print(views.cancelled_line(done.cancelled))
-        print(views.log_dirs_started_line(done.replicas) if done.replicas else views.NO_LOG_DIR_MOVES)
+        print_line(views.cancelled_line(done.cancelled))
+        print_line(views.log_dirs_started_line(done.replicas) if done.replicas else views.NO_LOG_DIR_MOVES)
     problems = done.problems
     topics = {key.topic for key in (done.cancelled if placements is None else placements)}
     if topics and not states and not preserve_throttles:

@@ -16,6 +16,7 @@ from klamm.processes.errors import EXIT_FAILED
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
 from klamm.tools.confirm import Yes
 from klamm.tools.files import check_result_file
+from klamm.tools.output import print_line, print_lines
 from klamm.tools.reassign.command import BatchBytes, BatchSize, Throttle, Timeout
 from klamm.tools.reassign.running import ExecuteOptions, Reached, read_all, run_plan, state_of
 from klamm.tools.words import counted
@@ -73,10 +74,10 @@ def decommission(
         run_plan(cluster, path, options, additional=True, resume=False)
     left = replicas_left(cluster.run(read_all), brokers)
     if as_json:
-        print(json.dumps({"event": "decommissioned", "replicas_left": left}))
+        print_line(json.dumps({"event": "decommissioned", "replicas_left": left}))
     else:
         for each, count in left.items():
-            print(left_line(each, count, is_known=each not in absent))
+            print_line(left_line(each, count, is_known=each not in absent))
     if any(left.values()):
         raise typer.Exit(EXIT_FAILED)
 
@@ -91,10 +92,9 @@ def _save_plan(cluster: "Cluster", goal: "Goal", path: Path, throttle: int | Non
     found = plan(cluster, goal)
     made = report(cluster, goal, found, throttle)
     if as_json:
-        print(json.dumps({"event": "plan", **report_value(made)}))
+        print_line(json.dumps({"event": "plan", **report_value(made)}))
     else:
-        for line in report_lines(made):
-            print(line, file=sys.stderr)
+        print_lines(report_lines(made), file=sys.stderr)
     if found.moves:
         path.write_text(format_reassignment(found.after) + "\n", encoding="utf-8")
     return bool(found.moves)

@@ -15,6 +15,7 @@ import typer
 from klamm.processes.errors import EXIT_FAILED, ToolError
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
 from klamm.tools.files import check_result_file
+from klamm.tools.output import print_line, print_lines
 from klamm.tools.zookeeper_access import ZooKeeper
 
 if TYPE_CHECKING:
@@ -192,12 +193,11 @@ def _print_plan(
         output.write_text(format_reassignment(proposed) + "\n", encoding="utf-8")
     if as_json:
         placements = {"current": _value(current), "proposed": _value(proposed)}
-        print(json.dumps({**report_value(made), **placements}))
+        print_line(json.dumps({**report_value(made), **placements}))
     else:
-        for line in report_lines(made):
-            print(line, file=sys.stderr)
+        print_lines(report_lines(made), file=sys.stderr)
         if proposed:
-            print(views.generated_lines(current, proposed))
+            print_lines(views.generated_lines(current, proposed))
     if found.unmovable:
         raise typer.Exit(EXIT_FAILED)
 

@@ -16,6 +16,7 @@ from klamm.processes.errors import EXIT_FAILED, EXIT_INTERRUPTED, ToolError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.clients import client_in_thread, command_options, ended_by_sigterm
 from klamm.tools.confirm import confirm
+from klamm.tools.output import print_line, print_lines
 from klamm.tools.reassign import views
 from klamm.tools.reassign.json_form import fingerprint, parse_reassignment
 from klamm.tools.reassign.model import Cluster, Placement
@@ -178,12 +179,12 @@ def _prepare(
     ids = operations.topic_ids(survey.moves, survey.look.view)
     state_of(plan).create(Record(rollback.name, survey.cluster_id, survey.moves, ids, plan=fingerprint(placements)))
     if options.as_json:
-        print(json.dumps({"event": "planned", "rollback_file": str(rollback), "partitions": len(survey.moves)}))
+        print_line(json.dumps({"event": "planned", "rollback_file": str(rollback), "partitions": len(survey.moves)}))
     else:
-        print(views.rollback_lines({move.topic_partition: move.before for move in survey.moves}))
-        print(f"It is saved in {rollback}.", file=sys.stderr)
+        print_lines(views.rollback_lines({move.topic_partition: move.before for move in survey.moves}))
+        print_line(f"It is saved in {rollback}.", file=sys.stderr)
         if options.no_wait and (options.throttle or options.log_dir_throttle):
-            print(views.VERIFY_WARNING)
+            print_line(views.VERIFY_WARNING)
     sys.stdout.flush()
     return True
 
@@ -251,17 +252,15 @@ class Reporter:
 
     def report(self, event: dict[str, Any]) -> None:
         if self._as_json:
-            print(json.dumps(event), flush=True)
+            print_line(json.dumps(event), flush=True)
         elif event["event"] == "progress":
             self._progress(event)
         else:
-            for line in views.event_lines(event):
-                print(line, flush=True)
+            print_lines(views.event_lines(event), flush=True)
             self.note(views.note_lines(event))
 
     def note(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            print(line, file=sys.stderr, flush=True)
+        print_lines(lines, file=sys.stderr, flush=True)
 
     def _progress(self, event: dict[str, Any]) -> None:
         text = views.progress_text(event)
@@ -277,7 +276,7 @@ class Reporter:
 
         if self._as_json:
             problems = {name: dict(getattr(outcome, name)) for name in ("unfinished", "failed", "throttles_left")}
-            print(views.finished_json(is_complete=outcome.is_complete, **problems))
+            print_line(views.finished_json(is_complete=outcome.is_complete, **problems))
             return
         self.note(views.problem_lines("These have not moved:", outcome.unfinished))
         self.note(views.problem_lines("These were left alone:", outcome.failed))
@@ -394,14 +393,12 @@ def clear(cluster: Reached, brokers: Collection[int], topics: Collection[str], *
 
 
 def say(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line)
+    print_lines(lines)
 
 
 def fail_with(lines: Iterable[str]) -> None:
     """Prints problems to stderr and ends the command with exit code 1, if there are any."""
     problems = list(lines)
-    for line in problems:
-        print(line, file=sys.stderr)
+    print_lines(problems, file=sys.stderr)
     if problems:
         raise typer.Exit(EXIT_FAILED)

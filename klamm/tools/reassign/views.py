@@ -53,18 +53,22 @@ def plan_lines(moves: Collection[Move], live: Collection[int], throttle: int | N
     yield summary
 
 
-def generated_lines(current: Mapping[TopicPartition, Placement], proposed: Mapping[TopicPartition, Placement]) -> str:
-    return (
-        f"Current partition replica assignment\n{format_reassignment(current)}\n\n"
-        f"Proposed partition reassignment configuration\n{format_reassignment(proposed)}"
-    )
+def generated_lines(
+    current: Mapping[TopicPartition, Placement], proposed: Mapping[TopicPartition, Placement]
+) -> Iterator[str]:
+    yield "Current partition replica assignment"
+    yield format_reassignment(current)
+    yield ""
+    yield "Proposed partition reassignment configuration"
+    yield format_reassignment(proposed)
 
 
-def rollback_lines(current: Mapping[TopicPartition, Placement]) -> str:
-    return (
-        f"Current partition replica assignment\n\n{format_reassignment(current)}\n\n"
-        "Save this to use as the --reassignment-json-file option during rollback"
-    )
+def rollback_lines(current: Mapping[TopicPartition, Placement]) -> Iterator[str]:
+    yield "Current partition replica assignment"
+    yield ""
+    yield format_reassignment(current)
+    yield ""
+    yield "Save this to use as the --reassignment-json-file option during rollback"
 
 
 def complete_lines(partitions: Iterable[TopicPartition]) -> Iterator[str]:

@@ -27,6 +27,7 @@ from klamm.tools.clients import (
     succeeded,
 )
 from klamm.tools.confirm import Force, Yes, confirm
+from klamm.tools.output import TABS, print_line, print_lines
 from klamm.tools.properties import parse_pairs
 from klamm.tools.topics.plans import (
     Alteration,
@@ -171,7 +172,7 @@ def create(
         count = created if isinstance(created, int) else created.num_partitions
         _print_json({"topic": topic, "partitions": count, "created": True})
     else:
-        print(f"Created topic {topic}.")
+        print_line(f"Created topic {topic}.")
 
 
 # -- list and describe ------------------------------------------------------------------------------------------------
@@ -206,7 +207,7 @@ def list_topics(
         _print_json(names)
     else:
         for name in names:
-            print(f"{name} - marked for deletion" if name in deletions else name)
+            print_line(f"{name} - marked for deletion" if name in deletions else name)
 
 
 @app.command(epilog="Example: klamm topics describe --under-replicated-partitions")
@@ -309,9 +310,8 @@ def _show(
         return
     for name, each in topics.items():
         if not filters:
-            print(topic_line(each))
-        for line in partition_lines(each, numbers[name]):
-            print(line)
+            print_line(topic_line(each), keep=TABS)
+        print_lines(partition_lines(each, numbers[name]), keep=TABS)
 
 
 # -- alter ------------------------------------------------------------------------------------------------------------
@@ -393,9 +393,9 @@ def alter(
     else:
         for each, error in errors:
             if error is None and each.configs:
-                print(f"Updated config for topic {each.topic}.")
+                print_line(f"Updated config for topic {each.topic}.")
             if error is None and each.partitions is not None:
-                print("Adding partitions succeeded!")
+                print_line("Adding partitions succeeded!")
     _raise_errors({each.topic: error for each, error in errors})
 
 
@@ -505,8 +505,7 @@ def delete(
     if as_json:
         _print_json([{"topic": name, "error": error} for name, error in errors.items()])
     else:
-        for line in (line for of_topic in lines.values() for line in of_topic):
-            print(line)
+        print_lines(line for of_topic in lines.values() for line in of_topic)
     _raise_errors(errors)
 
 
@@ -530,9 +529,8 @@ def _raise_errors(errors: Mapping[str, str | None]) -> None:
 
 
 def _tell(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line, file=sys.stderr)
+    print_lines(lines, keep=TABS, file=sys.stderr)
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value))
+    print_line(json.dumps(value))

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from klamm.protocol.vocabulary import NO_LEADER
 from klamm.tools.cluster_view import PartitionView, joined
+from klamm.visible import visible
 from klamm.znodes.topics import encode_topic_id
 
 
@@ -96,9 +97,9 @@ def chosen(topic: TopicDescription, filters: Iterable[Filter], live: AbstractSet
 
 def topic_line(topic: TopicDescription) -> str:
     identifier = "" if topic.topic_id is None else f"TopicId: {encode_topic_id(topic.topic_id)}\t"
-    configs = ",".join(f"{key}={value}" for key, value in topic.configs.items())
+    configs = visible(",".join(f"{key}={value}" for key, value in topic.configs.items()))
     return (
-        f"Topic: {topic.name}\t{identifier}PartitionCount: {len(topic.partitions)}"
+        f"Topic: {visible(topic.name)}\t{identifier}PartitionCount: {len(topic.partitions)}"
         f"\tReplicationFactor: {topic.replication_factor}\tConfigs: {configs}{_deletion(topic)}"
     )
 
@@ -113,10 +114,11 @@ def partition_lines(topic: TopicDescription, numbers: Iterable[int]) -> Iterator
                 f"\tAdding Replicas: {joined(partition.adding)}\tRemoving Replicas: {joined(partition.removing)}"
             )
         reasons = topic.reasons.get(number)
-        reason = f"\tReason: {'; '.join(reasons)}" if reasons else ""
+        reason = f"\tReason: {visible('; '.join(reasons))}" if reasons else ""
         yield (
-            f"\tTopic: {topic.name}\tPartition: {number}\tLeader: {leader}\tReplicas: {joined(partition.replicas)}"
-            f"\tIsr: {joined(partition.isr)}{reassignment}{_deletion(topic)}{reason}"
+            f"\tTopic: {visible(topic.name)}\tPartition: {number}\tLeader: {leader}"
+            f"\tReplicas: {joined(partition.replicas)}\tIsr: {joined(partition.isr)}"
+            f"{reassignment}{_deletion(topic)}{reason}"
         )
 
 

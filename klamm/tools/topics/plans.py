@@ -12,6 +12,7 @@ import typer
 
 from klamm.processes.errors import ToolError
 from klamm.tools.cluster_view import BrokerView, PartitionView, joined
+from klamm.visible import visible
 
 OPTION = "--replica-assignment"
 
@@ -172,14 +173,15 @@ def alteration_lines(change: Alteration, configs: Mapping[str, str | None]) -> I
     """The plan for one topic, which has these configs now."""
     if change.partitions is not None:
         where = "" if change.assignment is not None else ", placed by the brokers"
-        yield f"Topic: {change.topic}\tPartitionCount: {change.count} -> {change.partitions}{where}"
+        yield f"Topic: {visible(change.topic)}\tPartitionCount: {change.count} -> {change.partitions}{where}"
         yield from assignment_lines(change.assignment or {})
     for key, value in change.configs.items():
         before = configs.get(key)
         if before != value:
             yield (
-                f"Topic: {change.topic}\tConfig: {key}: {'not set' if before is None else before} ->"
-                f" {'not set' if value is None else value}"
+                f"Topic: {visible(change.topic)}\tConfig: {visible(key)}:"
+                f" {'not set' if before is None else visible(before)} ->"
+                f" {'not set' if value is None else visible(value)}"
             )
 
 
@@ -196,7 +198,7 @@ def alteration_value(change: Alteration, error: str | None) -> dict[str, Any]:
 def deletion_lines(topics: Mapping[str, Mapping[int, PartitionView]]) -> Iterator[str]:
     for name, partitions in topics.items():
         factor = len(next(iter(partitions.values())).origin) if partitions else 0
-        yield f"Delete topic: {name}\tPartitionCount: {len(partitions)}\tReplicationFactor: {factor}"
+        yield f"Delete topic: {visible(name)}\tPartitionCount: {len(partitions)}\tReplicationFactor: {factor}"
 
 
 def question(verb: str, topics: Sequence[str]) -> str:

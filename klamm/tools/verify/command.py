@@ -25,6 +25,7 @@ from klamm.tools.clients import (
     command_options,
 )
 from klamm.tools.memory import keep_freed_memory
+from klamm.tools.output import print_line, print_lines
 from klamm.tools.patterns import topic_expression
 from klamm.tools.pipeline import Master, Remote
 
@@ -136,10 +137,9 @@ def _finish(report: "Report", as_json: bool) -> None:
     from klamm.tools.verify.report import report_json, summary_lines
 
     if as_json:
-        print(json.dumps(report_json(report)))
+        print_line(json.dumps(report_json(report)))
     else:
-        for line in summary_lines(report):
-            print(line)
+        print_lines(summary_lines(report))
     if not report.is_fine:
         raise typer.Exit(EXIT_FAILED)
 
@@ -166,7 +166,7 @@ def _online(
     with progress("verifying", total, visible=is_bar_visible) as advance:
         # The bar takes what is printed on a terminal, and prints it above itself.
         def write(line: str) -> None:
-            print(line, file=None if stdout.isatty() else stdout, flush=True)
+            print_line(line, file=None if stdout.isatty() else stdout, flush=True)
 
         printer = _Printer(write, as_json, options.follows)
         printer.say("verification process is started.", {"event": "started", "partitions": len(planned.partitions)})
@@ -278,7 +278,7 @@ def _on_spark(
     if not as_json:
         for check in checks:
             for difference in check.differences.found:
-                print(difference_line(check, difference))
+                print_line(difference_line(check, difference))
     return Report(checks, planned.skipped, _notes(planned))
 
 
@@ -298,5 +298,5 @@ def _offline(directories: Sequence[str], matches: Callable[[str], bool], fetch_s
     if not as_json:
         for check in checks:
             for difference in check.differences.found:
-                print(difference_line(check, difference))
+                print_line(difference_line(check, difference))
     return Report(checks)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.tools.cockpit.shown import SHOWN_BYTES, decoded, indented, shown, visible
+from klamm.tools.cockpit.shown import SHOWN_BYTES, decoded, indented, shown
+from klamm.visible import visible
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from klamm.client.fan_out import checked
 from klamm.protocol.vocabulary import ConfigResourceType
 from klamm.tools.cockpit.answers import Cockpit, json_response
 from klamm.tools.cockpit.asking import MAX_INT32, PATIENCE, BadRequest, asking, live_client, number
-from klamm.tools.cockpit.shown import visible
+from klamm.visible import visible
 
 
 def routes(cockpit: Cockpit) -> list[Route]:

@@ -15,8 +15,8 @@ from klamm.tools.cluster_view import PartitionView, read_cluster
 from klamm.tools.cockpit.answers import Cockpit, json_response
 from klamm.tools.cockpit.asking import MAX_INT32, asking, live_client, number, text
 from klamm.tools.cockpit.map_lags import MapLags
-from klamm.tools.cockpit.shown import visible
 from klamm.tools.elect.over_wire import replica_ends
+from klamm.visible import visible
 
 # About as many rows as a screen shows.
 MOST_PARTITIONS: Final = 200

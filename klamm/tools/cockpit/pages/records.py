@@ -23,7 +23,8 @@ from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, UNKN
 from klamm.tools.cockpit.answers import Cockpit, json_response
 from klamm.tools.cockpit.asking import PATIENCE, BadRequest, asking, live_client, number, partition
 from klamm.tools.cockpit.browsing import MAX_RECORDS, Page, Reader
-from klamm.tools.cockpit.shown import SHOWN_BYTES, WHOLE_BYTES, visible
+from klamm.tools.cockpit.shown import SHOWN_BYTES, WHOLE_BYTES
+from klamm.visible import visible
 
 LIMIT: Final = 50
 
