@@ -123,7 +123,7 @@ def consume(
             if records and isinstance(consumer, GroupConsumer):
                 refused = client.call(lambda _: _commit(consumer))
                 if refused is not None:
-                    print(f"klamm: {len(records)} records: {refused.message}", file=sys.stderr)
+                    print_line(f"klamm: {len(records)} records: {refused.message}", file=sys.stderr)
             count += len(records)
             advance(len(records))
             now = time.monotonic()
