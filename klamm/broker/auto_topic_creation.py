@@ -21,8 +21,8 @@ from klamm.tasks import OnFailure, start_task
 ANSWER_WITHIN_MS = 500
 MAX_UNDER_WAY = 1000
 
-# The topic has no leaders yet, its creation in ZooKeeper is uncertain, or another client has created it.
-_TO_BE_ASKED_FOR_AGAIN = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.TOPIC_ALREADY_EXISTS)
+# The session ended before the creation was certain, or another client has created the topic.
+_TO_BE_ASKED_FOR_AGAIN = (ErrorCode.NOT_CONTROLLER, ErrorCode.TOPIC_ALREADY_EXISTS)
 
 
 class AutoTopicCreation:

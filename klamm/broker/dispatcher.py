@@ -3,7 +3,7 @@
 What must stay true:
 - A frame is a request only if it begins with a header and a body; otherwise its connection closes. Bytes after the
   body are ignored, as in Kafka.
-- A handler's KafkaError becomes the API's error response, and so does a ZooKeeperError, as REQUEST_TIMED_OUT; any other
+- A handler's KafkaError becomes the API's error response, and so does a ZooKeeperError (`request_errors`); any other
   exception is a fault of the program and stops the broker (the network layer passes it on).
 - A response that cannot be encoded is a fault of the program too, but only its own connection closes: the request has
   had its effect, and no state depends on the response.

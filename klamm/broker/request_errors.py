@@ -5,10 +5,20 @@ What must stay true: a failed item does not fail any other item of its request.
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes.fields import ZnodeError
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.errors import (
+    AuthFailed,
+    ClientClosed,
+    ConnectionLoss,
+    SessionExpired,
+    SessionMoved,
+    ZooKeeperError,
+)
 
 # The expected errors of work on one item of a request. Any other exception is a fault of the program.
 ITEM_ERRORS = (KafkaError, ZooKeeperError, ZnodeError)
+
+# The broker's session, or its connection, has ended: the outcome of a pending write is unknown.
+_ENDED = (ConnectionLoss, SessionExpired, SessionMoved, AuthFailed, ClientClosed)
 
 
 def as_kafka_error(error: KafkaError | ZooKeeperError | ZnodeError) -> KafkaError:
@@ -16,7 +26,20 @@ def as_kafka_error(error: KafkaError | ZooKeeperError | ZnodeError) -> KafkaErro
     if isinstance(error, KafkaError):
         return error
     if isinstance(error, ZooKeeperError):
-        # ZooKeeper is unreachable or has ended the session; the outcome of a pending write is unknown.
-        return KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"ZooKeeper: {error}")
+        # A write that ZooKeeper refuses is not done, and a repetition would be refused too.
+        code = ErrorCode.REQUEST_TIMED_OUT if isinstance(error, _ENDED) else ErrorCode.UNKNOWN_SERVER_ERROR
+        return KafkaError(code, f"ZooKeeper: {error}")
     # The item's znode has invalid content, written by another program.
     return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
+
+
+def as_controllers_error(error: KafkaError | ZooKeeperError | ZnodeError) -> KafkaError:
+    """As `as_kafka_error`, for changes of topics, which only the controller serves: NOT_CONTROLLER when its session has
+    ended, so that clients ask the next controller.
+
+    REQUEST_TIMED_OUT would say that the change is written and is still to take effect: librdkafka, which by default
+    does not wait for that, reports success.
+    """
+    if isinstance(error, _ENDED):
+        return KafkaError(ErrorCode.NOT_CONTROLLER, f"the session of the controller's broker has ended: {error}")
+    return as_kafka_error(error)

@@ -18,7 +18,7 @@ from klamm.broker.metadata_cache import MetadataCache
 from klamm.broker.policies import Policy
 from klamm.broker.quotas.mutation_quota import Mutations
 from klamm.broker.replica_assignment import InvalidPartitions, InvalidReplicationFactor, assign_replicas
-from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
+from klamm.broker.request_errors import ITEM_ERRORS, as_controllers_error
 from klamm.config.current import CurrentConfig
 from klamm.config.definition import ConfigError
 from klamm.config.topic import TopicConfig
@@ -136,7 +136,7 @@ class TopicAdmin:
                 changes.record(len(assignment))
                 await self._zookeeper().create_topic(topic.name, assignment, topic_id, overrides)
         except ITEM_ERRORS as error:
-            return CreatedTopic(topic.name, as_kafka_error(error))
+            return CreatedTopic(topic.name, as_controllers_error(error))
         return CreatedTopic(topic.name, None, topic_id, assignment, config)
 
     def _validate(
@@ -227,7 +227,7 @@ class TopicAdmin:
                 results[topic] = new
                 left_partitions -= len(new)
             except ITEM_ERRORS as error:
-                results[topic] = as_kafka_error(error)
+                results[topic] = as_controllers_error(error)
         return results
 
     async def wait_until_grown(
@@ -300,7 +300,7 @@ class TopicAdmin:
                 await self._zookeeper().mark_topic_for_deletion(topic)
                 results[topic] = None
             except ITEM_ERRORS as error:
-                results[topic] = as_kafka_error(error)
+                results[topic] = as_controllers_error(error)
         return results
 
     async def wait_until_deleted(

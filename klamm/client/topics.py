@@ -56,7 +56,8 @@ async def create_topics(
 ) -> dict[str, CreatedTopic | KafkaError]:
     """Creates topics; the controller waits for up to `timeout_ms` until they have leaders.
 
-    A `repeatable` request is sent again when its answer was lost. Then TOPIC_ALREADY_EXISTS may mean this call's topic.
+    A `repeatable` request is sent again when its answer was lost, and any request when the controller has lost its
+    ZooKeeper session meanwhile. Then TOPIC_ALREADY_EXISTS may mean this call's topic.
     """
     wanted = {topic.name: topic for topic in topics}
     wait_ms = client.request_timeout_ms if timeout_ms is None else timeout_ms

@@ -397,16 +397,23 @@ class Administrator:
             await self._alter(name, wanted)
 
     async def delete(self, name: str) -> None:
-        await delete_topic(self._patient, name)
+        """Deletes a topic. AssertionError when the answer says that it is marked for deletion, and it is not."""
+        created = self._state.created_at(name)
+        is_marked = await delete_topic(self._patient, name)
+        assert not is_marked or self._state.created_at(name) != created or self._state.is_marked_for_deletion(name), (
+            f"{name} was created at zxid {created}, and its deletion was answered; it exists, and is not marked"
+        )
 
     async def create(self, name: str, replication_factor: int) -> None:
-        await create_topic(
+        """Creates a topic. AssertionError when the answer says that it is created, and it is not."""
+        is_created = await create_topic(
             self._patient,
             name,
             partitions=2,
             replication_factor=replication_factor,
             configs={"retention.ms": "1000000"},
         )
+        assert not is_created or name in self._state.topics(), f"{name} was created, and does not exist"
 
     async def _commit(self, group: str, topic: str) -> None:
         self._committed += 1

@@ -23,6 +23,7 @@ from klamm.simulation.process import SimulationFailure
 from klamm.znodes.brokers import BROKER_IDS_PATH
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
 from klamm.znodes.configs import config_path, decode_config, topic_entity
+from klamm.znodes.requests import delete_topic_path
 from klamm.znodes.topics import TOPICS_PATH, LeaderAndIsr, TopicAssignment, partition_state_path, topic_path
 from klamm.zookeeper.errors import NoNode
 from klamm.zookeeper.messages import Stat
@@ -113,6 +114,16 @@ class StateChecker:
 
     def topics(self) -> list[str]:
         return self._children(TOPICS_PATH)
+
+    def created_at(self, topic: str) -> int | None:
+        """The zxid of the transaction that created the topic; None if it does not exist."""
+        try:
+            return self._tree.get_data(topic_path(topic), _ANYBODY)[1].czxid
+        except NoNode:
+            return None
+
+    def is_marked_for_deletion(self, topic: str) -> bool:
+        return self.exists(delete_topic_path(topic))
 
     def live_brokers(self) -> list[int]:
         return sorted(map(int, self._children(BROKER_IDS_PATH)))

@@ -387,26 +387,33 @@ def records_of(data: Buffer | None) -> Iterator[Record]:
 
 async def create_topic(
     client: ClusterClient, name: str, *, partitions: int, replication_factor: int, configs: dict[str, str] | None = None
-) -> None:
-    """Creates a topic; repeats the request until the topic exists."""
+) -> bool:
+    """Creates a topic; repeats the request until the topic exists. Whether the answer says that this request created
+    it, not another."""
     topic = NewTopic(name, partitions, replication_factor, configs=dict(configs or {}))
     passing = {*RETRIABLE_ERRORS, ErrorCode.INVALID_REPLICATION_FACTOR}
     while True:
         result = (await create_topics(client, [topic], timeout_ms=REQUEST_TIMEOUT_MS))[name]
+        # Timed out: the topic is created, and has no leaders yet.
+        if not isinstance(result, KafkaError) or result.code is ErrorCode.REQUEST_TIMED_OUT:
+            return True
         # The topic exists already if the answer to an earlier attempt was lost.
-        if not isinstance(result, KafkaError) or result.code is ErrorCode.TOPIC_ALREADY_EXISTS:
-            return
+        if result.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+            return False
         assert result.code in passing, result
         await asyncio.sleep(BACK_OFF_S)
 
 
-async def delete_topic(client: ClusterClient, name: str) -> None:
-    """Deletes a topic; repeats the request until a broker says that the topic is marked for deletion or gone."""
-    # Unknown: the answer to an earlier attempt was lost. Timed out: the topic is marked, and its deletion continues.
-    done = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.REQUEST_TIMED_OUT)
+async def delete_topic(client: ClusterClient, name: str) -> bool:
+    """Deletes a topic; repeats the request until a broker says that the topic is marked for deletion or gone. Whether
+    the answer says that this request has marked it."""
     while True:
         result = (await delete_topics(client, [name], timeout_ms=REQUEST_TIMEOUT_MS))[name]
-        if result is None or result.code in done:
-            return
+        # Timed out: the topic is marked, and its deletion continues.
+        if result is None or result.code is ErrorCode.REQUEST_TIMED_OUT:
+            return True
+        # Unknown: the answer to an earlier attempt was lost.
+        if result.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            return False
         assert result.code in RETRIABLE_ERRORS, result
         await asyncio.sleep(BACK_OFF_S)

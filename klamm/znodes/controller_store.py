@@ -286,12 +286,6 @@ class ControllerStore(KafkaZooKeeper):
                 if stat is not None and await self._is_gone(path, stat.czxid):
                     return  # The multi was done; another topic of that name may exist already.
 
-    async def _is_gone(self, path: str, czxid: int) -> bool:
-        """Whether the znode that this transaction created is gone."""
-        await retrying(self.client.sync)
-        stat = await retrying(self.client.exists, path)
-        return stat is None or stat.czxid != czxid
-
     async def _delete_below(self, paths: Sequence[str], guard: int) -> None:
         levels = [await self._children_of(paths)]
         while levels[-1]:

@@ -396,20 +396,32 @@ class KafkaZooKeeper:
         """Asks the controller to delete a topic. KafkaError UNKNOWN_TOPIC_OR_PARTITION. Safe to repeat.
 
         One multi, because a mark that outlives its topic would delete the next topic of that name. The multi also sees
-        a topic that this session's server does not know yet.
+        a topic that this session's server does not know yet. After a lost answer the mark is not set on a younger topic
+        of that name: the topic that was to be deleted is gone.
         """
-        operations: list[MultiOperation] = [
-            Check(topics.topic_path(topic), -1),
-            Create(requests.delete_topic_path(topic), None),
-        ]
-        try:
-            await retrying(self.client.multi, operations)
-        except NodeExists:
-            return
-        except NoNode as error:
-            if error.index != 0:
-                raise
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.") from None
+        path = topics.topic_path(topic)
+        operations: list[MultiOperation] = [Check(path, -1), Create(requests.delete_topic_path(topic), None)]
+        stat = await retrying(self.client.exists, path)
+        while True:
+            try:
+                await self.client.multi(operations)
+                return
+            except NodeExists:
+                return
+            except NoNode as error:
+                if error.index != 0:
+                    raise
+                text = f"The topic '{topic}' does not exist."
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text) from None
+            except ConnectionLoss:
+                if stat is not None and await self._is_gone(path, stat.czxid):
+                    return
+
+    async def _is_gone(self, path: str, czxid: int) -> bool:
+        """Whether the znode that this transaction created is gone."""
+        await self.sync()
+        stat = await retrying(self.client.exists, path)
+        return stat is None or stat.czxid != czxid
 
     async def topic_deletions(self, watch: Callable[[], None] | None = None) -> list[str]:
         """The topics marked for deletion, sorted. `watch` is called once when the list changes."""

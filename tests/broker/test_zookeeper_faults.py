@@ -216,10 +216,49 @@ async def test_without_a_session_each_item_of_a_request_gets_its_own_answer(tmp_
             ("0", NONE),
         ]
         assert [(topic.name, topic.error_code) for topic in (await created).topics] == [
-            ("n", timed_out),
+            ("n", ErrorCode.NOT_CONTROLLER),
             ("t", ErrorCode.TOPIC_ALREADY_EXISTS),
             ("a/b", ErrorCode.INVALID_TOPIC_EXCEPTION),
         ]
+        await cluster.registered()
+
+
+async def test_a_session_that_ends_before_a_change_of_topics_is_written_is_no_timeout(tmp_path: Path) -> None:
+    """REQUEST_TIMED_OUT says that the change is written and will be done; librdkafka then reports success."""
+    async with playing(tmp_path, zookeeper_session_timeout_ms=SESSION_MS) as (cluster, client):
+        await client.create_topic("t")
+        await client.create_topic("u")
+        cluster.proxy.refusing = True
+        cluster.proxy.cut()
+        expired = asyncio.Event()
+        await cluster.zk.exists("/brokers/ids/0", lambda event: expired.set())
+        partitions = messages.request_class(ApiKey.CREATE_PARTITIONS).CreatePartitionsTopic
+        creatable = messages.request_class(ApiKey.CREATE_TOPICS).CreatableTopic
+        topic = creatable(name="n", num_partitions=1, replication_factor=1, assignments=[], configs=[])
+        deletable = messages.request_class(ApiKey.DELETE_TOPICS).DeleteTopicState
+        asked = [
+            asyncio.ensure_future((await cluster.connect()).ask(api_key, **body, timeout_ms=1_000))
+            for api_key, body in (
+                (ApiKey.CREATE_TOPICS, {"topics": [topic], "validate_only": False}),
+                (ApiKey.DELETE_TOPICS, {"topics": [deletable(name="t")], "topic_names": ["t"]}),
+                (
+                    ApiKey.CREATE_PARTITIONS,
+                    {"topics": [partitions(name="u", count=2, assignments=None)], "validate_only": False},
+                ),
+            )
+        ]
+        await expired.wait()
+        cluster.proxy.refusing = False
+        created, deleted, added = [await answer for answer in asked]
+        results = [*created.topics, *deleted.responses, *added.results]
+        assert [(each.name, ErrorCode(each.error_code).name) for each in results] == [
+            ("n", "NOT_CONTROLLER"),
+            ("t", "NOT_CONTROLLER"),
+            ("u", "NOT_CONTROLLER"),
+        ]
+        assert all("session" in each.error_message for each in results)
+        assert await cluster.zk.children("/brokers/topics") == ["t", "u"]
+        assert await cluster.zk.children("/admin/delete_topics") == []
         await cluster.registered()
 
 

@@ -483,6 +483,26 @@ async def test_losses_while_topics_are_marked(tmp_path: Path) -> None:
         assert await safe.topic_deletions() == sorted(f"t{number}" for number in range(steps))
 
 
+async def test_a_mark_whose_answer_is_lost_leaves_the_next_topic_of_that_name_alone(tmp_path: Path) -> None:
+    async with playing_with_losses(tmp_path) as (proxy, store, safe):
+        created = []
+
+        async def mark(step: int) -> None:
+            await safe.create_topic(f"t{step}", {0: [0]}, None, {"old": "1"})
+            await store.mark_topic_for_deletion(f"t{step}")
+
+        async def create_again(step: int) -> None:
+            if f"t{step}" in await safe.topic_deletions():
+                await safe.client.delete_recursive(f"/brokers/topics/t{step}")
+                await safe.client.delete(f"/admin/delete_topics/t{step}")
+                await safe.create_topic(f"t{step}", {0: [0]}, None, {"new": "1"})
+                created.append(f"t{step}")
+
+        await with_losses(proxy, mark, create_again)
+        assert created
+        assert set(created).isdisjoint(await safe.topic_deletions())
+
+
 async def test_losses_while_elections_are_started(tmp_path: Path) -> None:
     async with playing_with_losses(tmp_path) as (proxy, store, safe):
 
