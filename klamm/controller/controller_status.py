@@ -269,12 +269,13 @@ def _deletion(context: ControllerContext, topic: str) -> Steps[dict[str, Any] | 
     replicas = deleted = 0
     started: set[int] = set()
     is_ineligible = topic in context.topics_ineligible_for_deletion
-    is_moving, absence = False, ""
+    moving, absence = None, ""
     taken = Slices()
     for partition in context.partitions_for_topic(topic):
         if topic not in context.topics_to_be_deleted:
             return None
-        is_moving = is_moving or partition in context.partitions_being_reassigned
+        if moving is None and partition in context.partitions_being_reassigned:
+            moving = partition
         for broker_id in context.partition_replica_assignment(partition):
             state = context.replica_state((partition, broker_id))
             replicas += 1
@@ -288,8 +289,9 @@ def _deletion(context: ControllerContext, topic: str) -> Steps[dict[str, Any] | 
     is_started = context.is_topic_deletion_in_progress(topic)
     if started:
         waits_for = f"the answers of {_ids(sorted(started))}"
-    elif is_moving:
-        waits_for = "the reassignment of its partitions"
+    elif moving is not None:
+        what = _reassignment(context, moving)["waits_for"]
+        waits_for = f"the reassignment of {moving[0]}-{moving[1]}: {what}"
     elif is_ineligible:
         waits_for = absence or "a start of the brokers that could not delete it"
     else:

@@ -7,6 +7,8 @@ back, a controller is elected.
 What must stay true:
 - The last request for a partition counts, whether it came through the API or through ZooKeeper.
 - A refused reassignment has changed nothing.
+- No reassignment of a topic that is to be deleted begins. Its deletion waits for those in progress, which can be
+  cancelled.
 - /admin/reassign_partitions names exactly the reassignments in progress that came from it. After any change of the
   znode it is read again.
 - Very many partitions are checked in slices. Only events change the context, one after another, so the findings of one
@@ -70,7 +72,7 @@ async def api_partition_reassignment(parts: ControllerParts, targets: Mapping[Pa
             begun[partition] = wanted
         else:
             results[partition] = error
-    refused = await _refused(parts, begun)
+    refused = await _refused(parts, begun, {partition async for partition in each(begun) if targets[partition] is None})
     begun = await _without(begun, refused)
     # The last request counts.
     await parts.store.remove_partition_reassignments(lambda partition, _target: partition in begun, parts.guard)
@@ -175,13 +177,16 @@ def _refusal_of_dead(context: ControllerContext, assignment: ReplicaAssignment) 
     )
 
 
-async def _refused(parts: ControllerParts, reassignments: Reassignments) -> dict[PartitionKey, KafkaError]:
-    """The reassignments that cannot begin, and why."""
+async def _refused(
+    parts: ControllerParts, reassignments: Reassignments, cancelled: Collection[PartitionKey] = ()
+) -> dict[PartitionKey, KafkaError]:
+    """The reassignments that cannot begin, and why. `cancelled` are those that only end the present one."""
     context = parts.context
     refused = {
         partition: unknown_partition(partition)
         async for partition in each(reassignments)
-        if not context.partition_replica_assignment(partition) or context.is_topic_queued_up_for_deletion(partition[0])
+        if not context.partition_replica_assignment(partition)
+        or (partition not in cancelled and context.is_topic_queued_up_for_deletion(partition[0]))
     }
     existing = await _without(reassignments, refused)
     await refresh_leadership(parts, existing)

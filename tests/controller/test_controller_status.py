@@ -190,6 +190,10 @@ async def test_what_a_reassignment_waits_for(tmp_path: Path) -> None:
             ],
         }
         assert found["under_replicated_partitions"]["count"] == 0
+        await scene.store.mark_topic_for_deletion("t")
+        await scene.settled()
+        [deletion] = (await controller_status(scene.controller))["deletions"]["first"]
+        assert deletion["waits_for"] == "the reassignment of t-0: not alive: broker 3; not caught up: broker 2"
 
 
 async def test_long_lists_are_cut(tmp_path: Path, monkeypatch: Any) -> None:

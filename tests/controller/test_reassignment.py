@@ -417,9 +417,8 @@ async def test_the_deletion_of_a_topic_waits_for_its_reassignments(tmp_path: Pat
         await scene.settled()
         context = scene.controller.context
         assert context.topics_ineligible_for_deletion == {"t"}
-        # Nobody may begin another, nor end one.
-        for target in ((4, 2), ()):
-            assert await move(scene, *target) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        # No other one may begin.
+        assert await move(scene, 4, 2) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         # A broker that starts, and the end of one of the two, change nothing.
         await scene.kill(6)
         await stage.start_replica(6)
@@ -435,6 +434,46 @@ async def test_the_deletion_of_a_topic_waits_for_its_reassignments(tmp_path: Pat
         )
         await scene.until(lambda: "t" not in scene.controller.context.all_topics)
         assert await scene.store.topic_names() == []
+
+
+async def test_a_reassignment_that_a_deletion_waits_for_can_be_cancelled(tmp_path: Path) -> None:
+    """As when a broker of its target has died for good."""
+    async with on_stage(tmp_path) as (scene, _stage):
+        await scene.create("t", [1, 2], [1, 2])
+        await scene.create("u", [1, 2])
+        await scene.controller.alter_partition_reassignments({T0: (3, 4), ("t", 1): (3, 2)})
+        await scene.store.mark_topic_for_deletion("t")
+        await scene.kill(3)
+        assert await move(scene) is ErrorCode.NONE
+        context = scene.controller.context
+        assert context.partitions_being_reassigned == {("t", 1)}
+        assert context.topics_with_deletion_started == set()
+        # A request that names a partition of another topic, and one that is not being reassigned.
+        results = await scene.controller.alter_partition_reassignments({("t", 1): None, T0: None, ("u", 0): (1, 5)})
+        codes = {partition: error and error.code for partition, error in results.items()}
+        assert codes == {("t", 1): None, T0: ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, ("u", 0): None}
+        await scene.until(lambda: "t" not in scene.controller.context.all_topics)
+        assert (await scene.store.topic_names(), await scene.store.topic_deletions()) == (["u"], [])
+        # The data on a dead broker stays, as after any cancellation.
+        assert hosting(scene.sent, "t") <= {3}
+
+
+async def test_a_cancellation_takes_a_leader_from_the_target_though_the_topic_is_to_be_deleted(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as (scene, stage):
+        await scene.create("t", [1, 2])
+        await move(scene, 3, 4)
+        await scene.alter_isr("t", [1, 2, 3])
+        await scene.kill(1)
+        await scene.kill(2)
+        await scene.store.mark_topic_for_deletion("t")
+        await stage.start_replica(1)
+        await stage.start_replica(2)
+        leader, _, isr = await scene.state("t")
+        assert leader == 3
+        await scene.alter_isr("t", [*isr, 2])
+        assert await move(scene) is ErrorCode.NONE
+        await scene.until(lambda: "t" not in scene.controller.context.all_topics)
+        assert hosting(scene.sent, "t") == set()
 
 
 # -- the znode --------------------------------------------------------------------------------------------------------
@@ -650,6 +689,12 @@ async def _to_be_changed(scene: Scene, stage: Stage) -> None:
     await scene.settled()
 
 
+async def _marked_while_it_moves(scene: Scene, stage: Stage) -> None:
+    await _to_be_changed(scene, stage)
+    await scene.store.mark_topic_for_deletion("t")
+    await scene.settled()
+
+
 async def _nothing(scene: Scene, stage: Stage) -> None:
     """What is to be done is all of it."""
 
@@ -691,3 +736,56 @@ async def test_the_controller_dies_between_two_steps(
             await scene.until(lambda: "t" not in scene.controller.context.all_topics)
             steps += 1
         assert steps > 20
+
+
+async def _mark(scene: Scene, stage: Stage) -> None:
+    await scene.store.mark_topic_for_deletion("t")
+
+
+async def _wait(scene: Scene, stage: Stage) -> None:
+    """The deletion needs no further request."""
+    await scene.until(lambda: _is_gone(scene))
+
+
+async def _cancel(scene: Scene, stage: Stage) -> None:
+    while (found := await scene.store.topic_assignment("t")) is not None:
+        if found.adding_replicas or found.removing_replicas:
+            await move(scene)
+        await scene.settled()
+
+
+async def _is_gone(scene: Scene) -> bool:
+    return not await scene.store.topic_exists("t")
+
+
+@pytest.mark.parametrize(
+    ("before", "begin", "work"),
+    [
+        pytest.param(_nothing, _mark, _wait, id="deleted"),
+        pytest.param(_marked_while_it_moves, _nothing, _cancel, id="cancelled-and-deleted", marks=pytest.mark.long),
+    ],
+)
+async def test_the_controller_dies_between_two_steps_of_a_deletion(
+    tmp_path: Path, before: Work, begin: Work, work: Work
+) -> None:
+    """Its mark goes last: whatever is left of the topic, the next controller deletes it without being asked again."""
+    async with on_stage(tmp_path) as (scene, stage):
+        steps = 0
+        deaths = [-1]
+        while deaths:
+            scene.sent.clear()
+            await scene.create("t", [1, 2, 3])
+            await scene.store.update_config("topics/t", lambda config: {**config, "retention.ms": "1"})
+            await before(scene, stage)
+            stage.journal.die_after(steps)
+            deaths = []
+            await begin(scene, stage)
+            await stage.survive(lambda: work(scene, stage), deaths)
+            await scene.settled()
+            store, context = scene.store, scene.controller.context
+            assert (await store.topic_names(), await store.topic_deletions()) == ([], []), steps
+            assert await store.configured_entities("topics") == [], steps
+            assert hosting(scene.sent, "t") == set(), steps
+            assert not any(T0 in context.replica_states(broker_id) for broker_id in scene.brokers), steps
+            steps += 1
+        assert steps > 10

@@ -131,6 +131,8 @@ def _conditions(facts: PartitionFacts) -> Iterator[Condition]:
     yield from _controller(facts)
     if facts.known.marked_for_deletion:
         yield _deletion(facts)
+        if facts.view.is_reassigning:
+            yield _reassignment(facts)
         return
     if facts.view.leader == NO_LEADER or facts.view.leader not in facts.known.live:
         yield _offline(facts)

@@ -241,7 +241,12 @@ async def restore_order(access: Access, record: Record) -> dict[str, str]:
         and set(partition.replicas) == set(move.before.replicas) != set(move.after.replicas)
     }
     results = await access.start(former) if former else {}
-    return {str(key): error_line(error) for key, error in results.items() if error is not None}
+    # The order does not matter for a topic that is being deleted.
+    return {
+        str(key): error_line(error)
+        for key, error in results.items()
+        if error is not None and error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    }
 
 
 async def cancel_log_dirs(access: Access, placements: Placements) -> list[str]:

@@ -268,9 +268,10 @@ def describe(
         return {name: of_topic for name, of_topic in numbers.items() if of_topic}
 
     async def over_wire(client: "ClusterClient") -> "tuple[Mapping[str, TopicDescription], dict[str, list[int]]]":
+        from klamm.tools.topics.deletions import with_deletions
         from klamm.tools.topics.over_wire import explain, read_topics
 
-        found = await read_topics(client, selection)
+        found = await with_deletions(client, await read_topics(client, selection), selection)
         numbers = shown(found)
         return await explain(client, found, numbers, about_preferred=off_preferred_partitions), numbers
 

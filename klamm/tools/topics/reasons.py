@@ -3,7 +3,7 @@
 A reason names the broker and what an operator can find out or do about it. A healthy partition has no reason.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
@@ -22,16 +22,21 @@ from klamm.tools.words import brokers_text
 LogEnds = Mapping[int, int | KafkaError]
 """Where the log of each replica that was asked ends, by broker, or why that is not known."""
 
+# The most partitions that a reason names.
+NAMED = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What is known about a partition besides its state. `live` are the live brokers."""
+    """What is known about a partition besides its state. `live` are the live brokers, `deletion_waits_for` says what a
+    deletion of the topic waits for."""
 
     live: AbstractSet[int]
     log_ends: LogEnds = field(default_factory=dict)
     min_insync_replicas: int | None = None
     unclean: bool | None = None
     marked_for_deletion: bool = False
+    deletion_waits_for: Sequence[str] = ()
 
 
 def is_healthy(partition: PartitionView, topic: TopicDescription, live: AbstractSet[int]) -> bool:
@@ -62,9 +67,15 @@ def explained(
     """The topic with the reasons of these partitions; `log_ends` are those of each partition whose replicas were
     asked."""
     found = {}
+    waits_for = tuple(_deletion_waits_for(topic, live)) if topic.marked_for_deletion else ()
     for number in numbers:
         known = Circumstances(
-            live, log_ends.get(number, {}), topic.min_insync_replicas, topic.unclean, topic.marked_for_deletion
+            live,
+            log_ends.get(number, {}),
+            topic.min_insync_replicas,
+            topic.unclean,
+            topic.marked_for_deletion,
+            waits_for,
         )
         if why := reasons(topic.partitions[number], known, about_preferred=about_preferred):
             found[number] = why
@@ -74,11 +85,24 @@ def explained(
 def reasons(partition: PartitionView, known: Circumstances, *, about_preferred: bool = False) -> list[str]:
     """Why this partition is not healthy; with `about_preferred` also why another replica leads than the first one."""
     if known.marked_for_deletion:
-        return ["the topic is being deleted"]
+        copying = [each for each in partition.target if partition.is_reassigning and each not in partition.isr]
+        of_copies = (absence(partition, each, known) for each in copying)
+        return list(dict.fromkeys(("the topic is being deleted", *known.deletion_waits_for, *of_copies)))
     found = list(_reasons(partition, known))
     if about_preferred and is_off_preferred(partition):
         found += [each for each in _off_preferred(partition, known) if each not in found]
     return found
+
+
+def _deletion_waits_for(topic: TopicDescription, live: AbstractSet[int]) -> Iterator[str]:
+    moving = [number for number, partition in sorted(topic.partitions.items()) if partition.is_reassigning]
+    if moving:
+        named = ", ".join(map(str, moving[:NAMED])) + (" ..." if len(moving) > NAMED else "")
+        of = f"partition {named}" if len(moving) == 1 else f"partitions {named}"
+        yield f"the deletion waits for the reassignment of {of}: see `klamm reassign list`, or cancel it"
+    replicas = {each for partition in topic.partitions.values() for each in partition.origin}
+    for broker_id in sorted(replicas - live):
+        yield f"broker {broker_id} is not live"
 
 
 def _reasons(partition: PartitionView, known: Circumstances) -> Iterator[str]:

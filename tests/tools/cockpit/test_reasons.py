@@ -327,6 +327,12 @@ CASES: dict[str, tuple[PartitionFacts, str, tuple[str, ...], tuple[str, ...]]] =
         ),
         ("",),
     ),
+    "a deletion waits for a reassignment that waits for a dead broker": (
+        facts(MOVING, known={"live": frozenset({1, 2}), "marked_for_deletion": True}),
+        "DELETING REASSIGNING",
+        ("a reassignment of the partition ends first", "broker 4 is not live", "Start broker 4."),
+        ("",),
+    ),
     "a deletion that nothing holds up": (
         facts(known={"marked_for_deletion": True}),
         "deleting",

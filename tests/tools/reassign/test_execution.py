@@ -414,6 +414,13 @@ async def test_a_cancelled_execution_gives_partitions_their_former_order(tmp_pat
     assert await restore_order(cluster, run.file.load()) == {}
     # Partition 2 has moved, 3 was only to be reordered, and 4 is another client's.
     assert cluster.targets == {partition(0): (1, 2), partition(1): (2, 3)}
+    # No order is restored in a topic that is to be deleted; every other refusal is a problem.
+    cluster.targets = {}
+    cluster.refusals = {
+        partition(0): KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        partition(1): KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
+    }
+    assert list(await restore_order(cluster, run.file.load())) == [str(partition(1))]
 
 
 async def test_a_partition_that_is_added_is_noticed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 from klamm.tools import main
 from klamm.tools.clients import client_in_thread, command_options
+from klamm.tools.zookeeper_access import run_with_zookeeper
 
 Run = Callable[..., str]
 
@@ -257,7 +259,9 @@ def test_the_help_of_each_command_ends_with_an_example(capsys: pytest.CaptureFix
 # -- partitions that are not healthy ----------------------------------------------------------------------------------
 
 
-def test_each_unhealthy_partition_has_its_reason(klamm_helper: Helper, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_unhealthy_partition_has_its_reason(
+    klamm_helper: Helper, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     with Cluster(3, helper=klamm_helper, zookeeper_session_timeout_ms=1_500) as c:
         for name, replicas, minimum in (("pair", "0:1", 2), ("single", "1", 1), ("safe", "0:2", 1), ("wide", "1:0", 1)):
             assignment = ("--replica-assignment", replicas, "--config", f"min.insync.replicas={minimum}")
@@ -304,3 +308,19 @@ def test_each_unhealthy_partition_has_its_reason(klamm_helper: Helper, capsys: p
         assert described("--off-preferred-partitions") == {
             "wide": ["the preferred leader, broker 1, is in the ISR: `klamm elect preferred` elects it"]
         }
+
+        # A topic whose deletion waits for a reassignment that cannot end.
+        c.kill(2)
+        c.until(lambda: c.isr("safe") == [0])
+        run_with_zookeeper(c.zookeeper, lambda znodes: znodes.request_reassignment({("pair", 0): [0, 2]}))
+        assert main.run(["topics", "delete", "--topic", "pair", "--yes", "--zookeeper", c.zookeeper]) == 0
+        capsys.readouterr()
+        waits = "the deletion waits for the reassignment of partition 0: see `klamm reassign list`, or cancel it"
+        waiting = ["the topic is being deleted", waits, "broker 2 is not live"]
+        both = {access: {"pair": waiting} for access in ("--bootstrap-server", "--zookeeper")}
+        c.until(lambda: looked("--topic", "pair") == both)
+        plan = tmp_path / "plan.json"
+        plan.write_text('{"version": 1, "partitions": [{"topic": "pair", "partition": 0, "replicas": [0, 2]}]}')
+        cancel = ("cancel", "--reassignment-json-file", str(plan), "--preserve-throttles", "--yes")
+        assert main.run(["reassign", *cancel, "--bootstrap-server", c.bootstrap]) == 0
+        c.until(lambda: "pair" not in c.topics())

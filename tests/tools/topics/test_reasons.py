@@ -4,7 +4,8 @@ import pytest
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.tools.cluster_view import PartitionView
-from klamm.tools.topics.reasons import Circumstances, reasons, replicas_to_ask
+from klamm.tools.topics.descriptions import TopicDescription
+from klamm.tools.topics.reasons import Circumstances, explained, reasons, replicas_to_ask
 
 NO_REPLICA = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 NO_ANSWER = KafkaError(ErrorCode.NETWORK_EXCEPTION, "connection refused")
@@ -128,6 +129,20 @@ def test_a_topic_that_is_being_deleted_has_no_other_reason() -> None:
     assert reasons(partition(-1, "12", ""), Circumstances(set(), marked_for_deletion=True)) == [
         "the topic is being deleted"
     ]
+
+
+def test_what_a_deletion_waits_for() -> None:
+    moving = partition(1, "3412", "12", adding=(3, 4), removing=(1, 2))
+    topic = TopicDescription("t", None, {0: partition(1, "125", "12"), 1: moving}, marked_for_deletion=True)
+    found = explained(topic, [0, 1], {1, 2, 3}, {}).reasons
+    waits = [
+        "the topic is being deleted",
+        "the deletion waits for the reassignment of partition 1: see `klamm reassign list`, or cancel it",
+        "broker 5 is not live",
+    ]
+    assert found == {0: waits, 1: [*waits, "broker 3 is live, but not in the ISR", "broker 4 is not live"]}
+    wide = TopicDescription("t", None, dict.fromkeys(range(12), moving), marked_for_deletion=True)
+    assert "of partitions 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 ...:" in explained(wide, [0], {1, 2, 3, 4}, {}).reasons[0][1]
 
 
 def test_the_leader_and_live_replicas_out_of_sync_are_asked() -> None:
