@@ -37,6 +37,7 @@ from klamm.controller.states import PartitionState
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.slices import for_slices
 from klamm.znodes.fields import ZnodeError
+from klamm.znodes.store import EpochsUsedUp
 from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.errors import BadVersion, NoNode, ZooKeeperError
 
@@ -110,8 +111,8 @@ async def _write(
     for partition, result in (await parts.store.update_partition_states(updates, parts.guard)).items():
         if isinstance(result, BadVersion):
             changed.append(partition)
-        elif isinstance(result, NoNode):
-            _log.warning("%s-%d is gone: nothing is decided about its bounced replicas", *partition)
+        elif isinstance(result, NoNode | EpochsUsedUp):
+            _log.warning("nothing is decided about the bounced replicas of %s-%d: %s", *partition, result)
         elif isinstance(result, ZooKeeperError):
             raise result
         else:

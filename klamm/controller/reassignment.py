@@ -36,13 +36,15 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import SLICE, Slices, each
 from klamm.znodes import store
-from klamm.znodes.topics import ENVELOPE_BYTES, assignment_bytes
+from klamm.znodes.fields import INT32_MAX
+from klamm.znodes.topics import ENVELOPE_BYTES, assignment_bytes, partition_state_path
 
 _log = logging.getLogger(__name__)
 
 Target = tuple[int, ...]
 
 _NAMED = 10  # The most partitions that a log line names.
+_EPOCHS = 4  # The most leader epochs that a reassignment takes, besides one for each replica that it removes.
 
 
 # -- beginning ---------------------------------------------------------------------------------------------------------
@@ -191,10 +193,21 @@ async def _refused(
     existing = await _without(reassignments, refused)
     await refresh_leadership(parts, existing)
     async for partition, assignment in each(existing.items()):
-        error = refusal_of_loss(context, partition, assignment)
+        error = refusal_of_loss(context, partition, assignment) or _refusal_of_epochs(context, partition)
         if error is not None:
             refused[partition] = error
     return refused | await _refusals_of_size(context, await _without(existing, refused))
+
+
+def _refusal_of_epochs(context: ControllerContext, partition: PartitionKey) -> KafkaError | None:
+    """INVALID_REQUEST if the leader epochs that the steps take may be used up half-way."""
+    state = context.partition_leadership_info(partition)
+    if state is None:
+        return None
+    needed = _EPOCHS + len(context.partition_replica_assignment(partition))
+    if state.leader_epoch + needed <= INT32_MAX:
+        return None
+    return KafkaError(ErrorCode.INVALID_REQUEST, str(store.EpochsUsedUp(partition_state_path(*partition))))
 
 
 async def _refusals_of_size(context: ControllerContext, reassignments: Reassignments) -> dict[PartitionKey, KafkaError]:

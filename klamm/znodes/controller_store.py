@@ -19,7 +19,7 @@ from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.cluster import Controller, Features, FeatureStatus, FinalizedVersions
-from klamm.znodes.fields import ZnodeError
+from klamm.znodes.fields import INT32_MAX, ZnodeError
 from klamm.znodes.store import PARTITIONS_PER_SLICE, KafkaZooKeeper, LiveBroker, decode_state, notice
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.client import retrying
@@ -80,11 +80,18 @@ class ControllerStore(KafkaZooKeeper):
         """Makes this broker the controller, in one multi that only one broker can complete for an epoch.
 
         A /controller that this session already owns is replaced. Raises ControllerMoved when another broker was faster;
-        ZnodeError when the epoch is malformed. After a lost answer, the session and the epoch show whether this
-        election was done.
+        ZnodeError when the epoch is malformed, or the last one. After a lost answer, the session and the epoch show
+        whether this election was done.
         """
         # The epoch is read first: any later election changes its version.
         current = await self._controller_epoch()
+        if current.epoch == INT32_MAX:
+            raise ZnodeError(
+                cluster.CONTROLLER_EPOCH_PATH,
+                f"{INT32_MAX} is the last controller epoch: no controller can be elected. If another program has"
+                " written this number, write the greatest controller_epoch of the partitions' states below"
+                f" {topics.TOPICS_PATH}",
+            )
         node = await self.controller()
         new_epoch = current.epoch + 1
         operations: list[MultiOperation] = [

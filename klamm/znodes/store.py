@@ -27,11 +27,11 @@ from klamm.slices import Slices, for_slices
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.cluster import Features, FeatureStatus, FinalizedFeatures, ProducerIdBlock
-from klamm.znodes.fields import ZnodeError
+from klamm.znodes.fields import INT32_MAX, ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, Replicas, TopicAssignment
 from klamm.zookeeper.client import ZooKeeperClient, retrying
 from klamm.zookeeper.client.watches import Watch
-from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NodeExists, NoNode, ZooKeeperError
+from klamm.zookeeper.errors import BadArguments, BadVersion, ConnectionLoss, NodeExists, NoNode, ZooKeeperError
 from klamm.zookeeper.messages import (
     OPEN_ACL,
     Check,
@@ -93,6 +93,17 @@ def notice(callback: Callable[..., None] | None, *arguments: Any) -> Watch | Non
     return None if callback is None else _Notice(callback, arguments)
 
 
+class EpochsUsedUp(BadArguments):
+    """The state of a partition is not written, because no request or broker could read its leader epoch."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            path,
+            f"{INT32_MAX} is the last leader epoch: leader and ISR cannot change. If another program has written this"
+            " number, write the former one; otherwise copy the records into a new topic",
+        )
+
+
 class KafkaZooKeeper:
     """See the module. It lives as long as its client's session."""
 
@@ -131,14 +142,20 @@ class KafkaZooKeeper:
             await self._create_unless_there(cluster.CLUSTER_ID_PATH, cluster.encode_cluster_id(proposed))
 
     async def generate_broker_id(self, reserved_broker_max_id: int = 1000) -> int:
-        """An unused broker id, above the reserved ids. A repeated write only skips an id."""
+        """An unused broker id, above the reserved ids. A repeated write only skips an id. Raises ZnodeError when no id
+        is left."""
         path = cluster.BROKER_SEQUENCE_ID_PATH
         try:
             stat = await retrying(self.client.set, path, b"")
         except NoNode:
             await retrying(self.client.ensure_path, path)
             stat = await retrying(self.client.set, path, b"")
-        return reserved_broker_max_id + stat.version
+        broker_id = reserved_broker_max_id + stat.version
+        if broker_id > INT32_MAX:
+            raise ZnodeError(
+                path, f"the next broker id would be {broker_id}, above {INT32_MAX}: lower reserved.broker.max.id"
+            )
+        return broker_id
 
     async def wait_for_expiry(self, broker_id: int, session_ids: Sequence[int]) -> None:
         """Returns once none of these dead sessions owns the broker's registration: at once, or when the session has
@@ -503,16 +520,17 @@ class KafkaZooKeeper:
     async def update_partition_states(
         self, states: Mapping[PartitionKey, LeaderAndIsr], guard: int | None
     ) -> dict[PartitionKey, "int | ZooKeeperError"]:
-        """Writes each state if its znode has the version `zk_version`. Returns the new version, or the error, of each.
+        """Writes each state if its znode has the version `zk_version`. Returns the new version, or the error, of each:
+        `EpochsUsedUp` without a write.
 
         `guard` is the version that /controller_epoch must have. Raises `batches.ControllerMoved`.
         """
-        results = await batches.write(
-            self.client,
-            [SetData(topics.partition_state_path(*key), s.encode(), s.zk_version) for key, s in states.items()],
-            guard,
-        )
-        return {key: _version(result) for key, result in zip(states, results, strict=True)}
+        paths = {key: topics.partition_state_path(*key) for key in states}
+        used_up = {key: EpochsUsedUp(paths[key]) for key, state in states.items() if state.leader_epoch > INT32_MAX}
+        legal = [key for key in states if key not in used_up] if used_up else states
+        writes = [SetData(paths[key], states[key].encode(), states[key].zk_version) for key in legal]
+        results = await batches.write(self.client, writes, guard)
+        return {**{key: _version(result) for key, result in zip(legal, results, strict=True)}, **used_up}
 
     async def update_leader_and_isr(self, states: Mapping[PartitionKey, LeaderAndIsr]) -> dict[PartitionKey, int]:
         """Writes states for leaders before 2.7, which change their ISRs themselves: each if its znode has `zk_version`.

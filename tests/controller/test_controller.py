@@ -13,6 +13,7 @@ from klamm.protocol.messages import request_class
 from klamm.znodes import requests
 from klamm.znodes.cluster import Features, FeatureStatus, encode_controller_epoch
 from klamm.znodes.controller_store import NO_CONTROLLER
+from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.errors import ClientClosed, SessionExpired
 from klamm.zookeeper.messages import CREATOR_ALL_ACL, OPEN_ACL
@@ -292,12 +293,17 @@ async def _is_led(scene: Scene, topic: str) -> bool:
     return bool(await scene.states((topic, 0)))
 
 
-async def test_nobody_is_elected_while_the_epoch_is_garbage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("epoch", [b"no number", b"2147483647"])
+async def test_nobody_is_elected_while_there_is_no_next_epoch(tmp_path: Path, epoch: bytes) -> None:
     async with playing(tmp_path) as scene:
         await scene.start(1, 2)
-        await scene.store.client.set("/controller_epoch", b"no number")
+        await scene.store.client.set("/controller_epoch", epoch)
         await scene.store.client.delete("/controller")
         await scene.until(lambda: not any(b.controller.is_active for b in scene.brokers.values()))
+        with pytest.raises(ZnodeError, match="/controller_epoch"):
+            await scene.start(3)
+        await scene.brokers.pop(3).die()
+        assert (await scene.store.client.get("/controller_epoch"))[0] == epoch
         await scene.store.client.set("/controller_epoch", b"41")
         await scene.until(lambda: any(b.controller.is_active for b in scene.brokers.values()))
         await scene.until(lambda: scene.is_idle(scene.controller))

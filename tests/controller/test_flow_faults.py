@@ -10,7 +10,8 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import ElectionType
 from klamm.znodes import store
 from klamm.znodes.requests import REASSIGN_PARTITIONS_PATH, encode_reassignment
-from klamm.znodes.topics import TopicAssignment, topic_path
+from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, topic_path
+from support.controller.reassignment import Stage
 from support.controller.scene import Scene, playing
 
 T0 = ("t", 0)
@@ -275,3 +276,44 @@ async def test_a_broker_is_gone_and_only_the_watch_of_its_own_znode_tells(tmp_pa
         await scene.brokers.pop(1).die()
         await scene.settled()
         assert await scene.state("t") == (2, 1, (2,))
+
+
+async def test_a_partition_whose_leader_epochs_are_used_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It keeps its state, whatever the controller wants to write; other partitions are not affected."""
+
+    async def write(epoch: int) -> None:
+        """As an operator does, or a program gone wrong; another controller reads it."""
+        [(key, state)] = (await scene.states(("t", 0))).items()
+        written = LeaderAndIsr(state.leader, epoch, state.isr, state.controller_epoch, state.zk_version)
+        assert await scene.store.update_partition_states({key: written}, None) == {key: state.zk_version + 1}
+
+    async with playing(tmp_path) as scene:
+        stage = await Stage(scene).set_up()
+        for topic in ("t", "u"):
+            await scene.create(topic, [2, 3])
+        last = 2**31 - 1
+        await write(last)
+        await scene.kill(7)
+        results = await scene.controller.alter_partition_reassignments({("t", 0): (3, 4), ("u", 0): (2, 3)})
+        refused = results["t", 0]
+        assert (refused and refused.code, results["u", 0]) == (ErrorCode.INVALID_REQUEST, None)
+        assert "/brokers/topics/t/partitions/0/state: 2147483647 is the last leader epoch" in str(refused)
+        # Its leader dies, and comes back.
+        await scene.kill(2)
+        assert await scene.state("t") == (2, last, (2, 3))
+        assert (await scene.state("u"))[::2] == (3, (3,))
+        assert "2147483647 is the last leader epoch" in caplog.text
+        await stage.start_replica(2)
+        # A controller that finds a replica that has bounced.
+        await stage.start_controller(7)
+        await scene.kill(8)
+        await scene.settled()
+        assert await scene.state("t") == (2, last, (2, 3))
+        await write(7)
+        await stage.start_controller(8)
+        await scene.kill(7)
+        await scene.settled()
+        await scene.kill(2)
+        leader, epoch, isr = await scene.state("t")
+        assert (leader, isr) == (3, (3,))
+        assert 7 < epoch < last

@@ -135,6 +135,19 @@ async def test_an_epoch_that_nobody_understands(tmp_path: Path) -> None:
         assert await store.register_controller_and_increment_epoch(1, 0) == (9, 2)
 
 
+async def test_the_last_controller_epoch(tmp_path: Path) -> None:
+    """No request and no broker could read the next one."""
+    async with playing(tmp_path) as (_, plain):
+        store = controller_store(plain)
+        await store.client.create("/controller_epoch", encode_controller_epoch(2**31 - 2))
+        assert await store.register_controller_and_increment_epoch(1, 0) == (2**31 - 1, 1)
+        await store.client.delete("/controller")
+        with pytest.raises(ZnodeError, match="/controller_epoch: 2147483647 is the last controller epoch"):
+            await store.register_controller_and_increment_epoch(1, 0)
+        assert await store.controller() is None
+        assert (await store.client.get("/controller_epoch"))[0] == b"2147483647"
+
+
 async def test_giving_up(tmp_path: Path) -> None:
     async with playing(tmp_path) as (scene, plain):
         store = controller_store(plain)

@@ -16,7 +16,7 @@ from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.cluster import ProducerIdBlock
 from klamm.znodes.configs import decode_config_change
 from klamm.znodes.fields import ZnodeError
-from klamm.znodes.store import MAX_ZNODE_BYTES, KafkaZooKeeper
+from klamm.znodes.store import MAX_ZNODE_BYTES, EpochsUsedUp, KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper import errors
 from klamm.zookeeper.client import ZooKeeperClient
@@ -66,6 +66,9 @@ async def test_broker_ids_are_generated_above_the_reserved_ones(tmp_path: Path) 
         assert [await store.generate_broker_id() for _ in range(3)] == [1001, 1002, 1003]
         await store.client.delete("/brokers/seqid")
         assert await store.generate_broker_id(500) == 501
+        assert await store.generate_broker_id(2**31 - 3) == 2**31 - 1
+        with pytest.raises(ZnodeError, match=r"/brokers/seqid: .* 2147483648, .* reserved\.broker\.max\.id"):
+            await store.generate_broker_id(2**31 - 3)
 
 
 async def test_a_broker_registers_once_per_session(tmp_path: Path) -> None:
@@ -313,6 +316,21 @@ async def test_partition_states(tmp_path: Path) -> None:
         created = await store.create_partition_states({keys[0]: states[keys[0]], ("u", 9): states[keys[0]]}, 0)
         assert isinstance(created[keys[0]], errors.NodeExists)
         assert created["u", 9] == 0
+
+
+async def test_the_last_leader_epoch(tmp_path: Path) -> None:
+    """No request and no broker could read the next one: it is not written, and the other states are."""
+    async with playing(tmp_path) as (_, store):
+        keys = [("t", 0), ("t", 1)]
+        await store.create_topic("t", {0: [0], 1: [0]}, None, {})
+        await write_states(store, {key: LeaderAndIsr(0, 2**31 - 2 + key[1], (0,), 0) for key in keys})
+        known = await store.partition_states(keys)
+        raised = {key: dataclasses.replace(state, leader_epoch=state.leader_epoch + 1) for key, state in known.items()}
+        written = await store.update_partition_states(raised, None)
+        assert written[keys[0]] == 1
+        assert isinstance(written[keys[1]], EpochsUsedUp)
+        assert "/partitions/1/state: 2147483647 is the last leader epoch" in str(written[keys[1]])
+        assert [state.leader_epoch for state in (await store.partition_states(keys)).values()] == [2**31 - 1] * 2
 
 
 async def test_a_partition_state_that_cannot_be_read_is_an_error_of_its_own(tmp_path: Path) -> None:
