@@ -19,6 +19,7 @@ they are rendered once at a time. Those who follow the records keep no scraper o
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 import orjson
@@ -32,7 +33,7 @@ from klamm.metrics import Histogram, MetricName, Metrics
 from klamm.net.host_names import OwnNames
 from klamm.net.http import JSON, Answer, HttpServer, Request
 from klamm.slices import in_slices, slices
-from klamm.tasks import OnFailure, start_task
+from klamm.tasks import OnFailure
 
 T = TypeVar("T")
 
@@ -84,10 +85,9 @@ class MetricsEndpoint:
             "/controller": self._show_controller,
             "/controller/events": self._show_events,
         }
-        self._names = OwnNames(host, host_names, setting="klamm.metrics.allowed.hosts")
-        self._server = HttpServer(host, port, routes, fail, names=self._names)
-        self._fail = fail
-        self._learning: asyncio.Task[None] | None = None
+        names = OwnNames(host, host_names, setting="klamm.metrics.allowed.hosts")
+        machine_names = partial(environment.run_foreign, environment.host_names)
+        self._server = HttpServer(host, port, routes, fail, names=names, machine_names=machine_names)
 
     @property
     def port(self) -> int:
@@ -96,11 +96,6 @@ class MetricsEndpoint:
     async def bind(self) -> None:
         """Raises OSError when the address cannot be used."""
         await self._server.bind()
-        # A name server may take seconds to answer.
-        self._learning = start_task(self._learn_names(), self._fail)
-
-    async def _learn_names(self) -> None:
-        self._names.of_machine = await self._environment.run_foreign(self._environment.host_names)
 
     async def start(self) -> None:
         await self._server.start()
@@ -108,8 +103,6 @@ class MetricsEndpoint:
 
     def stop(self) -> None:
         """Idempotent."""
-        if self._learning is not None:
-            self._learning.cancel()
         self._pauses.stop()
         self._server.stop()
 

@@ -3,7 +3,7 @@ request bodies; a server with `max_body_bytes` takes other methods, and bodies. 
 
 What must stay true:
 - Bad input gets an answer (400, 404, 405, 413, 421, 431, 501, 503, 505) or a closed connection, and affects no other
-  client. The head of a request is at most `MAX_HEAD_BYTES` long, its body at most `max_body_bytes`, and both, with the
+  client. The head of a request is at most `max_head_bytes` long, its body at most `max_body_bytes`, and both, with the
   framing of a body in chunks, at most the sum; no more is held or parsed. A request is complete after `HEAD_TIMEOUT_S`;
   the client reads the answer within `READ_TIMEOUT_S`.
 - Only requests that name this server in their Host header are answered (host_names.py).
@@ -51,7 +51,7 @@ TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 
 # Two of them could be read in two ways. h11 refuses two Hosts and two lengths.
-_SINGLE_HEADERS = ("origin", "authorization", "content-type")
+_SINGLE_HEADERS = ("origin", "authorization", "content-type", "cookie", "sec-fetch-site")
 
 
 class BadRequest(Exception):
@@ -108,15 +108,22 @@ class RequestReader:
     with the request without its body, before the body is received, and may raise `Refused`.
     """
 
-    def __init__(self, max_body_bytes: int, on_head: Callable[[Request], None] = lambda _head: None) -> None:
-        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+    def __init__(
+        self,
+        max_body_bytes: int,
+        on_head: Callable[[Request], None] = lambda _head: None,
+        *,
+        max_head_bytes: int = MAX_HEAD_BYTES,
+    ) -> None:
+        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=max_head_bytes)
         self._max_body_bytes = max_body_bytes
+        self._max_head_bytes = max_head_bytes
         self._on_head = on_head
         # What was received and not yet given to h11, and whether h11 has more events than one step takes.
         self._rest = b""
         self.has_more = False
         # How much more may be given to h11, which bounds only what it cannot parse yet.
-        self._room = MAX_HEAD_BYTES
+        self._room = max_head_bytes
         self._head: Request | None = None
         self._body = bytearray()
 
@@ -176,7 +183,7 @@ class RequestReader:
 
     def _too_long(self) -> BadRequest:
         if self._head is None:
-            why = f"the request's head is longer than {MAX_HEAD_BYTES} bytes"
+            why = f"the request's head is longer than {self._max_head_bytes} bytes"
             return BadRequest(why, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         why = f"the request's body is longer than {self._max_body_bytes} bytes"
         return BadRequest(why, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
@@ -212,8 +219,8 @@ def _head(head: h11.Request) -> Request:
 class HttpServer:
     """Serves `routes` (path -> handler): `bind`, then `start`; `stop` at any time.
 
-    With `max_body_bytes` a request may have a body, and another method than GET; the handler looks at both. `names` are
-    those that the server answers to.
+    With `max_body_bytes` a request may have a body, and another method than GET; the handler looks at both. The server
+    answers to `names`; `machine_names` finds those that the machine has for itself, which may take seconds.
     """
 
     def __init__(
@@ -224,13 +231,18 @@ class HttpServer:
         on_failure: OnFailure,
         *,
         max_body_bytes: int = 0,
+        max_head_bytes: int = MAX_HEAD_BYTES,
         names: OwnNames | None = None,
+        machine_names: Callable[[], Awaitable[frozenset[str]]] | None = None,
     ) -> None:
         self.host = host
         self.port = port
         self.on_failure = on_failure
         self.max_body_bytes = max_body_bytes
+        self.max_head_bytes = max_head_bytes
         self.names = names or OwnNames(host)
+        self._machine_names = machine_names
+        self._learning: asyncio.Task[None] | None = None
         self._routes = routes
         self._server: Any = None  # asyncio.Server, uvloop's or the simulator's
         self._connections: dict[_Connection, None] = {}
@@ -250,6 +262,11 @@ class HttpServer:
         self._server = await loop.create_server(lambda: _Connection(self), host, self.port, start_serving=False)
         if self.port == 0:
             self.port = self._server.sockets[0].getsockname()[1]
+        if self._machine_names is not None:
+            self._learning = start_task(self._learn(self._machine_names), self.on_failure)
+
+    async def _learn(self, machine_names: Callable[[], Awaitable[frozenset[str]]]) -> None:
+        self.names.of_machine = await machine_names()
 
     async def start(self) -> None:
         """Starts to accept."""
@@ -257,6 +274,8 @@ class HttpServer:
 
     def stop(self) -> None:
         """Closes everything at once. Idempotent."""
+        if self._learning is not None:
+            self._learning.cancel()
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
@@ -363,7 +382,11 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
-        self._reader = RequestReader(server.max_body_bytes, lambda head: server.head_came(self, head))
+        self._reader = RequestReader(
+            server.max_body_bytes,
+            lambda head: server.head_came(self, head),
+            max_head_bytes=server.max_head_bytes,
+        )
         self._is_answering = self._has_answered = self._is_lingering = False
         self._writable = asyncio.Event()
         self._writable.set()

@@ -33,7 +33,7 @@ from klamm.processes.supervisor import (
     ServerProcess,
 )
 from klamm.tools.clients import AsJson
-from klamm.tools.cockpit.command import COCKPIT, COCKPIT_NAME, check_installed
+from klamm.tools.cockpit.command import COCKPIT, COCKPIT_NAME
 from klamm.tools.properties import parse_pairs
 from klamm.tools.up_view import View, make_view
 
@@ -83,8 +83,6 @@ def up(
     overrides = parse_pairs("--override", override or [])
     directory = directory.absolute()
     check_ports(check_overrides(overrides, directory, brokers, port), zookeeper_port, control_port)
-    if cockpit:
-        check_installed()
     signal.signal(signal.SIGTERM, _interrupt)
     control = None if control_port is None else _make_control(directory, control_port)
     processes = Processes(directory) if control is None else control.processes(directory)

@@ -376,8 +376,8 @@ async def test_quotas_have_the_names_of_the_jmx_exporter(tmp_path: Path) -> None
 async def test_the_port_answers_to_names_of_its_broker_and_machine_only(tmp_path: Path) -> None:
     async with running(tmp_path, klamm_metrics_port=0, klamm_metrics_allowed_hosts="Added.example") as (cluster, _):
         endpoint = cluster.broker.parts.metrics_endpoint
-        assert endpoint is not None and endpoint._learning is not None
-        await endpoint._learning
+        assert endpoint is not None and endpoint._server._learning is not None
+        await endpoint._server._learning
         [machine, *_] = await asyncio.to_thread(SystemEnvironment().host_names)
 
         async def status(host: str, target: str = "/broker") -> int:

@@ -1,16 +1,19 @@
 """A source of the cockpit's pages that is neither a cluster nor a recording, and a server that shows it to browsers."""
 
 import asyncio
+import gzip
+import json
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import orjson
-import uvicorn
 
+from klamm.net.http import Answer, BadRequest, Refused, Request, RequestReader
 from klamm.tools.cockpit.answers import Cockpit
 from klamm.tools.cockpit.partitions import PartitionMap
-from klamm.tools.cockpit.server import listen, make_app
+from klamm.tools.cockpit.server import MAX_BODY_BYTES, MAX_HEAD_BYTES, WebServer, routes_of
 from klamm.tools.cockpit.source import Subscription
 
 
@@ -58,29 +61,34 @@ class PageServer:
     def __init__(self, source: FixedSource, map_bytes: bytes | None = None, reach: tuple[str, ...] = ()) -> None:
         self.source = source
         self.map_bytes = map_bytes
-        self._guard = make_app(Cockpit(source, brokers_options=reach), "127.0.0.1")
-        config = uvicorn.Config(
-            self._answer, interface="asgi3", proxy_headers=False, lifespan="off", log_config=None, ws="none", http="h11"
-        )
-        config.timeout_graceful_shutdown = 1
-        self._server = uvicorn.Server(config)
-        self._socket = listen("127.0.0.1", 0)
-        self.origin = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self.url = f"{self.origin}/?token={self._guard.token}"
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.faults: list[BaseException] = []
+        self._cockpit = Cockpit(source, brokers_options=reach)
+        self.server = WebServer("127.0.0.1", 0, self.faults.append)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self._is_open = threading.Event()
 
-    def _run(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._loop.run_until_complete(self._server.serve([self._socket]))
-        self._loop.close()
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        await self.server.open()
+        await self.server.show(self._cockpit)
+        shown = self.server._routes["/api/partitions"]
 
-    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        if self.map_bytes is None or scope.get("path") != "/api/partitions":
-            await self._guard(scope, receive, send)
-            return
-        headers = [(b"content-type", b"application/octet-stream")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": self.map_bytes})
+        async def partitions(request: Request) -> Answer:
+            return await shown(request) if self.map_bytes is None else Answer(200, self.map_bytes)
+
+        self.server._routes = {**self.server._routes, "/api/partitions": partitions}
+        self._is_open.set()
+        await self._stopping.wait()
+        await self.server.end(self.source.close)
+
+    @property
+    def url(self) -> str:
+        return self.server.urls[0]
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.server.port}"
 
     def publish(self, event: str, value: Any) -> None:
         """Sends an event to all open pages."""
@@ -88,13 +96,81 @@ class PageServer:
 
     def __enter__(self) -> Self:
         self._thread.start()
+        assert self._is_open.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self.source.close()))
-        self._server.should_exit = True
-        self._thread.join(20)
-        self._socket.close()
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(60)
+        assert self.faults == []
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer as a browser has it."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    def json(self) -> Any:
+        return json.loads(gzip.decompress(self.body) if "Content-Encoding" in self.headers else self.body)
+
+
+class Browser:
+    """Asks the server of a cockpit without a socket; it follows redirections and keeps cookies."""
+
+    def __init__(self, cockpit: Cockpit, *, token: str | None = None, host: str = "127.0.0.1") -> None:
+        self.server = WebServer(host, 8080, _raise, token=token)
+        self.server._routes = routes_of(cockpit)
+        self.cookies: dict[str, str] = {}
+
+    def opened(self) -> Self:
+        """With the page open."""
+        assert self.get(f"/?token={self.server.guard.token}").status == 200
+        return self
+
+    def get(self, target: str, headers: Mapping[str, str] | None = None, *, follow: bool = True) -> Answered:
+        answered = self.request("GET", target, headers)
+        if follow and answered.status == 303:
+            return self.get(answered.headers["Location"], headers)
+        return answered
+
+    def request(
+        self, method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> Answered:
+        given = {"host": "127.0.0.1:8080", "cookie": "; ".join(f"{name}={each}" for name, each in self.cookies.items())}
+        given |= {} if headers is None else headers
+        lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+        head = f"{method} {target} HTTP/1.1\r\n{lines}Content-Length: {len(body)}\r\n\r\n".encode()
+        answered = asyncio.run(self._answer(head + body))
+        name, _, value = answered.headers.get("Set-Cookie", "").partition(";")[0].partition("=")
+        self.cookies |= {name: value} if name else {}
+        return answered
+
+    async def _answer(self, sent: bytes) -> Answered:
+        def came(head: Request) -> None:
+            self.server.check_host(head)
+            self.server.admit(head)
+
+        try:
+            request = RequestReader(MAX_BODY_BYTES, came, max_head_bytes=MAX_HEAD_BYTES).feed(sent)
+            assert request is not None
+            answer = await self.server.answer(request)
+        except Refused as refused:
+            answer = refused.answer
+        except BadRequest as error:
+            answer = self.server.refused(error.status, str(error))
+        assert isinstance(answer.body, bytes)
+        return Answered(answer.status, {"Content-Type": answer.content_type, **answer.headers}, answer.body)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 # -- an imagined cluster ------------------------------------------------------------------------------------------

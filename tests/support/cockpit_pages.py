@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.requests import Request
 
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.environment import SystemEnvironment
+from klamm.net.http import Request
 from klamm.processes.errors import ToolError
 from klamm.slices import in_slices
 from klamm.tools.clients import command_options
@@ -66,23 +66,15 @@ class Asker:
     """Calls routes by their paths; an answer is (status, JSON)."""
 
     def __init__(self, cockpit: Cockpit) -> None:
-        self._routes = {route.path: route for page in PAGES for route in page.routes(cockpit)}
+        self._routes = {path: handler for page in PAGES for path, handler in page.routes(cockpit).items()}
 
     async def ask(self, path: str, body: Any = None, **query: object) -> tuple[int, Any]:
-        from urllib.parse import urlencode
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": b"" if body is None else json.dumps(body).encode()}
-
-        scope: dict[str, Any] = {
-            "type": "http",
-            "method": "GET" if body is None else "POST",
-            "path": path,
-            "query_string": urlencode({name.rstrip("_"): value for name, value in query.items()}).encode(),
-            "headers": [],
-        }
-        answer = await self._routes[path].endpoint(Request(scope, receive))
-        return answer.status_code, json.loads(answer.body)
+        parameters = {name.rstrip("_"): str(value) for name, value in query.items()}
+        sent = b"" if body is None else json.dumps(body).encode()
+        request = Request("GET" if body is None else "POST", path, parameters, body=sent)
+        answer = await self._routes[path](request)
+        assert isinstance(answer.body, bytes)
+        return answer.status, json.loads(answer.body)
 
     async def get(self, path: str, **query: object) -> Any:
         status, value = await self.ask(path, **query)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from starlette.responses import Response
 
+from klamm.net.http import JSON, Answer
 from klamm.tools.cockpit.exact import encoded_json
 from klamm.tools.cockpit.partitions import PartitionMap
 from klamm.tools.cockpit.source import Source
@@ -28,18 +28,18 @@ class Cockpit:
     state_change_logs: Path | None = None
 
 
-def json_response(value: Any, status: int = 200) -> Response:
+def json_response(value: Any, status: int = 200) -> Answer:
     """A JSON answer; see `encoded_json`."""
-    return Response(encoded_json(value), status, media_type="application/json")
+    return Answer(status, encoded_json(value), JSON)
 
 
-def map_response(found: PartitionMap) -> Response:
+def map_response(found: PartitionMap) -> Answer:
     """A map of partitions: one line of JSON (`PartitionMap.head`) and then a byte for each partition and broker, row by
     row. Takes some thirty milliseconds for a megabyte: callers use a thread, and a `snapshot`."""
     body = gzip.compress(orjson.dumps(found.head()) + b"\n" + bytes(found.cells), 1)
-    return Response(body, media_type="application/octet-stream", headers={"content-encoding": "gzip"})
+    return Answer(200, body, "application/octet-stream", {"Content-Encoding": "gzip"})
 
 
-def error_response(status: int, why: str) -> Response:
+def error_response(status: int, why: str) -> Answer:
     """{"error": why}: what was wrong, and what is allowed."""
     return json_response({"error": why}, status)

@@ -5,14 +5,12 @@ that neither a broker that hangs nor a page that asks too much takes the memory 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
-
-from starlette.requests import Request
-from starlette.responses import Response
 
 from klamm.client.cluster import RetryPolicy
 from klamm.net.client import ClientError
+from klamm.net.http import Answer, Handler, Request
 from klamm.processes.errors import ToolError
 from klamm.protocol.encode_errors import UnencodableMessage
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -37,8 +35,6 @@ _UNKNOWN: Final = frozenset(
 )
 _BAD: Final = frozenset({ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.INVALID_REQUEST})
 
-Handler = Callable[[Request], Awaitable[Response]]
-
 
 class BadRequest(Exception):
     """A parameter cannot be used; the message says which, and what is allowed."""
@@ -49,7 +45,7 @@ def asking(handler: Handler, turn: asyncio.Semaphore | None = None) -> Handler:
     the cluster, 504 when it does not answer."""
     turns = turn or asyncio.Semaphore(AT_ONCE)
 
-    async def answer(request: Request) -> Response:
+    async def answer(request: Request) -> Answer:
         try:
             async with turns, asyncio.timeout(TIMEOUT_S):
                 return await handler(request)
@@ -83,7 +79,7 @@ async def moving_of(cockpit: Cockpit) -> "Mapping[TopicPartition, PartitionReass
 
 def text(request: Request, name: str) -> str:
     """A parameter that must be given. Raises BadRequest."""
-    value = request.query_params.get(name)
+    value = request.parameters.get(name)
     if not value:
         raise BadRequest(f"The parameter {name} is missing.")
     return value
@@ -91,7 +87,7 @@ def text(request: Request, name: str) -> str:
 
 def number(request: Request, name: str, default: int | None = None, *, least: int = 0, most: int = MAX_INT64) -> int:
     """A parameter that is a number. Raises BadRequest."""
-    value = request.query_params.get(name)
+    value = request.parameters.get(name)
     if value is None and default is not None:
         return default
     try:

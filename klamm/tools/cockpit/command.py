@@ -1,26 +1,26 @@
 """`klamm cockpit`: serves the page until Ctrl-C."""
 
 import json
+import re
 import sys
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from klamm.processes.errors import ToolError
+from klamm.processes.errors import ToolError, describe_os_error
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, LOOK_MS, AsJson, BootstrapServer, CommandConfig, command_options
 from klamm.tools.output import print_line
 from klamm.tools.words import address_text
 from klamm.tools.zookeeper_access import ZooKeeper
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from klamm.client.options import ClientOptions
     from klamm.tools.cockpit.answers import Cockpit
-    from klamm.tools.cockpit.server import Failure
+    from klamm.tools.cockpit.server import Failure, WebServer
     from klamm.tools.cockpit.source import Source
 
 HOST: Final = "127.0.0.1"
@@ -29,6 +29,24 @@ COCKPIT_NAME: Final = "cockpit"
 COCKPIT: Final = "klamm.tools.cockpit.process:CockpitServer"
 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes any free port.")]
+_TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{16,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the page is served, and what opens it: `token_file` keeps the token."""
+
+    host: str
+    port: int
+    token_file: Path | None
+    names: "Sequence[str]"
+
+    def server(self, failure: "Failure") -> "WebServer":
+        """Raises ToolError for a file that has no token."""
+        from klamm.tools.cockpit.server import WebServer
+
+        token = None if self.token_file is None else kept_token(self.token_file)
+        return WebServer(self.host, self.port, failure.report, token=token, names=self.names)
 
 
 def cockpit(
@@ -47,6 +65,23 @@ def cockpit(
         ),
     ] = HOST,
     port: Port = 0,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            dir_okay=False,
+            help="Keep the token in this file, so that an address of the page, with --port, can be a bookmark.",
+            show_default=False,
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Another name under which browsers ask for the page; * allows any. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Let the page move the controller, elect leaders, and so on.")
     ] = False,
@@ -66,19 +101,18 @@ def cockpit(
 
     With FILE, the page shows each moment of a recording, made by klamm record, a failed test or the simulator.
     """
-    check_installed()
+    place = Place(host, port, token_file, allow_host or ())
     if file is not None:
         if allow_changes or zookeeper is not None:
             raise ToolError("--allow-changes and --zookeeper are for a live cluster, not for a recording")
-        run_recording(file, host, port, as_json=as_json)
+        run_recording(file, place, as_json=as_json)
         return
     options = command_options(bootstrap_server, command_config)
     logs = None if state_change_logs is None else state_change_logs.resolve()
     run(
         options,
         zookeeper,
-        host,
-        port,
+        place,
         allow_changes=allow_changes,
         as_json=as_json,
         command_config=command_config,
@@ -86,18 +120,31 @@ def cockpit(
     )
 
 
-def check_installed() -> None:
-    """Raises ToolError when the page's packages are not installed."""
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise ToolError(f"the cockpit needs {' and '.join(missing)}: pip install 'klamm[cockpit]'")
+def kept_token(file: Path) -> str:
+    """The token in a file; a file that does not exist gets a new one. Raises ToolError."""
+    import os
+    import secrets
+
+    try:
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
+            opened.write(secrets.token_urlsafe(24) + "\n")
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ToolError(f"--token-file: {describe_os_error(error)}") from error
+    try:
+        token = file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError as error:
+        raise ToolError(f"--token-file: {describe_os_error(error)}") from error
+    if not _TOKEN.fullmatch(token):
+        raise ToolError(f"--token-file: {file} has no token: 16 to 200 letters, digits, '_' and '-' on one line")
+    return token
 
 
 def run(
     options: "ClientOptions",
     zookeeper: str | None,
-    host: str,
-    port: int,
+    place: Place,
     *,
     allow_changes: bool,
     as_json: bool,
@@ -117,10 +164,10 @@ def run(
     def make_cockpit(source: "Source") -> Cockpit:
         return Cockpit(source, allow_changes, reach, through_zookeeper, state_change_logs)
 
-    uvloop.run(_serve(options, zookeeper, host, port, make_cockpit, as_json=as_json))
+    uvloop.run(_serve(options, zookeeper, place, make_cockpit, as_json=as_json))
 
 
-def run_recording(file: Path, host: str, port: int, *, as_json: bool) -> None:
+def run_recording(file: Path, place: Place, *, as_json: bool) -> None:
     """As `run`, for a recording. Raises ToolError for a file that is no recording."""
     import uvloop
 
@@ -137,10 +184,12 @@ def run_recording(file: Path, host: str, port: int, *, as_json: bool) -> None:
 
     async def serve_recording() -> None:
         from klamm.tools.cockpit.answers import Cockpit
-        from klamm.tools.cockpit.server import Failure, listen
+        from klamm.tools.cockpit.server import Failure
 
-        with listen(host, port) as listening:
-            await _show(Cockpit(RecordedCluster(recording)), listening, host, Failure(), as_json=as_json)
+        failure = Failure()
+        server = place.server(failure)
+        await server.open()
+        await _show(Cockpit(RecordedCluster(recording)), server, failure, as_json=as_json)
 
     uvloop.run(serve_recording())
 
@@ -148,8 +197,7 @@ def run_recording(file: Path, host: str, port: int, *, as_json: bool) -> None:
 async def _serve(
     options: "ClientOptions",
     zookeeper: str | None,
-    host: str,
-    port: int,
+    place: Place,
     make_cockpit: "Callable[[Source], Cockpit]",
     *,
     as_json: bool,
@@ -161,25 +209,25 @@ async def _serve(
     from klamm.processes.garbage import GarbageCollection
     from klamm.tools.clients import cluster_errors
     from klamm.tools.cockpit.cluster import open_cluster
-    from klamm.tools.cockpit.server import Failure, listen
+    from klamm.tools.cockpit.server import Failure
 
     garbage = GarbageCollection(asyncio.get_running_loop())
-    with listen(host, port) as listening, cluster_errors():
+    failure = Failure()
+    server = place.server(failure)
+    await server.open()
+    with cluster_errors():
         client = make_client(options, SystemEnvironment().random)
         await client.reach(LOOK_MS)
-        failure = Failure()
         cluster = await open_cluster(client, zookeeper, failure.report)
-        await _show(make_cockpit(cluster), listening, host, failure, as_json=as_json)
+        await _show(make_cockpit(cluster), server, failure, as_json=as_json)
     garbage.stop()
 
 
-async def _show(
-    cockpit: "Cockpit", listening: "socket.socket", host: str, failure: "Failure", *, as_json: bool
-) -> None:
+async def _show(cockpit: "Cockpit", server: "WebServer", failure: "Failure", *, as_json: bool) -> None:
     """Prints the page's address and serves it; closes the source at the end. Raises the failure."""
-    from klamm.tools.cockpit.server import address_of, make_app, serve
+    from klamm.tools.cockpit.server import serve
 
-    app = make_app(cockpit, host)
-    url = address_of(app, listening)
-    print_line(json.dumps({"url": url}) if as_json else f"The cockpit is at {url} (Ctrl-C stops it)", flush=True)
-    await serve(app, listening, cockpit.source.close, failure)
+    await server.show(cockpit)
+    text = f"The cockpit is at {' and '.join(server.urls)} (Ctrl-C stops it)"
+    print_line(json.dumps({"url": server.urls[0]}) if as_json else text, flush=True)
+    await serve(server, cockpit.source.close, failure)

@@ -11,7 +11,7 @@ from klamm.environment import SystemEnvironment
 from klamm.tools.clients import LOOK_MS, cluster_errors, command_options
 from klamm.tools.cockpit.answers import Cockpit
 from klamm.tools.cockpit.cluster import LiveCluster, open_cluster
-from klamm.tools.cockpit.server import Failure, WebServer, address_of, listen, make_app
+from klamm.tools.cockpit.server import Failure, WebServer
 
 
 class CockpitServer:
@@ -23,26 +23,22 @@ class CockpitServer:
         self._host, self._port = host, port
         self._cluster: LiveCluster | None = None
         self._server: WebServer | None = None
-        self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> dict[str, Any]:
-        listening = listen(self._host, self._port)
         self._failure = Failure()
+        self._server = WebServer(self._host, self._port, self._failure.report)
+        await self._server.open()
         with cluster_errors():
             client = make_client(command_options(self._bootstrap, None), SystemEnvironment().random)
             await client.reach(LOOK_MS)
             self._cluster = await open_cluster(client, self._zookeeper, self._failure.report)
         reach = ("--bootstrap-server", self._bootstrap)
-        app = make_app(Cockpit(self._cluster, False, reach, ("--zookeeper", self._zookeeper)), self._host)
-        self._server = WebServer(app, listening)
-        self._serving = self._server.start()
-        return {"url": address_of(app, listening)}
+        await self._server.show(Cockpit(self._cluster, False, reach, ("--zookeeper", self._zookeeper)))
+        return {"url": self._server.urls[0]}
 
     async def failed(self) -> BaseException:
-        assert self._serving is not None
-        self._serving.add_done_callback(self._failure.report_end)
         return await self._failure.wait()
 
     async def stop(self) -> None:
         if self._server is not None and self._cluster is not None:
-            await self._server.stop(self._cluster.close)
+            await self._server.end(self._cluster.close)

@@ -1,47 +1,46 @@
-"""Keeps the page to the person who started it: every request passes `Guard` before anything else sees it.
+"""Keeps the page to the person who started it: every request passes `Guard` before anything else sees it. Pure.
 
-The address that the command prints holds a token. Opening it exchanges the token for a cookie that scripts and other
-sites cannot use. Every other request needs the cookie.
+The address that the command prints has a token. Opening it exchanges the token for a cookie that scripts cannot read.
+Every other request needs the cookie.
 
 What must stay true:
 - Every answer, also a refusal, has `HEADERS`.
-- The Host header names this machine, so that a name that another site points here ("DNS rebinding") is refused.
-- A request that a page of another origin makes is refused, even with the cookie.
-- Only paths under /api/actions/ take POST, and their bodies are bounded JSON.
+- A request that a page of another origin makes is refused, even with the cookie. Such a page may only have a link to
+  this one, which a person follows.
+- Only paths under /api/actions/ take POST, and their bodies are JSON.
 """
 
 import hmac
-import ipaddress
 import secrets
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qsl, urlsplit
+from collections.abc import Mapping
+from typing import Final
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from klamm.net.http import Request
 
 CONTENT_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
     " frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
+# Beside `Cache-Control: no-store`, which every answer of klamm.net.http has.
 HEADERS: Final[Mapping[str, str]] = {
-    "content-security-policy": CONTENT_POLICY,
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    "cache-control": "no-store",
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-ENCODED_HEADERS: Final = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 ACTIONS: Final = "/api/actions/"
-MAX_TARGET_BYTES: Final = 8192
-MAX_BODY_BYTES: Final = 64 * 1024
+# How long a browser keeps the cookie of a token that is kept, in seconds.
+MAX_AGE_S: Final = 30 * 24 * 3600
+
+WRONG_TOKEN: Final = "The token is wrong. Open the address that klamm printed when it started."
+NO_TOKEN: Final = "Open the address that klamm printed when it started: it holds the token."
 
 
-class Refused(Exception):
+class NotAllowed(Exception):
     """The request is not served; the message says why, for a person."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -50,147 +49,70 @@ class Refused(Exception):
 
 
 class Guard:
-    """The ASGI application around all others. `host` is the address that the server listens on."""
+    """Decides which requests are served. `token` opens the page; None makes one that ends with this process.
 
-    def __init__(self, app: "ASGIApp", host: str) -> None:
-        self._app = app
-        self._host = host
-        self.token = secrets.token_urlsafe(24)
-        # A cookie is sent to every port of a host, so its name must differ from that of another cockpit's.
-        self._cookie = f"klamm_cockpit_{secrets.token_hex(4)}"
-        self._session = secrets.token_urlsafe(24)
-
-    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        if scope["type"] != "http":
-            return
-
-        async def send_safely(message: "Message") -> None:
-            if message["type"] == "http.response.start":
-                given = {name.lower() for name, _ in message.get("headers", ())}
-                added = [each for each in ENCODED_HEADERS if each[0] not in given]
-                message = {**message, "headers": [*message.get("headers", ()), *added]}
-            await send(message)
-
-        try:
-            exchange = self._check(scope)
-        except Refused as refused:
-            await _answer(send_safely, refused.status, f"{refused}\n")
-            return
-        if exchange:
-            cookie = f"{self._cookie}={self._session}; HttpOnly; SameSite=Strict; Path=/"
-            await _answer(send_safely, 303, "", [("location", "/"), ("set-cookie", cookie)])
-            return
-        await self._app(scope, _bounded(receive), send_safely)
-
-    def _check(self, scope: "Scope") -> bool:
-        """Whether the request gives the token, to get the cookie for it. Raises Refused."""
-        headers = _Headers(scope["headers"])
-        host = headers.only("host")
-        if not is_own_host(host, self._host):
-            raise Refused(421, f"This page is not served under the name {_shown(host)}.")
-        path: str = scope["path"]
-        if len(path) + len(scope["query_string"]) > MAX_TARGET_BYTES:
-            raise Refused(414, f"An address has at most {MAX_TARGET_BYTES} bytes.")
-        method: str = scope["method"]
-        allowed = "POST" if path.startswith(ACTIONS) else "GET"
-        if method != allowed:
-            raise Refused(405, f"{_shown(path)} takes {allowed} only.")
-        given = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("token") if path == "/" else None
-        if given is not None:
-            if not _same(given, self.token):
-                raise Refused(401, "The token is wrong. Open the address that klamm printed when it started.")
-            return True
-        if not _same(headers.cookie(self._cookie), self._session):
-            raise Refused(401, "Open the address that klamm printed when it started: it holds the token.")
-        origin, site = headers.only("origin"), headers.only("sec-fetch-site")
-        # A browser that knows Sec-Fetch-Site says "none" for what a person typed.
-        if (origin and origin != f"http://{host}") or (site and site not in ("same-origin", "none")):
-            raise Refused(403, "Requests from other sites are not served.")
-        if method == "POST":
-            if not origin:
-                raise Refused(403, "A request that changes something needs the header Origin.")
-            if headers.only("content-type").partition(";")[0].strip() != "application/json":
-                raise Refused(415, "The body must be application/json.")
-        return False
-
-
-def is_own_host(header: str, listens_on: str) -> bool:
-    """Whether a Host header names this server. A port is not compared: a tunnel may have another one.
-
-    Another site can make any name lead here, but not an address. A server for this machine only is reached by the
-    addresses and the name of the loopback interface; any other server also by every address, and by `listens_on`.
+    The cookie belongs to the token, so that with a token that is kept a page outlives a restart of the server.
     """
-    try:
-        name = urlsplit(f"//{header}").hostname or ""
-    except ValueError:
-        return False
-    if not header or name.rstrip(".") in ("localhost", listens_on.lower()):
-        return bool(header)
-    try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return address.is_loopback or not is_loopback(listens_on)
+
+    def __init__(self, token: str | None = None) -> None:
+        self.token = token or secrets.token_urlsafe(24)
+        # A cookie is sent to every port of a host, so its name must differ from that of another cockpit's.
+        self._name = f"klamm_cockpit_{_derived(self.token, 'name')[:8]}"
+        self._value = _derived(self.token, "value")
+        self._max_age = "" if token is None else f"; Max-Age={MAX_AGE_S}"
+
+    @property
+    def cookie(self) -> str:
+        """What Set-Cookie has. A page of another site whose link a person follows gets the cookie sent along (Lax)."""
+        return f"{self._name}={self._value}; HttpOnly; SameSite=Lax; Path=/{self._max_age}"
+
+    def check(self, head: Request) -> None:
+        """Raises NotAllowed."""
+        allowed = "POST" if head.path.startswith(ACTIONS) else "GET"
+        if head.method != allowed:
+            raise NotAllowed(405, f"{head.path[:100]!r} takes {allowed} only.")
+        if gives_token(head):
+            if not _same(head.parameters["token"], self.token):
+                raise NotAllowed(401, WRONG_TOKEN)
+            return
+        headers = head.headers
+        if not _same(_cookie(headers.get("cookie", ""), self._name), self._value):
+            raise NotAllowed(401, NO_TOKEN)
+        origin, site = headers.get("origin", ""), headers.get("sec-fetch-site", "")
+        # A browser that knows Sec-Fetch-Site says "none" for what a person typed.
+        is_own = site in ("", "same-origin", "none") or is_link(head)
+        if (origin and origin != f"http://{headers.get('host')}") or not is_own:
+            raise NotAllowed(403, "Requests from other sites are not served.")
+        if head.method == "POST":
+            if not origin:
+                raise NotAllowed(403, "A request that changes something needs the header Origin.")
+            if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+                raise NotAllowed(415, "The body must be application/json.")
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens on this address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def gives_token(head: Request) -> bool:
+    """Whether the request is to exchange the token for the cookie."""
+    return head.path == "/" and "token" in head.parameters
 
 
-class _Headers:
-    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        self._values: dict[str, list[str]] = {}
-        for name, value in headers:
-            self._values.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+def is_link(head: Request) -> bool:
+    """Whether a person has followed a link to the page, in a window of its own."""
+    wanted = {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    return head.path == "/" and all(head.headers.get(name) == value for name, value in wanted.items())
 
-    def only(self, name: str) -> str:
-        """The value, "" without one. Raises Refused for two, which could be read in two ways."""
-        values = self._values.get(name, [""])
-        if len(values) > 1:
-            raise Refused(400, f"There are two headers {name}.")
-        return values[0]
 
-    def cookie(self, name: str) -> str:
-        """The value, "" without one. Whatever other programs of this machine have set is ignored."""
-        for value in self._values.get("cookie", ()):
-            for each in value.split(";"):
-                given, _, found = each.strip().partition("=")
-                if given == name:
-                    return found
-        return ""
+def _cookie(header: str, name: str) -> str:
+    """The value, "" without one. Whatever other programs of this machine have set is ignored."""
+    for each in header.split(";"):
+        given, _, found = each.strip().partition("=")
+        if given == name:
+            return found
+    return ""
+
+
+def _derived(token: str, what: str) -> str:
+    return hmac.new(token.encode(), what.encode(), "sha256").hexdigest()
 
 
 def _same(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode())
-
-
-def _shown(text: str) -> str:
-    """A text of the request in an answer: short, and on one line."""
-    return repr(text[:100])
-
-
-def _bounded(receive: "Receive") -> "Receive":
-    """Ends a request whose body is longer than `MAX_BODY_BYTES`."""
-    read = 0
-
-    async def receive_some() -> "Message":
-        nonlocal read
-        message = await receive()
-        read += len(message.get("body", b""))
-        if read > MAX_BODY_BYTES:
-            return {"type": "http.disconnect"}
-        return message
-
-    return receive_some
-
-
-async def _answer(send: "Send", status: int, text: str, headers: Iterable[tuple[str, str]] = ()) -> None:
-    body = text.encode("utf-8", "backslashreplace")
-    encoded = [(name.encode(), value.encode()) for name, value in headers]
-    encoded += [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body})

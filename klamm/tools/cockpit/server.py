@@ -6,7 +6,8 @@ first; the style sheet is all of static/*.css, cockpit.css first. So a new view 
 
 What must stay true:
 - Nothing that the cluster says reaches the shell as markup (`embedded_json`).
-- Connections, streams and what waits for a slow page are bounded.
+- Connections, streams and what waits for a slow page are bounded, and strangers keep the owner of the page out by none
+  of them (klamm.net.http).
 - A signal ends the server within a second, also while streams are open.
 """
 
@@ -15,87 +16,59 @@ import re
 import shlex
 import signal
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from html import escape
 from importlib import import_module
 from importlib.resources import files
-from typing import Any, Final, cast
+from typing import Any, Final
 
-import h11
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
+from klamm.environment import SystemEnvironment
+from klamm.net.host_names import OwnNames
+from klamm.net.http import Answer, Handler, HttpServer, Refused, Request, refusal
 from klamm.processes.errors import ToolError, describe_os_error
+from klamm.tasks import OnFailure
 from klamm.tools.cockpit.answers import Cockpit, error_response
 from klamm.tools.cockpit.exact import encoded_json
-from klamm.tools.cockpit.safety import ENCODED_HEADERS, Guard
+from klamm.tools.cockpit.safety import HEADERS, Guard, NotAllowed, gives_token
 from klamm.tools.cockpit.source import ENDED, Event, Source
 from klamm.visible import visible
 
 # The first module that knows an address answers: travel does it for a recording.
 PAGES: Final = ("travel", "actions", "configs", "groups", "lags", "now", "records", "topics", "why")
 
-MAX_CONNECTIONS: Final = 200
-MAX_STREAMS: Final = 20
 MAX_HEAD_BYTES: Final = 16 * 1024
-HEAD_TIMEOUT_S: Final = 10.0
-IDLE_TIMEOUT_S: Final = 10
-# How long a page may take to accept a piece of an answer.
-SEND_TIMEOUT_S: Final = 60.0
+MAX_BODY_BYTES: Final = 64 * 1024
 # How long pages may take to accept the rest when the server stops.
 STOP_TIMEOUT_S: Final = 0.5
 # A silent stream gets a comment, so that a page that is gone is noticed.
 KEEP_ALIVE_S: Final = 10.0
+WILDCARDS: Final = ("0.0.0.0", "::")
 
 STATIC: Final = files("klamm.tools.cockpit") / "static"
 
 
-def make_app(cockpit: Cockpit, host: str) -> Guard:
-    """The application for a server that listens on `host`. Its `token` opens the page."""
-    streams = Streams(cockpit.source)
+def routes_of(cockpit: Cockpit) -> dict[str, Handler]:
+    """The handler of each address."""
     script, style = _joined("js", "core.js"), _joined("css", "cockpit.css")
 
-    async def page(_request: Request) -> Response:
-        return Response(shell(await cockpit.source.now(), cockpit), media_type="text/html")
+    async def page(_request: Request) -> Answer:
+        return Answer(200, shell(await cockpit.source.now(), cockpit), "text/html; charset=utf-8")
 
-    async def cockpit_js(_request: Request) -> Response:
-        return Response(script, media_type="text/javascript")
+    async def cockpit_js(_request: Request) -> Answer:
+        return Answer(200, script, "text/javascript; charset=utf-8")
 
-    async def cockpit_css(_request: Request) -> Response:
-        return Response(style, media_type="text/css")
+    async def cockpit_css(_request: Request) -> Answer:
+        return Answer(200, style, "text/css; charset=utf-8")
 
-    async def events(_request: Request) -> Response:
-        return streams.open()
+    async def events(_request: Request) -> Answer:
+        return Answer(200, event_stream(cockpit.source), "text/event-stream; charset=utf-8", is_endless=True)
 
-    routes = [
-        Route("/", page),
-        Route("/cockpit.js", cockpit_js),
-        Route("/cockpit.css", cockpit_css),
-        Route("/events", events),
-    ]
+    routes: dict[str, Handler] = {"/": page, "/cockpit.js": cockpit_js, "/cockpit.css": cockpit_css, "/events": events}
     for name in PAGES:
-        routes += import_module(f"klamm.tools.cockpit.pages.{name}").routes(cockpit)
-    handlers: dict[Any, Any] = {404: _not_found, 500: _failed, ToolError: _troubled}
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), host)
-
-
-async def _not_found(_request: Request, _error: Exception) -> Response:
-    return error_response(404, "There is nothing at this address.")
-
-
-async def _troubled(_request: Request, error: Exception) -> Response:
-    """What is shown cannot be read: a recording is damaged, for example."""
-    return error_response(500, str(error))
-
-
-async def _failed(_request: Request, error: Exception) -> Response:
-    return error_response(500, f"A fault of the program: {error!r}")
+        routes = import_module(f"klamm.tools.cockpit.pages.{name}").routes(cockpit) | routes
+    return routes
 
 
 def shell(now: Any, cockpit: Cockpit) -> bytes:
@@ -132,46 +105,25 @@ def _joined(ending: str, first: str) -> bytes:
 # -- the stream of events -----------------------------------------------------------------------------------------
 
 
-class _Stream(StreamingResponse):
-    """Ends the stream with the page, however that goes."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(cast(AsyncGenerator[bytes, None], self.body_iterator)):
-            await super().__call__(scope, receive, send)
-
-
-class Streams:
-    """The open streams of server-sent events."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._open = 0
-
-    def open(self) -> Response:
-        if self._open >= MAX_STREAMS:
-            return PlainTextResponse(f"{MAX_STREAMS} pages are open already; close one.\n", 503)
-        return _Stream(self._events(), media_type="text/event-stream")
-
-    async def _events(self) -> AsyncGenerator[bytes, None]:
-        self._open += 1
-        subscription = self._source.subscribe()
-        try:
-            # After an interruption the browser tries again this often.
-            yield b"retry: 1000\n\n"
-            while True:
-                try:
-                    async with asyncio.timeout(KEEP_ALIVE_S):
-                        events = await subscription.read()
-                except TimeoutError:
-                    yield b": idle\n\n"
-                    continue
-                if not events:
-                    yield encoded([(ENDED, b"{}")])
-                    return
-                yield encoded(events)
-        finally:
-            self._open -= 1
-            self._source.unsubscribe(subscription)
+async def event_stream(source: Source) -> AsyncGenerator[bytes, None]:
+    """What the source publishes, as server-sent events, until the source or the page ends."""
+    subscription = source.subscribe()
+    try:
+        # After an interruption the browser tries again this often.
+        yield b"retry: 1000\n\n"
+        while True:
+            try:
+                async with asyncio.timeout(KEEP_ALIVE_S):
+                    events = await subscription.read()
+            except TimeoutError:
+                yield b": idle\n\n"
+                continue
+            if not events:
+                yield encoded([(ENDED, b"{}")])
+                return
+            yield encoded(events)
+    finally:
+        source.unsubscribe(subscription)
 
 
 def encoded(events: Iterable[Event]) -> bytes:
@@ -182,125 +134,91 @@ def encoded(events: Iterable[Event]) -> bytes:
 # -- the server ---------------------------------------------------------------------------------------------------
 
 
-class _Connection(H11Protocol):
-    """A connection of uvicorn with a bound on their number, on the time until the first request is complete, and on the
-    time in which nothing of an answer is accepted."""
+class WebServer(HttpServer):
+    """Serves the pages of a cockpit: `open`, then `show`; `end` at any time.
 
-    _stalled: asyncio.TimerHandle | None = None
+    `host` is the address to listen on; the server also answers to `names`. `token` is one that is kept (`Guard`).
+    """
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-            return
-        self.timeout_keep_alive_task = self.loop.call_later(HEAD_TIMEOUT_S, self.timeout_keep_alive_handler)
-
-    def data_received(self, data: bytes) -> None:
-        # uvicorn stops its timer here, although the head of the request may come a byte an hour.
-        due = self.timeout_keep_alive_task
-        self.timeout_keep_alive_task = None
-        super().data_received(data)
-        if due is not None and self.conn.their_state is not h11.IDLE:
-            due.cancel()
-        elif due is not None and self.timeout_keep_alive_task is None:
-            self.timeout_keep_alive_task = due
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stalled = self.loop.call_later(SEND_TIMEOUT_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._end_stall()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end_stall()
-        super().connection_lost(exc)
-
-    def _end_stall(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-
-    def send_400_response(self, msg: str) -> None:
-        headers = [*ENCODED_HEADERS, (b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
-        for event in (
-            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-            h11.Data(data=msg.encode()),
-            h11.EndOfMessage(),
-        ):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
-
-
-class _Server(uvicorn.Server):
-    """A server of uvicorn without its signal handlers, which end the process a second time after the server."""
-
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        return nullcontext()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ToolError when the address cannot be used."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    opened = socket.socket(family)
-    try:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened.bind((host, port))
-        opened.listen()
-    except OSError as error:
-        opened.close()
-        raise ToolError(f"--port {port}: {host}:{port}: {describe_os_error(error)}") from error
-    return opened
-
-
-class WebServer:
-    """Serves an application at a listening socket."""
-
-    def __init__(self, app: Guard, listening: socket.socket) -> None:
-        config = uvicorn.Config(
-            app,
-            http=_Connection,
-            ws="none",
-            lifespan="off",
-            loop="none",
-            log_config=None,
-            # What any stranger can cause is no news.
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=IDLE_TIMEOUT_S,
-            timeout_graceful_shutdown=1,
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+    def __init__(
+        self, host: str, port: int, on_failure: OnFailure, *, token: str | None = None, names: Sequence[str] = ()
+    ) -> None:
+        environment = SystemEnvironment(blocking_workers=1)
+        super().__init__(
+            host,
+            port,
+            {},
+            on_failure,
+            max_body_bytes=MAX_BODY_BYTES,
+            max_head_bytes=MAX_HEAD_BYTES,
+            names=OwnNames(host, lambda: names, setting="--allow-host"),
+            machine_names=partial(environment.run_foreign, environment.host_names),
         )
-        self._server = _Server(config)
-        self._listening = listening
-        self._serving: asyncio.Task[None] | None = None
+        self.guard = Guard(token)
 
-    def start(self) -> "asyncio.Task[None]":
-        """The task that serves."""
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._listening]))
-        return self._serving
+    async def open(self) -> None:
+        """Takes the port. Raises ToolError when the address cannot be used."""
+        try:
+            await self.bind()
+        except OSError as error:
+            raise ToolError(f"--port {self.port}: {describe_os_error(error)}") from error
 
-    async def stop(self, close: Callable[[], Awaitable[None]]) -> None:
+    async def show(self, cockpit: Cockpit) -> None:
+        """Serves the pages of this cockpit."""
+        self._routes = routes_of(cockpit)
+        await self.start()
+
+    async def end(self, close: Callable[[], Awaitable[None]]) -> None:
         """Stops within a second; `close` ends the streams."""
-        self._server.should_exit = True
-        aborting = asyncio.get_running_loop().call_later(STOP_TIMEOUT_S, self._abort)
         await close()
-        if self._serving is not None:
-            await self._serving
-        aborting.cancel()
+        await self.finish(STOP_TIMEOUT_S)
 
-    def _abort(self) -> None:
-        for connection in list(self._server.server_state.connections):
-            if connection.transport is not None:
-                connection.transport.abort()
+    @property
+    def urls(self) -> list[str]:
+        """The addresses that open the page, with the token: for other machines first, if they reach it."""
+        hosts = [f"[{self.host}]" if ":" in self.host else self.host]
+        if self.host in WILDCARDS:
+            hosts = [socket.gethostname(), "127.0.0.1"]
+        return [f"http://{host}:{self.port}/?token={self.guard.token}" for host in hosts]
+
+    # -- what HttpServer asks -----------------------------------------------------------------------------------------
+
+    def admit(self, head: Request) -> bool:
+        try:
+            self.guard.check(head)
+        except NotAllowed as error:
+            raise Refused(self._refused(head, error)) from None
+        return True
+
+    def _refused(self, head: Request, error: NotAllowed) -> Answer:
+        if error.status == 401 and head.path == "/":
+            # A person may have the token without the address.
+            text = (STATIC / "token.html").read_text().replace("{{why}}", escape(str(error)))
+            return _safe(Answer(401, text.encode(), "text/html; charset=utf-8"))
+        return self.refused(error.status, str(error))
+
+    def refused(self, status: int, why: str) -> Answer:
+        return _safe(refusal(status, why))
+
+    async def answer(self, request: Request) -> Answer:
+        if gives_token(request):
+            return _safe(Answer(303, b"", headers={"Location": "/", "Set-Cookie": self.guard.cookie}))
+        handler = self._routes.get(request.path, _not_found)
+        try:
+            return _safe(await handler(request))
+        except ToolError as error:
+            # What is shown cannot be read: a recording is damaged, for example.
+            return _safe(error_response(500, str(error)))
+        except Exception as error:
+            return _safe(error_response(500, f"A fault of the program: {error!r}"))
 
 
-def address_of(app: Guard, listening: socket.socket) -> str:
-    """The address that opens the page, with the token."""
-    host, port, *_ = listening.getsockname()
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/?token={app.token}"
+async def _not_found(_request: Request) -> Answer:
+    return error_response(404, "There is nothing at this address.")
+
+
+def _safe(answer: Answer) -> Answer:
+    return replace(answer, headers={**answer.headers, **HEADERS})
 
 
 class Failure:
@@ -313,11 +231,6 @@ class Failure:
         if not self._first.done():
             self._first.set_result(error)
 
-    def report_end(self, serving: "asyncio.Task[None]") -> None:
-        """The task of a server that is not to end."""
-        if not serving.cancelled():
-            self.report(serving.exception() or ToolError("the web server has ended"))
-
     @property
     def error(self) -> BaseException | None:
         return self._first.result() if self._first.done() else None
@@ -326,20 +239,18 @@ class Failure:
         return await asyncio.shield(self._first)
 
 
-async def serve(app: Guard, listening: socket.socket, close: Callable[[], Awaitable[None]], failure: Failure) -> None:
+async def serve(server: WebServer, close: Callable[[], Awaitable[None]], failure: Failure) -> None:
     """Serves until SIGINT or SIGTERM, then calls `close`, which ends the streams, and stops. Raises ToolError for a
     failure, which stops the server too."""
-    server = WebServer(app, listening)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    server.start().add_done_callback(failure.report_end)
     waiting = [asyncio.ensure_future(stopping.wait()), asyncio.ensure_future(failure.wait())]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     error = failure.error
     for each in waiting:
         each.cancel()
-    await server.stop(close)
+    await server.end(close)
     if error is not None:
         raise ToolError(f"stopped by a failure: {type(error).__name__}: {error}") from error

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from klamm.processes.errors import ToolError
 from klamm.testing import Cluster
+from klamm.tools.cockpit.command import kept_token
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main"]
 
@@ -50,8 +52,20 @@ def test_a_port_in_use_is_said_clearly(cluster: Cluster) -> None:
     assert ended.stderr == f"klamm: --port {port}: 127.0.0.1:{port}: address already in use; another program uses it\n"
 
 
+def test_a_token_file_is_made_once_for_its_owner_only_and_kept(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    token = kept_token(file)
+    assert kept_token(file) == token
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_text("a-token-of-the-user's own")
+    with pytest.raises(ToolError, match="has no token: 16 to 200 letters, digits, '_' and '-' on one line"):
+        kept_token(file)
+    with pytest.raises(ToolError, match=r"--token-file: .*no such file or directory"):
+        kept_token(tmp_path / "none" / "token")
+
+
 def test_other_commands_do_not_import_the_web_server() -> None:
-    code = "import sys, klamm.tools.main; assert not {'starlette', 'uvicorn', 'orjson'} & sys.modules.keys()"
+    code = "import sys, klamm.tools.main; assert not {'h11', 'asyncio', 'orjson'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 

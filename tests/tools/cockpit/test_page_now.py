@@ -214,6 +214,22 @@ def test_names_of_the_cluster_are_shown_as_text(server: PageServer, pages: Pages
     assert not {"\u202e", "\u2028"} & set(page.evaluate(everything))
 
 
+def test_links_on_pages_of_other_sites_lead_here(server: PageServer, pages: Pages) -> None:
+    page = pages.open(server.url)
+    page.locator("#connection", has_text="live").wait_for()
+    links = f'<a href="{server.url}#groups">token</a> <a href="{server.origin}/#why/orders/3">bookmark</a>'
+    wiki = "http://wiki.example/"
+    page.context.route(f"{wiki}*", lambda route: route.fulfill(body=links, content_type="text/html"))
+    for text, shown in (("token", "#groups"), ("bookmark", "#why/orders/3")):
+        page.goto(wiki)
+        page.get_by_text(text).click()
+        page.wait_for_url(f"{server.origin}/{shown}")
+        page.locator("#connection", has_text="live").wait_for()
+    pages.requests[:] = [url for url in pages.requests if not url.startswith(wiki)]
+    # The imagined cluster has neither groups nor a story.
+    pages.faults[:] = [fault for fault in pages.faults if "400 (Bad Request)" not in fault]
+
+
 # -- the map ----------------------------------------------------------------------------------------------------------
 
 

@@ -9,26 +9,21 @@ from http.cookiejar import CookieJar
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
 
 from klamm.recording.difference import difference
 from klamm.recording.reader import Recording
 from klamm.tools.cockpit.answers import Cockpit
 from klamm.tools.cockpit.recorded import RecordedCluster
 from klamm.tools.cockpit.recorded_why import NO_RECORDS
-from klamm.tools.cockpit.server import make_app
-from support.cockpit import FixedSource
+from support.cockpit import Browser, FixedSource
 from support.recordings import BEGAN_MS, RandomCluster, record, write_failover
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main"]
 
 
-def browser_of(path: Path) -> TestClient:
+def browser_of(path: Path) -> Browser:
     """A browser with the page of this recording open."""
-    app = make_app(Cockpit(RecordedCluster(Recording(path))), "127.0.0.1")
-    client = TestClient(app, base_url="http://127.0.0.1:8080")
-    assert client.get(f"/?token={app.token}").status_code == 200
-    return client
+    return Browser(Cockpit(RecordedCluster(Recording(path)))).opened()
 
 
 def test_the_documents_of_a_moment_are_those_of_that_moment(tmp_path: Path) -> None:
@@ -134,7 +129,7 @@ def test_every_moment_of_a_random_run_has_documents(tmp_path: Path) -> None:
             assert compared["count"] == len(difference(recording.moment(0), state))
             for topic, partition in list(state.partitions)[:2]:
                 found = browser.get(f"/api/why?topic={topic}&partition={partition}&entry={number}")
-                assert found.status_code == 200
+                assert found.status == 200
 
 
 @pytest.mark.parametrize(
@@ -152,14 +147,12 @@ def test_every_moment_of_a_random_run_has_documents(tmp_path: Path) -> None:
 def test_wrong_parameters_are_named(tmp_path: Path, path: str, status: int, why: str) -> None:
     write_failover(tmp_path / "r")
     answer = browser_of(tmp_path / "r").get(path)
-    assert (answer.status_code, why in answer.json()["error"]) == (status, True)
+    assert (answer.status, why in answer.json()["error"]) == (status, True)
 
 
 def test_a_live_cluster_has_no_moments() -> None:
-    app = make_app(Cockpit(FixedSource({"cluster": {"id": "c", "kind": "klamm"}, "brokers": []})), "127.0.0.1")
-    client = TestClient(app, base_url="http://127.0.0.1:8080")
-    client.get(f"/?token={app.token}")
-    assert client.get("/api/recording").status_code == 404
+    client = Browser(Cockpit(FixedSource({"cluster": {"id": "c", "kind": "klamm"}, "brokers": []}))).opened()
+    assert client.get("/api/recording").status == 404
 
 
 def test_klamm_cockpit_opens_a_file(tmp_path: Path) -> None:

@@ -23,14 +23,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from klamm.client.cluster import ClusterClient
 from klamm.client.elections import elect_leaders
 from klamm.client.reassignments import alter_partition_reassignments
 from klamm.net.client import ClientError
+from klamm.net.http import Answer, Handler, Request
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
@@ -96,10 +94,10 @@ class Offers:
         return await asyncio.shield(offer.done), is_repeated
 
 
-def routes(cockpit: Cockpit) -> list[Route]:
+def routes(cockpit: Cockpit) -> dict[str, Handler]:
     offers = Offers()
 
-    async def plan(request: Request) -> Response:
+    async def plan(request: Request) -> Answer:
         found = await _plan(cockpit, await _body(request))
         confirmation = offers.add(found) if cockpit.allow_changes else None
         return json_response(
@@ -111,7 +109,7 @@ def routes(cockpit: Cockpit) -> list[Route]:
             }
         )
 
-    async def run(request: Request) -> Response:
+    async def run(request: Request) -> Answer:
         if not cockpit.allow_changes:
             return error_response(403, NOT_ALLOWED)
         confirmation = (await _body(request)).get("confirmation")
@@ -120,15 +118,15 @@ def routes(cockpit: Cockpit) -> list[Route]:
         done, is_repeated = await offers.run(confirmation)
         return json_response({"done": done, "is_repeated": is_repeated})
 
-    return [
-        Route("/api/actions/plan", asking(plan), methods=["POST"]),
-        Route("/api/actions/run", asking(run), methods=["POST"]),
-    ]
+    return {
+        "/api/actions/plan": asking(plan),
+        "/api/actions/run": asking(run),
+    }
 
 
 async def _body(request: Request) -> dict[str, Any]:
     try:
-        body = orjson.loads(await request.body())
+        body = orjson.loads(request.body)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"The body is not JSON: {error}") from None
     if not isinstance(body, dict):

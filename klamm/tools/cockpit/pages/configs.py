@@ -5,21 +5,18 @@ Brokers send no value of a sensitive configuration.
 
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-
 from klamm.client.configs import ConfigEntry, ConfigResource, describe_configs
 from klamm.client.fan_out import checked
+from klamm.net.http import Answer, Handler, Request
 from klamm.protocol.vocabulary import ConfigResourceType
 from klamm.tools.cockpit.answers import Cockpit, json_response
 from klamm.tools.cockpit.asking import MAX_INT32, PATIENCE, BadRequest, asking, live_client, number
 from klamm.visible import visible
 
 
-def routes(cockpit: Cockpit) -> list[Route]:
-    async def configs(request: Request) -> Response:
-        client, given = live_client(cockpit), request.query_params
+def routes(cockpit: Cockpit) -> dict[str, Handler]:
+    async def configs(request: Request) -> Answer:
+        client, given = live_client(cockpit), request.parameters
         if ("topic" in given) == ("broker" in given):
             raise BadRequest("Give one of topic and broker.")
         if "topic" in given:
@@ -30,7 +27,7 @@ def routes(cockpit: Cockpit) -> list[Route]:
         entries = checked(found[resource])
         return json_response({"of": list(resource), "configs": [_value(each) for each in entries.values()]})
 
-    return [Route("/api/configs", asking(configs))]
+    return {"/api/configs": asking(configs)}
 
 
 def _value(entry: ConfigEntry) -> dict[str, Any]:

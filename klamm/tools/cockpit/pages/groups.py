@@ -4,15 +4,12 @@
 from dataclasses import asdict
 from typing import Any, Final
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-
 from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import checked
 from klamm.client.groups import describe_groups, list_groups
 from klamm.client.offsets import list_consumer_group_offsets, list_offsets
 from klamm.client.transaction_admin import describe_transactions, list_transactions
+from klamm.net.http import Answer, Handler, Request
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP
 from klamm.tools.cockpit.answers import Cockpit, json_response
@@ -24,25 +21,25 @@ MOST_PARTITIONS: Final = 5_000
 DEAD: Final = "Dead"
 
 
-def routes(cockpit: Cockpit) -> list[Route]:
-    async def groups(request: Request) -> Response:
+def routes(cockpit: Cockpit) -> dict[str, Handler]:
+    async def groups(request: Request) -> Answer:
         client = live_client(cockpit)
-        group = request.query_params.get("group")
+        group = request.parameters.get("group")
         if group is not None:
             return json_response(await _group(client, group))
         found = await list_groups(client)
         return json_response({"count": len(found), "groups": [asdict(each) for each in found[:MOST_GROUPS]]})
 
-    async def transactions(request: Request) -> Response:
+    async def transactions(request: Request) -> Answer:
         client = live_client(cockpit)
-        transactional_id = request.query_params.get("id")
+        transactional_id = request.parameters.get("id")
         if transactional_id is not None:
             described = checked((await describe_transactions(client, [transactional_id]))[transactional_id])
             return json_response({**asdict(described), "partitions": [each._asdict() for each in described.partitions]})
         listed = await list_transactions(client)
         return json_response({"count": len(listed), "transactions": [asdict(each) for each in listed[:MOST_GROUPS]]})
 
-    return [Route("/api/groups", asking(groups)), Route("/api/transactions", asking(transactions))]
+    return {"/api/groups": asking(groups), "/api/transactions": asking(transactions)}
 
 
 async def _group(client: ClusterClient, name: str) -> dict[str, Any]:

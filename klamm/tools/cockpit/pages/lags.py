@@ -4,10 +4,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-
+from klamm.net.http import JSON, Answer, Handler, Request
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.clients import error_line
@@ -22,8 +19,8 @@ from klamm.visible import visible
 MOST_PARTITIONS: Final = 200
 
 
-def routes(cockpit: Cockpit) -> list[Route]:
-    async def lags(request: Request) -> Response:
+def routes(cockpit: Cockpit) -> dict[str, Handler]:
+    async def lags(request: Request) -> Answer:
         client, topic = live_client(cockpit), text(request, "topic")
         first = number(request, "first", 0, most=MAX_INT32)
         count = number(request, "count", MOST_PARTITIONS, least=1, most=MOST_PARTITIONS)
@@ -38,12 +35,12 @@ def routes(cockpit: Cockpit) -> list[Route]:
 
     map_lags = MapLags()
 
-    async def of_map(request: Request) -> Response:
+    async def of_map(request: Request) -> Answer:
         client, piece = live_client(cockpit), number(request, "piece", most=MAX_INT32)
         answer = await map_lags.read(client, await cockpit.source.map(), piece)
-        return Response(answer, media_type="application/json")
+        return Answer(200, answer, JSON)
 
-    return [Route("/api/lags", asking(lags)), Route("/api/lags/map", asking(of_map))]
+    return {"/api/lags": asking(lags), "/api/lags/map": asking(of_map)}
 
 
 def _lags(key: TopicPartition, partition: PartitionView, ends: Mapping[int, int | KafkaError]) -> dict[str, Any]:

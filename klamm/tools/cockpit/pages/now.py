@@ -2,18 +2,15 @@
 
 import asyncio
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-
+from klamm.net.http import Answer, Handler, Request
 from klamm.tools.cockpit.answers import Cockpit, json_response, map_response
 
 
-def routes(cockpit: Cockpit) -> list[Route]:
-    async def now(_request: Request) -> Response:
+def routes(cockpit: Cockpit) -> dict[str, Handler]:
+    async def now(_request: Request) -> Answer:
         return json_response(await cockpit.source.now())
 
-    async def partitions(_request: Request) -> Response:
+    async def partitions(_request: Request) -> Answer:
         return await asyncio.to_thread(map_response, (await cockpit.source.map()).snapshot())
 
-    return [Route("/api/now", now), Route("/api/partitions", partitions)]
+    return {"/api/now": now, "/api/partitions": partitions}

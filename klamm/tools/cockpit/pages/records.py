@@ -13,12 +13,9 @@
 from dataclasses import asdict
 from typing import Final
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-
 from klamm.client.fan_out import checked
 from klamm.client.offsets import list_offsets
+from klamm.net.http import Answer, Handler, Request
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, UNKNOWN_OFFSET, TopicPartition
 from klamm.tools.cockpit.answers import Cockpit, json_response
 from klamm.tools.cockpit.asking import PATIENCE, BadRequest, asking, live_client, number, partition
@@ -29,28 +26,28 @@ from klamm.visible import visible
 LIMIT: Final = 50
 
 
-def routes(cockpit: Cockpit) -> list[Route]:
-    async def records(request: Request) -> Response:
+def routes(cockpit: Cockpit) -> dict[str, Handler]:
+    async def records(request: Request) -> Answer:
         client, key = live_client(cockpit), partition(request)
-        is_whole = "whole" in request.query_params
+        is_whole = "whole" in request.parameters
         limit = 1 if is_whole else number(request, "limit", LIMIT, least=1, most=MAX_RECORDS)
-        if sum(name in request.query_params for name in ("offset", "before", "timestamp")) > 1:
+        if sum(name in request.parameters for name in ("offset", "before", "timestamp")) > 1:
             raise BadRequest("Give one of offset, before and timestamp.")
         first = checked((await list_offsets(client, {key: EARLIEST_TIMESTAMP}, retry=PATIENCE))[key]).offset
         end = checked((await list_offsets(client, {key: LATEST_TIMESTAMP}, retry=PATIENCE))[key]).offset
         reader = Reader(client, key, WHOLE_BYTES if is_whole else SHOWN_BYTES)
-        if "timestamp" in request.query_params:
+        if "timestamp" in request.parameters:
             at = {key: number(request, "timestamp")}
             found = checked((await list_offsets(client, at, retry=PATIENCE))[key]).offset
             page = await reader.forward(end if found == UNKNOWN_OFFSET else found, limit)
-        elif "offset" in request.query_params:
+        elif "offset" in request.parameters:
             page = await reader.forward(_in_log(number(request, "offset"), first, end, key), limit)
         else:
             before = number(request, "before", end)
             page = await reader.backward(_in_log(before, first, end, key), limit, first)
         return json_response(_value(key, page, first, end))
 
-    return [Route("/api/records", asking(records))]
+    return {"/api/records": asking(records)}
 
 
 def _in_log(offset: int, first: int, end: int, key: TopicPartition) -> int:

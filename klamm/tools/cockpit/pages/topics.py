@@ -11,14 +11,11 @@ from collections.abc import Container, Mapping
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-
 from klamm.client.cluster import ClusterClient
 from klamm.client.log_dirs import describe_log_dirs
 from klamm.client.offsets import ListedOffset, list_offsets
 from klamm.client.reassignments import PartitionReassignment
+from klamm.net.http import Answer, Handler, Request
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (
     EARLIEST_TIMESTAMP,
@@ -44,18 +41,18 @@ MOST_PARTITIONS: Final = 5_000
 RATE_OVER_S: Final = 2.0
 
 
-def routes(cockpit: Cockpit) -> list[Route]:
+def routes(cockpit: Cockpit) -> dict[str, Handler]:
     rates = Rates()
 
-    async def topics(request: Request) -> Response:
+    async def topics(request: Request) -> Answer:
         client, first = live_client(cockpit), number(request, "from", 0)
-        topic = request.query_params.get("topic")
+        topic = request.parameters.get("topic")
         if topic is not None:
             return json_response(await _topic(client, topic, first, await moving_of(cockpit)))
         found = (await cockpit.source.map()).snapshot()
-        return json_response(await _list(client, found, request.query_params.get("filter", ""), first, rates))
+        return json_response(await _list(client, found, request.parameters.get("filter", ""), first, rates))
 
-    return [Route("/api/topics", asking(topics))]
+    return {"/api/topics": asking(topics)}
 
 
 class Rates:

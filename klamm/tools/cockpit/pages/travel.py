@@ -19,10 +19,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-
+from klamm.net.http import Answer, Handler, Request
 from klamm.recording.blocks import RecordingError
 from klamm.recording.difference import Changed, difference, words
 from klamm.recording.reader import Recording
@@ -47,19 +44,19 @@ class NotThere(Exception):
     """What was asked for does not exist at this moment."""
 
 
-def routes(cockpit: Cockpit) -> list[Route]:
+def routes(cockpit: Cockpit) -> dict[str, Handler]:
     source = cockpit.source
     if not isinstance(source, RecordedCluster):
-        return []
+        return {}
     recording = source.recording
     turn = asyncio.Lock()
 
-    def answering(make: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
+    def answering(make: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Answer]]:
+        async def answer(request: Request) -> Answer:
             try:
                 async with turn:
                     made = await asyncio.to_thread(make, request)
-                return made if isinstance(made, Response) else json_response(made)
+                return made if isinstance(made, Answer) else json_response(made)
             except BadRequest as error:
                 return error_response(400, str(error))
             except NotThere as error:
@@ -95,7 +92,7 @@ def routes(cockpit: Cockpit) -> list[Route]:
         return map_response(partition_map(recording, moment(recording, request)))
 
     def why(request: Request) -> Any:
-        topic = request.query_params.get("topic") or ""
+        topic = request.parameters.get("topic") or ""
         partition = _number(request, "partition", None)
         found = why_document(recording, topic, partition, moment(recording, request))
         if found is None:
@@ -114,28 +111,28 @@ def routes(cockpit: Cockpit) -> list[Route]:
         }
 
     def following(request: Request) -> Any:
-        return {"entry": recording.next_marked(moment(recording, request), back="back" in request.query_params)}
+        return {"entry": recording.next_marked(moment(recording, request), back="back" in request.parameters)}
 
-    return [
-        Route("/api/recording", answering(head)),
-        Route("/api/recording/entries", answering(entries)),
-        Route("/api/recording/difference", answering(compare)),
-        Route("/api/recording/next", answering(following)),
-        Route("/api/now", answering(now)),
-        Route("/api/partitions", answering(partitions)),
-        Route("/api/why", answering(why)),
-    ]
+    return {
+        "/api/recording": answering(head),
+        "/api/recording/entries": answering(entries),
+        "/api/recording/difference": answering(compare),
+        "/api/recording/next": answering(following),
+        "/api/now": answering(now),
+        "/api/partitions": answering(partitions),
+        "/api/why": answering(why),
+    }
 
 
 def moment(recording: Recording, request: Request) -> int:
     """The entry that a request names. Raises BadRequest."""
-    if "at" in request.query_params and "entry" not in request.query_params:
+    if "at" in request.parameters and "entry" not in request.parameters:
         return recording.number_at(_number(request, "at", None))
     return _number(request, "entry", recording.count - 1, most=recording.count - 1)
 
 
 def _number(request: Request, name: str, default: int | None, *, least: int = 0, most: int = 2**53) -> int:
-    value = request.query_params.get(name)
+    value = request.parameters.get(name)
     if value is None and default is not None:
         return default
     if value is None or not (value.isascii() and value.isdigit()) or len(value) > 16 or not least <= int(value) <= most:

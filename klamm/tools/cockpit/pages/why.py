@@ -1,9 +1,6 @@
 """`/api/why?topic=&partition=`: why a partition is as it is, what would help, and who decided what, in order."""
 
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-
+from klamm.net.http import Answer, Handler, Request
 from klamm.tools.cockpit.answers import Cockpit, json_response
 from klamm.tools.cockpit.asking import asking, live_client, moving_of, partition
 from klamm.tools.cockpit.controller_records import ControllerRecords
@@ -11,11 +8,11 @@ from klamm.tools.cockpit.partition_facts import Reach, read_partition, read_stor
 from klamm.tools.cockpit.reasons import explain
 
 
-def routes(cockpit: Cockpit) -> list[Route]:
+def routes(cockpit: Cockpit) -> dict[str, Handler]:
     controllers = ControllerRecords()
     reach = Reach(cockpit.brokers_options, cockpit.zookeeper_options)
 
-    async def why(request: Request) -> Response:
+    async def why(request: Request) -> Answer:
         client, key, znodes = live_client(cockpit), partition(request), cockpit.source.znodes
         now = await cockpit.source.now()
         records = await controllers.read(znodes, cockpit.source.followed())
@@ -37,4 +34,4 @@ def routes(cockpit: Cockpit) -> list[Route]:
             }
         )
 
-    return [Route("/api/why", asking(why))]
+    return {"/api/why": asking(why)}
