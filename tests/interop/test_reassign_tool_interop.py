@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -143,6 +144,7 @@ def plan(directory: Path, topic: str, *replicas: list[int], log_dirs: list[list[
     ]
     for partition, directories in zip(partitions, log_dirs or [], strict=False):
         partition["log_dirs"] = directories
+    directory.mkdir(exist_ok=True)
     file = directory / f"{topic}.json"
     file.write_text(json.dumps({"version": 1, "partitions": partitions}))
     return file
@@ -281,6 +283,57 @@ def test_a_broker_that_dies_holds_up_only_its_own_partitions(cluster: KafkaClust
     dead.start()
     assert cluster.events("execute", "--resume", *options)[-1]["complete"] is True
     assert cluster.replicas(topic) == [[1, 3], [2, 1], [2, 3]]
+    assert cluster.throttles(topic) == {}
+
+
+def test_a_batch_gets_the_throttle_again_that_kafkas_verify_has_deleted(cluster: KafkaCluster, tmp_path: Path) -> None:
+    """A dead broker lengthens the time between two batches."""
+    topic, dead = "verified-between", cluster.brokers[3]
+    cluster.create(topic, [[1, 2], [1, 2]])
+    wanted = plan(tmp_path, topic, [2, 1], [1, 3])
+    options = ("--reassignment-json-file", str(wanted))
+    dead.kill()
+    command = [*KLAMM, "reassign", "execute", *options, "--throttle", str(SLOW), "--yes", "--json"]
+    with subprocess.Popen(
+        [*command, "--bootstrap-server", cluster.bootstrap],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        events = map(json.loads, process.stdout)
+        assert next(each for each in events if each["event"] == "completed")["partition"] == f"{topic}-0"
+        other = plan(tmp_path / "other", topic, [2, 1])
+        assert "Clearing topic-level throttles on topic " + topic in cluster.kafka(
+            "--verify", "--reassignment-json-file", other
+        )
+        assert cluster.throttles(topic) == {}
+        dead.start()
+        before = list(itertools.takewhile(lambda each: each["event"] != "started", events))
+        assert [each["entities"][0] for each in before if each["event"] == "throttle_set_again"] == ["brokers/1"]
+        throttles = cluster.throttles(topic)
+        assert throttles["topic follower.replication.throttled.replicas"] == "1:3"
+        assert {value for key, value in throttles.items() if key.endswith("rate")} == {str(SLOW)}
+        cluster.klamm("throttle", "--rate", str(FAST), *options)
+        assert list(events)[-1]["complete"] is True
+    assert cluster.throttles(topic) == {}
+
+
+def test_kafka_takes_the_wildcard_of_a_long_list(
+    cluster: KafkaCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("klamm.tools.reassign.throttles.MAX_LIST_BYTES", 6)
+    topic = "long-list"
+    cluster.create(topic, [[1, 2], [1, 2]])
+    options = ("--reassignment-json-file", plan(tmp_path, topic, [1, 3], [1, 3]))
+    cluster.klamm("execute", *options, "--throttle", str(SLOW), "--no-wait", "--yes")
+    cluster.until(lambda: len(cluster.throttles(topic)) == 8)
+    lists = {key: value for key, value in cluster.throttles(topic).items() if key.startswith("topic")}
+    assert lists == {
+        "topic leader.replication.throttled.replicas": "*",
+        "topic follower.replication.throttled.replicas": "*",
+    }
+    assert cluster.events("execute", "--resume", *options, "--throttle", str(FAST))[-1]["complete"] is True
     assert cluster.throttles(topic) == {}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from uuid import UUID
 
 from klamm.client.log_dirs import LogDirDescription, ReplicaInfo, TopicPartitionReplica
+from klamm.config.throttles import FOLLOWER_RATE, FOLLOWER_REPLICAS, LEADER_RATE, LEADER_REPLICAS
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.cluster_view import BrokerView, ClusterView, PartitionView
@@ -27,12 +28,16 @@ class Killed(BaseException):
 
 
 class Steps:
-    """Counts what an execution does, and kills it before or after one of the steps."""
+    """Counts what an execution does, and kills it before or after one of the steps. `on_step` is called with the number
+    of each step before it."""
 
-    def __init__(self, kill_at: int | None = None, *, is_done: bool = False) -> None:
-        self.count, self._kill_at, self._is_done = 0, kill_at, is_done
+    def __init__(
+        self, kill_at: int | None = None, *, is_done: bool = False, on_step: Callable[[int], None] = lambda number: None
+    ) -> None:
+        self.count, self._kill_at, self._is_done, self._on_step = 0, kill_at, is_done, on_step
 
     def begin(self) -> None:
+        self._on_step(self.count)
         if self.count == self._kill_at and not self._is_done:
             raise Killed
 
@@ -47,6 +52,7 @@ class ReassignedCluster:
 
     def __init__(self, brokers: Iterable[int], replicas: Mapping[TopicPartition, tuple[int, ...]]) -> None:
         self.live = set(brokers)
+        self.bytes_per_s = BYTES_PER_S
         self.dead_but_configurable = set[int]()
         self.replicas = dict(replicas)
         self.targets: dict[TopicPartition, tuple[int, ...]] = {}
@@ -63,6 +69,10 @@ class ReassignedCluster:
         self.history: list[str] = []
         self.on_look: Callable[[], None] = lambda: None
         self.most_moving: dict[int, int] = {}
+        # Since when partitions have been copied without a throttle, the longest such time, and the steps that began it.
+        self._unthrottled_since_s: dict[TopicPartition, float] = {}
+        self.longest_unthrottled_s = 0.0
+        self.started_unthrottled: list[int] = []
         self.configs_shown_after_s = 0.0
         self.views_are_old_for_s = 0.0
         self._views: list[tuple[float, dict[TopicPartition, PartitionView]]] = []
@@ -73,13 +83,38 @@ class ReassignedCluster:
     def _advance(self) -> None:
         now_s = asyncio.get_running_loop().time()
         passed_s, self._now_s = now_s - self._now_s, now_s
+        self._notice_unthrottled()
         for key, target in list(self.targets.items()):
             adding = [broker for broker in target if broker not in self.replicas[key]]
             for broker in adding:
                 if broker in self.live:
-                    self.copied[key, broker] = self.copied.get((key, broker), 0) + passed_s * BYTES_PER_S
+                    self.copied[key, broker] = self.copied.get((key, broker), 0) + passed_s * self.bytes_per_s
             if set(target) <= self.live and all(self.copied.get((key, each), 0) >= SIZE_BYTES for each in adding):
                 self.replicas[key] = self.targets.pop(key)
+
+    def _notice_unthrottled(self) -> None:
+        since = {key: self._unthrottled_since_s.get(key, self._now_s) for key in self.targets if self.is_free(key)}
+        self._unthrottled_since_s = since
+        longest_s = self._now_s - min(since.values(), default=self._now_s)
+        self.longest_unthrottled_s = max(self.longest_unthrottled_s, longest_s)
+
+    def is_free(self, key: TopicPartition) -> bool:
+        """Whether a copy of the partition has no throttle."""
+        before, target = self.replicas[key], self.targets[key]
+        lists = {
+            LEADER_REPLICAS: {f"{key.partition}:{each}" for each in before},
+            FOLLOWER_REPLICAS: {f"{key.partition}:{each}" for each in target if each not in before},
+        }
+        if not lists[FOLLOWER_REPLICAS]:
+            return False
+        listed = {name: self.configs.get(ConfigKey(f"topics/{key.topic}", name), "").split(",") for name in lists}
+        rates = [
+            ConfigKey(f"brokers/{broker}", name)
+            for broker in {*before, *target} & self.live
+            for name in (LEADER_RATE, FOLLOWER_RATE)
+        ]
+        is_listed = all("*" in listed[name] or set(listed[name]) >= lists[name] for name in lists)
+        return not (is_listed and all(rate in self.configs for rate in rates))
 
     async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> Look:
         self._advance()
@@ -117,6 +152,8 @@ class ReassignedCluster:
             results[key] = self.refusals.get(key)
             if results[key] is None:
                 self.targets[key] = tuple(target)
+        self.started_unthrottled += [self.steps.count for key in targets if key in self.targets and self.is_free(key)]
+        self._notice_unthrottled()
         self.history.append(f"start {','.join(str(key) for key in targets)}")
         for broker in self.live:
             moving = sum(

@@ -5,7 +5,8 @@ Each turn looks at the cluster, decides with the pure functions of `steps` and `
 What must stay true:
 - The record on disk names each config before it is set, so that a process that is killed at any point leaves nothing
   that `execute --resume` does not restore.
-- A partition begins only while it is as it was when the plan was made, and after the throttle of its brokers is set.
+- A partition begins only while it is as it was when the plan was made, and while the throttle of its brokers is there:
+  each batch looks for it first. One that another client has deleted is set again, also while partitions move.
 - A partition that cannot move now, because a broker is dead for example, is reported and tried again. It counts for no
   limit, so the others move.
 - When another client cancels a partition, nothing more begins: it may be an operator who cancels all.
@@ -18,7 +19,7 @@ for SETTLE_S have shown it.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from klamm.client.cluster import RETRIABLE_ERRORS
@@ -49,8 +50,9 @@ from klamm.tools.reassign.throttles import (
     broker_entity,
     broker_of,
     foreign,
-    is_foreign,
+    is_gone,
     settings_for,
+    shows,
     to_restore,
     to_set,
     topic_entity,
@@ -120,9 +122,11 @@ class Execution:
         self._is_stopped = False
         self._dirs = _DirMoves(access, self._record, report)
         self._throttled: dict[ConfigKey, str] = {}
-        self._throttled_for: object = None
         self._throttle_errors: dict[str, str] = {}
+        self._throttle_announced: object = (None, None)
+        self._listed: set[TopicPartition] = set()
         self._configs_checked_s = self._clock()
+        self._may_begin: set[TopicPartition] = set()
         self._told: set[tuple[ConfigKey, str | None]] = set()
         self._known_partitions: dict[str, set[int]] = {}
         self._samples: deque[_Sample] = deque()
@@ -138,7 +142,6 @@ class Execution:
             self._judge(look)
             if not self._is_open():
                 break
-            await self._set_throttles(look)
             await self._start(look)
             await self._dirs.step(self._moved_to_their_brokers(), look)
             await self._report_progress(look)
@@ -160,7 +163,6 @@ class Execution:
         """Begins what can begin now, as Kafka's tool does, and leaves the rest and the throttle to another client."""
         look = await self._look()
         self._judge(look)
-        await self._set_throttles(look)
         await self._start(look)
         await self._dirs.step(self._moved_to_their_brokers(), look)
         waiting = {str(move.topic_partition): reason for move in self._open_moves()
@@ -192,6 +194,7 @@ class Execution:
 
     def _judge(self, look: Look) -> None:
         self._notice_partitions(look)
+        self._may_begin.clear()
         now_s = self._clock()
         for move in self._open_moves():
             key = move.topic_partition
@@ -201,6 +204,7 @@ class Execution:
             elif now_s - self._doubts.setdefault(key, now_s) < SETTLE_S:
                 verdict = Verdict(Standing.MOVING)
             if verdict.standing is Standing.READY and not verdict.reason:
+                self._may_begin.add(key)
                 verdict = Verdict(Standing.READY, self._held_back(move))
             before = self._verdicts.get(key)
             self._verdicts[key] = verdict
@@ -259,30 +263,47 @@ class Execution:
 
     # -- throttles ----------------------------------------------------------------------------------------------------
 
-    async def _set_throttles(self, look: Look) -> None:
-        """Sets what is not set yet, on brokers that are alive; now and then looks for changes by another client."""
-        live = set(look.view.brokers)
-        wanted_for = (self._record.throttle, self._record.log_dir_throttle, live)
-        if wanted_for == self._throttled_for and not self._throttle_errors:
-            await self._check_throttles(live)
-            return
+    async def _set_throttles(self, look: Look, batch: Collection[Move]) -> None:
+        """Sets the throttle of what moves and of the batch that is to begin, on brokers that are alive; now and then
+        looks whether another client has changed it."""
+        if batch:
+            self._listed = {move.topic_partition for move in [*self._moving(), *batch]}
+        elif not self._listed:
+            self._listed = {move.topic_partition for move in self._moving()}
+        live = {*look.view.brokers, None}
+        rates = (self._record.throttle, self._record.log_dir_throttle)
+        listed = [move for move in self._record.moves if move.topic_partition in self._listed]
         wanted = {
             key: value
-            for key, value in wanted_configs(self._relevant_moves(), *wanted_for[:2]).items()
-            if self._throttled.get(key) != value and broker_of(key.entity) in live | {None}
+            for key, value in wanted_configs(self._relevant_moves(), listed, *rates).items()
+            if broker_of(key.entity) in live
         }
-        try:
-            self._throttle_errors = await set_throttles(self._access, self._file, wanted, self._tell_once)
-        except (KafkaError, ClientError) as error:
-            self._throttle_errors = {key.entity: str(error) for key in wanted}
-        self._record, self._stamp = self._file.load(), self._file.stamp()
-        new = {key: value for key, value in wanted.items() if key.entity not in self._throttle_errors}
-        if set(new.values()) - set(self._throttled.values()):
-            throttles = {"throttle": self._record.throttle, "log_dir_throttle": self._record.log_dir_throttle}
-            self._report({"event": "throttle_set", **throttles})
-        self._throttled |= new
-        self._throttled_for = wanted_for
+        is_new = wanted.items() - self._throttled.items()
+        is_due = self._clock() - self._configs_checked_s >= CONFIGS_CHECKED_EVERY_S
+        if not (wanted and (batch or is_new or is_due)):
+            return
         self._configs_checked_s = self._clock()
+        try:
+            found = await set_throttles(self._access, self._file, wanted, self._throttled)
+        except (KafkaError, ClientError) as error:
+            found = Throttled({key.entity: str(error) for key in wanted})
+        self._record, self._stamp = self._file.load(), self._file.stamp()
+        entities = {key.entity for key in wanted}
+        left = {entity: error for entity, error in self._throttle_errors.items() if entity not in entities}
+        self._throttle_errors = {**left, **found.errors}
+        self._throttled |= {key: value for key, value in wanted.items() if key.entity not in found.errors}
+        if rates != self._throttle_announced and entities - found.errors.keys():
+            self._throttle_announced = rates
+            self._report({"event": "throttle_set", "throttle": rates[0], "log_dir_throttle": rates[1]})
+        if found.gone:
+            self._report({"event": "throttle_set_again", "entities": sorted({key.entity for key in found.gone})})
+        for key, value in found.foreign.items():
+            if (key, value) not in self._told:
+                self._told.add((key, value))
+                self._report({"event": "config_changed", "entity": key.entity, "config": key.name, "value": value})
+
+    def _moving(self) -> list[Move]:
+        return [move for move in self._open_moves() if self._verdicts[move.topic_partition].standing is Standing.MOVING]
 
     def _relevant_moves(self) -> list[Move]:
         return [
@@ -292,46 +313,13 @@ class Execution:
             and (verdict.standing is not Standing.DONE or move.after.chosen_log_dirs)
         ]
 
-    async def _check_throttles(self, live: Collection[int]) -> None:
-        if not self._throttled or self._clock() - self._configs_checked_s < CONFIGS_CHECKED_EVERY_S:
-            return
-        self._configs_checked_s = self._clock()
-        settings = {
-            key: setting
-            for key, setting in self._record.settings.items()
-            if key in self._throttled and broker_of(key.entity) in {*live, None}
-        }
-        try:
-            current = await self._access.read_configs(settings)
-        except (KafkaError, ClientError):
-            return
-        # What was set was seen on the brokers, so that also the former value, or none, is another client's doing.
-        for key, setting in settings.items():
-            if key in current and current[key] != setting.value:
-                self._tell_once(key, current[key])
-
-    def _tell_once(self, key: ConfigKey, value: str | None) -> None:
-        if (key, value) not in self._told:
-            self._told.add((key, value))
-            self._report({"event": "config_changed", "entity": key.entity, "config": key.name, "value": value})
-
     # -- moving -------------------------------------------------------------------------------------------------------
 
     async def _start(self, look: Look) -> None:
-        """Begins the next partitions."""
-        if self._is_stopped or not look.accepts_more:
-            return
-        # Partitions that wait for something count for no limit.
-        free = {move: self._verdicts[move.topic_partition] for move in self._open_moves()}
-        moving = [move for move, verdict in free.items() if verdict == Verdict(Standing.MOVING)]
-        ready = [
-            move
-            for move, verdict in free.items()
-            if verdict.standing is Standing.READY
-            and (not verdict.reason or move.topic_partition in self._refused)
-            and not self._throttle_problem(move)
-        ]
-        batch = next_batch(ready, moving, self._options.limits)
+        """Begins the next partitions, under their throttle."""
+        batch = [] if self._is_stopped or not look.accepts_more else self._next_batch()
+        await self._set_throttles(look, batch)
+        batch = [move for move in batch if not self._throttle_problem(move)]
         if not batch:
             return
         try:
@@ -340,6 +328,8 @@ class Execution:
         except (KafkaError, ClientError) as error:
             self._report({"event": "trouble", "reason": str(error)})
             return
+        # Another client may have deleted the throttle between the look at it and the start.
+        self._configs_checked_s = self._clock() - CONFIGS_CHECKED_EVERY_S + LOOKS_EVERY_S
         started = [key for key, error in results.items() if error is None]
         self._sent.update(started)
         for key in started:
@@ -350,6 +340,13 @@ class Execution:
         for key, refusal in results.items():
             if refusal is not None:
                 self._refuse(key, refusal)
+
+    def _next_batch(self) -> list[Move]:
+        # Partitions that wait for something count for no limit. Those without a throttle take no other's place.
+        moving = [move for move in self._moving() if not self._verdicts[move.topic_partition].reason]
+        ready = [move for move in self._open_moves() if move.topic_partition in self._may_begin]
+        ready.sort(key=lambda move: bool(self._throttle_problem(move)))
+        return next_batch(ready, moving, self._options.limits)
 
     def _refuse(self, key: TopicPartition, error: KafkaError) -> None:
         reason = error_line(error)
@@ -395,9 +392,7 @@ class Execution:
 
     async def _sizes(self, look: Look) -> dict[TopicPartition, dict[int, int]]:
         """The bytes that brokers have of the partitions that they receive now."""
-        moving = [
-            move for move in self._open_moves() if self._verdicts[move.topic_partition].standing is Standing.MOVING
-        ]
+        moving = self._moving()
         brokers = {broker for move in moving for broker in move.adding_replicas if broker in look.view.brokers}
         if not brokers:
             return {}
@@ -434,28 +429,55 @@ class Execution:
         return {str(key): verdict.reason for key, verdict in changed.items()} | self._dirs.failures()
 
 
+@dataclass(frozen=True)
+class Throttled:
+    """What an attempt to set throttles has found. `errors` are the reasons why some could not be set, by entity. `gone`
+    was deleted by another client and is set again; `foreign` are rates of other clients, which stay."""
+
+    errors: Mapping[str, str]
+    gone: Collection[ConfigKey] = ()
+    foreign: Mapping[ConfigKey, str | None] = field(default_factory=dict)
+
+
 async def set_throttles(
-    access: Access,
-    file: StateFile,
-    wanted: Mapping[ConfigKey, str],
-    tell: Callable[[ConfigKey, str | None], object] = lambda key, value: None,
-) -> dict[str, str]:
-    """Records the former values of these configs, and sets them. What another client has set meanwhile stays; `tell` is
-    called for it. Returns why some could not be set, by entity."""
+    access: Access, file: StateFile, wanted: Mapping[ConfigKey, str], shown: Mapping[ConfigKey, str] | None = None
+) -> Throttled:
+    """Records the former values of these configs, and sets those that are not as they are wanted. A rate that another
+    client has set meanwhile stays. `shown` are the values that the brokers have shown already."""
     if not wanted:
-        return {}
+        return Throttled({})
+    shown = shown or {}
     current = await access.read_configs(wanted)
+    gone = _gone(shown.keys() & wanted.keys(), shown, current)
+    if gone:
+        # A broker that was asked may be behind the one that has shown the value.
+        await asyncio.sleep(LOOKS_EVERY_S)
+        current = await access.read_configs(wanted)
+        gone = _gone(gone, shown, current)
     readable = {key: value for key, value in wanted.items() if key in current}
-    record = file.change(lambda record: record.with_settings(settings_for(readable, record.settings, current)))
+    record = file.change(
+        lambda record: record.with_settings(settings_for(readable, record.settings, current, record.own_replicas))
+    )
     settings = {key: record.settings[key] for key in readable}
-    for key, value in foreign(settings, current).items():
-        tell(key, value)
-    changes = to_set(settings, current)
+    changes = to_set(settings, current, shown.keys())
     results = await access.change_configs(changes) if changes else {}
     silent = {key.entity: "the broker does not answer" for key in wanted if key not in current}
     errors = {entity: error_line(error) for entity, error in results.items() if error is not None}
-    expected = {key: setting.value for key, setting in settings.items() if key.entity in results.keys() - errors.keys()}
-    return silent | errors | await _unconfirmed(access, settings, expected)
+    expected = {
+        ConfigKey(entity, name): value
+        for entity, values in changes.items()
+        if entity not in errors
+        for name, value in values.items()
+    }
+    errors |= silent | await _unconfirmed(access, settings, expected)
+    kept = {key: value for key, value in foreign(settings, current, shown.keys()).items() if key not in expected}
+    return Throttled(errors, [key for key in gone if key.entity not in errors], kept)
+
+
+def _gone(
+    keys: Collection[ConfigKey], shown: Mapping[ConfigKey, str], current: Mapping[ConfigKey, str | None]
+) -> set[ConfigKey]:
+    return {key for key in keys if key in current and is_gone(key, shown[key], current[key])}
 
 
 async def _unconfirmed(
@@ -473,7 +495,7 @@ async def _unconfirmed(
         left = {
             key: value
             for key, value in left.items()
-            if key not in current or (current[key] != value and not is_foreign(settings[key], current[key]))
+            if key not in current or not shows(key, settings[key], value, current[key])
         }
         if asyncio.get_running_loop().time() >= deadline_s:
             break
@@ -488,25 +510,26 @@ async def restore_throttles(access: Access, file: StateFile, report: Report) -> 
     is_throttled = False
     file.hand_over()
     for attempt in range(RESTORE_TRIES):
-        settings = file.load().settings
-        if not settings:
+        record = file.load()
+        if not record.settings:
             break
         if attempt:
             await asyncio.sleep(LOOKS_EVERY_S)
         is_throttled = True
         try:
-            problems = await _restore(access, settings, report)
+            problems = await _restore(access, record, report)
         except (KafkaError, ClientError) as error:
-            problems = {key.entity: str(error) for key in settings}
-        restored = {key: None for key in settings if key.entity not in problems}
+            problems = {key.entity: str(error) for key in record.settings}
+        restored = {key: None for key in record.settings if key.entity not in problems}
         file.change(lambda record, restored=restored: record.without(restored))  # type: ignore[misc]
     if is_throttled and not problems:
         report({"event": "throttle_removed"})
     return problems
 
 
-async def _restore(access: Access, settings: Mapping[ConfigKey, Setting], report: Report) -> dict[str, str]:
+async def _restore(access: Access, record: Record, report: Report) -> dict[str, str]:
     """Restores the former values once, and returns the problems by entity."""
+    settings = record.settings
     brokers = {key.entity: broker for key in settings if (broker := broker_of(key.entity)) is not None}
     dead = await access.unreachable(brokers.values())
     problems = {entity: NOT_ALIVE for entity, broker in brokers.items() if broker in dead}
@@ -514,7 +537,7 @@ async def _restore(access: Access, settings: Mapping[ConfigKey, Setting], report
     current = await access.read_configs(reachable)
     problems |= {key.entity: "the broker does not answer" for key in reachable if key not in current}
     known = {key: each for key, each in reachable.items() if key in current}
-    changes: Changes = to_restore(known, current)
+    changes: Changes = to_restore(known, current, record.own_replicas)
     for key, value in foreign(known, current).items():
         if key.name not in changes.get(key.entity, {}):
             report({"event": "config_kept", "entity": key.entity, "config": key.name, "value": value})

@@ -9,7 +9,7 @@ from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.clients import error_line
-from klamm.tools.cluster_view import ClusterView
+from klamm.tools.cluster_view import ClusterView, joined
 from klamm.tools.reassign.access import Access, LogDirs
 from klamm.tools.reassign.execution import NOT_ALIVE, Report, restore_throttles, set_throttles
 from klamm.tools.reassign.model import ANY_LOG_DIR, Broker, Cluster, Move, Partition, Placement
@@ -75,9 +75,16 @@ async def survey(access: Access, placements: Placements) -> Survey:
 
 
 def moves_of(placements: Placements, cluster: Cluster) -> tuple[Move, ...]:
-    """What has to change for these placements. Raises ToolError for a partition that does not exist."""
+    """What has to change for these placements. Raises ToolError for a partition that does not exist, and for a broker
+    that is neither alive nor has a replica of any partition."""
     if unknown := sorted(key for key in placements if key not in cluster.partitions):
         raise ToolError(f"these partitions do not exist: {', '.join(map(str, unknown))}")
+    if strangers := {broker for each in placements.values() for broker in each.replicas} - cluster.known_brokers:
+        plural = "" if len(strangers) == 1 else "s"
+        raise ToolError(
+            f"unknown broker{plural} {joined(sorted(strangers))} in the plan: not alive, and without a replica of any"
+            f" partition. The live brokers are {joined(sorted(cluster.brokers))}"
+        )
     moves = []
     for key, after in placements.items():
         partition = cluster.partitions[key]
@@ -274,10 +281,11 @@ async def change_throttle(access: Access, file: StateFile) -> dict[str, str]:
     """Sets the throttle that the record of an execution asks for. The caller holds its lock. Returns the problems by
     entity."""
     record = file.load()
-    live = (await access.look([])).view.brokers
+    look = await access.look(sorted({move.topic for move in record.moves}))
+    moving = [move for move in record.moves if move.topic_partition in look.targets]
     wanted = {
         key: value
-        for key, value in wanted_configs(record.moves, record.throttle, record.log_dir_throttle).items()
-        if broker_of(key.entity) in {*live, None}
+        for key, value in wanted_configs(record.moves, moving, record.throttle, record.log_dir_throttle).items()
+        if broker_of(key.entity) in {*look.view.brokers, None}
     }
-    return await set_throttles(access, file, wanted)
+    return dict((await set_throttles(access, file, wanted)).errors)

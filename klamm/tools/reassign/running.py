@@ -133,11 +133,11 @@ def run_plan(cluster: Reached, plan: Path, options: ExecuteOptions, *, additiona
     elif not _prepare(cluster, plan, placements, options, additional=additional):
         return
     with ExitStack() as stack:
-        stack.enter_context(state.claimed())
-        _take_up(cluster, state, placements, options)
         reporter = stack.enter_context(Reporter(as_json=options.as_json))
         stack.enter_context(ended_by_sigterm())
         try:
+            stack.enter_context(state.claimed())
+            _take_up(cluster, state, placements, options)
             outcome = cluster.run(lambda access: _execute(access, state, options, reporter), looks_again=True)
         except KeyboardInterrupt:
             reporter.note([interrupted_text(plan, state)])
@@ -150,8 +150,7 @@ def run_plan(cluster: Reached, plan: Path, options: ExecuteOptions, *, additiona
 async def _execute(access: "Access", state: StateFile, options: ExecuteOptions, reporter: "Reporter") -> "Outcome":
     from klamm.tools.reassign.execution import Execution, Options
 
-    limits = Limits(options.batch_size, options.batch_bytes)
-    execution = Execution(access, state, Options(limits, options.timeout_ms), reporter.report)
+    execution = Execution(access, state, Options(state.load().limits, options.timeout_ms), reporter.report)
     return await (execution.begin() if options.no_wait else execution.run())
 
 
@@ -177,7 +176,8 @@ def _prepare(
     confirm(views.plan_lines(survey.moves, live, options.throttle), question, yes=options.yes)
     rollback = write_rollback(plan, survey.moves).absolute()
     ids = operations.topic_ids(survey.moves, survey.look.view)
-    state_of(plan).create(Record(rollback.name, survey.cluster_id, survey.moves, ids, plan=fingerprint(placements)))
+    record = Record(rollback.name, survey.cluster_id, survey.moves, ids, plan=fingerprint(placements))
+    state_of(plan).create(_with_options(record, options))
     if options.as_json:
         print_line(json.dumps({"event": "planned", "rollback_file": str(rollback), "partitions": len(survey.moves)}))
     else:
@@ -190,16 +190,26 @@ def _prepare(
 
 
 def _take_up(cluster: Reached, state: StateFile, placements: Placements, options: ExecuteOptions) -> None:
-    """Checks that the record is of this plan and this cluster, and gives it the options' throttle."""
+    """Checks that the record is of this plan and this cluster, and gives it the options' throttle and
+    limits."""
     if load_of_cluster(cluster, state).plan != fingerprint(placements):
         raise ToolError(f"the plan was changed since its execution began: it differs from {state.path}")
-    state.change(
-        lambda stored: replace(
-            stored,
-            throttle=stored.throttle if options.throttle is None else options.throttle,
-            log_dir_throttle=stored.log_dir_throttle if options.log_dir_throttle is None else options.log_dir_throttle,
-            is_cancelled=False,
-        )
+    state.change(lambda stored: replace(_with_options(stored, options), is_cancelled=False))
+
+
+def _with_options(record: Record, options: ExecuteOptions) -> Record:
+    """The record with the throttle and the limits that are given; the others stay."""
+
+    def given(option: int | None, stored: int | None) -> int | None:
+        return stored if option is None else option
+
+    return replace(
+        record,
+        throttle=given(options.throttle, record.throttle),
+        log_dir_throttle=given(options.log_dir_throttle, record.log_dir_throttle),
+        limits=Limits(
+            given(options.batch_size, record.limits.partitions), given(options.batch_bytes, record.limits.size_bytes)
+        ),
     )
 
 

@@ -1,13 +1,14 @@
 """The record of an execution, in a file beside the plan, so that another process can end what a killed one has begun.
 
 For `plan.json` there are `plan.rollback.json`, Kafka's format, which undoes the plan, and `plan.state.json`, which has
-the moves, what they replace, and the former value of every config that the execution sets. Other commands change it
-too: another throttle, or that the execution shall end.
+the moves, what they replace, the throttle and the limits, and the former value of every config that the execution sets.
+Other commands change it too: another throttle, or that the execution shall end.
 
 What must stay true:
 - Only the process that executes the plan, or that holds its lock, sets configs: another command records what it wants.
-- Both files are on disk before anything changes in the cluster. The state file is replaced as a whole, so that a reader
-  finds the old or the new content.
+- Both files are on disk before anything changes in the cluster, and the first record has all that a resumed execution
+  needs: it may be the only one. The state file is replaced as a whole, so that a reader finds the old or the new
+  content.
 - The state file exists until every throttle has its former value again. A rollback plan is never overwritten.
 - One process at a time executes a plan: it holds a lock on the rollback plan, which its death releases.
 """
@@ -19,13 +20,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from klamm.processes.errors import ToolError
 from klamm.tools.reassign.json_form import format_reassignment, parse_object
 from klamm.tools.reassign.model import Move, Placement
-from klamm.tools.reassign.throttles import ConfigKey, Setting
+from klamm.tools.reassign.steps import Limits
+from klamm.tools.reassign.throttles import ConfigKey, Setting, handed_over, listed_replicas
 
 VERSION: Final = 1
 LOCK_TRIED_EVERY_S: Final = 0.1
@@ -47,16 +50,22 @@ class Record:
     settings: Mapping[ConfigKey, Setting] = field(default_factory=dict)
     is_cancelled: bool = False
     plan: str = ""
+    limits: Limits = field(default_factory=Limits)
+
+    @cached_property
+    def own_replicas(self) -> dict[ConfigKey, frozenset[str]]:
+        """The replicas that the execution may add to lists of throttled replicas."""
+        return listed_replicas(self.moves)
 
     def with_settings(self, settings: Mapping[ConfigKey, Setting]) -> "Record":
         return replace(self, settings={**self.settings, **settings})
 
-    def with_former(self, ended: Mapping[ConfigKey, Setting]) -> "Record":
+    def with_former(self, ended: "Record") -> "Record":
         """The record when another execution ends: what this one found and the other had set is no former value."""
         settings = {
-            key: replace(setting, former=ended[key].former)
+            key: handed_over(key, setting, ended.settings[key], ended.own_replicas.get(key, frozenset()))
             for key, setting in self.settings.items()
-            if key in ended and setting.former in ended[key].values
+            if key in ended.settings
         }
         return self.with_settings(settings)
 
@@ -118,14 +127,16 @@ class StateFile:
     def change(self, change: Callable[[Record], Record]) -> Record:
         """Replaces the record by the result of `change`; no other process changes the file meanwhile."""
         with _locked_directory(self.path):
-            record = change(self.load())
-            self.save(record)
+            before = self.load()
+            record = change(before)
+            if record != before:
+                self.save(record)
         return record
 
     def hand_over(self) -> None:
         """Tells the executions whose records are beside this one that this one ends, so that they do not restore its
         throttle."""
-        ended = self.load().settings
+        ended = self.load()
         for path in sorted(self.path.parent.glob("*.state.json")):
             # The file may be another program's, or gone by now.
             with suppress(ToolError, FileNotFoundError):
@@ -182,6 +193,8 @@ def format_record(record: Record) -> str:
         "cluster_id": record.cluster_id,
         "throttle": record.throttle,
         "log_dir_throttle": record.log_dir_throttle,
+        "batch_size": record.limits.partitions,
+        "batch_bytes": record.limits.size_bytes,
         "is_cancelled": record.is_cancelled,
         "topic_ids": dict(record.topic_ids),
         "moves": [
@@ -220,6 +233,8 @@ def parse_record(text: str | bytes, source: str) -> Record:
             },
             value["is_cancelled"],
             value["plan"],
+            # Records of earlier releases have no limits.
+            Limits(value.get("batch_size"), value.get("batch_bytes")),
         )
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise ToolError(f"{source}: not the state of an execution: {error!r}") from None

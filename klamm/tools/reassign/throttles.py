@@ -5,8 +5,13 @@ holds for: those that exist count as senders, and those that are added as receiv
 znode: `topics/t`, `brokers/1`.
 
 What must stay true:
-- A value that another client has set is restored, not deleted, and what another client throttles stays throttled.
-- A value that another client has set meanwhile stays, and one that it has deleted stays deleted.
+- A rate that another client has set is restored, not deleted. One that it sets meanwhile stays.
+- A list belongs to all clients. This reassignment adds its own replicas and removes no others.
+- A rate or a list that another client has deleted is set again while partitions move, and stays deleted afterwards.
+  `kafka-reassign-partitions --verify` deletes all throttles whenever nothing is moving, so also between two batches.
+
+A list names the partitions that move now and those that begin next. Its value is `*` when it is longer than a string
+in a request: that throttles every replica of the topic which is not in the ISR.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -25,6 +30,8 @@ from klamm.config.throttles import (
 from klamm.tools.reassign.model import Move
 
 ALL_REPLICAS: Final = "*"
+# The longest string in a request.
+MAX_LIST_BYTES: Final = 2**15 - 1
 
 
 class ConfigKey(NamedTuple):
@@ -36,8 +43,11 @@ class ConfigKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A config that a reassignment has set. `former` is the value before, None if there was none; `values` are all that
-    the reassignment has set since, the newest last."""
+    """A config that a reassignment sets.
+
+    Of a rate, `former` is the value before, and `values` are all that the reassignment has set since, the newest last.
+    Of a list, `former` has the replicas of other clients, and `values` only the newest value.
+    """
 
     former: str | None
     values: tuple[str, ...]
@@ -50,6 +60,8 @@ class Setting:
         return self if value == self.value else Setting(self.former, (*self.values, value))
 
 
+Replicas = Mapping[ConfigKey, frozenset[str]]
+"""For each list the replicas that a reassignment may add to it."""
 Changes = dict[str, dict[str, str | None]]
 """For each entity the new value of some of its configs; None deletes the config."""
 
@@ -68,18 +80,26 @@ def broker_of(entity: str) -> int | None:
     return int(name) if kind == "brokers" else None
 
 
-def wanted_configs(moves: Collection[Move], throttle: int | None, log_dir_throttle: int | None) -> dict[ConfigKey, str]:
-    """The configs of a throttle on these moves, as Kafka's tool computes them, without empty lists of replicas."""
+def listed_replicas(moves: Iterable[Move]) -> dict[ConfigKey, frozenset[str]]:
+    """The lists of replicas that throttle these moves, as Kafka's tool computes them, without empty ones."""
+    lists: dict[ConfigKey, set[str]] = {}
+    for move in moves:
+        entity = topic_entity(move.topic)
+        senders = [f"{move.partition}:{broker}" for broker in move.before.replicas]
+        receivers = [f"{move.partition}:{broker}" for broker in move.adding_replicas]
+        lists.setdefault(ConfigKey(entity, LEADER_REPLICAS), set()).update(senders)
+        lists.setdefault(ConfigKey(entity, FOLLOWER_REPLICAS), set()).update(receivers)
+    return {key: frozenset(replicas) for key, replicas in sorted(lists.items()) if replicas}
+
+
+def wanted_configs(
+    moves: Collection[Move], listed: Iterable[Move], throttle: int | None, log_dir_throttle: int | None
+) -> dict[ConfigKey, str]:
+    """The configs of a throttle: the rates of all brokers of `moves`, and the replicas of the moves that are `listed`.
+    A list may be longer than MAX_LIST_BYTES."""
     wanted: dict[ConfigKey, str] = {}
     if throttle is not None:
-        lists: dict[ConfigKey, list[str]] = {}
-        for move in moves:
-            entity = topic_entity(move.topic)
-            senders = [f"{move.partition}:{broker}" for broker in move.before.replicas]
-            receivers = [f"{move.partition}:{broker}" for broker in move.adding_replicas]
-            lists.setdefault(ConfigKey(entity, LEADER_REPLICAS), []).extend(senders)
-            lists.setdefault(ConfigKey(entity, FOLLOWER_REPLICAS), []).extend(receivers)
-        wanted.update({key: ",".join(sorted(replicas)) for key, replicas in sorted(lists.items()) if replicas})
+        wanted.update({key: ",".join(sorted(replicas)) for key, replicas in listed_replicas(listed).items()})
         involved = {broker for move in moves for broker in (*move.before.replicas, *move.after.replicas)}
         for broker in sorted(involved):
             wanted[ConfigKey(broker_entity(broker), LEADER_RATE)] = str(throttle)
@@ -90,74 +110,144 @@ def wanted_configs(moves: Collection[Move], throttle: int | None, log_dir_thrott
     return wanted
 
 
-def combined(name: str, wanted: str, former: str | None) -> str:
-    """The value to set: a list of replicas keeps those that another client throttles."""
-    if name not in TOPIC_THROTTLES or not former:
-        return wanted
-    others = _listed(former)
-    if ALL_REPLICAS in others:
-        return former
-    return ",".join(sorted(others | _listed(wanted)))
+def _is_list(key: ConfigKey) -> bool:
+    return key.name in TOPIC_THROTTLES
 
 
-def _listed(replicas: str | None) -> set[str]:
-    return {each.strip() for each in (replicas or "").split(",")} - {""}
+def _listed(replicas: str | None) -> frozenset[str]:
+    return frozenset({each.strip() for each in (replicas or "").split(",")} - {""})
+
+
+def _list_text(replicas: Collection[str]) -> str | None:
+    return ",".join(sorted(replicas)) or None
+
+
+def _covers(current: str | None, replicas: str | None) -> bool:
+    """Whether a list throttles all of these replicas."""
+    listed = _listed(current)
+    return ALL_REPLICAS in listed or listed >= _listed(replicas)
 
 
 def settings_for(
     wanted: Mapping[ConfigKey, str],
     known: Mapping[ConfigKey, Setting],
     current: Mapping[ConfigKey, str | None],
+    own: Replicas,
 ) -> dict[ConfigKey, Setting]:
-    """What is to be recorded before the wanted values are set. A key that is `known` keeps its former value."""
+    """What is to be recorded before the wanted values are set. A rate that is `known` keeps its former value, unless
+    another client has deleted it."""
     settings = {}
     for key, value in wanted.items():
-        setting = known.get(key)
-        former = current.get(key) if setting is None else setting.former
-        new = combined(key.name, value, former)
-        settings[key] = Setting(former, (new,)) if setting is None else setting.to(new)
+        setting, present = known.get(key), current.get(key)
+        if _is_list(key):
+            others = _others(setting, present, own.get(key, frozenset()))
+            listed = ",".join(sorted(others | _listed(value)))
+            is_wildcard = ALL_REPLICAS in others or len(listed) > MAX_LIST_BYTES
+            settings[key] = Setting(_list_text(others), (ALL_REPLICAS if is_wildcard else listed,))
+        elif setting is None:
+            settings[key] = Setting(present, (value,))
+        else:
+            settings[key] = Setting(None if present is None else setting.former, setting.values).to(value)
     return settings
 
 
-def to_set(settings: Mapping[ConfigKey, Setting], current: Mapping[ConfigKey, str | None]) -> Changes:
-    """The changes that give the settings their values. What another client has set meanwhile stays."""
+def _others(setting: Setting | None, current: str | None, own: frozenset[str]) -> frozenset[str]:
+    """The replicas of other clients in a list. Those that were listed before this reassignment are theirs."""
+    if setting is None:
+        return _listed(current)
+    if _is_own_wildcard(setting, current):
+        return _listed(setting.former)
+    return _listed(current) - (own - _listed(setting.former))
+
+
+def _is_own_wildcard(setting: Setting, current: str | None) -> bool:
+    return ALL_REPLICAS == setting.value == current != setting.former
+
+
+def to_set(
+    settings: Mapping[ConfigKey, Setting],
+    current: Mapping[ConfigKey, str | None],
+    shown: Collection[ConfigKey] = frozenset(),
+) -> Changes:
+    """The changes that give the settings their values. A rate that another client has set meanwhile stays. `shown` are
+    the settings that the brokers have shown already: a former value there is another client's doing."""
     return _changes(
         {
             key: setting.value
             for key, setting in settings.items()
-            if current.get(key) != setting.value and not is_foreign(setting, current.get(key))
+            if (
+                _listed(current.get(key)) != _listed(setting.value)
+                if _is_list(key)
+                else _is_outdated(key, setting, current[key], shown)
+            )
         }
     )
 
 
-def to_restore(settings: Mapping[ConfigKey, Setting], current: Mapping[ConfigKey, str | None]) -> Changes:
+def _is_outdated(key: ConfigKey, setting: Setting, current: str | None, shown: Collection[ConfigKey]) -> bool:
+    return current != setting.value and not is_foreign(key, setting, current, shown)
+
+
+def to_restore(
+    settings: Mapping[ConfigKey, Setting], current: Mapping[ConfigKey, str | None], own: Replicas
+) -> Changes:
     """The changes that restore the former values. A config that seems to have its former value is written too: the
-    broker that was asked may not have heard of the throttle yet. From a list that another client has changed only the
-    replicas of this reassignment are taken: another reassignment of the topic may have added its own."""
-    restored = {}
+    broker that was asked may not have heard of the throttle yet. A list loses only the replicas of this reassignment:
+    another reassignment of the topic may have added its own."""
+    restored: dict[ConfigKey, str | None] = {}
     for key, setting in settings.items():
         value = current.get(key)
-        if not is_foreign(setting, value):
+        if _is_list(key) and not _is_own_wildcard(setting, value) and value != setting.former:
+            others = _others(setting, value, own.get(key, frozenset()))
+            if others != _listed(value):
+                restored[key] = _list_text(others)
+        elif _is_list(key) or not is_foreign(key, setting, value):
             restored[key] = setting.former
-        elif key.name in TOPIC_THROTTLES and (own := _own_replicas(setting) & _listed(value)):
-            restored[key] = ",".join(sorted(_listed(value) - own)) or None
     return _changes(restored)
 
 
-def _own_replicas(setting: Setting) -> set[str]:
-    return {each for value in setting.values for each in _listed(value)} - _listed(setting.former)
-
-
-def is_foreign(setting: Setting, current: str | None) -> bool:
+def is_foreign(
+    key: ConfigKey, setting: Setting, current: str | None, shown: Collection[ConfigKey] = frozenset()
+) -> bool:
     """Whether another client has changed or deleted the config since this reassignment set it."""
-    return current != setting.former and current not in setting.values
+    if _is_list(key):
+        return _listed(current) not in (_listed(setting.former), _listed(setting.value))
+    return current not in setting.values and (current != setting.former or (key in shown and current is not None))
 
 
 def foreign(
-    settings: Mapping[ConfigKey, Setting], current: Mapping[ConfigKey, str | None]
+    settings: Mapping[ConfigKey, Setting],
+    current: Mapping[ConfigKey, str | None],
+    shown: Collection[ConfigKey] = frozenset(),
 ) -> dict[ConfigKey, str | None]:
     """The configs that another client has changed, with their values; None for one that it has deleted."""
-    return {key: current.get(key) for key, setting in settings.items() if is_foreign(setting, current.get(key))}
+    return {
+        key: current.get(key) for key, setting in settings.items() if is_foreign(key, setting, current.get(key), shown)
+    }
+
+
+def is_gone(key: ConfigKey, value: str, current: str | None) -> bool:
+    """Whether another client has deleted this value, or shortened the list."""
+    return not _covers(current, value) if _is_list(key) else current is None
+
+
+def shows(key: ConfigKey, setting: Setting, expected: str | None, current: str | None) -> bool:
+    """Whether a broker has heard of this change. Another client may have made one on top of it."""
+    if _is_list(key):
+        gone = _listed(setting.value) - _listed(expected)
+        return _covers(current, expected) and not gone & _listed(current)
+    return current == expected or is_foreign(key, setting, current)
+
+
+def handed_over(key: ConfigKey, setting: Setting, ended: Setting, own: frozenset[str]) -> Setting:
+    """The setting when another reassignment ends, of which `ended` was the setting and `own` the replicas: what this
+    one found, and the other had set, is no former value."""
+    former = setting.former
+    if _is_list(key) and not _is_own_wildcard(ended, former):
+        former = _list_text(_others(ended, former, own))
+    elif _is_list(key) or former in ended.values:
+        former = ended.former
+    return Setting(former, setting.values)
 
 
 def clearing(brokers: Iterable[int], topics: Iterable[str]) -> Changes:

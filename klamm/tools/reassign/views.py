@@ -116,6 +116,8 @@ def note_lines(event: Mapping[str, Any]) -> Iterator[str]:
                 yield f"Another client has deleted {what}; it stays deleted."
             else:
                 yield f"Another client has set {what} to {value}; it stays."
+        case "throttle_set_again":
+            yield f"Another client has deleted the throttle of {', '.join(event['entities'])}; it is set again."
         case "config_restored":
             yield f"{event['config']} of {event['entity']} is {event['value']} again."
         case "trouble":

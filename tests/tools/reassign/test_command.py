@@ -24,6 +24,7 @@ from klamm.tools.clients import run_with_client
 from klamm.tools.reassign.access import WireAccess
 from klamm.tools.reassign.execution import NOT_ALIVE, Outcome
 from klamm.tools.reassign.running import Reached, Reporter, begun_by, read_plan, state_of
+from klamm.tools.reassign.steps import Limits
 from klamm.tools.reassign.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES, ConfigKey
 from support.scripted_cluster import ScriptedCluster
 
@@ -263,10 +264,10 @@ def test_a_record_on_another_cluster_is_not_touched(tool: Tool) -> None:
 
 
 def test_a_plan_that_was_changed_is_not_resumed_and_a_cancel_ends_what_it_had_begun(tool: Tool) -> None:
-    plan = tool.plan({0: [0, 99], 1: [1, 2]})
+    plan = tool.plan({0: [0, 3], 1: [1, 2]})
     named = ("--reassignment-json-file", plan)
-    tool.events("execute", *named, "--timeout", "0", code=1)
-    tool.plan({0: [0, 99], 1: [3, 2]})
+    tool.end_after("planned", signal.SIGKILL, "execute", *named)
+    tool.plan({0: [0, 3], 1: [3, 2]})
     tool.run("execute", "--resume", *map(str, named), code=1)
     assert "the plan was changed since its execution began" in tool.stderr
     cluster = Reached(tool.cluster.bootstrap, None, None)
@@ -275,6 +276,28 @@ def test_a_plan_that_was_changed_is_not_resumed_and_a_cancel_ends_what_it_had_be
     assert [str(key) for key in begun] == [f"{tool.topic}-1", f"{tool.topic}-0"]
     tool.run("cancel", *map(str, named), "--yes")
     assert not state_of(plan).exists()
+
+
+def test_an_unknown_broker_is_refused_before_anything_is_written(tool: Tool) -> None:
+    plan = tool.plan({0: [0, 99], 1: [98, 2]})
+    files = sorted(tool.directory.iterdir())
+    tool.run("execute", "--reassignment-json-file", plan, "--yes", code=1)
+    assert "unknown brokers 98,99 in the plan: not alive, and without a replica of any partition" in tool.stderr
+    assert "The live brokers are 0,1,2,3" in tool.stderr
+    assert sorted(tool.directory.iterdir()) == files
+
+
+def test_a_throttle_survives_a_death_right_after_the_plan_is_saved(tool: Tool) -> None:
+    """Nothing has begun yet, so the record on disk is all that the next process knows."""
+    named = ("--reassignment-json-file", tool.plan({0: [2, 3], 1: [3, 0]}))
+    options = ("--throttle", "7000000", "--batch-size", "1", "--batch-bytes", "1000")
+    tool.end_after("planned", signal.SIGKILL, "execute", *named, *options)
+    record = state_of(tool.directory / "plan.json").load()
+    assert (record.throttle, record.limits) == (7_000_000, Limits(1, 1000))
+    events = tool.events("execute", *named, "--resume")
+    assert next(each for each in events if each["event"] == "throttle_set")["throttle"] == 7_000_000
+    assert sum(each["event"] == "started" for each in events) == 2
+    assert tool.throttles() == {}
 
 
 def test_a_dead_broker_holds_up_only_its_own_partition(tool: Tool) -> None:

@@ -1,19 +1,31 @@
 """A reassignment on a cluster in memory: limits, dead brokers, changes by others, and a death at any step."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import os
+import selectors
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.reassign.execution import Execution, Options, Outcome, restore_throttles
+from klamm.tools.reassign.execution import (
+    CONFIGS_CHECKED_EVERY_S,
+    LOOKS_EVERY_S,
+    Execution,
+    Options,
+    Outcome,
+    restore_throttles,
+)
+from klamm.tools.reassign.json_form import format_reassignment
 from klamm.tools.reassign.model import Move, Placement, anywhere
 from klamm.tools.reassign.operations import restore_order
+from klamm.tools.reassign.running import ExecuteOptions, Reached, run_plan, state_of
 from klamm.tools.reassign.state_file import Record, StateFile
 from klamm.tools.reassign.steps import Limits
 from klamm.tools.reassign.throttles import (
@@ -248,7 +260,9 @@ async def test_a_broker_that_is_behind_the_controller_is_not_taken_for_another_c
     assert run.named("waiting") == []
 
 
-async def test_a_throttle_that_somebody_else_deletes_meanwhile_is_noticed_and_stays_deleted(tmp_path: Path) -> None:
+async def test_a_throttle_that_somebody_else_deletes_meanwhile_is_set_again_and_is_gone_at_the_end(
+    tmp_path: Path,
+) -> None:
     moves = tuple(move(number, (1,), (2,)) for number in range(9))
     cluster = cluster_for(moves)
     key = ConfigKey("brokers/1", LEADER_RATE)
@@ -264,8 +278,8 @@ async def test_a_throttle_that_somebody_else_deletes_meanwhile_is_noticed_and_st
     cluster.on_look = delete
     assert (await run.go(Limits(partitions=2))).is_complete
     assert cluster.configs == {}
-    noticed = [(each["entity"], each["value"]) for each in run.named("config_changed")]
-    assert noticed == [("brokers/1", None), ("brokers/2", None)]
+    assert [each["entities"] for each in run.named("throttle_set_again")] == [["brokers/1", "brokers/2"]]
+    assert run.named("config_changed") == []
 
 
 async def test_two_executions_with_the_same_throttle_leave_none_behind(tmp_path: Path) -> None:
@@ -282,7 +296,7 @@ async def test_two_executions_with_the_same_throttle_leave_none_behind(tmp_path:
     assert (await runs[1].go(Limits(partitions=1))).is_complete
     assert (await first).is_complete
     assert cluster.configs == {}
-    assert runs[1].named("config_changed"), "the first one took the throttle away under the second"
+    assert runs[1].named("throttle_set_again"), "the first one took the throttle away under the second"
 
 
 @pytest.mark.parametrize("is_first_shorter", [True, False])
@@ -476,41 +490,169 @@ async def test_bytes_between_log_directories_are_progress(tmp_path: Path) -> Non
     assert progress[-1][0] > SIZE_BYTES
 
 
-# -- a death at any step ----------------------------------------------------------------------------------------------
+# -- a death, and another operator, at any step -----------------------------------------------------------------------
+
+ALL_MOVES = (*MOVES, move(3, (1, 2), (1, 2), ("/fast", "any")))
+OPTIONS = ExecuteOptions(
+    throttle=1000,
+    log_dir_throttle=50,
+    batch_size=1,
+    batch_bytes=None,
+    timeout_ms=20_000,
+    no_wait=False,
+    yes=True,
+    as_json=True,
+)
+NO_OPTIONS = replace(OPTIONS, throttle=None, log_dir_throttle=None, batch_size=None)
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """Waiting takes no time, as on the simulator's loop; but a command runs one coroutine after the other."""
+    clock = SkippingSelector()
+    with contextlib.closing(asyncio.SelectorEventLoop(clock)) as made:
+        made.time = lambda: clock.now_s  # type: ignore[method-assign]
+        yield made
+
+
+class SkippingSelector(selectors.SelectSelector):
+    now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        self.now_s += timeout or 0
+        return super().select(0)
+
+
+class Operator:
+    """`klamm reassign execute` on a cluster in memory, from the plan's file on. It stands for `running.Reached`."""
+
+    zookeeper = None
+
+    def __init__(self, directory: Path, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cluster, self.plan = cluster_for(ALL_MOVES), directory / "plan.json"
+        self.cluster.configs = dict(SOMEBODYS)
+        self.cluster.bytes_per_s = 20
+        self.plan.write_text(format_reassignment({each.topic_partition: each.after for each in ALL_MOVES}))
+        self.state = state_of(self.plan)
+        self._loop = loop
+        monkeypatch.setattr("klamm.tools.reassign.running.state_of", self._stepped)
+        monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+    def _stepped(self, plan: Path) -> StateFile:
+        return SteppedStateFile(state_of(plan).path, self.cluster.steps)
+
+    def run(self, work: Callable[[ReassignedCluster], Any], *, looks_again: bool = False) -> Any:
+        return self._loop.run_until_complete(work(self.cluster))
+
+    def execute(self, options: ExecuteOptions, *, resume: bool = False) -> None:
+        run_plan(cast(Reached, self), self.plan, options, additional=False, resume=resume)
+
+    def end(self) -> None:
+        """A process was killed, if it is not done: another one goes on, told nothing but that it shall."""
+        if self.state.exists():
+            self.execute(NO_OPTIONS, resume=True)
+        elif not self.cluster.history:
+            self.execute(OPTIONS)
+        self.run(lambda cluster: cluster.look(None))
+
+    def problems(self, who: str | None = None, at: int | None = None) -> list[str]:
+        """What is wrong in the end, after `who` has acted before step `at`."""
+        cluster = self.cluster
+        noticed_s = 3 * LOOKS_EVERY_S if who in (None, "verifies") else 2 * LOOKS_EVERY_S + CONFIGS_CHECKED_EVERY_S
+        # What is read is what counts until the batch begins: it is recorded, set, announced, and begun.
+        unnoticed = range(0 if at is None else at, 0 if at is None else at + STEPS_OF_A_BATCH)
+        found = {
+            "a batch began without its throttle": set(cluster.started_unthrottled) - set(unnoticed),
+            "a copy ran without a throttle": cluster.longest_unthrottled_s > noticed_s,
+            "more moved than the batch size allows": max(cluster.most_moving.values()) > 1,
+            "it did not finish": {each.topic_partition: each.after.replicas for each in ALL_MOVES} != cluster.replicas,
+            "something moves": cluster.targets,
+            "the record is left": self.state.exists(),
+            "a throttle is left": not cluster.configs.items() <= SOMEBODYS.items() | OTHERS.items(),
+            "another client's throttle is lost": who is None and cluster.configs != SOMEBODYS,
+        }
+        return [problem for problem, is_so in found.items() if is_so]
+
+
+STEPS_OF_A_BATCH = 4
+
+# What another operator does, who knows nothing of this execution.
+OTHERS = {
+    **{ConfigKey(f"brokers/{broker}", name): "777" for broker in (1, 2, 3) for name in (LEADER_RATE, FOLLOWER_RATE)},
+    ConfigKey("topics/t", LEADER_REPLICAS): "8:1",
+    ConfigKey("topics/t", FOLLOWER_REPLICAS): "8:3",
+}
+
+
+def verify_as_kafka(cluster: ReassignedCluster) -> None:
+    """`kafka-reassign-partitions --verify` deletes every throttle while nothing moves."""
+    if not cluster.targets:
+        cluster.configs.clear()
+
+
+MEDDLERS: dict[str, Callable[[ReassignedCluster], object]] = {
+    "verifies": verify_as_kafka,
+    "deletes": lambda cluster: cluster.configs.clear(),
+    "executes": lambda cluster: cluster.configs.update(OTHERS),
+}
+
+
+def meddle(cluster: ReassignedCluster, who: str, at: int) -> Callable[[int], None]:
+    return lambda number: MEDDLERS[who](cluster) if number == at else None
 
 
 def steps_of_a_whole_run() -> int:
     """More steps than a run takes: those beyond its end are no death."""
-    return 24
+    return 16
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kill_at", range(steps_of_a_whole_run()))
-async def test_after_a_death_at_any_step_a_resumed_execution_finishes(
-    tmp_path: Path, kill_at: int, is_done: bool
+def test_after_a_death_at_any_step_a_resumed_execution_finishes(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch, kill_at: int, is_done: bool
 ) -> None:
-    moves = (*MOVES, move(3, (1, 2), (1, 2), ("/fast", "any")))
-    cluster = cluster_for(moves)
-    cluster.configs = dict(SOMEBODYS)
-    run = Run(tmp_path, cluster, moves, throttle=1000, log_dir_throttle=50)
-    cluster.steps = Steps(kill_at, is_done=is_done)
-    try:
-        await run.go(Limits(partitions=1))
-    except Killed:
-        began = [each for each in cluster.history if each.startswith("start")]
-        assert not (cluster.targets and cluster.configs == SOMEBODYS), f"a copy without its throttle: {began}"
-        cluster.steps = Steps()
-        if run.file.exists():
-            assert (await run.go(Limits(partitions=1))).is_complete
-    assert cluster.replicas == {each.topic_partition: each.after.replicas for each in moves}
-    assert cluster.configs == SOMEBODYS
-    assert cluster.targets == {}
-    assert not run.file.exists()
+    operator = Operator(tmp_path, loop, monkeypatch)
+    operator.cluster.steps = Steps(kill_at, is_done=is_done)
+    with contextlib.suppress(Killed):
+        operator.execute(OPTIONS)
+    operator.cluster.steps = Steps()
+    operator.end()
+    assert operator.problems() == []
 
 
-async def test_the_deaths_cover_every_step_of_a_run(tmp_path: Path) -> None:
-    moves = (*MOVES, move(3, (1, 2), (1, 2), ("/fast", "any")))
-    cluster = cluster_for(moves)
-    run = Run(tmp_path, cluster, moves, throttle=1000, log_dir_throttle=50)
-    await run.go(Limits(partitions=1))
-    assert 8 < cluster.steps.count <= steps_of_a_whole_run()
+@pytest.mark.parametrize("who", MEDDLERS)
+@pytest.mark.parametrize("at", range(steps_of_a_whole_run()))
+def test_whatever_another_operator_does_at_any_step_no_copy_stays_without_a_throttle(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch, who: str, at: int
+) -> None:
+    operator = Operator(tmp_path, loop, monkeypatch)
+    operator.cluster.steps = Steps(on_step=meddle(operator.cluster, who, at))
+    operator.execute(OPTIONS)
+    operator.run(lambda cluster: cluster.look(None))
+    assert operator.problems(who, at) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("who", MEDDLERS)
+@pytest.mark.parametrize("kill_at", range(steps_of_a_whole_run()))
+def test_whatever_another_operator_does_between_a_death_and_any_step_of_the_next_process(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch, who: str, kill_at: int
+) -> None:
+    for at in range(steps_of_a_whole_run()):
+        directory = tmp_path / str(at)
+        directory.mkdir()
+        operator = Operator(directory, loop, monkeypatch)
+        operator.cluster.steps = Steps(kill_at)
+        with contextlib.suppress(Killed):
+            operator.execute(OPTIONS)
+        operator.cluster.steps = Steps(on_step=meddle(operator.cluster, who, at))
+        operator.end()
+        assert operator.problems(who, at) == [], at
+
+
+def test_the_deaths_cover_every_step_of_a_run(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = Operator(tmp_path, loop, monkeypatch)
+    operator.execute(OPTIONS)
+    assert steps_of_a_whole_run() - 4 <= operator.cluster.steps.count <= steps_of_a_whole_run()

@@ -30,7 +30,6 @@ from klamm.tools.reassign.throttles import (
     ConfigKey,
     Setting,
     clearing,
-    combined,
     foreign,
     settings_for,
     to_restore,
@@ -133,7 +132,7 @@ REPLICAS = ConfigKey("topics/t", LEADER_REPLICAS)
 def test_the_configs_of_a_throttle() -> None:
     moves = [move(0, (1, 2), (2, 3)), move(10, (1,), (1, 4)), move(2, (1, 2), (1,))]
     chosen = Move("t", 3, anywhere((1,)), Placement((1,), ("/fast",)), 7)
-    assert wanted_configs(moves, 9, None) == {
+    assert wanted_configs(moves, moves, 9, None) == {
         ConfigKey("topics/t", FOLLOWER_REPLICAS): "0:3,10:4",
         REPLICAS: "0:1,0:2,10:1,2:1,2:2",
         **{
@@ -142,22 +141,68 @@ def test_the_configs_of_a_throttle() -> None:
             for name in (LEADER_RATE, FOLLOWER_RATE)
         },
     }
-    assert wanted_configs([chosen], None, 5) == {ConfigKey("brokers/1", LOG_DIR_RATE): "5"}
-    assert wanted_configs(moves, None, None) == {}
+    assert wanted_configs([chosen], [], None, 5) == {ConfigKey("brokers/1", LOG_DIR_RATE): "5"}
+    assert wanted_configs(moves, moves, None, None) == {}
+
+
+def test_only_the_moves_that_are_listed_stand_in_the_lists() -> None:
+    moves = [move(0, (1, 2), (2, 3)), move(1, (1,), (4,))]
+    found = wanted_configs(moves, moves[:1], 9, None)
+    assert found[REPLICAS] == "0:1,0:2"
+    assert {key.entity for key in found} == {"topics/t", *(f"brokers/{broker}" for broker in (1, 2, 3, 4))}
+
+
+OWN = {REPLICAS: frozenset({"0:1", "0:2", "1:1"})}
 
 
 @pytest.mark.parametrize(
-    ("name", "former", "value"),
+    ("former", "value"),
     [
-        (LEADER_REPLICAS, None, "0:1,0:2"),
-        (LEADER_REPLICAS, "", "0:1,0:2"),
-        (LEADER_REPLICAS, "7:1, 0:2", "0:1,0:2,7:1"),
-        (LEADER_REPLICAS, "*", "*"),
-        (LEADER_RATE, "5", "0:1,0:2"),
+        (None, "0:1,0:2"),
+        ("", "0:1,0:2"),
+        ("7:1, 0:2", "0:1,0:2,7:1"),
+        ("*", "*"),
     ],
 )
-def test_a_list_keeps_the_replicas_that_another_client_throttles(name: str, former: str | None, value: str) -> None:
-    assert combined(name, "0:1,0:2", former) == value
+def test_a_list_keeps_the_replicas_that_another_client_throttles(former: str | None, value: str) -> None:
+    settings = settings_for({REPLICAS: "0:1,0:2"}, {}, {REPLICAS: former}, OWN)
+    assert settings[REPLICAS].value == value
+    assert to_set(settings, {REPLICAS: former}) == ({} if former == "*" else {"topics/t": {LEADER_REPLICAS: value}})
+    for current in (former, value):
+        changes = to_restore(settings, {REPLICAS: current}, OWN)
+        after = changes["topics/t"][LEADER_REPLICAS] if changes else current
+        assert set((after or "").replace(" ", "").split(",")) == set((former or "").replace(" ", "").split(","))
+
+
+@pytest.mark.parametrize("former", [None, "0:2,7:1"])
+def test_a_list_that_is_too_long_for_a_request_becomes_a_wildcard_and_then_what_it_was(former: str | None) -> None:
+    replicas = frozenset(f"{number}:1" for number in range(5_000))
+    own, wanted = {REPLICAS: replicas | {"0:2"}}, ",".join(replicas)
+    settings = settings_for({REPLICAS: wanted}, {}, {REPLICAS: former}, own)
+    assert settings[REPLICAS] == Setting(former, ("*",))
+    assert settings_for({REPLICAS: wanted}, settings, {REPLICAS: "*"}, own) == settings
+    assert to_restore(settings, {REPLICAS: "*"}, own) == {"topics/t": {LEADER_REPLICAS: former}}
+    later = settings_for({REPLICAS: "0:1"}, settings, {REPLICAS: "*"}, own)
+    assert set(later[REPLICAS].value.split(",")) == {"0:1", *(former or "0:1").split(",")}
+
+
+@pytest.mark.parametrize(
+    ("current", "value", "restored"),
+    [
+        (None, "1:1", None),  # Deleted, also what others throttled.
+        ("9:9", "1:1,9:9", "9:9"),  # Another client has written its own list.
+        ("0:1,0:2,8:8", "1:1,8:8", "8:8"),  # Others have changed their part.
+        ("*", "*", "*"),
+    ],
+)
+def test_a_list_that_another_client_has_changed_gets_the_replicas_of_the_next_batch(
+    current: str | None, value: str, restored: str | None
+) -> None:
+    first = settings_for({REPLICAS: "0:1,0:2"}, {}, {REPLICAS: "7:1"}, OWN)
+    settings = settings_for({REPLICAS: "1:1"}, first, {REPLICAS: current}, OWN)
+    assert settings[REPLICAS].value == value
+    changes = to_restore(settings, {REPLICAS: value}, OWN)
+    assert (changes["topics/t"][LEADER_REPLICAS] if changes else value) == restored
 
 
 @pytest.mark.parametrize(
@@ -166,23 +211,32 @@ def test_a_list_keeps_the_replicas_that_another_client_throttles(name: str, form
         ("5", True, "5"),  # Not set yet, or the broker that was asked does not know yet.
         ("10", True, "5"),  # An earlier rate.
         ("20", False, "5"),
-        (None, False, None),  # Another client has deleted it.
+        (None, True, None),  # Another client has deleted it.
         ("77", False, None),  # Of another client.
     ],
 )
 def test_what_is_set_and_restored(current: str | None, is_set: bool, is_restored: str | None) -> None:
-    settings = {B1: Setting("5", ("10", "20"))}
+    before = {B1: Setting("5", ("10", "20"))}
+    settings = settings_for({B1: "20"}, before, {B1: current}, {})
     assert to_set(settings, {B1: current}) == ({"brokers/1": {LEADER_RATE: "20"}} if is_set else {})
     restored = {} if is_restored is None else {"brokers/1": {LEADER_RATE: is_restored}}
-    assert to_restore(settings, {B1: current}) == restored
-    assert foreign(settings, {B1: current}) == ({B1: current} if current in (None, "77") else {})
+    assert to_restore(before, {B1: current}, {}) == restored
+    assert foreign(before, {B1: current}) == ({B1: current} if current in (None, "77") else {})
+    if current is None:
+        assert to_restore(settings, {B1: "20"}, {}) == {"brokers/1": {LEADER_RATE: None}}
+
+
+def test_a_former_rate_that_comes_back_is_another_clients() -> None:
+    settings = {B1: Setting("5", ("20",))}
+    assert to_set(settings, {B1: "5"}, {B1}) == {}
+    assert foreign(settings, {B1: "5"}, {B1}) == {B1: "5"}
 
 
 def test_a_second_throttle_keeps_the_former_value_of_the_first() -> None:
-    first = settings_for({B1: "10"}, {}, {B1: "5"})
+    first = settings_for({B1: "10"}, {}, {B1: "5"}, {})
     assert first == {B1: Setting("5", ("10",))}
-    assert settings_for({B1: "20"}, first, {B1: "10"}) == {B1: Setting("5", ("10", "20"))}
-    assert settings_for({B1: "10"}, first, {B1: "10"}) == first
+    assert settings_for({B1: "20"}, first, {B1: "10"}, {}) == {B1: Setting("5", ("10", "20"))}
+    assert settings_for({B1: "10"}, first, {B1: "10"}, {}) == first
 
 
 def test_clearing_deletes_as_kafkas_tool_does() -> None:
@@ -247,10 +301,10 @@ def test_an_execution_in_a_directory_that_was_moved_is_still_claimed(tmp_path: P
 
 def test_a_list_that_two_reassignments_throttle_loses_only_the_replicas_of_the_one_that_ends() -> None:
     key = ConfigKey("topics/t", LEADER_REPLICAS)
-    ended = {key: Setting("9:9", ("0:1,9:9",))}
-    assert to_restore(ended, {key: "0:1,1:1,9:9"}) == {"topics/t": {LEADER_REPLICAS: "1:1,9:9"}}
-    assert to_restore(ended, {key: "0:1"}) == {"topics/t": {LEADER_REPLICAS: None}}
-    assert to_restore(ended, {key: "*"}) == {}
+    ended, own = {key: Setting("9:9", ("0:1,9:9",))}, {key: frozenset({"0:1"})}
+    assert to_restore(ended, {key: "0:1,1:1,9:9"}, own) == {"topics/t": {LEADER_REPLICAS: "1:1,9:9"}}
+    assert to_restore(ended, {key: "0:1"}, own) == {"topics/t": {LEADER_REPLICAS: None}}
+    assert to_restore(ended, {key: "*"}, own) == {}
 
 
 def test_two_processes_do_not_execute_one_plan(tmp_path: Path) -> None:
