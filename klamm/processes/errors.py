@@ -5,16 +5,20 @@
 | 0 | done; a server was stopped by SIGTERM or Ctrl-C; the reader of the output has closed it |
 | 1 | failed; the reason is on stderr |
 | 2 | the command was called wrongly |
+| 3 | a verification could not find out whether all is well |
 | 130 | interrupted by Ctrl-C; `produce` and `consume` also by SIGTERM |
 """
 
 import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
+EXIT_UNVERIFIED: Final = 3
 EXIT_INTERRUPTED: Final = 130
 
 # The text that asyncio and uvloop give the error about an address that cannot be bound.
@@ -23,6 +27,22 @@ _BIND_ERROR = re.compile(r"error while attempting to bind on address \('(?P<host
 
 class ToolError(Exception):
     """The command has failed; the message is one line with the reason."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@contextmanager
+def unverified_after_errors() -> Iterator[None]:
+    """For verifications: an error is no verdict, so it ends the command with EXIT_UNVERIFIED."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (ToolError, OSError) as error:
+        message = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise ToolError(message, EXIT_UNVERIFIED) from error
 
 
 def describe_os_error(error: OSError) -> str:

@@ -35,7 +35,9 @@ _LENGTH = struct.Struct(">i")
 _OFFSET_LENGTH_EPOCH = struct.Struct(">qii")
 _CRC_ATTRIBUTES = struct.Struct(">Ih")
 _MAX_TIMESTAMP = struct.Struct(">q")
-_MAGIC_AT, _CRC_AT, _MAX_TIMESTAMP_AT = 16, 17, 35
+_LENGTH_AT, _MAGIC_AT, _CRC_AT, _MAX_TIMESTAMP_AT = 8, 16, 17, 35
+# Behind its length, a message of format v0 without key and value has so many bytes.
+_SMALLEST_MESSAGE_BYTES = 14
 _FLAGS_AT = 22  # the lower byte of the attributes, which has all that are in use
 
 _LOG_APPEND_TIME_FLAG = 0x08
@@ -122,6 +124,9 @@ def parse_header(buffer: Buffer, position: int = 0, *, available_bytes: int | No
         raise corrupt_message(f"a record batch cannot fit into {visible} bytes")
     magic = buffer[position + _MAGIC_AT]
     if magic != 2:
+        length: int = _LENGTH.unpack_from(buffer, position + _LENGTH_AT)[0]
+        if length < _SMALLEST_MESSAGE_BYTES:
+            raise corrupt_message(f"batch length {length} is smaller than any message's header")
         if magic in (0, 1):
             raise KafkaError(
                 ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"message format v{magic} is not supported, only v2"
@@ -162,7 +167,7 @@ def is_partial(buffer: Buffer, position: int) -> bool:
     available = len(buffer) - position
     if available < LOG_OVERHEAD_BYTES:
         return True
-    length: int = _LENGTH.unpack_from(buffer, position + 8)[0]
+    length: int = _LENGTH.unpack_from(buffer, position + _LENGTH_AT)[0]
     return length + LOG_OVERHEAD_BYTES > available
 
 

@@ -112,6 +112,7 @@ class Log:
     syncs_on_loop = 0
     # Why the sync before the next append failed: that append fails, too, instead of trying again on the loop.
     _unsynced_because: KafkaError | None = None
+    _damage_told: str | None = None
 
     def __init__(
         self,
@@ -857,12 +858,19 @@ class Log:
                 if generation == self._reader.generation and offset >= self._log_start_offset:
                     raise self._storage_error(error, "reading") from error
                 continue
-            except KafkaError:
+            except KafkaError as error:
                 if generation == self._reader.generation:
+                    self._tell_damage(error)
                     raise
                 continue
             if generation == self._reader.generation:
                 return fetched
+
+    def _tell_damage(self, error: KafkaError) -> None:
+        """Clients and followers read the same place again and again."""
+        if error.message != self._damage_told:
+            self._damage_told = error.message
+            _LOGGER.error("Records of %s cannot be read: %s", self.name, error.message)
 
     def readable_bytes(self, offset: int, max_offset: int) -> int:
         """About how many bytes a fetch from `offset` can get: at least 1 if any, and very many on an older segment."""

@@ -14,7 +14,7 @@ import logging
 from typing import NamedTuple, Protocol
 
 from klamm.environment import Environment, File
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.errors import KafkaError, corrupt_message
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, parse_header
 from klamm.storage import batch_scan
 from klamm.storage.index_file import CorruptIndexError
@@ -135,7 +135,8 @@ class LogReader:
         if data is None:
             data = await self._environment.run_blocking(file.read, position, size_bytes)
         if len(data) != size_bytes:
-            raise OSError(5, f"{len(data)} of {size_bytes} bytes at position {position} could be read", file.path)
+            found = f"{len(data)} of {size_bytes} bytes at position {position} are left"
+            raise corrupt_message(f"{file.path}: {found}")
         return data
 
     async def _whole_batches(self, segment: LogSegment, position: int, data: bytearray) -> tuple[int, int]:

@@ -108,16 +108,22 @@ class Prediction:
 
 
 def verify_log(
-    file_system: FileSystem, directory: str, *, on_read: Callable[[int], object] = lambda size_bytes: None
+    file_system: FileSystem,
+    directory: str,
+    *,
+    compacted_to: float = 0,
+    on_read: Callable[[int], object] = lambda size_bytes: None,
 ) -> VerifiedLog:
-    """Reads all files of a partition's directory. Raises OSError. `on_read` gets the size of each segment."""
-    return _Verification(file_system, directory).run(on_read)
+    """Reads all files of a partition's directory. Raises OSError. Compaction may have left gaps between segments up to
+    the offset `compacted_to`. `on_read` gets the size of each segment."""
+    return _Verification(file_system, directory, compacted_to).run(on_read)
 
 
 class _Verification:
-    def __init__(self, file_system: FileSystem, directory: str) -> None:
+    def __init__(self, file_system: FileSystem, directory: str, compacted_to: float) -> None:
         self._file_system = file_system
         self._directory = directory
+        self._compacted_to = compacted_to
         self._log = VerifiedLog()
         self._state = ProducerState()
         self._epochs: LeaderEpochCache | None = None
@@ -130,15 +136,21 @@ class _Verification:
         if offsets:
             self._state = ProducerState(offsets[0])
         last_offset, last_epoch = -1, NO_EPOCH
+        # After damage, it is not known where a segment ended.
+        is_end_known = False
         for base_offset, end_offset in zip_longest(offsets, offsets[1:]):
             if base_offset <= last_offset:
                 self._found(
                     file_name(base_offset, LOG_SUFFIX), 0, base_offset, f"the log before it ends at {last_offset}"
                 )
+            elif is_end_known and base_offset > max(last_offset + 1, self._compacted_to):
+                what = f"offsets {last_offset + 1} to {base_offset - 1} are missing before this segment"
+                self._found(file_name(base_offset, LOG_SUFFIX), 0, last_offset + 1, what)
             segment = _SegmentCheck(
                 self._file_system, self._directory, base_offset, end_offset, self._log, self._state, self._epochs
             )
             last_offset, last_epoch = segment.run(max(last_offset, base_offset - 1), last_epoch)
+            is_end_known = segment.is_sound
             on_read(segment.size_bytes)
         self._log.log_end_offset = last_offset + 1
         for name in names:
@@ -203,7 +215,7 @@ class _SegmentCheck:
         self._state = state
         self._epochs = epochs
         self._name = file_name(base_offset, LOG_SUFFIX)
-        self._is_sound = True
+        self.is_sound = True
         self._is_any_misplaced = False
         self._offsets_by_position: dict[int, int] = {}
         self._times: deque[time_index.TimeEntry] = deque()
@@ -237,7 +249,7 @@ class _SegmentCheck:
         return f"{self._directory}/{file_name(self._base_offset, suffix)}"
 
     def _found(self, position: int | None, offset: int | None, what: str) -> None:
-        self._is_sound = False
+        self.is_sound = False
         self._log.add(Finding(self._name, position, offset, what))
 
     def _misplaced(self, position: int, offset: int, what: str) -> None:
@@ -330,7 +342,7 @@ class _SegmentCheck:
 
     def _no_batch_of_time(self, offset: int) -> None:
         # The batch may be the damaged one.
-        if self._is_sound:
+        if self.is_sound:
             self._index_found(TIME_INDEX_SUFFIX, offset, "no batch holds this offset")
 
     def _check_what_is_left(self, position: int) -> None:
@@ -355,7 +367,7 @@ class _SegmentCheck:
             for each in self._aborted
             if known.get((each.producer_id, each.last_offset), each.last_offset) > each.first_offset
         ]
-        if missing and self._is_sound:
+        if missing and self.is_sound:
             what = f"lacks the aborted transaction of producer {missing[0].producer_id}"
             self._index_found(TRANSACTION_INDEX_SUFFIX, missing[0].first_offset, what)
 

@@ -162,7 +162,7 @@ def _explain(error: Exception) -> int:
         code = EXIT_USAGE
         message = error.format_message()  # type: ignore[attr-defined]  # see _CallError
     else:
-        code = EXIT_FAILED
+        code = error.exit_code if isinstance(error, ToolError) else EXIT_FAILED
         message = _message(error)
     # A command line without arguments prints the help, which is not an error and gets no prefix.
     if not message or message.startswith("Usage:"):

@@ -208,6 +208,10 @@ def zeros(asked: Asked, offset: int, data: PartitionData) -> FetchResponse:
     return response(data)
 
 
+def says_that_its_records_are_corrupt(asked: Asked, offset: int, data: PartitionData) -> FetchResponse:
+    return response(PartitionData(partition_index=0, error_code=ErrorCode.CORRUPT_MESSAGE))
+
+
 def a_high_watermark_that_stays_behind(asked: Asked, offset: int, data: PartitionData) -> FetchResponse:
     data.high_watermark, data.records = (10, data.records) if offset < 10 else (10, b"")
     return response(data)
@@ -229,9 +233,12 @@ HOSTILE = [
     (another_replica_is_preferred, "broker 2 sends consumers to broker 1"),
     (always_the_first_batch, "a batch with offsets 0 to 4 comes where offset 5 or a later one belongs"),
     (half_a_batch, "it answered without a whole batch at offset 0"),
-    (zeros, "its records cannot be read: message format v0 is not supported"),
+    (zeros, "its records cannot be read: batch length 0 is smaller than any message's header"),
+    (says_that_its_records_are_corrupt, "its records cannot be read: broker 2 answers CORRUPT_MESSAGE (2)"),
     (a_high_watermark_that_stays_behind, "its high watermark is 10"),
 ]
+# What these replicas have is no log, so that they differ from the others.
+BROKEN = (always_the_first_batch, half_a_batch, zeros, says_that_its_records_are_corrupt)
 
 
 @pytest.mark.parametrize(("fetched", "reason"), HOSTILE, ids=[fetched.__name__ for fetched, _ in HOSTILE])
@@ -240,6 +247,8 @@ async def test_a_broker_that_misbehaves_is_named_and_the_others_are_verified(fet
     check = await Replicas(fetched).verify(request_timeout_ms=1_000 if fetched is hangs else 20_000)
     assert list(check.set_aside) == [2]
     assert reason in check.set_aside[2].reason
+    assert not check.is_verified
+    assert check.has_broken_replica == (fetched in BROKEN)
     assert (check.position, check.active, check.differences.found) == (END, [0, 1], [])
 
 

@@ -183,6 +183,11 @@ def test_impossible_lengths(length):
     assert error_of(rb.parse_header, batch) == ErrorCode.CORRUPT_MESSAGE
 
 
+@pytest.mark.parametrize("size_bytes", [17, 30, 61, 4096])
+def test_zeroed_bytes_are_no_message_of_an_old_format(size_bytes):
+    assert error_of(rb.parse_header, bytes(size_bytes)) == ErrorCode.CORRUPT_MESSAGE
+
+
 @pytest.mark.parametrize(
     ("magic", "code"),
     [

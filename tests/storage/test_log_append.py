@@ -131,7 +131,8 @@ async def test_a_request_may_be_a_part_of_a_larger_buffer(log):
         (batch(b"a")[:-1] + b"?", ErrorCode.CORRUPT_MESSAGE),
         (batch(b"x" * 2_000_000), ErrorCode.MESSAGE_TOO_LARGE),
         (bytearray(b""), ErrorCode.CORRUPT_MESSAGE),
-        (bytearray(16) + b"\x01" + bytearray(60), ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+        (bytearray(8) + b"\0\0\0\x41\0\0\0\0\x01" + bytearray(60), ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+        (bytearray(80), ErrorCode.CORRUPT_MESSAGE),
     ],
 )
 def test_what_a_client_may_not_append(log, records, code):

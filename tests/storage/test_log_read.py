@@ -7,6 +7,7 @@ import pytest
 
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record_batch import iterate_batches
 from klamm.protocol.records import ControlRecordType, Record, build_batch
 from klamm.simulation import disk
 from klamm.storage.log import AppendOrigin
@@ -303,6 +304,43 @@ async def test_idle_segments_give_back_their_memory_and_are_read_again(log):
     assert await read_all(log, max_bytes=300) == ALL
     append(log, b"more")
     assert (await read_all(log))[-1] == (200, b"more")
+
+
+@pytest.mark.parametrize(
+    "damage", ["zeroed batch", "zeroed rest", "cut within a batch", "cut between batches", "emptied"]
+)
+@pytest.mark.parametrize("number", [0, 3, -1], ids=["first", "a middle", "active"])
+async def test_damage_beneath_an_open_segment_is_an_error_of_its_records_only(environment, log, caplog, damage, number):
+    """As Kafka answers. The disk is sound, so that its other logs must not suffer."""
+    base = log.segment_base_offsets[number]
+    file = environment.file_system.open(f"/data/t-0/{base:020d}.log")
+    size = file.size()
+    position, header = list(iterate_batches(file.read(0, size)))[1]
+    if damage == "zeroed batch":
+        file.write(position, bytes(header.size_bytes))
+    elif damage == "zeroed rest":
+        file.write(position, bytes(size - position))
+    else:
+        file.truncate({"cut within a batch": position + 30, "cut between batches": position, "emptied": 0}[damage])
+    refused_offsets = []
+    for offset in range(200):
+        for bound in (FOREVER, offset + 2):
+            try:
+                data = (await read(log, offset, 1, bound)).data
+                # A sound batch before the damaged one, or the damaged one: its reader sees that it is no batch.
+                assert data
+                if not any(data):
+                    refused_offsets.append(offset)
+                else:
+                    assert records_in(data)[0] == (offset - offset % 2, b"%d" % (offset - offset % 2))
+            except KafkaError as error:
+                assert error.code is ErrorCode.CORRUPT_MESSAGE
+                refused_offsets.append(offset)
+    assert header.base_offset in refused_offsets
+    end = min((each for each in log.segment_base_offsets if each > base), default=200)
+    assert all(base <= offset < end for offset in refused_offsets)
+    assert f"Records of {log.name} cannot be read: " in caplog.text
+    assert append(log, b"more").first_offset == 200
 
 
 @pytest.mark.parametrize("suffix", [".index", ".timeindex"])

@@ -1,6 +1,7 @@
 """klamm log verify: the command on directories of all kinds."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,7 +81,8 @@ def test_damage_and_what_a_start_would_do(directory: Path, capsys: pytest.Captur
         "1 partitions, 4 segments, 100 batches, 200 records, 15100 bytes: no damage",
     ]
     assert verify(directory, "--topic", "t", "--json") == 1
-    of_directory, of_log = map(json.loads, capsys.readouterr().out.splitlines())
+    of_directory, of_log, verdict = map(json.loads, capsys.readouterr().out.splitlines())
+    assert verdict == {"outcome": "damaged", "partitions": 1, "not_verified": 0}
     assert (of_directory["is_clean"], of_directory["problems"]) == (False, [])
     assert of_log["findings"][0]["file"] == segments[1].name
     assert of_log["start"]["recovers_from"] == 0
@@ -127,15 +129,47 @@ def test_a_directory_in_use_is_not_verified(directory: Path, capsys: pytest.Capt
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        assert verify(directory) == 1
+        assert verify(directory) == 3
         holder.communicate(b"\n")
     assert capsys.readouterr().err == f"klamm: {directory} is in use by a broker; stop the broker, or verify a copy\n"
     assert verify(directory) == 0
 
 
+def test_what_cannot_be_read_or_is_not_there_is_not_verified(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify(directory, "--topic", "v") == 3
+    assert capsys.readouterr().out.splitlines()[-1].endswith(": NOTHING TO VERIFY")
+    (directory / "replication-offset-checkpoint").write_text("0\n2\nt 0 7\ngone 0 7\n")
+    assert verify(directory, "--topic", "t") == 0
+    assert verify(directory) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert "gone-0: CANNOT BE READ: replication-offset-checkpoint names it, and its directory is missing" in lines
+    assert lines[-1].endswith(": 1 partition NOT VERIFIED")
+    (directory / "replication-offset-checkpoint").unlink()
+    shutil.rmtree(directory / "t-0")
+    (directory / "t-0").mkdir()
+    (directory / "t-0" / f"{0:020}.log").mkdir()
+    assert verify(directory, "--json") == 3
+    *_, verdict = map(json.loads, capsys.readouterr().out.splitlines())
+    assert verdict == {"outcome": "unverified", "partitions": 2, "not_verified": 1}
+
+
+def test_a_gap_between_segments_that_a_start_trusts_is_damage(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, second, third, *_ = sorted((directory / "t-0").glob("*.log"))
+    for path in (directory / "t-0").glob(f"{second.stem}.*"):
+        path.unlink()
+    assert verify(directory) == 1
+    what = f"offsets {int(second.stem)} to {int(third.stem) - 1} are missing before this segment"
+    assert f"  {third.name}, position 0, offset {int(second.stem)}: {what}" in capsys.readouterr().out.splitlines()
+    assert verify(directory, "--compacted-topic", "t") == 0
+
+
 def test_wrong_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify() == 2
-    assert verify(tmp_path / "absent") == 1
+    assert verify(tmp_path / "absent") == 3
     assert verify(tmp_path, "--topic", "(") == 2
     assert verify(tmp_path, f"{tmp_path}/.") == 2
     err = capsys.readouterr().err

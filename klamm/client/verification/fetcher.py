@@ -20,7 +20,7 @@ from klamm.client.fan_out import by_topic
 from klamm.client.offsets import Asked, list_offsets_of_leader
 from klamm.client.verification.compare import Window
 from klamm.client.verification.partition import Answer, Failed, OutOfRange
-from klamm.net.client import AuthenticationFailed, ClientError, Connection
+from klamm.net.client import AuthenticationFailed, ClientError, Connection, Disconnected
 from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.messages import ApiKey
@@ -125,7 +125,12 @@ class ReplicaFetcher:
             self._began_s = self._loop.time()
         try:
             connection = await self._client.connection_to(self.broker_id)
-            answers = await self._fetch(connection, wanted)
+            try:
+                answers = await self._fetch(connection, wanted)
+            except Disconnected as error:
+                if len(wanted) == 1:
+                    raise
+                answers = await self._fetch_singly(wanted, error)
         except (ClientError, KafkaError) as error:
             return dict.fromkeys(wanted, self._failed(error))
         self._failure, self._failing_since_s, self._rest_s = None, None, REST_S
@@ -152,7 +157,8 @@ class ReplicaFetcher:
         self._codes[code] = first_s, now_s
         is_final = code not in RETRIABLE_ERRORS or code == ErrorCode.KAFKA_STORAGE_ERROR
         reason = f"broker {self.broker_id} answers {error_name(code)}"
-        return Failed(reason, is_final or now_s - first_s >= self._patience_s)
+        is_corrupt = code == ErrorCode.CORRUPT_MESSAGE
+        return Failed(reason, is_final or now_s - first_s >= self._patience_s, is_corrupt)
 
     async def _fetch(
         self, connection: Connection, wanted: Mapping[TopicPartition, _Want]
@@ -165,6 +171,22 @@ class ReplicaFetcher:
         answers = {partition: self._answer(wanted[partition].offset, data) for partition, data in found.items()}
         outside = [partition for partition, answer in answers.items() if answer is None]
         return {**answers, **(await _log_ends(connection, outside) if outside else {})}  # type: ignore[dict-item]  # None is replaced
+
+    async def _fetch_singly(
+        self, wanted: Mapping[TopicPartition, _Want], error: Disconnected
+    ) -> dict[TopicPartition, Answer]:
+        """A broker of Kafka's closes the connection when a segment is shorter than it should be, so one partition could
+        fail all that share its request. Raises ClientError when the broker takes no connection, or answers for none."""
+        answers: dict[TopicPartition, Answer] = {}
+        for partition, want in wanted.items():
+            connection = await self._client.connection_to(self.broker_id)
+            try:
+                answers |= await self._fetch(connection, {partition: want})
+            except Disconnected as closed:
+                answers[partition] = Failed(str(closed))
+        if all(isinstance(answer, Failed) for answer in answers.values()):
+            raise error
+        return answers
 
     def _answer(self, offset: int, data: PartitionData) -> Answer | None:
         """None: the log does not have the offset."""

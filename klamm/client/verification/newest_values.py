@@ -37,6 +37,8 @@ class NewestValues:
 
     def __init__(self) -> None:
         self._values: dict[bytes, Unreplaced] = {}
+        # Whether a value was not judged because too many others wait.
+        self.is_full = False
 
     def __bool__(self) -> bool:
         return bool(self._values)
@@ -57,7 +59,9 @@ class NewestValues:
             return
         digest = _digest(record.key)
         self._values.pop(digest, None)
-        if record.value is not None and len(self._values) < MAX_VALUES:
+        if record.value is not None and len(self._values) >= MAX_VALUES:
+            self.is_full = True
+        elif record.value is not None:
             self._values[digest] = Unreplaced(record.offset, replica, tuple(lacking))
 
     def keep_confirmed(self, again: "NewestValues") -> None:

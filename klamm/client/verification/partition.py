@@ -11,6 +11,7 @@ What must stay true:
 - Records that retention removes meanwhile are skipped.
 - Replicas remove old records at different times. What at least two replicas have is compared, without those whose log
   begins later; these are named.
+- Only a check whose replicas were all compared to its end `is_verified`. Whatever keeps a replica from that is noted.
 - A check with a target ends: each answer brings it further, or brings a replica closer to being set aside.
 """
 
@@ -31,6 +32,7 @@ from klamm.client.verification.newest_values import NewestValues
 from klamm.protocol.vocabulary import TopicPartition
 
 PATIENCE_S = 10.0
+_UNREADABLE = "its records cannot be read"
 # A check that follows tries a replica again after so many times its patience.
 REST = 3
 
@@ -43,10 +45,12 @@ class OutOfRange(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The replica gave no answer, and why. If this `is_final`, another try would not help."""
+    """The replica gave no answer, and why. If this `is_final`, another try would not help. `is_corrupt`: its broker
+    says that the bytes there are no batches."""
 
     reason: str
     is_final: bool = False
+    is_corrupt: bool = False
 
 
 Answer = Window | OutOfRange | Failed
@@ -87,6 +91,8 @@ class PartitionCheck:
     gone: str | None = None
     # Where the logs of replicas begin that lack older records, which another replica has.
     begins_later: dict[int, int] = field(default_factory=dict)
+    # Why that may be a loss, for those of them of which retention is not known to be the reason.
+    unexplained: dict[int, str] = field(default_factory=dict)
     # Offsets that retention removed before they were compared.
     removed_offsets: int = 0
     batches: int = 0
@@ -94,6 +100,8 @@ class PartitionCheck:
     size_bytes: int = 0
     # Only for a compacted topic, when the check reads all records from its start to the end of the partition.
     newest: NewestValues | None = None
+    # Whether a further reading, which was to say if values are lost, could not be ended.
+    is_unconfirmed: bool = False
     # What of each replica's last window was before the position. For readers of files.
     consumed_bytes: dict[int, int] = field(default_factory=dict)
     # Replicas that should be asked for this partition alone, because their last answer had no whole batch.
@@ -148,6 +156,19 @@ class PartitionCheck:
         return len(self.active) + lagging >= min(2, len(self.replicas))
 
     @property
+    def is_verified(self) -> bool:
+        """Whether every replica was compared, from the start to the target."""
+        is_read = self.gone is None and bool(self.replicas) and not (self.set_aside or self.unexplained)
+        return is_read and not self.is_undecided
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether replicas of a compacted topic lack records of each other that may be lost."""
+        if self.newest is None:
+            return self.compacted_batches > 0
+        return self.is_unconfirmed or self.newest.is_full or (bool(self.newest) and not self._is_whole)
+
+    @property
     def has_broken_replica(self) -> bool:
         return any(each.is_broken for each in self.set_aside.values())
 
@@ -180,13 +201,14 @@ class PartitionCheck:
         for replica in here:
             answer = answers.get(replica)
             if isinstance(answer, Failed):
-                reason, is_final = answer
+                reason, is_final, is_corrupt = answer
             elif isinstance(answer, OutOfRange):
-                reason, is_final = self._out_of_range(answer), False
+                reason, is_final, is_corrupt = self._out_of_range(answer), False, False
             else:
                 continue
             if is_final or self._is_over(self._failing_since_s, replica, now_s):
-                self._put_aside(replica, reason, now_s)
+                reason = f"{_UNREADABLE}: {reason}" if is_corrupt else reason
+                self._put_aside(replica, reason, now_s, is_broken=is_corrupt)
         here = [replica for replica in here if replica not in self.set_aside]
         if not here or any(replica not in windows for replica in here):
             return []
@@ -223,8 +245,11 @@ class PartitionCheck:
     @property
     def has_unreplaced_values(self) -> bool:
         """Whether a further reading must say if values are lost. Only when all replicas were read to the end."""
-        is_whole = self.gone is None and not (self.set_aside or self.begins_later or self.removed_offsets)
-        return is_whole and bool(self.newest)
+        return self._is_whole and bool(self.newest)
+
+    @property
+    def _is_whole(self) -> bool:
+        return self.gone is None and not (self.set_aside or self.begins_later or self.removed_offsets)
 
     def again(self) -> "PartitionCheck":
         """A further reading, from the first value on that a replica may have lost."""
@@ -242,7 +267,8 @@ class PartitionCheck:
     def confirm(self, again: "PartitionCheck") -> None:
         """Takes the result of a further reading."""
         assert self.newest is not None and again.newest is not None
-        self.newest.keep_confirmed(again.newest if again.has_unreplaced_values else NewestValues())
+        self.is_unconfirmed |= not again._is_whole
+        self.newest.keep_confirmed(NewestValues() if self.is_unconfirmed else again.newest)
 
     def conclude(self) -> list[Difference]:
         """The values that are lost become differences. Returns new ones."""
@@ -254,9 +280,13 @@ class PartitionCheck:
         ]
         return [difference for difference in lost if self.differences.add(difference)]
 
-    def keep_only(self, replicas: Sequence[int]) -> None:
-        """The others are no longer replicas of the partition."""
-        self.replicas = [replica for replica in self.replicas if replica in replicas]
+    def reassigned(self, replicas: Sequence[int]) -> None:
+        """Only these are replicas now; those that are new were not compared from the start."""
+        for replica in replicas:
+            if replica not in self.replicas and not self.follows:
+                self.set_aside[replica] = SetAside(self.start_offset, "it became a replica meanwhile")
+        kept = [replica for replica in self.replicas if replica in replicas]
+        self.replicas = kept + [replica for replica in replicas if replica not in kept]
         for replica in [each for each in self.set_aside if each not in replicas]:
             del self.set_aside[replica]
 
@@ -317,7 +347,7 @@ class PartitionCheck:
         self.batches += compared.batches
         self.compacted_batches += compared.compacted_batches
         for replica, reason in compared.broken.items():
-            self._put_aside(replica, f"its records cannot be read: {reason}", now_s, is_broken=True)
+            self._put_aside(replica, f"{_UNREADABLE}: {reason}", now_s, is_broken=True)
         if compared.next_offset > self.position:
             self.position = compared.next_offset
             self.consumed_bytes = compared.consumed_bytes
@@ -387,6 +417,7 @@ def merged(checks: Sequence[PartitionCheck]) -> PartitionCheck:
         for difference in check.differences.found:
             whole.differences.add(difference)
         whole.begins_later |= check.begins_later
+        whole.unexplained |= check.unexplained
         whole.removed_offsets += check.removed_offsets
         whole.batches += check.batches
         whole.compacted_batches += check.compacted_batches

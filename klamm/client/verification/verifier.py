@@ -6,7 +6,7 @@ the next fetch. Without an end (`follows`) it goes round all partitions again an
 What must stay true:
 - Memory is bounded by the partitions in progress, their replicas and the size of a window.
 - It ends, whatever brokers answer; a partition that could not be verified says why.
-- A topic that is deleted meanwhile is not a difference; nor is a partition that gets other replicas.
+- A topic that is deleted meanwhile is not a difference, and not verified; nor is a partition that gets other replicas.
 
 Source: kafka.tools.ReplicaVerificationTool.
 """
@@ -14,9 +14,11 @@ Source: kafka.tools.ReplicaVerificationTool.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from klamm.client.cluster import ClusterClient, PartitionMetadata, RetryPolicy
 from klamm.client.configs import ConfigResource, describe_configs
+from klamm.client.log_dirs import describe_log_dirs
 from klamm.client.offsets import list_offsets
 from klamm.client.verification.compare import Difference
 from klamm.client.verification.fetcher import ReplicaFetcher
@@ -40,7 +42,8 @@ PAUSE_S, MAX_PAUSE_S = 0.02, 0.5
 REFRESH_EVERY_S = 1.0
 # A topic that the brokers do not know for so long was deleted.
 MISSING_S = 3.0
-_CLEANUP_POLICY, _COMPACT = "cleanup.policy", "compact"
+_CLEANUP_POLICY, _COMPACT, _DELETE = "cleanup.policy", "compact", "delete"
+_RETENTION_MS, _RETENTION_BYTES = "retention.ms", "retention.bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class VerifyOptions:
     - `time`: where to begin; EARLIEST_TIMESTAMP, LATEST_TIMESTAMP or milliseconds.
     - `follows`: has no end; `max_wait_ms` is the pause between two rounds of it.
     - `patience_s`: how long to wait for a replica that gives no usable answer.
+    - `now_ms`: the wall clock, to know which records retention has removed.
     """
 
     fetch_size_bytes: int = 512 * 1024
@@ -58,6 +62,7 @@ class VerifyOptions:
     follows: bool = False
     max_wait_ms: int = 1000
     patience_s: float = PATIENCE_S
+    now_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +144,25 @@ async def _compacted(client: ClusterClient, topics: Sequence[str]) -> tuple[set[
         elif _COMPACT in (entry.value or ""):
             compacted.add(resource.name)
     return compacted, unknown
+
+
+class _Retention(NamedTuple):
+    """The limits of a topic's log; -1 for none."""
+
+    ms: int
+    size_bytes: int
+
+
+async def _retention(client: ClusterClient, topic: str) -> _Retention | None:
+    """None if it is not known."""
+    resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+    entries = (await describe_configs(client, [resource], [_CLEANUP_POLICY, _RETENTION_MS, _RETENTION_BYTES]))[resource]
+    values = {} if isinstance(entries, KafkaError) else {name: entry.value or "" for name, entry in entries.items()}
+    try:
+        limits = _Retention(int(values[_RETENTION_MS]), int(values[_RETENTION_BYTES]))
+    except (KeyError, ValueError):
+        return None
+    return limits if _DELETE in values.get(_CLEANUP_POLICY, "") else _Retention(-1, -1)
 
 
 async def start_offsets(
@@ -239,6 +263,9 @@ class _Verifier:
 
     async def _verify(self, check: PartitionCheck) -> None:
         await self._read(check)
+        for replica, start in check.begins_later.items() if check.gone is None else ():
+            if reason := await self._unexplained(check, replica, start):
+                check.unexplained[replica] = reason
         if not check.has_unreplaced_values:
             return
         silent = _Verifier(self._client, self._options, Events())
@@ -252,6 +279,32 @@ class _Verifier:
             await silent.close()
         for difference in check.conclude():
             self._events.differs(check, difference)
+
+    async def _unexplained(self, check: PartitionCheck, replica: int, start: int) -> str:
+        """Why a log that begins later than others may have lost records; empty if retention accounts for it."""
+        client, partition, now_ms = self._client, check.partition, self._options.now_ms
+        retry = RetryPolicy(deadline_ms=int(1000 * self._options.patience_s))
+        try:
+            retention = await _retention(client, partition.topic)
+            if retention is None:
+                return "the topic's retention is not known"
+            # Followers adopt the log start of the leader, which DeleteRecords or retention has moved.
+            times = [EARLIEST_TIMESTAMP, *([now_ms - retention.ms] if 0 <= retention.ms <= now_ms else [])]
+            for time in times:
+                listed = (await list_offsets(client, {partition: time}, retry=retry))[partition]
+                if not isinstance(listed, KafkaError) and (listed.offset >= start or listed.offset == UNKNOWN_OFFSET):
+                    return ""
+            if retention.size_bytes >= 0 and await self._size(partition, replica) >= retention.size_bytes:
+                return ""
+        except ClientError as error:
+            return str(error)
+        return "retention does not account for that"
+
+    async def _size(self, partition: TopicPartition, replica: int) -> int:
+        """The size of a replica's log; -1 if it is not known."""
+        found = (await describe_log_dirs(self._client, [replica], [partition])).get(replica, {})
+        logs = [] if isinstance(found, KafkaError) else [each.replicas.get(partition) for each in found.values()]
+        return max((each.size_bytes for each in logs if each is not None and not each.is_future), default=-1)
 
     async def _read(self, check: PartitionCheck) -> None:
         pause_s = PAUSE_S
@@ -319,7 +372,7 @@ class _Verifier:
             check.forget("the topic was deleted and created again")
         state = topic.partitions.get(check.partition.partition)
         if state is not None and state.replicas:
-            check.keep_only(state.replicas)
+            check.reassigned(state.replicas)
 
 
 async def _each(

@@ -190,7 +190,10 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify a stopped broker's log directories, and tell what its next start would do. Nothing is changed."""
+    """Verify a stopped broker's log directories, and tell what its next start would do. Nothing is changed.
+
+    The exit code is 0 when there is no damage, 1 when there is, and 3 when something could not be verified.
+    """
     from klamm.tools.log import verifying
 
     raise typer.Exit(verifying.verify([str(each) for each in directories], topic, compacted or [], as_json=as_json))

@@ -6,6 +6,7 @@ to write; only the directory's lock is taken, so that no broker starts meanwhile
 
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,14 @@ import typer
 
 from klamm.config.properties import PropertiesError, parse_properties
 from klamm.environment import FileSystem, SystemEnvironment
-from klamm.processes.errors import EXIT_FAILED, EXIT_OK, ToolError, describe_os_error
+from klamm.processes.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_UNVERIFIED,
+    ToolError,
+    describe_os_error,
+    unverified_after_errors,
+)
 from klamm.progress import progress
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey
@@ -41,6 +49,7 @@ from klamm.storage.overlay import OverlayFileSystem
 from klamm.storage.segment import LOG_SUFFIX
 from klamm.tools.output import print_line
 from klamm.tools.patterns import expression
+from klamm.tools.words import counted
 
 COMPACTED: Final = (*INTERNAL_TOPICS, "__share_group_state")  # the last one is of Kafka 4
 CHECKPOINTS: Final = (
@@ -54,7 +63,7 @@ CHECKPOINTS: Final = (
 @dataclass(slots=True)
 class Directory:
     """A log directory: what its own files say, and which partitions it holds. `problems` are reasons for exit code 1,
-    `notes` are not."""
+    `notes` are not. `lacking` are partitions with committed records, by a checkpoint, that are not here."""
 
     path: str
     is_clean: bool
@@ -65,18 +74,20 @@ class Directory:
     checkpoints: dict[str, Mapping[PartitionKey, int]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    lacking: list[PartitionKey] = field(default_factory=list)
 
 
 def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *, as_json: bool) -> int:
-    """Prints what was found. Returns the exit code."""
+    """Prints what was found. Returns the exit code. Raises ToolError."""
     if len(set(map(os.path.realpath, paths))) < len(paths):
         raise typer.BadParameter("names a directory twice", param_hint="DIRECTORY...")
     environment = SystemEnvironment(blocking_workers=1)
     disk = OverlayFileSystem(environment.file_system)
     wanted = _topic_pattern(topic)
     config, compacted_config = LogConfig(), LogConfig(cleanup_policy=("compact",))
-    is_damaged = False
+    is_damaged, unverified = False, 0
     with ExitStack() as stack:
+        stack.enter_context(unverified_after_errors())
         stack.enter_context(_quiet_loader())
         for path in paths:
             stack.callback(_lock(environment.file_system, path))
@@ -93,11 +104,14 @@ def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *,
         advance = stack.enter_context(progress("verifying", size, visible=not as_json))
         for directory in directories:
             is_damaged |= _tell_directory(directory, as_json)
+            unverified += _tell_lacking(directory, directories, wanted, as_json)
         totals, recovered_logs, recovered_bytes = VerifiedLog(), 0, 0
         for directory, key, path in chosen:
             is_compacted = key[0] in COMPACTED or key[0] in compacted
             try:
-                log = verify_log(disk, path, on_read=advance)
+                first_dirty_offset = directory.checkpoints[CLEANER_OFFSET_CHECKPOINT].get(key, 0)
+                compacted_to = math.inf if is_compacted else first_dirty_offset
+                log = verify_log(disk, path, compacted_to=compacted_to, on_read=advance)
                 _check_committed(log, directory.checkpoints[HIGH_WATERMARK_CHECKPOINT].get(key, 0))
                 prediction = predict(
                     disk,
@@ -105,27 +119,45 @@ def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *,
                     compacted_config if is_compacted else config,
                     log_start_offset=directory.checkpoints[LOG_START_OFFSET_CHECKPOINT].get(key, 0),
                     recovery_point=directory.checkpoints[RECOVERY_POINT_CHECKPOINT].get(key, 0),
-                    first_dirty_offset=directory.checkpoints[CLEANER_OFFSET_CHECKPOINT].get(key, 0),
+                    first_dirty_offset=first_dirty_offset,
                     high_watermark=directory.checkpoints[HIGH_WATERMARK_CHECKPOINT].get(key),
                     is_clean=directory.is_clean,
                     now_ms=environment.now_ms(),
                 )
             except OSError as error:
-                is_damaged = True
+                unverified += 1
                 _tell_unreadable(path, describe_os_error(error), as_json)
                 continue
             is_damaged |= _tell_log(path, key, log, prediction, as_json)
             _add(totals, log)
             recovered_logs += prediction.recovers_from is not None
             recovered_bytes += prediction.recovered_bytes
-    if not as_json:
+    outcome, code = _outcome(is_damaged, is_open=bool(unverified) or not chosen)
+    if as_json:
+        print_line(json.dumps({"outcome": outcome, "partitions": len(chosen), "not_verified": unverified}))
+    else:
         if recovered_logs:
             print_line(f"a start recovers {recovered_logs} partitions, and reads {recovered_bytes} bytes for it")
         print_line(
             f"{len(chosen)} partitions, {totals.segments} segments, {totals.batches} batches, {totals.records} records,"
-            f" {totals.size_bytes} bytes: {'DAMAGED' if is_damaged else 'no damage'}"
+            f" {totals.size_bytes} bytes: {_verdict(is_damaged, unverified, len(chosen))}"
         )
-    return EXIT_FAILED if is_damaged else EXIT_OK
+    return code
+
+
+def _outcome(is_damaged: bool, *, is_open: bool) -> tuple[str, int]:
+    """What is known, and the exit code. Damage counts, whatever else could not be verified."""
+    if is_damaged:
+        return "damaged", EXIT_FAILED
+    return ("unverified", EXIT_UNVERIFIED) if is_open else ("sound", EXIT_OK)
+
+
+def _verdict(is_damaged: bool, unverified: int, chosen: int) -> str:
+    if not chosen and not unverified:
+        return "NOTHING TO VERIFY"
+    texts = ["DAMAGED"] if is_damaged else []
+    texts += [f"{counted(unverified, 'partition')} NOT VERIFIED"] if unverified else []
+    return ", ".join(texts) or "no damage"
 
 
 def _check_committed(log: VerifiedLog, high_watermark: int) -> None:
@@ -175,6 +207,8 @@ def look_at(disk: FileSystem, path: str) -> Directory:
     for name, offsets in directory.checkpoints.items():
         held = directory.partitions.keys() | directory.futures.keys()
         gone = [f"{key[0]}-{key[1]}" for key in offsets if key not in held]
+        if name == HIGH_WATERMARK_CHECKPOINT:
+            directory.lacking += [key for key in offsets if key not in held and offsets[key] > 0]
         if gone:
             directory.notes.append(
                 f"{name} names {', '.join(gone[:5])}, which {'is' if len(gone) == 1 else 'are'} not here"
@@ -294,6 +328,18 @@ def _tell_log(path: str, key: PartitionKey, log: VerifiedLog, prediction: Predic
         if not prediction.lost_bytes and any(finding.file.endswith(LOG_SUFFIX) for finding in log.findings):
             print_line("  a start trusts what is below the recovery point: reads of the damaged part will fail")
     return is_damaged
+
+
+def _tell_lacking(
+    directory: Directory, directories: Sequence[Directory], wanted: Callable[[str], bool], as_json: bool
+) -> int:
+    """How many partitions with committed records are in none of the directories: lost, or deleted since."""
+    held = {key for each in directories for key in (*each.partitions, *each.futures)}
+    lacking = [key for key in directory.lacking if key not in held and wanted(key[0])]
+    for topic, partition in lacking:
+        path = f"{directory.path}/{topic}-{partition}"
+        _tell_unreadable(path, f"{HIGH_WATERMARK_CHECKPOINT} names it, and its directory is missing", as_json)
+    return len(lacking)
 
 
 def _tell_unreadable(path: str, reason: str, as_json: bool) -> None:

@@ -524,7 +524,7 @@ def _raise_errors(errors: Mapping[str, str | None]) -> None:
     """Raises ToolError if a topic has one; the topics are named when they are several."""
     failed = {name: error for name, error in errors.items() if error is not None}
     if failed and len(errors) == 1:
-        raise ToolError(*failed.values())
+        raise ToolError(next(iter(failed.values())))
     if failed:
         raise ToolError("; ".join(f"topic {name}: {error}" for name, error in failed.items()))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.processes.errors import EXIT_FAILED, ToolError
+from klamm.processes.errors import EXIT_FAILED, EXIT_OK, EXIT_UNVERIFIED, ToolError, unverified_after_errors
 from klamm.progress import progress
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
@@ -104,27 +104,31 @@ def replicas(
 ) -> None:
     """Compare the batches of all replicas below the high watermark, by offset, leader epoch and checksum.
 
-    The exit code is 1 when replicas differ, or when a partition could not be compared.
+    The exit code is 0 when all replicas are equal, 1 when some differ, and 3 when something could not be verified.
     """
     matches = topic_filter(topic_white_list)
     keep_freed_memory()
-    if log_dirs is not None:
-        if time not in (None, EARLIEST) or not once:
-            raise typer.BadParameter("goes with --once and --time -2 only", param_hint="--log-dirs")
-        _finish(_offline(log_dirs.split(","), matches, fetch_size, as_json), as_json)
-        return
-    from klamm.client.verification.verifier import VerifyOptions
+    is_on_spark = spark or master is not None or remote is not None
+    if log_dirs is not None and (time not in (None, EARLIEST) or not once):
+        raise typer.BadParameter("goes with --once and --time -2 only", param_hint="--log-dirs")
+    if is_on_spark and not once:
+        raise typer.BadParameter("goes with --once only", param_hint="--spark")
+    with unverified_after_errors():
+        if log_dirs is not None:
+            report = _offline(log_dirs.split(","), matches, fetch_size, as_json)
+        else:
+            from klamm.client.verification.verifier import VerifyOptions
 
-    begin = time if time is not None else EARLIEST if once else LATEST
-    options = VerifyOptions(fetch_size, begin, not once, max_wait_ms, patience_ms / 1000)
-    client_options = command_options(bootstrap_server, command_config)
-    if spark or master is not None or remote is not None:
-        if not once:
-            raise typer.BadParameter("goes with --once only", param_hint="--spark")
-        _finish(_on_spark(client_options, matches, options, master, remote, as_json), as_json)
-        return
-    with client_in_thread(client_options) as client:
-        _finish(_online(client, matches, options, report_interval_ms, as_json), as_json)
+            begin = time if time is not None else EARLIEST if once else LATEST
+            now_ms = int(1000 * clock.time())
+            options = VerifyOptions(fetch_size, begin, not once, max_wait_ms, patience_ms / 1000, now_ms)
+            client_options = command_options(bootstrap_server, command_config)
+            if is_on_spark:
+                report = _on_spark(client_options, matches, options, master, remote, as_json)
+            else:
+                with client_in_thread(client_options) as client:
+                    report = _online(client, matches, options, report_interval_ms, as_json)
+    _finish(report, as_json)
 
 
 def topic_filter(pattern: str) -> Callable[[str], bool]:
@@ -134,14 +138,14 @@ def topic_filter(pattern: str) -> Callable[[str], bool]:
 
 
 def _finish(report: "Report", as_json: bool) -> None:
-    from klamm.tools.verify.report import report_json, summary_lines
+    from klamm.tools.verify.report import Outcome, report_json, summary_lines
 
     if as_json:
         print_line(json.dumps(report_json(report)))
     else:
         print_lines(summary_lines(report))
-    if not report.is_fine:
-        raise typer.Exit(EXIT_FAILED)
+    codes = {Outcome.EQUAL: EXIT_OK, Outcome.DIFFERENT: EXIT_FAILED, Outcome.UNVERIFIED: EXIT_UNVERIFIED}
+    raise typer.Exit(codes[report.outcome])
 
 
 # -- through the brokers ----------------------------------------------------------------------------------------------

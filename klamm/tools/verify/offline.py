@@ -63,6 +63,8 @@ class OfflinePartition:
     partition: TopicPartition
     is_compacted: bool = False
     replicas: dict[int, OfflineReplica] = field(default_factory=dict)
+    # Brokers whose checkpoint has committed records of the partition, and that have no directory of it.
+    lacking: list[int] = field(default_factory=list)
     size_bytes: int = 0
 
 
@@ -99,6 +101,12 @@ def open_directories(directories: Sequence[Path], matches: Callable[[str], bool]
                 is_high_watermark_known=key in high_watermarks or size_bytes == 0,
             )
             each.size_bytes = max(each.size_bytes, size_bytes)
+        for key, high_watermark in high_watermarks.items():
+            if high_watermark > 0 and matches(key[0]):
+                each = found.setdefault(TopicPartition(*key), OfflinePartition(TopicPartition(*key)))
+                each.lacking.append(broker_id)
+    for each in found.values():
+        each.lacking = [broker for broker in each.lacking if broker not in each.replicas]
     if not found:
         raise ToolError("No topics found. --topic-white-list is either filtering out all topics or there is no topic.")
     return [found[partition] for partition in sorted(found)]
@@ -110,7 +118,7 @@ def verify_partition(
     """Compares the replicas of a partition, as far as they are committed."""
     check = PartitionCheck(
         partition.partition,
-        sorted(partition.replicas),
+        sorted({*partition.replicas, *partition.lacking}),
         0,
         is_compacted=partition.is_compacted,
         in_sync=(),
@@ -118,11 +126,13 @@ def verify_partition(
         newest=NewestValues() if partition.is_compacted else None,
     )
     _forget_others(check, partition)
+    for broker in partition.lacking:
+        check.put_aside(broker, f"{HIGH_WATERMARK_CHECKPOINT} of its broker names it, and its directory is missing")
     for broker, replica in partition.replicas.items():
         if not replica.is_high_watermark_known:
             check.put_aside(broker, f"{HIGH_WATERMARK_CHECKPOINT} of its broker has no high watermark for it")
     _read_logs(check, partition, window_bytes, advance)
-    if not any(replica.directory.is_dir() for replica in partition.replicas.values()):
+    if partition.replicas and not any(replica.directory.is_dir() for replica in partition.replicas.values()):
         check.forget("the topic was deleted")
     if check.has_unreplaced_values:
         for _ in range(CONFIRMATIONS):
@@ -131,6 +141,10 @@ def verify_partition(
                 _read_logs(again, partition, window_bytes)
                 check.confirm(again)
         check.conclude()
+    for broker in check.begins_later:
+        check.unexplained[broker] = "files do not tell whether retention has removed them"
+    if len(check.replicas) < 2 and check.gone is None:
+        check.put_aside(check.replicas[0], "no other directory has the partition")
     return check
 
 

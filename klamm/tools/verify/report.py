@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from klamm.client.verification.compare import Difference, Kind
@@ -37,6 +38,14 @@ _MOST_NAMED = 5
 _UNREADABLE = "partition {partition}: replica {replica} has records that cannot be read at {offsets}"
 
 
+class Outcome(StrEnum):
+    """What is known after a verification: all replicas are equal, some differ, or neither."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    UNVERIFIED = "unverified"
+
+
 @dataclass(slots=True)
 class Report:
     """The result of a verification. `skipped` are (topic, reason) of topics that could not be verified."""
@@ -46,15 +55,21 @@ class Report:
     notes: Sequence[str] = ()
     different: list[PartitionCheck] = field(init=False)
     unverified: list[PartitionCheck] = field(init=False)
+    partly: list[PartitionCheck] = field(init=False)
 
     def __post_init__(self) -> None:
         self.different = [check for check in self.checks if differs(check)]
-        self.unverified = [check for check in self.checks if check.gone is None and not check.is_compared]
+        open_ = [check for check in self.checks if not (check.is_verified or differs(check))]
+        self.unverified = [check for check in open_ if check.gone is not None or not check.is_compared]
+        self.partly = [check for check in open_ if check not in self.unverified]
 
     @property
-    def is_fine(self) -> bool:
-        """Whether every partition was compared, and no replica differs."""
-        return not (self.different or self.unverified or self.skipped)
+    def outcome(self) -> Outcome:
+        """A difference counts, whatever else could not be verified."""
+        if self.different:
+            return Outcome.DIFFERENT
+        is_open = self.unverified or self.partly or self.skipped or not self.checks
+        return Outcome.UNVERIFIED if is_open else Outcome.EQUAL
 
 
 def differs(check: PartitionCheck) -> bool:
@@ -141,15 +156,17 @@ def summary_lines(report: Report) -> Iterator[str]:
     if (greatest := _greatest_lag(report.checks)) is not None:
         lag, check, replica = greatest
         yield f"The greatest lag is {counted(lag, 'offset')}: replica {replica} of {check.partition}."
+    if report.outcome is Outcome.EQUAL:
+        yield "All replicas are equal."
+        return
     verdict = f"{counted(len(report.different), 'partition differs', 'partitions differ')}"
     if report.unverified:
         verdict += f", {counted(len(report.unverified), 'partition')} could not be verified"
-    if report.different or report.unverified:
-        yield f"{verdict}."
-    elif any(_failed(check) for check in report.checks):
-        yield "All replicas that were verified are equal."
-    else:
-        yield "All replicas are equal."
+    if report.partly:
+        verdict += f", {counted(len(report.partly), 'partition was', 'partitions were')} verified only in part"
+    if report.skipped:
+        verdict += f", {counted(len(report.skipped), 'topic')} could not be verified"
+    yield f"{verdict}."
 
 
 def _greatest_lag(checks: Iterable[PartitionCheck]) -> tuple[int, PartitionCheck, int] | None:
@@ -178,9 +195,12 @@ def _notes(check: PartitionCheck) -> Iterator[str]:
         how = f"was verified only to offset {aside.offset}" if is_in_part else "was not verified"
         yield f"replica {replica} {how}: {_why(check, replica, aside)}"
     for replica, log_start_offset in check.begins_later.items():
-        yield f"replica {replica} begins at offset {log_start_offset}; others have older records"
+        why = f", and {check.unexplained[replica]}" if replica in check.unexplained else ""
+        yield f"replica {replica} begins at offset {log_start_offset}; others have older records{why}"
     if not check.is_compared:
         yield "nothing to compare with" if len(check.active) == 1 else "no replica answers"
+    if check.is_undecided:
+        yield "replicas lack records of each other, and whether compaction has removed them was not decided"
     if check.removed_offsets:
         yield f"{counted(check.removed_offsets, 'offset')} removed by retention meanwhile"
 
@@ -214,7 +234,8 @@ def sized(size_bytes: int) -> str:
 def report_json(report: Report) -> dict[str, Any]:
     greatest = _greatest_lag(report.checks)
     return {
-        "is_fine": report.is_fine,
+        "outcome": report.outcome.value,
+        "is_fine": report.outcome is Outcome.EQUAL,
         "greatest_lag": None
         if greatest is None
         else {**_place(greatest[1]), "replica": greatest[2], "lag": greatest[0]},
@@ -238,6 +259,8 @@ def check_json(check: PartitionCheck) -> dict[str, Any]:
         "batches": check.batches,
         "size_bytes": check.size_bytes,
         "begins_later": {str(replica): offset for replica, offset in check.begins_later.items()},
+        "unexplained": {str(replica): reason for replica, reason in check.unexplained.items()},
+        "is_undecided": check.is_undecided,
         "removed_offsets": check.removed_offsets,
         "is_compacted": check.is_compacted,
         "different_batches": check.differences.batches,
@@ -253,7 +276,7 @@ def _verdict(check: PartitionCheck) -> str:
         return "different"
     if not check.is_compared:
         return "unverified"
-    return "partly-equal" if check.set_aside else "equal"
+    return "equal" if check.is_verified else "partly-equal"
 
 
 def difference_json(difference: Difference) -> dict[str, Any]:

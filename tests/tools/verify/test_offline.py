@@ -1,6 +1,7 @@
 """Comparing data directories whose files change, or lack what they should have."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from klamm.client.verification.partition import PartitionCheck, SetAside
 from klamm.protocol.records import Record, build_batch
 from klamm.tools import main
 from klamm.tools.verify.offline import open_directories, verify_partition
-from klamm.tools.verify.report import Report
+from klamm.tools.verify.report import Outcome, Report
 
 END = 30
 
@@ -47,7 +48,7 @@ def test_a_replica_without_any_segment_is_not_verified(directories: list[Path]) 
         path.unlink()
     check = verified(directories)
     assert check.set_aside == {1: SetAside(0, f"{directories[1]}/t-0 has no segment")}
-    assert not Report([check]).is_fine
+    assert Report([check]).outcome is Outcome.UNVERIFIED
 
 
 def test_a_replica_whose_high_watermark_is_not_known_is_not_verified(directories: list[Path]) -> None:
@@ -55,13 +56,25 @@ def test_a_replica_whose_high_watermark_is_not_known_is_not_verified(directories
     check = verified(directories)
     reason = "replication-offset-checkpoint of its broker has no high watermark for it"
     assert check.set_aside == {1: SetAside(0, reason)}
-    assert not Report([check]).is_fine
+    assert Report([check]).outcome is Outcome.UNVERIFIED
 
 
 def test_a_replica_without_its_first_segment_is_named(directories: list[Path]) -> None:
     (directories[1] / "t-0" / f"{0:020}.log").unlink()
     check = verified(directories)
     assert (check.start_offset, check.position, check.begins_later) == (10, END, {1: 10})
+    assert list(check.unexplained) == [1] and Report([check]).outcome is Outcome.UNVERIFIED
+
+
+def test_a_partition_in_one_directory_only_is_not_verified(directories: list[Path]) -> None:
+    shutil.rmtree(directories[1] / "t-0")
+    assert verified(directories).set_aside == {
+        1: SetAside(0, "replication-offset-checkpoint of its broker names it, and its directory is missing")
+    }
+    (directories[1] / "replication-offset-checkpoint").unlink()
+    check = verified(directories)
+    assert [aside.reason for aside in check.set_aside.values()] == ["no other directory has the partition"]
+    assert Report([check]).outcome is Outcome.UNVERIFIED
 
 
 def test_a_replica_that_is_deleted_meanwhile_is_not_verified(directories: list[Path]) -> None:
@@ -76,7 +89,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_no_difference(directories: list[Pa
     for directory in directories:
         (directory / "t-0").rename(directory / "t-0.1234-delete")
     check = verify_partition(partition, 100)
-    assert check.gone == "the topic was deleted" and Report([check]).is_fine
+    assert check.gone == "the topic was deleted" and Report([check]).outcome is Outcome.UNVERIFIED
 
 
 def test_segments_that_are_compacted_meanwhile_are_read_anew(directories: list[Path]) -> None:
@@ -113,7 +126,7 @@ def test_a_lost_value_of_a_compacted_topic_is_found_unless_a_record_above_the_hi
     write(directories[1], (1, b"b"), (END - 1, b"c"))
     check = verified(directories)
     assert check.differences.found == [Difference(Kind.LOST, 0, 0, replica=1, other=0)]
-    assert not Report([check]).is_fine
+    assert Report([check]).outcome is Outcome.DIFFERENT
     # Its broker was killed after a cleaning, before it checkpointed the high watermark.
     write(directories[1], (1, b"b"), (END - 1, b"c"), (END, b"a"))
     assert not verified(directories).differences
@@ -134,7 +147,7 @@ def test_files_of_a_directory_that_cannot_be_read_end_with_an_error(
     path = directories[1] / name
     path.unlink()
     path.mkdir()
-    assert main.run(["verify", "replicas", "--log-dirs", ",".join(map(str, directories))]) == 1
+    assert main.run(["verify", "replicas", "--log-dirs", ",".join(map(str, directories))]) == 3
     assert capsys.readouterr().err == f"klamm: {path}: not a regular file\n"
 
 
@@ -145,5 +158,5 @@ def test_a_pipe_in_place_of_a_file_of_a_directory_is_an_error_and_no_hang(
     path = directories[1] / name
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    assert main.run(["verify", "replicas", "--log-dirs", ",".join(map(str, directories))]) == 1
+    assert main.run(["verify", "replicas", "--log-dirs", ",".join(map(str, directories))]) == 3
     assert capsys.readouterr().err == f"klamm: {path}: not a regular file\n"

@@ -3,7 +3,7 @@
 from klamm.client.verification.compare import Difference, Kind
 from klamm.client.verification.partition import PartitionCheck, SetAside
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.verify.report import Report, difference_line, lag_line, report_json, summary_lines
+from klamm.tools.verify.report import Outcome, Report, difference_line, lag_line, report_json, summary_lines
 
 
 def checked(number: int, *differences: Difference, replicas: tuple[int, ...] = (1, 2, 3)) -> PartitionCheck:
@@ -57,9 +57,9 @@ def test_the_summary_names_each_difference_and_says_the_same_of_many_partitions_
         "t-8: 2 batches differ; replica 2 has no batch for offsets 5 to 9, replica 3 has another checksum at offsets"
         " 15 to 19",
         "Verified 8 partitions on 17 replicas: 32 batches, 24.0 KB read.",
-        "1 partition differs.",
+        "1 partition differs, 7 partitions were verified only in part.",
     ]
-    assert not report.is_fine
+    assert report.outcome is Outcome.DIFFERENT
     verdicts = [each["verdict"] for each in report_json(report)["partitions"]]
     assert verdicts == ["partly-equal"] * 7 + ["different"]
 
@@ -74,12 +74,14 @@ def test_a_partition_with_one_answer_left_or_none_could_not_be_verified() -> Non
     *_, skipped, verified, verdict = summary_lines(report)
     assert skipped == "the brokers answer TOPIC_AUTHORIZATION_FAILED (29) for topic u"
     assert verified == "Verified 0 partitions on 0 replicas: 0 batches, 0 bytes read."
-    assert verdict == "0 partitions differ, 2 partitions could not be verified."
+    assert verdict == "0 partitions differ, 3 partitions could not be verified, 1 topic could not be verified."
     assert [each["verdict"] for each in report_json(report)["partitions"]] == ["unverified", "unverified", "gone"]
-    assert not report.is_fine and Report([gone]).is_fine
+    for each in (report, Report([gone]), Report([checked(0)], report.skipped), Report([])):
+        assert each.outcome is Outcome.UNVERIFIED
+        assert (report_json(each)["outcome"], report_json(each)["is_fine"]) == ("unverified", False)
 
 
-def test_a_lag_alone_is_fine() -> None:
+def test_a_replica_that_lags_is_verified_only_in_part() -> None:
     check = checked(0, replicas=(1, 2))
     check.high_watermarks[2] = 15
     check.set_aside[2] = SetAside(15, "its high watermark is 15", is_lag=True)
@@ -88,10 +90,10 @@ def test_a_lag_alone_is_fine() -> None:
         "t-0: replica 2 was verified only to offset 15: it is 5 offsets behind",
         "Verified 1 partition on 2 replicas: 4 batches, 3.0 KB read.",
         "The greatest lag is 5 offsets: replica 2 of t-0.",
-        "All replicas are equal.",
+        "0 partitions differ, 1 partition was verified only in part.",
     ]
     greatest = {"topic": "t", "partition": 0, "replica": 2, "lag": 5}
     assert report_json(report)["greatest_lag"] == greatest
     assert report_json(Report([checked(0)]))["greatest_lag"] is None
-    assert report.is_fine
+    assert report.outcome is Outcome.UNVERIFIED
     assert lag_line([check]) == "max lag is 0 for partition t-0 at offset 20 among 1 partitions"
