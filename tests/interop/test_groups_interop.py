@@ -166,11 +166,13 @@ def theirs(bootstrap: str, kafka_jars: Path, tmp_path_factory: pytest.TempPathFa
 def ours(bootstrap: str, arguments: str, *, code: int | None = 0) -> str:
     """Runs `klamm groups` and returns all that it says, errors with Kafka's prefix instead of klamm's. `code`: how it
     must end; None: anyhow."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding="utf-8", write_through=True)
+    with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
         ended = main.run(["groups", *shlex.split(arguments), "--bootstrap-server", bootstrap])
-    assert code in (None, ended), said.getvalue()
-    return re.sub(r"^klamm: ", "\nError: ", said.getvalue(), flags=re.M)
+    said = written.getvalue().decode()
+    assert code in (None, ended), said
+    return re.sub(r"^klamm: ", "\nError: ", said, flags=re.M)
 
 
 def blocks(said: str) -> list[list[str]]:
