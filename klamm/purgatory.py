@@ -9,11 +9,13 @@ What must stay true:
   the keys that change meanwhile (`noting_changes`) and looks at them again.
 - A completed operation holds no timer, is not checked again, and is in no list; an operation under very many keys
   leaves the lists in slices.
-- Operations that wait under one key are looked at in the order in which they came.
+- Operations that wait under one key are looked at in the order in which they came: the first ones within `check`, the
+  others in slices. A change that comes meanwhile has all of them looked at again.
 """
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -23,6 +25,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 # The number of lists that an operation leaves before others have the loop: some milliseconds.
 KEYS_PER_SLICE = 2_000
+# The number of operations that a check looks at, and completes, before others have the loop: some milliseconds.
+OPERATIONS_PER_SLICE = 200
 
 
 class DelayedOperation(ABC):
@@ -81,6 +85,8 @@ class Purgatory(Generic[Key]):
         # Dicts serve as ordered sets: `check` wakes in the order of arrival.
         self._watchers: dict[Key, dict[Waiting[Key], None]] = {}
         self._notes: list[dict[Key, None]] = []
+        # The keys whose operations are being looked at in slices; whether they must be looked at again.
+        self._checking: dict[Key, bool] = {}
         # How many operations were still waiting at their deadline.
         self.expired_count = 0
 
@@ -167,11 +173,31 @@ class Purgatory(Generic[Key]):
         for changed in self._notes:
             changed[key] = None
         watchers = self._watchers.get(key)
-        if watchers:
-            for waiting in list(watchers):
-                # Completing one operation may have completed others, or changed the state that the next one waits for.
-                if not waiting.is_over and waiting.operation.has_become_ready(key):
-                    waiting.complete(True)
+        if not watchers:
+            return
+        if key in self._checking:
+            self._checking[key] = True
+        elif len(watchers) <= OPERATIONS_PER_SLICE:
+            self._look_at(key, list(watchers))
+        else:
+            self._checking[key] = False
+            self._check_in_slices(key, deque(watchers))
+
+    def _check_in_slices(self, key: Key, waiting: "deque[Waiting[Key]]") -> None:
+        self._look_at(key, [waiting.popleft() for _ in range(min(OPERATIONS_PER_SLICE, len(waiting)))])
+        if not waiting:
+            if not self._checking[key]:
+                del self._checking[key]
+                return
+            self._checking[key] = False
+            waiting.extend(self._watchers.get(key, ()))
+        asyncio.get_running_loop().call_soon(self._check_in_slices, key, waiting)
+
+    def _look_at(self, key: Key, operations: "list[Waiting[Key]]") -> None:
+        for waiting in operations:
+            # Completing one operation may have completed others, or changed the state that the next one waits for.
+            if not waiting.is_over and waiting.operation.has_become_ready(key):
+                waiting.complete(True)
 
     def _forget(self, waiting: Waiting[Key]) -> None:
         waiting.is_over = True

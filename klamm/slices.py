@@ -173,11 +173,13 @@ async def _rest(steps: Generator[None, None, T]) -> T:
 class Turns:
     """Long work of one kind, in slices and one after the other.
 
-    Run side by side, all pieces of work would finish late, and all partial results would be in memory at once.
+    Run side by side, all pieces of work would finish late, and all partial results would be in memory at once. A turn
+    begins with `wait_for_room`, if given.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wait_for_room: Callable[[], Awaitable[None]] | None = None) -> None:
         self._lock = asyncio.Lock()
+        self._wait_for_room = wait_for_room
 
     async def take(self, steps: Generator[None, None, T]) -> T:
         """Like `in_slices`, once it is this work's turn. Work with a single step does not wait for its turn."""
@@ -188,4 +190,6 @@ class Turns:
             return value
         async with self._lock:
             await asyncio.sleep(0)
+            if self._wait_for_room is not None:
+                await self._wait_for_room()
             return await in_slices(steps)

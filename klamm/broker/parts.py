@@ -282,7 +282,7 @@ class BrokerParts:
             transaction_coordinator=self.transaction_coordinator,
             transaction_markers=self.transaction_markers,
             marker_appends=self.marker_appends,
-            long_answers=Turns(),
+            long_answers=Turns(self.response_memory.wait_for_room),
         )
         self.dispatcher = Dispatcher(self.services, environment.work_clock_s)
         self.listeners = Listeners(

@@ -65,7 +65,8 @@ class Services:
     transaction_coordinator: TransactionCoordinator
     transaction_markers: TransactionMarkers
     marker_appends: MarkerAppends
-    # Large answers are made one after another: before encoding, an answer takes ten times the memory of its bytes.
+    # Large answers are made one after another, when there is room: before encoding, an answer takes ten times the
+    # memory of its bytes.
     long_answers: Turns
 
     def require_controller(self) -> None:

@@ -61,6 +61,8 @@ REPLICA_STATE_NAMES: Mapping[int, str] = {
     ReplicaState.DELETION_INELIGIBLE: "ReplicaDeletionIneligible",
     ReplicaState.NON_EXISTENT: "NonExistentReplica",
 }
+# What a record keeps of a text: clients can name partitions of topics with 32,767 bytes.
+MAX_TEXT_CHARACTERS = 2_000
 # The states whose changes are logged at INFO.
 _PARTITION_ONLINE = int(PartitionState.ONLINE)  # New has a lower number, and its changes are logged so too.
 _REPLICA_OFFLINE = int(ReplicaState.OFFLINE)
@@ -379,7 +381,7 @@ class StateChangeLog:
 
     def announce(self, controller_epoch: int, text: str) -> None:
         """See `Announcement`."""
-        self._add(Announcement(self._now_ms(), controller_epoch, text, self._event))
+        self._add(Announcement(self._now_ms(), controller_epoch, text[:MAX_TEXT_CHARACTERS], self._event))
 
     def _add(self, record: Record, delivered: Record | None = None) -> None:
         """`delivered`: the record as it is delivered, if it is kept without something."""
@@ -396,7 +398,7 @@ class StateChangeLog:
 
     def event_turns_out(self, outcome: str) -> None:
         """Sets the outcome of the event in progress, if it is not processed."""
-        self._outcome = outcome
+        self._outcome = outcome[:MAX_TEXT_CHARACTERS]
 
     def event_ends(self, controller_epoch: int, state: str, queue_time_ms: float, processing_time_ms: float) -> None:
         """The event in progress is over: its records are written soon."""

@@ -28,6 +28,7 @@ from klamm.faults.corruption import corrupt_batch
 from klamm.faults.elections import LeaderOfChoice, Resignation, add_flows
 from klamm.faults.wire import Elsewhere, FaultError
 from klamm.protocol.errors import ErrorCode
+from klamm.slices import in_slices
 from klamm.storage.log_directory import partition_directory_name
 from klamm.zookeeper.client import State, ZooKeeperClient
 from klamm.zookeeper.errors import ZooKeeperError
@@ -138,7 +139,7 @@ class BrokerActions:
 
     async def _force_rebalance(self, action: ForceRebalance) -> Json:
         parts = self._parts
-        error, summary = parts.group_coordinator.describe_group(action.group)
+        error, summary = await in_slices(parts.group_coordinator.describe_group(action.group))
         _check(error, f"group {action.group}")
         group = parts.groups.get(action.group)
         if group is None or not group.members:

@@ -81,14 +81,23 @@ class ResponseMemory:
 
     async def share(self, *, is_follower: bool) -> int:
         """How many bytes a fetch may read now. A consumer waits for room, and gets 0 when there is none in time."""
-        if not is_follower and self._share_of_consumer() < MIN_SHARE_BYTES:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(MAX_WAIT_MS / 1000):
-                    await self._room()
+        if not is_follower:
+            await self._room_within(MAX_WAIT_MS)
         if is_follower:
             return min(max(0, self.budget_bytes - self.held_bytes) // SHARE_OF_FREE, MAX_SHARE_BYTES)
         share = self._share_of_consumer()
         return share if share >= MIN_SHARE_BYTES else 0
+
+    async def wait_for_room(self) -> None:
+        """Before a large answer of another API than Fetch is made: waits while clients do not take theirs, as long as
+        it takes to disconnect those that have stalled. The answer may then exceed the budget by its own size."""
+        await self._room_within(2 * STALLED_AFTER_MS)
+
+    async def _room_within(self, max_wait_ms: int) -> None:
+        if self._is_short:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max_wait_ms / 1000):
+                    await self._room()
 
     def _share_of_consumer(self) -> int:
         free_bytes = self.budget_bytes - self.budget_bytes // SHARE_OF_FOLLOWERS - self.held_bytes

@@ -4,6 +4,8 @@ What must stay true:
 - Any bytes give a value or a ValueError: other members send them. No length is trusted before it has been compared with
   the bytes that are there.
 - Later versions only add fields at the end, so the fields that are read here are the same in all versions.
+- A broker looks into the subscriptions of a group only when it must know them, in steps, and not into more than
+  `MAX_SUBSCRIBED_TOPICS`.
 
 Versions of a subscription: 1 owned partitions (KIP-429).
 
@@ -11,13 +13,19 @@ Source: org.apache.kafka.clients.consumer.internals.ConsumerProtocol.
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import TopicPartition
+from klamm.slices import CHEAP_SLICE, Slices
 
 # Subscriptions are known only for groups of this protocol type.
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
+
+# The most topics in the subscriptions of a group's members together that are looked through: a third of a second, in
+# steps.
+MAX_SUBSCRIBED_TOPICS = 1_000_000
 
 _VERSION = 1
 _NO_USER_DATA = struct.pack(">i", -1)
@@ -42,6 +50,41 @@ def subscribed_topics(subscription: bytes) -> list[str]:
     except struct.error:
         raise ValueError(f"a subscription that ends after {len(subscription)} bytes") from None
     return topics
+
+
+def subscribed_among(subscriptions: Sequence[bytes], topics: Iterable[str]) -> Steps[dict[str, None]]:
+    """Those of the topics that one of the subscriptions has, in steps. Raises ValueError for a subscription in another
+    format, and for subscriptions with more than `MAX_SUBSCRIBED_TOPICS` topics together."""
+    slices = Slices(CHEAP_SLICE)
+    wanted: dict[bytes, str] = {}
+    for topic in topics:
+        wanted[topic.encode()] = topic
+        if slices.is_over():
+            yield
+    found: dict[str, None] = {}
+    left = MAX_SUBSCRIBED_TOPICS
+    for subscription in subscriptions:
+        try:
+            version, count = struct.unpack_from(">hi", subscription)
+            left -= count
+            if version < 0 or count < 0 or left < 0:
+                raise ValueError(f"a subscription of version {version} with {count} topics")
+            position = 6
+            for _ in range(count):
+                (length,) = struct.unpack_from(">h", subscription, position)
+                start, position = position + 2, position + 2 + length
+                if length < 0 or position > len(subscription):
+                    raise ValueError(f"a topic of {length} bytes at {start - 2}")
+                name = subscription[start:position]
+                if name in wanted:
+                    found[wanted[name]] = None
+                if slices.is_over():
+                    yield
+        except struct.error:
+            raise ValueError(f"a subscription that ends after {len(subscription)} bytes") from None
+        if slices.is_over():
+            yield
+    return found
 
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
@@ -105,9 +148,9 @@ class Subscriber:
 
     __slots__ = ("group_instance_id", "member_id", "topics")
 
-    def __init__(self, member_id: str, topics: Sequence[str], group_instance_id: str | None = None) -> None:
+    def __init__(self, member_id: str, topics: Iterable[str], group_instance_id: str | None = None) -> None:
         self.member_id = member_id
-        self.topics = topics
+        self.topics: Collection[str] = dict.fromkeys(topics)
         self.group_instance_id = group_instance_id
 
     @property

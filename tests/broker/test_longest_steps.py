@@ -26,15 +26,14 @@ from klamm.protocol import compiler, messages
 from klamm.protocol.apis import HAND_WRITTEN
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.schema import Field, Struct, fields_of
 from klamm.simulation.small_slices import small_slices
 from support.exchanges import exchange
+from support.filled_requests import CASES, ELEMENTS, TOPIC, Filling, frame_of
 from support.group_wire import find_coordinator
-from support.one_broker import Client, batch, running, until
+from support.one_broker import Client, running, until
 from support.opcodes import Steps, counted_steps
 from support.quotas import client_quotas
 
-ELEMENTS = 200
 # They take less than 20 ms. Those of a step without elements come in addition.
 MAX_OPCODES = 1_200_000
 FIXED_OPCODES = 2_500
@@ -47,71 +46,6 @@ MAX_ELEMENTS = {
 
 # Some of them lie in each phase of a request: decoding, the handler, encoding.
 TURNS_UNTIL_HANG_UP = (1, 2, 4, 8, 50, 250)
-
-TOPIC = "name-0"
-ZEROS: dict[str, Any] = {
-    "Int8": 1, "Int16": 0, "Uint16": 0, "Int64": 0, "Float64": 0.0, "Bool": False, "Bytes": b"", "Uuid": None,
-    "BitField": None, "Records": bytes(batch(b"x")),
-}  # fmt: skip
-# What a field must be for the request not to be refused as a whole.
-VALUES: dict[str, Any] = {
-    "acks": -1, "current_leader_epoch": -1, "generation_id": -1, "generation_id_or_member_epoch": -1, "group_id": "g",
-    "group_instance_id": None, "key": "g", "key_type": 0, "member_id": "", "max_bytes": 1000, "max_wait_ms": 0,
-    "partition_max_bytes": 1000, "replica_id": -1, "resource_type": 2, "session_epoch": 0, "timeout_ms": 100,
-    "timestamp": -1, "transactional_id": None, "validate_only": True,
-}  # fmt: skip
-
-
-def arrays(message: type[Struct], version: int, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The paths of all arrays of a message."""
-    for field in fields_of(message):
-        if version in field.versions and field.is_array:
-            yield (*path, field.name)
-            if not isinstance(field.kind, str):
-                yield from arrays(field.kind, version, (*path, field.name))
-
-
-def filled(message: type[Struct], version: int, path: tuple[str, ...], index: int = 0) -> Any:
-    """A message with many elements in the array of this path, and one in each other."""
-    values = {
-        field.name: value(field, version, path, index) for field in fields_of(message) if version in field.versions
-    }
-    return message(**values)
-
-
-def value(field: Field, version: int, path: tuple[str, ...], index: int) -> Any:
-    if field.is_array:
-        is_on_path = path[:1] == (field.name,)
-        count = ELEMENTS if path == (field.name,) else 1
-        inner = path[1:] if is_on_path else ()
-        return [element(field.kind, version, inner, number) for number in range(count)]
-    if field.is_left_out_as_none:
-        return None
-    if field.name in VALUES and (VALUES[field.name] is not None or version in field.nullable):
-        return VALUES[field.name]
-    return element(field.kind, version, (), index)
-
-
-def element(kind: str | type[Struct], version: int, path: tuple[str, ...], index: int) -> Any:
-    if not isinstance(kind, str):
-        return filled(kind, version, path, index)
-    if kind == "String":
-        return f"name-{index}"
-    return index if kind == "Int32" else ZEROS[kind]
-
-
-CASES = [
-    (key, path)
-    for key in APIS
-    if key not in HAND_WRITTEN
-    for path in arrays(messages.request_class(key), APIS[key].max_version)
-]
-
-
-def frame_of(key: ApiKey, path: tuple[str, ...]) -> bytes:
-    version = APIS[key].max_version
-    request = filled(messages.request_class(key), version, path)
-    return b"".join(map(bytes, messages.encode_request(key, version, 1, "c", request)))
 
 
 async def answered(client: Client, frame: bytes) -> None:
@@ -136,7 +70,7 @@ def compile_codecs(key: ApiKey) -> None:
     messages._response_encoder_in_steps(key, version)
     messages.error_counter(key)
     messages._error_counter_in_steps(key)
-    compiler.is_large(filled(messages.response_class(key), version, ()))
+    compiler.is_large(Filling().message(messages.response_class(key), version, ()))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from klamm.coordinator.groups.group_records import GroupKey, read_group_value, r
 from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch, TransactionalProducer
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record_batch import NO_PRODUCER_ID
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.loop import simulated_loop
@@ -230,7 +231,7 @@ class Coordination:
         return self.coordinator.heartbeat(G, joined.generation_id, joined.member_id, instance)
 
     def leave(self, member_id: str = "", instance: str | None = None) -> ErrorCode:
-        error, [(_, _, of_member)] = self.coordinator.leave_group(G, [(member_id, instance)])
+        error, [(_, _, of_member)] = in_one_go(self.coordinator.leave_group(G, [(member_id, instance)]))
         assert error is ErrorCode.NONE
         return of_member
 

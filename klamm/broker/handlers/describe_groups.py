@@ -1,6 +1,7 @@
 """DescribeGroups (key 15), versions 0 to 5: state and members of groups that this broker coordinates.
 
-A group that does not exist is Dead. From version 3 on a client may ask for its authorized operations (KIP-430).
+A group that does not exist is Dead. From version 3 on a client may ask for its authorized operations (KIP-430). A group
+that is named more than once is described once: its members may be much larger than its name in the request.
 """
 
 from klamm.broker.registry import Request, handler
@@ -10,17 +11,18 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import each, mapped
+from klamm.slices import Slices, mapped
 
 Group = DescribeGroupsResponse.DescribedGroup
 Member = Group.DescribedGroupMember
 
-# The number of groups that are described in one slice: a few milliseconds, if a group has a few members.
-GROUPS_PER_SLICE = 50
+# A slice describes so many groups and members together, or fewer with more data than this for each.
+GROUPS_PER_SLICE = 500
+BYTES_PER_PIECE = 2_000
 
 
 def error_response(request: Request[DescribeGroupsRequest], error: KafkaError) -> Steps[DescribeGroupsResponse]:
-    groups = yield from mapped(lambda group_id: _failed(group_id, error.code), request.body.groups)
+    groups = yield from mapped(lambda group_id: _failed(group_id, error.code), dict.fromkeys(request.body.groups))
     return DescribeGroupsResponse(groups=groups)
 
 
@@ -32,26 +34,28 @@ def error_response(request: Request[DescribeGroupsRequest], error: KafkaError) -
     ends_with_client=True,
 )
 async def handle(request: Request[DescribeGroupsRequest]) -> DescribeGroupsResponse:
+    return await request.services.long_answers.take(_described(request))
+
+
+def _described(request: Request[DescribeGroupsRequest]) -> Steps[DescribeGroupsResponse]:
     groups = []
-    async for group_id in each(request.body.groups, GROUPS_PER_SLICE):
-        groups.append(_describe(request, group_id))
+    slices = Slices(GROUPS_PER_SLICE)
+    for group_id in dict.fromkeys(request.body.groups):
+        groups.append((yield from _describe(request, group_id, slices)))
+        if slices.is_over():
+            yield
     return DescribeGroupsResponse(groups=groups)
 
 
-def _describe(request: Request[DescribeGroupsRequest], group_id: str) -> Group:
+def _describe(request: Request[DescribeGroupsRequest], group_id: str, slices: Slices) -> Steps[Group]:
     if not request.allows(group_id):
         return _failed(group_id, request.denied)
-    code, group = request.services.group_coordinator.describe_group(group_id)
+    code, group = yield from request.services.group_coordinator.describe_group(group_id)
     if code is not ErrorCode.NONE:
         return _failed(group_id, code)
-    wants_operations = request.body.include_authorized_operations
-    return Group(
-        error_code=code,
-        group_id=group_id,
-        group_state=group.state,
-        protocol_type=group.protocol_type,
-        protocol_data=group.protocol,
-        members=[
+    members = []
+    for member in group.members:
+        members.append(
             Member(
                 member_id=member.member_id,
                 group_instance_id=member.group_instance_id,
@@ -60,8 +64,17 @@ def _describe(request: Request[DescribeGroupsRequest], group_id: str) -> Group:
                 member_metadata=member.metadata,
                 member_assignment=member.assignment,
             )
-            for member in group.members
-        ],
+        )
+        if slices.is_over(1 + (len(member.metadata) + len(member.assignment)) // BYTES_PER_PIECE):
+            yield
+    wants_operations = request.body.include_authorized_operations
+    return Group(
+        error_code=code,
+        group_id=group_id,
+        group_state=group.state,
+        protocol_type=group.protocol_type,
+        protocol_data=group.protocol,
+        members=members,
         authorized_operations=request.authorized_operations(ResourceType.GROUP, group_id) if wants_operations else None,
     )
 

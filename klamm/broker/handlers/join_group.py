@@ -11,8 +11,9 @@ from klamm.coordinator.groups.group import NO_MEMBER_ID, JoinResult
 from klamm.protocol.apis.join_group import JoinGroupRequest, JoinGroupResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import in_slices, mapped
+from klamm.slices import Slices, in_slices, mapped
 
 Member = JoinGroupResponse.JoinGroupResponseMember
 
@@ -20,8 +21,12 @@ FIRST_VERSION_WITH_REBALANCE_TIMEOUT = 1
 FIRST_VERSION_WITH_MEMBER_ID_REQUIRED = 4
 FIRST_VERSION_WITHOUT_PROTOCOL = 7
 
+# A slice tells of so many members, or fewer with more metadata than this for each.
+MEMBERS_PER_SLICE = 500
+BYTES_PER_PIECE = 2_000
 
-def error_response(request: Request[JoinGroupRequest], error: KafkaError) -> JoinGroupResponse:
+
+def error_response(request: Request[JoinGroupRequest], error: KafkaError) -> Steps[JoinGroupResponse]:
     return _response(request, JoinResult(error.code, NO_MEMBER_ID))
 
 
@@ -49,10 +54,16 @@ async def handle(request: Request[JoinGroupRequest]) -> JoinGroupResponse:
         protocol_type=body.protocol_type,
         protocols=await in_slices(mapped(lambda protocol: (protocol.name, protocol.metadata), body.protocols)),
     )
-    return _response(request, result)
+    return await request.services.long_answers.take(_response(request, result))
 
 
-def _response(request: Request[JoinGroupRequest], result: JoinResult) -> JoinGroupResponse:
+def _response(request: Request[JoinGroupRequest], result: JoinResult) -> Steps[JoinGroupResponse]:
+    members = []
+    slices = Slices(MEMBERS_PER_SLICE)
+    for member_id, group_instance_id, metadata in result.members:
+        members.append(Member(member_id=member_id, group_instance_id=group_instance_id, metadata=metadata))
+        if slices.is_over(1 + len(metadata) // BYTES_PER_PIECE):
+            yield
     protocol_name = result.protocol_name
     if protocol_name is None and request.version < FIRST_VERSION_WITHOUT_PROTOCOL:
         protocol_name = ""
@@ -63,8 +74,5 @@ def _response(request: Request[JoinGroupRequest], result: JoinResult) -> JoinGro
         protocol_name=protocol_name,
         leader=result.leader_id,
         member_id=result.member_id,
-        members=[
-            Member(member_id=member.member_id, group_instance_id=member.group_instance_id, metadata=member.metadata)
-            for member in result.members
-        ],
+        members=members,
     )

@@ -10,7 +10,9 @@ from klamm.broker.security import Operation
 from klamm.protocol.apis.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
+from klamm.slices import mapped
 
 Member = LeaveGroupResponse.MemberResponse
 
@@ -22,22 +24,17 @@ def error_response(request: Request[LeaveGroupRequest], error: KafkaError) -> Le
 
 
 @handler(ApiKey.LEAVE_GROUP, operation=Operation.READ, resource_type=ResourceType.GROUP, error_response=error_response)
-def handle(request: Request[LeaveGroupRequest]) -> LeaveGroupResponse:
+def handle(request: Request[LeaveGroupRequest]) -> Steps[LeaveGroupResponse]:
     body = request.body
     if not request.allows(body.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     members: Sequence[tuple[str, str | None]] = [(body.member_id, None)]
     if request.version >= FIRST_VERSION_WITH_MEMBERS:
-        members = [(member.member_id, member.group_instance_id) for member in body.members]
-    code, left = request.services.group_coordinator.leave_group(body.group_id, members)
+        members = yield from mapped(lambda member: (member.member_id, member.group_instance_id), body.members)
+    code, left = yield from request.services.group_coordinator.leave_group(body.group_id, members)
     if request.version < FIRST_VERSION_WITH_MEMBERS:
         if code is ErrorCode.NONE:
             code = left[0][2]
         return LeaveGroupResponse(error_code=code)
-    return LeaveGroupResponse(
-        error_code=code,
-        members=[
-            Member(member_id=member_id, group_instance_id=group_instance_id, error_code=member_code)
-            for member_id, group_instance_id, member_code in left
-        ],
-    )
+    answered = lambda one: Member(member_id=one[0], group_instance_id=one[1], error_code=one[2])  # noqa: E731
+    return LeaveGroupResponse(error_code=code, members=(yield from mapped(answered, left)))

@@ -8,7 +8,9 @@ from klamm.broker.security import CLUSTER_NAME, Operation
 from klamm.protocol.apis.list_groups import ListGroupsRequest, ListGroupsResponse
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
+from klamm.slices import Slices
 
 Group = ListGroupsResponse.ListedGroup
 
@@ -24,14 +26,20 @@ def error_response(request: Request[ListGroupsRequest], error: KafkaError) -> Li
     error_response=error_response,
     ends_with_client=True,
 )
-def handle(request: Request[ListGroupsRequest]) -> ListGroupsResponse:
+async def handle(request: Request[ListGroupsRequest]) -> ListGroupsResponse:
+    return await request.services.long_answers.take(_listed(request))
+
+
+def _listed(request: Request[ListGroupsRequest]) -> Steps[ListGroupsResponse]:
     code, groups = request.services.group_coordinator.list_groups(request.body.states_filter or ())
     on_cluster = request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER)
-    return ListGroupsResponse(
-        error_code=code,
-        groups=[
-            Group(group_id=group.group_id, protocol_type=group.protocol_type, group_state=group.state)
-            for group in groups
-            if on_cluster or request.allows(group.group_id)
-        ],
-    )
+    listed = []
+    slices = Slices()
+    for group in groups:
+        if on_cluster or request.allows(group.group_id):
+            listed.append(
+                Group(group_id=group.group_id, protocol_type=group.protocol_type or "", group_state=group.state)
+            )
+        if slices.is_over():
+            yield
+    return ListGroupsResponse(error_code=code, groups=listed)

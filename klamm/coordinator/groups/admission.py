@@ -10,10 +10,15 @@ from klamm.protocol.primitives import MAX_STRING_BYTES
 
 # A member id is a client's or an instance's id plus a dash and a UUID.
 MEMBER_ID_SUFFIX_BYTES = 37
+# Kafka has no limit; clients name the few assignors that they have.
+MAX_PROTOCOLS = 100
 
 
 def is_storable(says: Member) -> bool:
-    """Whether all texts fit into a group record: 32,767 bytes each. Newer requests may contain longer texts."""
+    """Whether the member has at most `MAX_PROTOCOLS`, and all texts fit into a group record: 32,767 bytes each. Newer
+    requests may contain longer texts."""
+    if len(says.protocols) > MAX_PROTOCOLS:
+        return False
     texts = (says.client_id, says.group_instance_id or "", says.protocol_type, *(name for name, _ in says.protocols))
     return max(len(text.encode()) for text in texts) + MEMBER_ID_SUFFIX_BYTES <= MAX_STRING_BYTES
 

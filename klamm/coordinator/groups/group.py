@@ -13,6 +13,7 @@ What must stay true:
   once, also when the member leaves, is replaced, or sends another request.
 - A member has one id; an instance id (KIP-345) has one member. The leader is a member, if there are members.
 - The protocol of a generation is one that all its members support.
+- Members' metadata are opaque bytes. Only the steps of `subscribed_among` look into them, when they must.
 - A committed offset is replaced only by one that is later in the log, whenever the transaction of either one ends.
 
 Source: kafka.coordinator.group.GroupMetadata, MemberMetadata.
@@ -24,14 +25,21 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from klamm.coordinator.groups.transactional_offsets import PendingCommit, TransactionalOffsets
-from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, subscribed_topics
+from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, subscribed_among
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.primitives import Steps, in_one_go
 from klamm.protocol.vocabulary import PartitionKey
+from klamm.slices import Slices
 
 NO_GENERATION = -1
 _LAST_GENERATION = 2**31 - 1
 NO_GROUP_LEADER = ""
 NO_MEMBER_ID = ""
+
+# The number of members that a step loads, tells or describes: a few milliseconds.
+MEMBERS_PER_SLICE = 500
+# What a member or an assigned id takes besides its texts and its metadata: objects and a timer.
+MEMBER_OVERHEAD_BYTES = 1_000
 
 
 class GroupState(StrEnum):
@@ -119,14 +127,6 @@ class GroupSummary(NamedTuple):
     members: Sequence[MemberSummary]
 
 
-class GroupOverview(NamedTuple):
-    """A group as ListGroups shows it."""
-
-    group_id: str
-    protocol_type: str
-    state: GroupState
-
-
 class Member:
     """A member. `rebalance_timeout_ms` is how long others wait for it, `session_timeout_ms` how long it may be silent.
 
@@ -152,7 +152,7 @@ class Member:
         self.rebalance_timeout_ms = rebalance_timeout_ms
         self.session_timeout_ms = session_timeout_ms
         self.protocol_type = protocol_type
-        self.protocols = protocols
+        self.set_protocols(protocols)
         self.assignment = assignment
         self.is_new = False
         self.on_joined: JoinCallback | None = None
@@ -169,6 +169,13 @@ class Member:
     @property
     def is_awaiting_sync(self) -> bool:
         return self.on_synced is not None
+
+    def set_protocols(self, protocols: Protocols) -> None:
+        self.protocols = protocols
+        texts = len(self.group_instance_id or "") + len(self.client_id)  # Once more in the member's id.
+        metadata = sum(len(name) + len(metadata) for name, metadata in protocols)
+        # What the member takes in memory, about.
+        self.size_bytes = MEMBER_OVERHEAD_BYTES + 2 * texts + metadata
 
     def matches(self, protocols: Protocols) -> bool:
         """Whether the member's protocols are unchanged."""
@@ -209,8 +216,10 @@ class Group:
         self.pending_sync_members: dict[str, None] = {}
         # The leader has sent this generation's assignment; later ones are ignored.
         self.has_assignment = False
-        # None if the subscriptions are not known.
-        self.subscribed_topics: frozenset[str] | None = None
+        # Of the members of this generation; None if they are not known.
+        self._subscriptions: Sequence[bytes] | None = None
+        # What the members and the pending ids take in memory.
+        self.size_bytes = 0
         # A member has joined during the initial rebalance delay.
         self.new_member_added = False
         self._awaiting_join = 0
@@ -232,16 +241,36 @@ class Group:
         members: Iterable[Member],
     ) -> "Group":
         """Makes the group of a record: Stable if it has members, else Empty."""
-        members = list(members)
+        return in_one_go(
+            cls.load_steps(
+                group_id, generation_id, protocol_type, protocol_name, leader_id, state_timestamp_ms, list(members)
+            )
+        )
+
+    @classmethod
+    def load_steps(
+        cls,
+        group_id: str,
+        generation_id: int,
+        protocol_type: str | None,
+        protocol_name: str | None,
+        leader_id: str | None,
+        state_timestamp_ms: int | None,
+        members: Sequence[Member],
+    ) -> Steps["Group"]:
+        """As `load`, in steps."""
+        slices = Slices(MEMBERS_PER_SLICE)
         group = cls(group_id, GroupState.STABLE if members else GroupState.EMPTY, state_timestamp_ms)
         group.generation_id = generation_id
         group.protocol_type = protocol_type or None
         group.protocol_name = protocol_name
         for member in members:
             group.add(member)
+            if slices.is_over():
+                yield
         if leader_id in group.members:
             group.leader_id = leader_id
-        group.subscribed_topics = group._compute_subscribed_topics()
+        group._subscriptions = group._find_subscriptions()
         return group
 
     # -- state ------------------------------------------------------------------------------------------------------
@@ -262,7 +291,7 @@ class Group:
         # A log may hold any generation; the largest int32 is followed by 1.
         self.generation_id = self.generation_id + 1 if self.generation_id < _LAST_GENERATION else 1
         self.protocol_name = self.select_protocol() if self.members else None
-        self.subscribed_topics = self._compute_subscribed_topics()
+        self._subscriptions = self._find_subscriptions()
         self.transition_to(GroupState.COMPLETING_REBALANCE if self.members else GroupState.EMPTY, now_ms)
         self.pending_sync_members.clear()
         self.has_assignment = False
@@ -278,13 +307,23 @@ class Group:
         self.members[member.member_id] = member
         if member.group_instance_id is not None:
             self.static_members[member.group_instance_id] = member.member_id
-        self._supported_protocols.update(_names(member.protocols))
+        self._support(member, 1)
         self._set_awaiting_join(member, on_joined)
-        self.pending_members.pop(member.member_id, None)
+        self._remove_pending(member.member_id)
+
+    def add_pending(self, member_id: str) -> None:
+        """An id was assigned to a client, which must join with it (KIP-394)."""
+        self.pending_members[member_id] = None
+        self.size_bytes += MEMBER_OVERHEAD_BYTES + len(member_id)
+
+    def _remove_pending(self, member_id: str) -> None:
+        if member_id in self.pending_members:
+            del self.pending_members[member_id]
+            self.size_bytes -= MEMBER_OVERHEAD_BYTES + len(member_id)
 
     def remove(self, member_id: str) -> None:
         """Removes the member or pending id. Its waiting request is answered with UNKNOWN_MEMBER_ID."""
-        self.pending_members.pop(member_id, None)
+        self._remove_pending(member_id)
         self.pending_sync_members.pop(member_id, None)
         member = self.members.get(member_id)
         if member is None:
@@ -292,7 +331,7 @@ class Group:
         self.answer_join(member, JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, NO_MEMBER_ID))
         self.answer_sync(member, SyncResult(ErrorCode.UNKNOWN_MEMBER_ID))
         del self.members[member_id]
-        self._supported_protocols.subtract(_names(member.protocols))
+        self._support(member, -1)
         if member.group_instance_id is not None:
             self.static_members.pop(member.group_instance_id, None)
         if self.leader_id == member_id:
@@ -308,9 +347,9 @@ class Group:
     ) -> None:
         """The member has rejoined with new properties. This ends its earlier JoinGroup."""
         self.answer_join(member, JoinResult(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
-        self._supported_protocols.subtract(_names(member.protocols))
-        self._supported_protocols.update(_names(protocols))
-        member.protocols = protocols
+        self._support(member, -1)
+        member.set_protocols(protocols)
+        self._support(member, 1)
         member.rebalance_timeout_ms = rebalance_timeout_ms
         member.session_timeout_ms = session_timeout_ms
         self._set_awaiting_join(member, on_joined)
@@ -427,42 +466,51 @@ class Group:
         votes = Counter(member.vote(candidates) for member in self.members.values())
         return votes.most_common(1)[0][0]
 
-    def is_subscribed_to(self, topic: str) -> bool:
-        """Whether a member may be subscribed to the topic. True if the subscriptions are not known."""
-        return self.subscribed_topics is None or topic in self.subscribed_topics
+    def _support(self, member: Member, change: int) -> None:
+        """Adds a member's protocols to those that members support, or takes them away."""
+        self.size_bytes += change * member.size_bytes
+        supported = self._supported_protocols
+        for name in dict.fromkeys(name for name, _ in member.protocols):  # Each once, even if a client repeats one.
+            supported[name] += change
+            if not supported[name]:
+                del supported[name]
 
-    def _compute_subscribed_topics(self) -> frozenset[str] | None:
+    def subscribed_among(self, topics: Collection[str]) -> Steps[Collection[str]]:
+        """Those of the topics to which a member of this generation may be subscribed, in steps: all of them if the
+        subscriptions are not known, or the clients use their own format for the consumer protocol."""
+        if self._subscriptions is None:
+            return topics
+        try:
+            return (yield from subscribed_among(self._subscriptions, topics))
+        except ValueError:
+            return topics
+
+    def _find_subscriptions(self) -> Sequence[bytes] | None:
         if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return None
         if not self.members:
-            return frozenset()
+            return ()
         if self.protocol_name is None:
             return None
-        try:
-            metadata = [member.metadata(self.protocol_name) for member in self.members.values()]
-            return frozenset().union(*map(subscribed_topics, metadata))
-        except ValueError:
-            return None  # The client uses its own format for the consumer protocol.
+        return [member.metadata(self.protocol_name) for member in self.members.values()]
 
     # -- what others see --------------------------------------------------------------------------------------------
 
-    def overview(self) -> GroupOverview:
-        return GroupOverview(self.group_id, self.protocol_type or "", self.state)
-
-    def summary(self) -> GroupSummary:
+    def summary(self) -> Steps[GroupSummary]:
+        """The group as it is in the first step."""
         protocol = self.protocol_name if self.state is GroupState.STABLE else None
-        members = [
-            MemberSummary(
-                member.member_id,
-                member.group_instance_id,
-                member.client_id,
-                member.client_host,
-                member.metadata(protocol) if protocol is not None else b"",
-                member.assignment if protocol is not None else b"",
-            )
+        summary = GroupSummary(self.state, self.protocol_type or "", protocol or "", members := [])
+        shown = [
+            (member, b"", b"") if protocol is None else (member, member.metadata(protocol), member.assignment)
             for member in self.members.values()
         ]
-        return GroupSummary(self.state, self.protocol_type or "", protocol or "", members)
+        slices = Slices(MEMBERS_PER_SLICE)
+        for one, metadata, assignment in shown:
+            texts = one.member_id, one.group_instance_id, one.client_id, one.client_host
+            members.append(MemberSummary(*texts, metadata, assignment))
+            if slices.is_over():
+                yield
+        return summary
 
     # -- offsets ----------------------------------------------------------------------------------------------------
 
@@ -588,22 +636,22 @@ class Group:
                 removed.append(partition)
         return removed
 
-    def expired_offsets(self, partitions: Iterable[PartitionKey], now_ms: int, retention_ms: int) -> list[PartitionKey]:
-        """The partitions whose offsets have expired (KIP-211): for an Empty group all, `retention_ms` after it became
-        Empty; for a Stable group of consumers those without a subscription, and for a group that only commits all,
+    @property
+    def keeps_subscribed(self) -> bool:
+        """Whether offsets of subscribed topics do not expire."""
+        return self.state is GroupState.STABLE and self.protocol_type == CONSUMER_PROTOCOL_TYPE
+
+    def expired_offsets(
+        self, partitions: Iterable[PartitionKey], now_ms: int, retention_ms: int, subscribed: Collection[str] = ()
+    ) -> list[PartitionKey]:
+        """The partitions whose offsets have expired (KIP-211), except of `subscribed` topics: for an Empty group all,
+        `retention_ms` after it became Empty; for a Stable group of consumers, and for a group that only commits,
         `retention_ms` after the commit."""
-        subscribed: Collection[str] = ()
         since_ms: int | None = None
         if self.protocol_type is not None:
             if self.state is GroupState.EMPTY:
                 since_ms = self.state_timestamp_ms
-            elif (
-                self.state is GroupState.STABLE
-                and self.protocol_type == CONSUMER_PROTOCOL_TYPE
-                and self.subscribed_topics is not None
-            ):
-                subscribed = self.subscribed_topics
-            else:
+            elif not self.keeps_subscribed:
                 return []
 
         def is_expired(offset: OffsetAndMetadata) -> bool:
@@ -619,8 +667,3 @@ class Group:
             and (offset := self.offset(partition)) is not None
             and is_expired(offset)
         ]
-
-
-def _names(protocols: Protocols) -> list[str]:
-    """The names, each once even if a client repeats one: they are counted to find how many members support each."""
-    return list(dict.fromkeys(name for name, _ in protocols))

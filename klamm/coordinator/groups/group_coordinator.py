@@ -40,9 +40,9 @@ from klamm.coordinator.groups.admission import (
     transactional_commit_error,
 )
 from klamm.coordinator.groups.group import (
+    MEMBERS_PER_SLICE,
     NO_MEMBER_ID,
     Group,
-    GroupOverview,
     GroupState,
     GroupSummary,
     JoinCallback,
@@ -99,7 +99,7 @@ class GroupCoordinator:
         self._is_active = False
         await self._manager.stop()
         for group in self._manager.groups():
-            self.rebalances.unload(group)
+            await in_slices(self.rebalances.unload(group))
         await self.rebalances.stop()
 
     @property
@@ -164,9 +164,10 @@ class GroupCoordinator:
         if not is_storable(says):
             return JoinResult(ErrorCode.INVALID_REQUEST, says.member_id)
         is_new = says.member_id == NO_MEMBER_ID
-        group = self._manager.get_or_create(group_id) if is_new else self._manager.get(group_id)
-        if group is None:
+        known = self._manager.get(group_id)
+        if known is None and not is_new:
             return JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, says.member_id)
+        group = known or Group(group_id, GroupState.EMPTY, None)
         if not has_room(group, says.member_id, config.group_max_size):
             self.rebalances.remove_member(group, says.member_id, "group.max.size is reached")
             return JoinResult(ErrorCode.GROUP_MAX_SIZE_REACHED, NO_MEMBER_ID)
@@ -174,6 +175,10 @@ class GroupCoordinator:
             return JoinResult(ErrorCode.COORDINATOR_NOT_AVAILABLE, says.member_id)
         if not group.supports_protocols(says.protocol_type, says.protocols):
             return JoinResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, says.member_id)
+        if not self.rebalances.has_memory(group, says):
+            self.rebalances.remove_member(group, says.member_id, "there is no memory for its metadata")
+            return JoinResult(ErrorCode.GROUP_MAX_SIZE_REACHED, NO_MEMBER_ID)
+        group = self._manager.get_or_create(group_id)
         if is_new:
             result = self._join_new(group, says, requires_known_member_id, on_joined)
         else:
@@ -191,8 +196,7 @@ class GroupCoordinator:
         if instance_id in group.static_members:
             self.rebalances.replace_static_member(group, says, on_joined)
         elif requires_known_member_id:
-            group.pending_members[says.member_id] = None
-            self.rebalances.sessions.expect_join(group, says.member_id, says.session_timeout_ms)
+            self.rebalances.add_pending(group, says.member_id, says.session_timeout_ms)
             return JoinResult(ErrorCode.MEMBER_ID_REQUIRED, says.member_id)
         else:
             self.rebalances.add_member(group, says, on_joined)
@@ -276,17 +280,24 @@ class GroupCoordinator:
 
     def leave_group(
         self, group_id: str, members: Sequence[tuple[str, str | None]]
-    ) -> tuple[ErrorCode, list[tuple[str, str | None, ErrorCode]]]:
-        """`members`: (member id, instance id); a static member may be named by its instance id alone."""
-        error = self._group_error(group_id)
-        if error is not None:
-            return error, []
-        group = self._manager.get(group_id)
-        if group is not None and group.state is GroupState.DEAD:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE, []
-        return ErrorCode.NONE, [
-            (member_id, instance_id, self._leave(group, member_id, instance_id)) for member_id, instance_id in members
-        ]
+    ) -> Steps[tuple[ErrorCode, list[tuple[str, str | None, ErrorCode]]]]:
+        """`members`: (member id, instance id); a static member may be named by its instance id alone.
+
+        After an error of the whole request some may have left.
+        """
+        left: list[tuple[str, str | None, ErrorCode]] = []
+        while True:
+            error = self._group_error(group_id)
+            if error is not None:
+                return error, []
+            group = self._manager.get(group_id)
+            if group is not None and group.state is GroupState.DEAD:
+                return ErrorCode.COORDINATOR_NOT_AVAILABLE, []
+            for member_id, instance_id in members[len(left) : len(left) + MEMBERS_PER_SLICE]:
+                left.append((member_id, instance_id, self._leave(group, member_id, instance_id)))
+            if len(left) == len(members):
+                return ErrorCode.NONE, left
+            yield
 
     def _leave(self, group: Group | None, member_id: str, instance_id: str | None) -> ErrorCode:
         if group is None:
@@ -400,16 +411,27 @@ class GroupCoordinator:
         After an error of the whole request some may have been deleted.
         """
         errors: dict[PartitionKey, ErrorCode] = {}
+        topics = dict.fromkeys(topic for topic, _ in partitions)
+        subscribed: Collection[str] = ()
+        searched: tuple[Group, int] | None = None
         for piece in pieces(partitions):
             if errors:
                 yield
-            error = self._delete_piece(group_id, piece, errors)
+            # The members of a new generation may subscribe to other topics.
+            while (group := self._manager.get(group_id)) is not None and searched != (group, group.generation_id):
+                searched = group, group.generation_id
+                subscribed = yield from group.subscribed_among(topics)
+            error = self._delete_piece(group_id, piece, subscribed, errors)
             if error is not ErrorCode.NONE:
                 return error, {}
         return ErrorCode.NONE, errors
 
     def _delete_piece(
-        self, group_id: str, partitions: Sequence[PartitionKey], errors: dict[PartitionKey, ErrorCode]
+        self,
+        group_id: str,
+        partitions: Sequence[PartitionKey],
+        subscribed: Collection[str],
+        errors: dict[PartitionKey, ErrorCode],
     ) -> ErrorCode:
         """Deletes some of a request's offsets, adds to its `errors`, and returns the error of the whole request."""
         error = self._group_error(group_id)
@@ -426,7 +448,7 @@ class GroupCoordinator:
             return ErrorCode.NON_EMPTY_GROUP
         unsubscribed: dict[PartitionKey, None] = {}
         for partition in partitions:
-            if group.state is not GroupState.EMPTY and group.is_subscribed_to(partition[0]):
+            if group.state is not GroupState.EMPTY and partition[0] in subscribed:
                 errors[partition] = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
             else:
                 errors[partition] = ErrorCode.NONE
@@ -473,21 +495,22 @@ class GroupCoordinator:
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
-    def list_groups(self, states: Collection[str]) -> tuple[ErrorCode, list[GroupOverview]]:
+    def list_groups(self, states: Collection[str]) -> tuple[ErrorCode, list[Group]]:
         """The groups in one of the states, or all groups without states. COORDINATOR_LOAD_IN_PROGRESS: the list may be
         incomplete."""
         if not self._is_active:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE, []
         error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._manager.is_loading else ErrorCode.NONE
-        return error, [group.overview() for group in self._manager.groups() if not states or group.state in states]
+        wanted = frozenset(states)
+        return error, [group for group in self._manager.groups() if not wanted or group.state in wanted]
 
-    def describe_group(self, group_id: str) -> tuple[ErrorCode, GroupSummary]:
+    def describe_group(self, group_id: str) -> Steps[tuple[ErrorCode, GroupSummary]]:
         """A group that does not exist is Dead."""
         error = self._group_error(group_id, may_be_empty=True)
         if error is not None:
             return error, NO_GROUP
         group = self._manager.get(group_id)
-        return ErrorCode.NONE, DEAD_GROUP if group is None else group.summary()
+        return ErrorCode.NONE, DEAD_GROUP if group is None else (yield from group.summary())
 
     def delete_groups(self, group_ids: Iterable[str]) -> dict[str, ErrorCode]:
         """Deletes groups. Only Empty groups can be deleted."""

@@ -24,7 +24,7 @@ from klamm.coordinator.groups.group_records import (
     GroupKey,
     OffsetKeyReader,
     UnknownKey,
-    read_group_value,
+    read_group_steps,
     read_key,
     read_offset_value,
 )
@@ -134,7 +134,7 @@ def _read_groups(partition: int, latest: LatestRecords, slices: Slices) -> Gener
         try:
             match read_key(key):
                 case GroupKey(group_id):
-                    groups[group_id] = read_group_value(group_id, value)
+                    groups[group_id] = yield from read_group_steps(group_id, value)
                 case UnknownKey(version):
                     unknown_versions[version] = None
         except ValueError as error:

@@ -32,6 +32,7 @@ groups.
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import lru_cache
@@ -41,8 +42,9 @@ from klamm.coordinator.election_epochs import ElectionEpochs
 from klamm.coordinator.groups.group import Group, GroupState, OffsetAndMetadata
 from klamm.coordinator.groups.group_loader import load_groups
 from klamm.coordinator.groups.group_records import (
+    MAX_CACHED_CHARACTERS,
     group_metadata_key,
-    group_metadata_value,
+    group_metadata_steps,
     offset_commit_key,
     offset_commit_value,
 )
@@ -51,7 +53,7 @@ from klamm.coordinator.ports import Appended, CoordinatorLog, KeyAndValue, Trans
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, UNKNOWN_OFFSET, PartitionKey
-from klamm.slices import Slices, in_slices
+from klamm.slices import Slices, begin, in_slices
 from klamm.tasks import OnFailure, start_task
 
 LOAD_RETRY_BACKOFF_MS = 500
@@ -63,7 +65,8 @@ GROUPS_PER_SLICE = 100
 
 _log = logging.getLogger(__name__)
 
-OnGroup = Callable[[Group], None]
+# In steps: a group may have thousands of members.
+OnGroup = Callable[[Group], Steps[None]]
 
 _STORE_ERRORS: Mapping[ErrorCode, ErrorCode] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -108,14 +111,20 @@ def partition_for(group_id: str, partition_count: int) -> int:
     return (0 if value == -(2**31) else abs(value)) % partition_count
 
 
-@lru_cache(maxsize=10_000)
 def java_hash(text: str) -> int:
     """`String.hashCode` of Java: over the UTF-16 code units, as a signed int32."""
-    data = text.encode("utf-16-be", "surrogatepass")
+    return _cached_hash(text) if len(text) <= MAX_CACHED_CHARACTERS else _hash(text)
+
+
+def _hash(text: str) -> int:
     value = 0
-    for high, low in zip(data[::2], data[1::2], strict=True):
-        value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
+    for unit in memoryview(text.encode(_UTF_16, "surrogatepass")).cast("H"):
+        value = 31 * value + unit & 0xFFFFFFFF
     return value - 2**32 if value >= 2**31 else value
+
+
+_UTF_16 = f"utf-16-{'le' if sys.byteorder == 'little' else 'be'}"
+_cached_hash = lru_cache(maxsize=10_000)(_hash)
 
 
 class PreparedOffsets(NamedTuple):
@@ -166,6 +175,7 @@ class GroupMetadataManager:
         # By partition, then by producer id: the ids of the groups in which a transaction may have pending offsets.
         self._open_groups: dict[int, dict[int, dict[str, None]]] = {}
         self._expiring: asyncio.Task[None] | None = None
+        self._unloading: dict[asyncio.Task[None], None] = {}
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
@@ -198,9 +208,14 @@ class GroupMetadataManager:
     # -- storing ----------------------------------------------------------------------------------------------------
 
     async def store_group(self, group: Group, assignments: Mapping[str, bytes]) -> ErrorCode:
-        """Writes the group as it is now, with the assignment of each member (by id)."""
-        record = group_metadata_key(group.group_id), group_metadata_value(group, assignments)
-        generation_id = group.generation_id
+        """Writes the group as it is now, with the assignment of each member (by id).
+
+        REBALANCE_IN_PROGRESS if the group changes its state before the record is made.
+        """
+        generation_id, state = group.generation_id, group.state
+        record = group_metadata_key(group.group_id), await in_slices(group_metadata_steps(group, assignments))
+        if (group.generation_id, group.state) != (generation_id, state):
+            return ErrorCode.REBALANCE_IN_PROGRESS
 
         def on_appended(appended: Appended) -> None:
             if appended.error_code is not ErrorCode.NONE:
@@ -352,7 +367,8 @@ class GroupMetadataManager:
             self._loading[partition] = start_task(self._load(partition, on_loaded), self._on_failure)
 
     def resign(self, partition: int, coordinator_epoch: int | None, on_unloaded: OnGroup) -> None:
-        """This broker no longer leads the partition: its groups are dropped at once, and `on_unloaded` gets each one.
+        """This broker no longer leads the partition: its groups are dropped at once, and `on_unloaded` gets each one,
+        in steps.
 
         Older epochs are ignored. None: the replica was removed, and its known epoch is forgotten.
         """
@@ -365,8 +381,18 @@ class GroupMetadataManager:
         if load is not None:
             load.cancel()
         groups = self._groups.pop(partition, {})
-        for group in groups.values():
-            on_unloaded(group)
+        unloading = begin(self._unload(partition, list(groups.values()), on_unloaded))
+        if unloading is not None:
+            task = start_task(unloading, self._on_failure)
+            self._unloading[task] = None
+            task.add_done_callback(self._unloading.pop)
+
+    def _unload(self, partition: int, groups: Sequence[Group], on_unloaded: OnGroup) -> Steps[None]:
+        slices = Slices(GROUPS_PER_SLICE)
+        for group in groups:
+            yield from on_unloaded(group)
+            if slices.is_over():
+                yield
         if groups:
             _log.info("unloaded %d groups of %s", len(groups), _name(partition))
 
@@ -382,7 +408,7 @@ class GroupMetadataManager:
                 groups[group_id] = group
                 for producer_id in group.open_producer_ids:
                     self._note_transaction(partition, group, producer_id)
-                on_loaded(group)
+                await in_slices(on_loaded(group))
                 if told.is_over():
                     await asyncio.sleep(0)
             while partition in self._deleted or partition in self._ended:
@@ -471,12 +497,12 @@ class GroupMetadataManager:
         self._expiring = start_task(expire_every(interval_ms, retention_ms, self, self._clock_ms), self._on_failure)
 
     async def stop(self) -> None:
-        """Ends loading and expiration. Idempotent."""
+        """Ends loading and expiration, and completes unloading. Idempotent."""
         tasks = [*self._loading.values(), *filter(None, [self._expiring])]
         self._expiring = None
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._unloading, return_exceptions=True)
 
 
 def _name(partition: int) -> str:

@@ -28,10 +28,18 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from klamm.coordinator.groups.group import Group, Member, OffsetAndMetadata
-from klamm.protocol.primitives import MAX_STRING_BYTES, InvalidFrame, read_nullable_string, read_string
+from klamm.coordinator.groups.group import MEMBERS_PER_SLICE, Group, Member, OffsetAndMetadata
+from klamm.protocol.primitives import (
+    MAX_STRING_BYTES,
+    InvalidFrame,
+    Steps,
+    in_one_go,
+    read_nullable_string,
+    read_string,
+)
 from klamm.protocol.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
+from klamm.slices import Slices
 
 OFFSET_KEY_VERSION = 1
 GROUP_KEY_VERSION = 2
@@ -46,6 +54,9 @@ _TWO_INT64 = struct.Struct(">qq")
 # Version 3 without metadata, which is nearly every commit.
 _PLAIN_OFFSET_V3 = struct.Struct(">hqihq")
 _NO_STRING = _INT16.pack(-1)
+
+# Texts may have 32,767 bytes; longer ones than topics have, clients make up to fill caches.
+MAX_CACHED_CHARACTERS = 249
 
 T = TypeVar("T")
 
@@ -76,7 +87,9 @@ Key = OffsetKey | GroupKey | UnknownKey
 
 
 def offset_commit_key(group_id: str, partition: PartitionKey) -> bytes:
-    return _offset_key_prefix(group_id) + _offset_key_suffix(partition)
+    prefix = _cached_key_prefix if len(group_id) <= MAX_CACHED_CHARACTERS else _offset_key_prefix
+    suffix = _cached_key_suffix if len(partition[0]) <= MAX_CACHED_CHARACTERS else _offset_key_suffix
+    return prefix(group_id) + suffix(partition)
 
 
 def offset_commit_value(offset: OffsetAndMetadata) -> bytes:
@@ -101,6 +114,12 @@ def group_metadata_value(group: Group, assignments: Mapping[str, bytes]) -> byte
 
     Raises LookupError for a member without an assignment. A group with members must have a protocol.
     """
+    return in_one_go(group_metadata_steps(group, assignments))
+
+
+def group_metadata_steps(group: Group, assignments: Mapping[str, bytes]) -> Steps[bytes]:
+    """As `group_metadata_value`, in steps. The members are those of the first step."""
+    slices = Slices(MEMBERS_PER_SLICE)
     timestamp_ms = NO_TIMESTAMP if group.state_timestamp_ms is None else group.state_timestamp_ms
     parts = [
         _INT16.pack(GROUP_VALUE_VERSION),
@@ -111,30 +130,35 @@ def group_metadata_value(group: Group, assignments: Mapping[str, bytes]) -> byte
         _INT64.pack(timestamp_ms),
         _INT32.pack(len(group.members)),
     ]
-    for member in group.members.values():
-        assert group.protocol_name is not None, f"group {group.group_id} has members but no protocol"
+    protocol_name = group.protocol_name
+    for member_id, member in list(group.members.items()):
+        assert protocol_name is not None, f"group {group.group_id} has members but no protocol"
         parts += (
-            _string(member.member_id),
+            _string(member_id),
             _nullable_string(member.group_instance_id),
             _string(member.client_id),
             _string(member.client_host),
             struct.pack(">ii", member.rebalance_timeout_ms, member.session_timeout_ms),
-            _bytes(member.metadata(group.protocol_name)),
-            _bytes(assignments[member.member_id]),
+            _bytes(member.metadata(protocol_name)),
+            _bytes(assignments[member_id]),
         )
+        if slices.is_over():
+            yield
     return b"".join(parts)
 
 
-# Consumers commit the same partitions in the same groups again and again.
-@lru_cache(maxsize=10_000)
 def _offset_key_prefix(group_id: str) -> bytes:
     return _INT16.pack(OFFSET_KEY_VERSION) + _string(group_id)
 
 
-@lru_cache(maxsize=10_000)
 def _offset_key_suffix(partition: PartitionKey) -> bytes:
     topic, number = partition
     return _string(topic) + _INT32.pack(number)
+
+
+# Consumers commit the same partitions in the same groups again and again.
+_cached_key_prefix = lru_cache(maxsize=10_000)(_offset_key_prefix)
+_cached_key_suffix = lru_cache(maxsize=10_000)(_offset_key_suffix)
 
 
 def _string(text: str) -> bytes:
@@ -193,7 +217,15 @@ def read_group_value(group_id: str, data: bytes) -> Group:
 
     ValueError for an unknown version or invalid bytes.
     """
-    return _whole(lambda data: _read_group_value(group_id, data), data)
+    return in_one_go(read_group_steps(group_id, data))
+
+
+def read_group_steps(group_id: str, data: bytes) -> Steps[Group]:
+    """As `read_group_value`, in steps."""
+    try:
+        return (yield from _read_group_value(group_id, data))
+    except struct.error:
+        raise InvalidFrame("the record ends too early", len(data)) from None
 
 
 def _whole(read: Callable[[bytes], T], data: bytes) -> T:
@@ -234,7 +266,8 @@ def _read_offset_value(data: bytes) -> OffsetAndMetadata:
     return OffsetAndMetadata(offset, leader_epoch, metadata, commit_timestamp_ms, expire_timestamp_ms)
 
 
-def _read_group_value(group_id: str, data: bytes) -> Group:
+def _read_group_value(group_id: str, data: bytes) -> Steps[Group]:
+    slices = Slices(MEMBERS_PER_SLICE)
     version = _value_version(data, GROUP_VALUE_VERSION)
     protocol_type, position = read_string(data, 2)
     (generation_id,) = _INT32.unpack_from(data, position)
@@ -255,9 +288,15 @@ def _read_group_value(group_id: str, data: bytes) -> Group:
     for _ in range(count):
         member, position = _read_member(data, position, version, protocol_type, protocol or "")
         members.append(member)
+        if slices.is_over():
+            yield
     if len({member.member_id for member in members}) < count:
         raise InvalidFrame("a member that is there twice", position)
-    return Group.load(group_id, generation_id, protocol_type, protocol, leader, state_timestamp_ms, members)
+    return (
+        yield from Group.load_steps(
+            group_id, generation_id, protocol_type, protocol, leader, state_timestamp_ms, members
+        )
+    )
 
 
 def _read_member(data: bytes, position: int, version: int, protocol_type: str, protocol: str) -> tuple[Member, int]:

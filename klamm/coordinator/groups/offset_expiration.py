@@ -8,7 +8,7 @@ Source: kafka.coordinator.group.GroupMetadataManager (cleanupGroupMetadata), Gro
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from klamm.coordinator.groups.group import Group
@@ -46,11 +46,31 @@ def expire(groups: Groups, now_ms: int, retention_ms: int) -> Generator[None, No
     removed = 0
     slices = Slices(OFFSETS_PER_SLICE)
     for group in groups.groups():
-        for piece in pieces(group.partitions):
-            removed += groups.cleanup([group], lambda group: group.expired_offsets(piece, now_ms, retention_ms))  # noqa: B023  # called at once
+        partitions, generation_id = group.partitions, group.generation_id
+        subscribed = yield from _subscribed(group, partitions, now_ms, retention_ms, slices)
+        for piece in pieces(partitions):
+            if group.generation_id != generation_id:
+                break  # Its members may subscribe to other topics now.
+            removed += groups.cleanup(
+                [group],
+                lambda group: group.expired_offsets(piece, now_ms, retention_ms, subscribed),  # noqa: B023  # called at once
+            )
             if slices.is_over(1 + len(piece)):
                 yield
     return removed
+
+
+def _subscribed(
+    group: Group, partitions: Sequence[PartitionKey], now_ms: int, retention_ms: int, slices: Slices
+) -> Generator[None, None, Collection[str]]:
+    """The topics that keep their expired offsets because a member subscribes to them."""
+    topics: dict[str, None] = {}
+    if group.keeps_subscribed:
+        for piece in pieces(partitions):
+            topics |= dict.fromkeys(topic for topic, _ in group.expired_offsets(piece, now_ms, retention_ms))
+            if slices.is_over(1 + len(piece)):
+                yield
+    return (yield from group.subscribed_among(topics)) if topics else ()
 
 
 def pieces(partitions: Sequence[PartitionKey]) -> Iterator[Sequence[PartitionKey]]:

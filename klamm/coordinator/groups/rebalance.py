@@ -10,19 +10,22 @@ What must stay true:
   on its way to the log. So no group waits for ever.
 - A member that has not joined in time is not in the next generation (static members stay until their session ends).
 - Members get an assignment only when it is in the log, and only in the generation that it was made for.
-- After a write to the log the group's state is checked again, because it may have changed meanwhile.
+- After a write to the log the group's state is checked again, because it may have changed meanwhile. The same holds
+  after each slice of members: a group may have thousands, which are told and removed in steps.
+- What the members of all groups take in memory is bounded (`has_memory`). The more it is, the less one group may have.
 
 Source: kafka.coordinator.group.GroupCoordinator, DelayedJoin, InitialDelayedJoin, DelayedSync.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.groups.group import (
+    MEMBERS_PER_SLICE,
     NO_GROUP_LEADER,
     NO_MEMBER_ID,
     Group,
@@ -36,7 +39,10 @@ from klamm.coordinator.groups.group import (
 from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.groups.sessions import Sessions
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.primitives import Steps
 from klamm.purgatory import DelayedOperation, Purgatory
+from klamm.repeated_lines import RepeatedLines
+from klamm.slices import Slices, begin
 from klamm.tasks import OnFailure, start_task
 
 _log = logging.getLogger(__name__)
@@ -44,6 +50,12 @@ _log = logging.getLogger(__name__)
 # If all static members are away, the shortest time until the coordinator checks again whether one has come back.
 # Clients choose the rebalance timeout, and may choose 0.
 MIN_WAIT_FOR_ANYBODY_MS = 1000
+
+# What the members of all groups may take in memory. One group may have this fraction of what is left, and never less
+# than the minimum; the record of a group with more is larger than most brokers' `message.max.bytes`.
+ALL_GROUPS_BYTES = 256 * 1024 * 1024
+SHARE_OF_FREE = 8
+MIN_GROUP_BYTES = 256 * 1024
 
 
 class DelayedJoin(DelayedOperation):
@@ -101,6 +113,10 @@ class Rebalances:
         self._joins: Purgatory[Group] = Purgatory()
         self._syncs: Purgatory[Group] = Purgatory()
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._lines = RepeatedLines(_log)
+        # What the members of each group take in memory, and those of all groups together.
+        self._sizes_bytes: dict[Group, int] = {}
+        self._size_bytes = 0
         self.sessions = Sessions(self._on_session_expired)
 
     @property
@@ -115,32 +131,69 @@ class Rebalances:
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
-    def load(self, group: Group) -> None:
+    def load(self, group: Group) -> Steps[None]:
         """This broker now coordinates the group. Its members have a full session to find the new coordinator."""
+        self._measure(group)
         if len(group.members) > self._config.current.group_max_size:
             self.prepare(group, "the group was loaded with more members than group.max.size")
-        for member in group.members.values():
+        slices = Slices(MEMBERS_PER_SLICE)
+        for member in list(group.members.values()):
             self.sessions.renew(group, member)
+            if slices.is_over():
+                yield
 
-    def unload(self, group: Group) -> None:
+    def unload(self, group: Group) -> Steps[None]:
         """Another broker now coordinates the group. Waiting requests are answered with NOT_COORDINATOR."""
         group.transition_to(GroupState.DEAD, self._now_ms())
-        for member in group.members.values():
+        slices = Slices(MEMBERS_PER_SLICE)
+        for member in list(group.members.values()):
             group.answer_join(member, JoinResult(ErrorCode.NOT_COORDINATOR, member.member_id))
             group.answer_sync(member, SyncResult(ErrorCode.NOT_COORDINATOR))
-        self.bury(group)
+            if slices.is_over():
+                yield
+        yield from self._end_timers(group)
 
     def bury(self, group: Group) -> None:
         """The group is Dead: ends its timers."""
-        self.sessions.end_all(group)
+        self._begin(self._end_timers(group))
+
+    def _end_timers(self, group: Group) -> Steps[None]:
+        self._size_bytes -= self._sizes_bytes.pop(group, 0)
         self._joins.check(group)
         self._syncs.check(group)
+        slices = Slices(MEMBERS_PER_SLICE)
+        for member_id in (*group.members, *group.pending_members):
+            self.sessions.end(group, member_id)
+            if slices.is_over():
+                yield
 
     async def stop(self) -> None:
         """Cancels assignments on their way to the log. Call it after all groups are unloaded."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._lines.close()
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def has_memory(self, group: Group, says: Member) -> bool:
+        """Whether a client may join as `says`. One that needs no more than it has already always may."""
+        member = group.members.get(says.member_id)
+        more_bytes = says.size_bytes - (0 if member is None else member.size_bytes)
+        free_bytes = ALL_GROUPS_BYTES - self._size_bytes
+        limit_bytes = max(free_bytes // SHARE_OF_FREE, MIN_GROUP_BYTES)
+        if more_bytes <= 0 or group.size_bytes + more_bytes <= limit_bytes:
+            return True
+        self._lines.warn(
+            f"group {group.group_id}",
+            f"refused a member with {says.size_bytes} bytes of metadata: the {len(group.members)} members take"
+            f" {group.size_bytes} bytes, and may take {limit_bytes}; those of all groups take {self._size_bytes}",
+        )
+        return False
+
+    def _measure(self, group: Group) -> None:
+        self._size_bytes += group.size_bytes - self._sizes_bytes.get(group, 0)
+        self._sizes_bytes[group] = group.size_bytes
 
     # -- members ----------------------------------------------------------------------------------------------------
 
@@ -150,12 +203,20 @@ class Rebalances:
         if group.state is GroupState.PREPARING_REBALANCE and group.generation_id == 0:
             group.new_member_added = True
         group.add(member, on_joined)
+        self._measure(group)
         self.sessions.renew(group, member)
         self.maybe_prepare(group, f"{member.member_id} joins")
+
+    def add_pending(self, group: Group, member_id: str, session_timeout_ms: int) -> None:
+        """A client must join with this id, in time."""
+        group.add_pending(member_id)
+        self._measure(group)
+        self.sessions.expect_join(group, member_id, session_timeout_ms)
 
     def update_member(self, group: Group, member: Member, says: Member, on_joined: JoinCallback) -> None:
         """The member has rejoined with the properties of `says`."""
         group.update_member(member, says.rebalance_timeout_ms, says.session_timeout_ms, says.protocols, on_joined)
+        self._measure(group)
         self.maybe_prepare(group, f"{member.member_id} joins again")
 
     def replace_static_member(self, group: Group, says: Member, on_joined: JoinCallback) -> None:
@@ -173,6 +234,7 @@ class Rebalances:
         self.sessions.end(group, former_id)
         member = group.replace_static_member(instance_id, says.member_id)
         group.update_member(member, says.rebalance_timeout_ms, says.session_timeout_ms, says.protocols, on_joined)
+        self._measure(group)
         self.sessions.renew(group, member)
 
         if group.state is GroupState.STABLE and group.select_protocol() == group.protocol_name:
@@ -181,6 +243,7 @@ class Rebalances:
                 group.update_member(member, *terms, None)
                 self.sessions.end(group, says.member_id)
                 group.replace_static_member(instance_id, former_id)
+                self._measure(group)
 
             self._start(self._store_new_id(group, group.generation_id, member, former_leader_id, restore))
         else:
@@ -228,6 +291,7 @@ class Rebalances:
     def _forget_member(self, group: Group, member_id: str) -> None:
         self.sessions.end(group, member_id)
         group.remove(member_id)
+        self._measure(group)
 
     def _on_session_expired(self, group: Group, member_id: str) -> None:
         if group.state is not GroupState.DEAD:
@@ -279,12 +343,21 @@ class Rebalances:
 
     def _complete_join(self, group: Group) -> None:
         """All have joined, or time is up."""
+        self._begin(self._completed_join(group))
+
+    def _completed_join(self, group: Group) -> Steps[None]:
+        slices = Slices(MEMBERS_PER_SLICE)
+        for member in list(group.members.values()):
+            if group.state is GroupState.DEAD:
+                return
+            is_late = not (member.is_awaiting_join or member.is_static)
+            if is_late and group.members.get(member.member_id) is member:
+                _log.info("group %s: %s has not joined in time", group.group_id, member.member_id)
+                self._forget_member(group, member.member_id)
+                if slices.is_over():
+                    yield
         if group.state is GroupState.DEAD:
             return
-        late = [member for member in group.members.values() if not (member.is_awaiting_join or member.is_static)]
-        for member in late:
-            _log.info("group %s: %s has not joined in time", group.group_id, member.member_id)
-            self._forget_member(group, member.member_id)
         if not group.elect_joined_leader():
             _log.warning("group %s: no member has joined; the group waits for its static members", group.group_id)
             self._await_joins(group, max(group.rebalance_timeout_ms, MIN_WAIT_FOR_ANYBODY_MS))
@@ -307,13 +380,23 @@ class Rebalances:
     # -- syncing ----------------------------------------------------------------------------------------------------
 
     def _begin_sync(self, group: Group) -> None:
-        for member in group.members.values():
-            group.answer_join(member, group.joined(member.member_id))
-            member.is_new = False
-            self.sessions.renew(group, member)
-            group.pending_sync_members[member.member_id] = None
+        group.pending_sync_members |= dict.fromkeys(group.members)
         operation = DelayedSync(group)
         self._syncs.put(operation, [group], group.rebalance_timeout_ms, partial(self._on_sync_done, group, operation))
+        self._begin(self._answer_joins(group, operation))
+
+    def _answer_joins(self, group: Group, generation: DelayedSync) -> Steps[None]:
+        """Tells all members of the generation. If it is over before, the others take part in the next one."""
+        slices = Slices(MEMBERS_PER_SLICE)
+        for member in list(group.members.values()):
+            if group.members.get(member.member_id) is member:
+                group.answer_join(member, group.joined(member.member_id))
+                member.is_new = False
+                self.sessions.renew(group, member)
+            if slices.is_over():
+                yield
+                if generation.is_over():
+                    return
 
     def has_synced(self, group: Group, member: Member) -> None:
         """The member has received its assignment."""
@@ -347,19 +430,53 @@ class Rebalances:
         self._answer_syncs(group, ErrorCode.NONE)
 
     def _answer_syncs(self, group: Group, error: ErrorCode) -> None:
-        for member in group.members.values():
-            if error is not ErrorCode.NONE:
+        if error is not ErrorCode.NONE:
+            for member in group.members.values():
                 member.assignment = b""
-            if group.answer_sync(member, group.synced(member) if error is ErrorCode.NONE else SyncResult(error)):
-                self.sessions.renew(group, member)
+        waiting = [(member, member.on_synced) for member in group.members.values() if member.is_awaiting_sync]
+        self._begin(self._answered_syncs(group, DelayedSync(group), waiting, error))
+
+    def _answered_syncs(
+        self,
+        group: Group,
+        generation: DelayedSync,
+        waiting: Sequence[tuple[Member, SyncCallback | None]],
+        error: ErrorCode,
+    ) -> Steps[None]:
+        slices = Slices(MEMBERS_PER_SLICE)
+        for member, on_synced in waiting:
+            # A request that came meanwhile is answered by itself.
+            if member.on_synced is on_synced:
+                group.answer_sync(member, group.synced(member) if error is ErrorCode.NONE else SyncResult(error))
+                if group.members.get(member.member_id) is member and group.state is not GroupState.DEAD:
+                    self.sessions.renew(group, member)
+            if slices.is_over():
+                yield
+                if error is ErrorCode.NONE and generation.is_over():
+                    error = ErrorCode.REBALANCE_IN_PROGRESS
 
     def _on_sync_done(self, group: Group, operation: DelayedSync, is_ready: bool) -> None:
-        if is_ready or operation.is_over():
-            return
+        if not is_ready:
+            self._begin(self._remove_unsynced(group, operation))
+
+    def _remove_unsynced(self, group: Group, generation: DelayedSync) -> Steps[None]:
+        slices = Slices(MEMBERS_PER_SLICE)
         for member_id in list(group.pending_sync_members):
-            _log.info("group %s: %s has not asked for its assignment in time", group.group_id, member_id)
-            self._forget_member(group, member_id)
-        self.prepare(group, "members have not asked for their assignments in time")
+            if generation.is_over():
+                return
+            if member_id in group.pending_sync_members:
+                _log.info("group %s: %s has not asked for its assignment in time", group.group_id, member_id)
+                self._forget_member(group, member_id)
+                if slices.is_over():
+                    yield
+        if not generation.is_over():
+            self.prepare(group, "members have not asked for their assignments in time")
+
+    def _begin(self, steps: Steps[None]) -> None:
+        """Takes the first step now, and the others in later turns of the loop."""
+        rest = begin(steps)
+        if rest is not None:
+            self._start(rest)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work` beside the request that started it, because the request's client may disconnect."""

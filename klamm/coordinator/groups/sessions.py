@@ -45,10 +45,6 @@ class Sessions:
     def end(self, group: Group, member_id: str) -> None:
         self.purgatory.check((group, member_id))
 
-    def end_all(self, group: Group) -> None:
-        for member_id in (*group.members, *group.pending_members):
-            self.end(group, member_id)
-
     def _expect(self, group: Group, member_id: str, timeout_ms: int) -> None:
         key = group, member_id
         self.purgatory.check(key)

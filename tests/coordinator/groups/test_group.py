@@ -1,5 +1,6 @@
 """A group alone: its states, members, protocols and offsets."""
 
+import struct
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from klamm.coordinator.groups.group import Group, GroupState, JoinResult, OffsetAndMetadata, SyncResult
 from klamm.protocol.consumer_protocol import subscribed_topics
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.primitives import in_one_go
 from support.coordination import NOW_MS, RANGE, ROUND_ROBIN, a_member
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = (
@@ -255,6 +257,11 @@ def test_what_protocols_a_new_member_may_have() -> None:
     assert not group.supports_protocols("connect", [ROUND_ROBIN])
 
 
+def subscribed(group: Group) -> list[str]:
+    """To which of these topics its members may be subscribed."""
+    return list(in_one_go(group.subscribed_among(["t", "u"])))
+
+
 def test_a_generation_has_a_protocol_and_without_members_none() -> None:
     group = a_group()
     group.add(a_member("a", ("range", b"\0\0\0\0\0\1\0\1t")))
@@ -265,14 +272,13 @@ def test_a_generation_has_a_protocol_and_without_members_none() -> None:
     assert (group.state, group.generation_id, group.protocol_name) == (COMPLETING, 1, "range")
     assert not group.pending_sync_members
     assert not group.has_assignment
-    assert group.is_subscribed_to("t")
-    assert not group.is_subscribed_to("u")
+    assert subscribed(group) == ["t"]
     assert group.joined("a").members == [("a", None, b"\0\0\0\0\0\1\0\1t")]
     group.transition_to(PREPARING, NOW_MS)
     group.remove("a")
     group.begin_next_generation(NOW_MS + 2)
     assert (group.state, group.generation_id, group.protocol_name) == (EMPTY, 2, None)
-    assert not group.is_subscribed_to("t")
+    assert subscribed(group) == []
 
 
 def test_generations_begin_again_after_the_last_number() -> None:
@@ -285,7 +291,10 @@ def test_generations_begin_again_after_the_last_number() -> None:
     assert group.generation_id == 1
 
 
-@pytest.mark.parametrize("metadata", [b"", b"\0\0\0\0\0\1\0\5t", b"\0\0\xff\xff\xff\xff", b"\0\0\0\0\0\1\0\1\xff"])
+@pytest.mark.parametrize(
+    "metadata",
+    [b"", b"\0\0\0\0\0\1\0\5t", b"\0\0\xff\xff\xff\xff", b"\xff\xff\0\0\0\0", struct.pack(">hi", 0, 2**31 - 1)],
+)
 def test_where_the_subscription_is_not_known_every_topic_may_be_in_it(metadata: bytes) -> None:
     with pytest.raises(ValueError):
         subscribed_topics(metadata)
@@ -293,7 +302,7 @@ def test_where_the_subscription_is_not_known_every_topic_may_be_in_it(metadata: 
     group.add(a_member("a", ("range", metadata)))
     group.transition_to(PREPARING, NOW_MS)
     group.begin_next_generation(NOW_MS)
-    assert group.is_subscribed_to("t")
+    assert subscribed(group) == ["t", "u"]
 
 
 def test_a_group_as_it_was_stored() -> None:
@@ -308,14 +317,13 @@ def test_a_group_as_it_was_stored() -> None:
 
 def test_protocol_data_are_shown_of_a_stable_group_only() -> None:
     group = Group.load("g", 7, "consumer", "range", "a", 5, [a_member("a", ("range", b"m"), assignment=b"x")])
-    summary = group.summary()
+    summary = in_one_go(group.summary())
     assert (summary.state, summary.protocol_type, summary.protocol) == ("Stable", "consumer", "range")
     assert summary.members[0] == ("a", None, "c", "/h", b"m", b"x")
     group.transition_to(PREPARING, NOW_MS)
-    summary = group.summary()
+    summary = in_one_go(group.summary())
     assert (summary.state, summary.protocol) == ("PreparingRebalance", "")
     assert summary.members[0] == ("a", None, "c", "/h", b"", b"")
-    assert group.overview() == ("g", "consumer", "PreparingRebalance")
 
 
 # -- offsets -----------------------------------------------------------------------------------------------------------
@@ -408,9 +416,10 @@ def test_offsets_of_a_stable_group_expire_where_nobody_subscribes() -> None:
     group = Group.load("g", 1, "consumer", "range", "a", 0, [a_member("a", ("range", b"\0\0\0\0\0\1\0\1t"))])
     group.load_offset(T0, 5, an_offset(1, committed_ms=0))
     group.load_offset(U0, 6, an_offset(1, committed_ms=0))
-    assert group.expired_offsets(group.partitions, NOW_MS, 100) == [U0]
+    assert group.keeps_subscribed
+    assert group.expired_offsets(group.partitions, NOW_MS, 100, subscribed(group)) == [U0]
     group.prepare_commit({U0: an_offset(2)})
-    assert group.expired_offsets(group.partitions, NOW_MS, 100) == []
+    assert group.expired_offsets(group.partitions, NOW_MS, 100) == [T0]
     group.remove_offsets([T0])
     group.transition_to(PREPARING, NOW_MS)
     assert group.expired_offsets(group.partitions, NOW_MS, 100) == []

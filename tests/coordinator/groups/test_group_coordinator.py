@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from klamm.coordinator.groups import rebalance
 from klamm.coordinator.groups.group import GroupState, JoinResult
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import in_one_go
@@ -63,14 +64,14 @@ async def test_groups_that_it_does_not_answer_for(case: str, error: ErrorCode) -
     is_loading = error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     assert sync.error_code is (REBALANCING if is_loading else error)
     assert coordinator.heartbeat(group_id, 1, "m", None) is (NONE if is_loading else error)
-    assert coordinator.leave_group(group_id, [("m", None)]) == (error, [])
+    assert in_one_go(coordinator.leave_group(group_id, [("m", None)])) == (error, [])
     assert in_one_go(coordinator.delete_offsets(group_id, [("t", 0)])) == (error, {})
 
     # Offsets may be kept under an empty id, and such a group can be seen and deleted.
     if case != "empty id":
         assert await coordinator.commit_offsets(group_id, 1, "m", None, {("t", 0): c.an_offset(1)}) == {("t", 0): error}
         assert coordinator.fetch_offsets(group_id, [("t", 0)], require_stable=False) == (error, {})
-        assert coordinator.describe_group(group_id) == (error, ("", "", "", ()))
+        assert in_one_go(coordinator.describe_group(group_id)) == (error, ("", "", "", ()))
         assert coordinator.delete_groups([group_id]) == {group_id: error}
     c.log.readable.set()
     await c.stop()
@@ -82,7 +83,7 @@ async def test_groups_that_do_not_exist() -> None:
         assert await c.join("m") == JoinResult(UNKNOWN, "m")
         assert (await coordinator.sync_group(G, 1, "m", None, None, None, {})).error_code is UNKNOWN
         assert coordinator.heartbeat(G, 1, "m", None) is UNKNOWN
-        assert coordinator.leave_group(G, [("m", None), ("", "i")]) == (
+        assert in_one_go(coordinator.leave_group(G, [("m", None), ("", "i")])) == (
             NONE,
             [("m", None, UNKNOWN), ("", "i", UNKNOWN)],
         )
@@ -100,14 +101,14 @@ async def test_groups_that_are_dead() -> None:
         assert await c.join(m.member_id) == JoinResult(error, m.member_id)
         assert (await c.sync(m)).error_code is error
         assert c.heartbeat(m) is error
-        assert c.coordinator.leave_group(G, [(m.member_id, None)]) == (error, [])
+        assert in_one_go(c.coordinator.leave_group(G, [(m.member_id, None)])) == (error, [])
         assert await c.commit(m) is error
         assert await c.commit(None) is error
         assert c.coordinator.fetch_offsets(G, [("t", 0)], require_stable=True) == (NONE, {("t", 0): (NONE, None)})
         assert c.coordinator.fetch_offsets(G, None, require_stable=True) == (NONE, {})
         assert c.coordinator.delete_groups([G]) == {G: ErrorCode.GROUP_ID_NOT_FOUND}
         assert in_one_go(c.coordinator.delete_offsets(G, [("t", 0)])) == (ErrorCode.GROUP_ID_NOT_FOUND, {})
-        assert c.coordinator.describe_group(G)[1].state == "Dead"
+        assert in_one_go(c.coordinator.describe_group(G))[1].state == "Dead"
         c.coordinator.rebalances.bury(group)
 
 
@@ -463,6 +464,42 @@ async def test_an_id_that_finds_no_room_is_not_waited_for() -> None:
         assert (await again).generation_id == (await joined).generation_id == 2
 
 
+async def test_the_more_memory_members_take_the_less_a_group_may_have(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rebalance, "ALL_GROUPS_BYTES", 800_000)
+    monkeypatch.setattr(rebalance, "MIN_GROUP_BYTES", 20_000)
+
+    async with running() as c:
+
+        def join(group_id: str, size_bytes: int, member_id: str = "", **options: Any) -> "asyncio.Task[JoinResult]":
+            return c.join(member_id, group_id=group_id, protocols=[("range", bytes(size_bytes))], **options)
+
+        refused = JoinResult(ErrorCode.GROUP_MAX_SIZE_REACHED, "")
+        assert await join("a", 100_000) == refused
+        assert "group a: refused a member with 101007 bytes of metadata" in caplog.text
+        assert c.manager.get("a") is None
+        members = {name: (await join(name, 75_000)).member_id for name in "abc"}
+        assert await join("d", 75_000) == refused
+        assert await join("a", 5_000) == refused
+        # What a group has it keeps, and a small one is never refused; ids that were given out count as well.
+        assert (await join("a", 75_000, members["a"])).error_code is NONE
+        assert await join("b", 80_000, members["b"]) == refused
+        assert c.group("b").state is GroupState.EMPTY
+        answers = [await join("d", 0, two_steps=True) for _ in range(100)]
+        assert answers[0].error_code is ErrorCode.MEMBER_ID_REQUIRED
+        assert answers[-1].error_code is ErrorCode.GROUP_MAX_SIZE_REACHED
+        assert (await join("e", 0)).error_code is NONE
+    assert c.coordinator.rebalances._size_bytes == 0
+
+
+async def test_a_member_names_no_more_protocols_than_clients_have() -> None:
+    async with running() as c:
+        for count, error in ((100, NONE), (101, ErrorCode.INVALID_REQUEST)):
+            protocols = [(f"protocol-{number}", b"") for number in range(count)]
+            assert (await c.join(group_id=f"group-{count}", protocols=protocols)).error_code is error
+
+
 # -- syncing -----------------------------------------------------------------------------------------------------------
 
 
@@ -692,18 +729,20 @@ async def test_several_leave_at_once() -> None:
     async with running() as c:
         a, b, d = await c.stable(3, instances=[1])
         pending = await c.join(two_steps=True)
-        answers = c.coordinator.leave_group(
-            G,
-            [
-                ("nobody", None),
-                ("nobody", "s1"),
-                (a.member_id, None),
-                ("", "s1"),
-                ("", "s1"),
-                ("", "s7"),
-                ("", None),
-                (pending.member_id, None),
-            ],
+        answers = in_one_go(
+            c.coordinator.leave_group(
+                G,
+                [
+                    ("nobody", None),
+                    ("nobody", "s1"),
+                    (a.member_id, None),
+                    ("", "s1"),
+                    ("", "s1"),
+                    ("", "s7"),
+                    ("", None),
+                    (pending.member_id, None),
+                ],
+            )
         )
         assert answers == (
             NONE,

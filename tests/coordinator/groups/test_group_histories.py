@@ -15,12 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from klamm.coordinator.groups import group_coordinator
-from klamm.coordinator.groups.group import Group, GroupState, JoinResult
+from klamm.coordinator.groups.group import MEMBER_OVERHEAD_BYTES, Group, GroupState, JoinResult
 from klamm.coordinator.groups.group_records import offset_commit_key, read_offset_value
 from klamm.coordinator.ports import TransactionalProducer
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record_batch import NO_PRODUCER_ID
+from klamm.simulation.small_slices import small_slices
 from support.coordination import Coordination, G, Log, after, in_virtual_time, settle
 
 NONE = ErrorCode.NONE
@@ -256,7 +257,7 @@ class History:
         return offset
 
     def leave(self, client: Client, by_name: bool) -> None:
-        self.c.coordinator.leave_group(G, [("" if by_name else client.member_id, client.instance)])
+        in_one_go(self.c.coordinator.leave_group(G, [("" if by_name else client.member_id, client.instance)]))
 
     def vanish(self, client: Client, _: None) -> None:
         """Its connection breaks; it knows its id and comes again."""
@@ -344,6 +345,13 @@ class History:
         }
         assert group.awaiting_join_count == sum(member.is_awaiting_join for member in members.values())
         assert (group.state in (GroupState.EMPTY, GroupState.DEAD)) <= (not members)
+        assert group.size_bytes == sum(
+            (
+                *(member.size_bytes for member in members.values()),
+                *(len(member_id) + MEMBER_OVERHEAD_BYTES for member_id in group.pending_members),
+            )
+        )
+        assert self.c.coordinator.rebalances._size_bytes == group.size_bytes
         if group.state is GroupState.STABLE:
             assert members
             assert not any(member.is_awaiting_sync for member in members.values())
@@ -380,12 +388,48 @@ def answer_once(answer: "asyncio.Future[Any]", result: Any) -> None:
         answer.set_result(result)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
+given_histories = given(
     history=st.lists(steps, min_size=10, max_size=30),
     timeouts_s=st.sampled_from([(10, 60), (30, 5)]),
     max_size=st.sampled_from([3, 5]),
 )
+TURNS = (0, 1, 3, 0, 2, 20)
+
+
+async def play(history: list[tuple[str, int, Any]], timeouts_s: tuple[float, float], max_size: int) -> None:
+    """Between two steps of a history pass `TURNS` turns of the loop; after the most, nothing is under way."""
+    c = await Coordination.elected(group_initial_rebalance_delay_ms=3000, group_max_size=max_size)
+    group = History(c, *timeouts_s)
+    await group.rounds(group.clients[0], 0)
+    for number, (name, client, argument) in enumerate(history):
+        outcome = getattr(group, name)(group.clients[client], argument)
+        if outcome is not None:
+            await outcome
+        turns = TURNS[number % len(TURNS)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if turns == max(TURNS):
+            group.check()
+    await group.end()
+    await c.stop()
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given_histories
+def test_whatever_happens_while_members_are_told(
+    history: list[tuple[str, int, Any]],
+    timeouts_s: tuple[float, float],
+    max_size: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each member of a group is a slice of its own."""
+    monkeypatch.setattr(group_coordinator, "_resolve", answer_once)
+    with small_slices():
+        in_virtual_time(play(history, timeouts_s, max_size))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given_histories
 def test_whatever_happens(
     history: list[tuple[str, int, Any]],
     timeouts_s: tuple[float, float],

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -41,6 +41,11 @@ async def store(manager, group, offsets):
     return await manager.store_offsets(group, in_one_go(manager.prepare_offsets(group.group_id, offsets)))
 
 
+def noted(group: Group, groups: list[str]) -> Generator[None, None, None]:
+    groups.append(group.group_id)
+    yield from ()
+
+
 class Broker:
     """A manager on a log in memory, and what it says. The first number in a group's id is its partition."""
 
@@ -55,10 +60,10 @@ class Broker:
         )
 
     def elect(self, partition: int = 0, epoch: int = 1) -> None:
-        self.manager.become_leader(partition, epoch, lambda group: self.loaded.append(group.group_id))
+        self.manager.become_leader(partition, epoch, lambda group: noted(group, self.loaded))
 
     def resign(self, partition: int = 0, epoch: int | None = 2) -> None:
-        self.manager.resign(partition, epoch, lambda group: self.unloaded.append(group.group_id))
+        self.manager.resign(partition, epoch, lambda group: noted(group, self.unloaded))
 
     async def elected(self, partition: int = 0, epoch: int = 1) -> None:
         self.elect(partition, epoch)
@@ -306,7 +311,7 @@ async def test_a_partition_that_waits_to_be_read_again_does_not_hold_up_others()
 async def test_a_fault_of_the_program_is_heard():
     broker = Broker(filled_log("a0"), OffsetsSettings())
 
-    def fail(group: Group) -> None:
+    def fail(group: Group) -> Generator[None, None, None]:
         raise ZeroDivisionError
 
     broker.manager.become_leader(0, 1, fail)

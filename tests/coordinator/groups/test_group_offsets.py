@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -279,11 +280,15 @@ async def test_a_load_that_ends_early_takes_with_it_what_was_deleted_meanwhile()
 
 async def test_groups_are_listed_by_state() -> None:
     async with running() as c:
-        listed = c.coordinator.list_groups
+
+        def listed(states: list[str]) -> tuple[ErrorCode, list[tuple[str, str | None, str]]]:
+            error, groups = c.coordinator.list_groups(states)
+            return error, [(group.group_id, group.protocol_type, group.state) for group in groups]
+
         assert listed([]) == (NONE, [])
         await c.stable()
         await c.coordinator.commit_offsets("empty", -1, "", None, {T0: c.an_offset(1)})
-        stable, empty = (G, "consumer", "Stable"), ("empty", "", "Empty")
+        stable, empty = (G, "consumer", "Stable"), ("empty", None, "Empty")
         assert listed([]) == (NONE, [stable, empty])
         assert listed(["Empty"]) == (NONE, [empty])
         assert listed(["Dead", "Stable", "empty"]) == (NONE, [stable])
@@ -299,7 +304,10 @@ async def test_groups_are_listed_by_state() -> None:
 
 async def test_groups_are_described() -> None:
     async with running() as c:
-        describe = c.coordinator.describe_group
+
+        def describe(group_id: str) -> tuple[ErrorCode, Any]:
+            return in_one_go(c.coordinator.describe_group(group_id))
+
         assert describe(G) == (NONE, ("Dead", "", "", ()))
         [a] = await c.completing(instances=[0], protocols=[("range", b"topics")])
         nothing = (a.member_id, "s0", "c", "/127.0.0.1", b"", b"")

@@ -1,11 +1,15 @@
 """Offsets expire in steps, of one group with very many of them too."""
 
+import struct
 from collections.abc import Iterable
 
 from klamm.coordinator.groups.group import Group, GroupState, OffsetAndMetadata
 from klamm.coordinator.groups.offset_expiration import OFFSETS_PER_SLICE, Select, expire
+from klamm.protocol.consumer_protocol import encode_subscription
+from klamm.protocol.primitives import in_one_go
 from klamm.protocol.vocabulary import PartitionKey
-from support.coordination import NOW_MS
+from klamm.simulation.small_slices import small_slices
+from support.coordination import NOW_MS, a_member
 
 RETENTION_MS = 1000
 
@@ -48,3 +52,43 @@ def test_no_step_removes_all_offsets_of_a_large_group() -> None:
     assert removed == 5 * OFFSETS_PER_SLICE - 1
     assert group.partitions == [last]
     assert max(in_step) <= OFFSETS_PER_SLICE
+
+
+def stable_group(*subscriptions: bytes) -> Group:
+    """With an expired offset of each of the topics a to e."""
+    members = [a_member(str(number), ("range", metadata)) for number, metadata in enumerate(subscriptions)]
+    group = Group.load("g", 1, "consumer", "range", "0", NOW_MS, members)
+    for number, topic in enumerate("abcde"):
+        group.load_offset((topic, 0), number, OffsetAndMetadata(1, -1, "", 0))
+    return group
+
+
+def test_offsets_of_a_stable_group_expire_where_no_member_subscribes() -> None:
+    group = stable_group(encode_subscription(["a", "x"]), encode_subscription(["d", "a"], []))
+    with small_slices():
+        assert in_one_go(expire(OneGroup(group), NOW_MS, RETENTION_MS)) == 3
+    assert [topic for topic, _ in group.partitions] == ["a", "d"]
+
+
+def test_offsets_stay_where_a_member_says_nothing_that_a_coordinator_understands() -> None:
+    endless = struct.pack(">hi", 1, 2**31 - 1) + b"\0\0" * 1000
+    for metadata in (b"", endless, encode_subscription(["a"])[:8]):
+        assert in_one_go(expire(OneGroup(stable_group(metadata)), NOW_MS, RETENTION_MS)) == 0
+
+
+def test_what_new_members_subscribe_to_stays() -> None:
+    """They join while the subscriptions of the former generation are looked through."""
+    group = stable_group(encode_subscription(["a", "x"]))
+    with small_slices():
+        steps = expire(OneGroup(group), NOW_MS, RETENTION_MS)
+        for _ in range(8):
+            next(steps)
+        assert len(group.partitions) == 5
+        group.transition_to(GroupState.PREPARING_REBALANCE, NOW_MS)
+        group.add(a_member("1", ("range", encode_subscription(["e"]))))
+        group.begin_next_generation(NOW_MS)
+        group.transition_to(GroupState.STABLE, NOW_MS)
+        in_one_go(steps)
+        assert ("e", 0) in group.partitions
+        assert in_one_go(expire(OneGroup(group), NOW_MS, RETENTION_MS)) > 0
+    assert [topic for topic, _ in group.partitions] == ["a", "e"]

@@ -453,7 +453,7 @@ async def test_offsets_that_are_deleted_during_a_transaction_do_not_come_back() 
 async def test_the_last_pending_offset_keeps_its_group() -> None:
     async with running() as c:
         assert await commit(c, 7, {T0: 5}) is NONE
-        assert c.coordinator.describe_group(G)[1].state == "Empty"
+        assert in_one_go(c.coordinator.describe_group(G))[1].state == "Empty"
         in_one_go(c.coordinator.partitions_deleted([U0]))
         assert c.manager.get(G) is not None
         assert in_one_go(c.coordinator.delete_offsets(G, [T0])) == (NONE, {T0: NONE})
