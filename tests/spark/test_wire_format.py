@@ -27,10 +27,12 @@ from klamm.spark.formats import wire
 from klamm.spark.formats.coding import Decoded, Decoder, make_decoder
 from klamm.spark.formats.json_schema import ddl
 from klamm.spark.formats.registry import NotRegistered, RegistryFailure, forget, schema_by_id, schema_of_subject
-from klamm.spark.formats.settings import ColumnFormat, Registry, RegistryUse
+from klamm.spark.formats.settings import ColumnFormat, Mode, Registry, RegistryUse, TypedRows
 from klamm.spark.formats.wire import WireDecoder, message_name, message_path, write_message_path
+from klamm.spark.read.typed import BadRecord, RowDecoder
 from support.schema_registry import SchemaRegistry
 from support.schema_registry.messages import message_classes, proto_file
+from support.spark.any_schemas import tower
 from support.spark.producing import produce
 
 ORDER = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
@@ -141,13 +143,23 @@ def test_an_unknown_id_is_asked_for_once(registry: SchemaRegistry) -> None:
 
 
 def test_values_that_name_ever_more_unknown_ids_do_not_ask_for_ever(
-    registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+    registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """They do not end the query either, and ids that many values have are asked for first."""
     monkeypatch.setattr(wire, "MAX_UNKNOWN_IDS", 10)
-    data = pa.array([b"\x00" + struct.pack(">I", number) + b"x" for number in range(1, 100)], pa.binary())
-    with pytest.raises(RegistryFailure, match="values name more than 10 ids that the registry does not have"):
-        avro_decoder(registry).decode(data)
+    good = registry.register("a", ORDER)
+    data = [b"\x00" + struct.pack(">I", number) + b"x" for number in range(2, 100)]
+    data += [framed(good, ORDER, {"id": 1})] * 2
+    decoder = avro_decoder(registry)
+    for _ in range(2):
+        decoded = decoder.decode(pa.array(data, pa.binary()))
+        assert ids_of(decoded) == [None] * 98 + [1, 1]
+        assert bad_of(decoded) == [True] * 98 + [False] * 2
     assert len(registry.requests) == 11
+    assert caplog.messages == [
+        "values name 10 ids that the schema registry does not have; it is asked for no other id by this task."
+        " Are the values in Confluent's wire format?"
+    ]
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 500, 503])
@@ -179,6 +191,51 @@ def test_one_value_of_a_schema_that_cannot_be_used_does_not_end_a_query(
     assert told in decoded.reason
 
 
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ({"schema": '{"type":'}, "is not valid JSON"),
+        ({"schema": "[" * 100_000}, "is not valid JSON"),
+        ({"schema": '{"type": "record", "name": "R", "fields": {"id": "long"}}'}, "fields are not a list"),
+        ({"schema": '{"type": "record", "name": "R", "fields": [{"name": "id"}]}'}, "a field without type"),
+        ({"schema": json.dumps(tower(28, 2, "null"))}, "more than 20000 types that a datum without bytes visits"),
+        ({"schema": json.dumps({**ORDER, "fields": [{"name": "id", "type": "string"}]})}, "cannot read what was"),
+        ({"schema": json.dumps({**ORDER, "fields": []})}, "no default for id"),
+        ({"schema": "x", "schemaType": "THRIFT"}, "is of the type THRIFT"),
+        ({"schema": '"R"', "references": [{"name": "R", "subject": "none", "version": 1}]}, "does not have: R"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_does_what_the_mode_says(
+    registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], told: str
+) -> None:
+    good, usual = registry.register("a", ORDER), registry.answer
+
+    def with_another(method: str, target: str, *more: Any) -> tuple[int, Any]:
+        return (200, answer) if target == "/schemas/ids/77" else usual(method, target, *more)
+
+    monkeypatch.setattr(registry, "answer", with_another)
+    values = [framed(good, ORDER, {"id": 1}), b"\x00\x00\x00\x00\x4dxx", framed(good, ORDER, {"id": 2})]
+    records = pa.record_batch({"offset": [5, 6, 7], "value": pa.array(values, pa.binary())})
+    column = ColumnFormat("value", "avro", schema=json.dumps(ORDER), registry=use_of(registry))
+
+    def rows(mode: Mode) -> list[Any]:
+        names = pa.schema([("value", TYPE), ("_corrupt_record", pa.binary())])
+        (found,) = RowDecoder(TypedRows(value=column, mode=mode), names).rows([records], "t-0")
+        return [tuple(row.values()) for row in found.to_pylist()]
+
+    first, last = ({"id": 1}, None), ({"id": 2}, None)
+    assert rows(Mode.PERMISSIVE) == [first, (None, values[1]), last]
+    assert rows(Mode.DROPMALFORMED) == [first, last]
+    with pytest.raises(BadRecord, match=rf"t-0 at offset 6: .* the schema with the id 77 .*{told}"):
+        rows(Mode.FAILFAST)
+
+
+def test_a_type_that_the_readers_schema_lacks_is_an_error_before_the_first_record(registry: SchemaRegistry) -> None:
+    column = ColumnFormat("value", "avro", schema=json.dumps(ORDER), registry=use_of(registry))
+    with pytest.raises(ValueError, match="has long, which cannot become string"):
+        make_decoder(column, pa.struct([("id", pa.string())]))
+
+
 class Answers(BaseHTTPRequestHandler):
     """Answers each request with `answer`, or with what the request has."""
 
@@ -204,8 +261,6 @@ class Answers(BaseHTTPRequestHandler):
     [
         ((200, {}, "<html>"), "gave no usable answer"),
         ((200, {}, '{"schema": 5}'), "a schema that is no text"),
-        ((200, {}, '{"schema": "{\\"type\\":"}'), "cannot be used"),
-        ((200, {}, json.dumps({"schema": "[" * 100_000})), "cannot be used"),
         ((302, {"Location": "/elsewhere"}, "moved"), "answered HTTP 302"),
         ((403, {}, None), "answered HTTP 403"),
     ],

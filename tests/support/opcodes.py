@@ -1,11 +1,11 @@
-"""How much Python a step of the loop executes: the same on every machine, unlike a time."""
+"""How much Python a step of the loop, or a block, executes: the same on every machine, unlike a time."""
 
 import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Self
 
 
 class Steps:
@@ -55,3 +55,29 @@ def counted_steps() -> Iterator[Steps]:
         yield steps
     finally:
         asyncio.Handle._run = run  # type: ignore[attr-defined]
+
+
+class Opcodes:
+    """Counts the opcodes of a block: `with Opcodes() as found: ...; found.count`. Fails as soon as there are more than
+    `most`.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.count = 0
+        self._most = most
+
+    def __enter__(self) -> Self:
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            self.count += 1
+            if self._most is not None and self.count > self._most:
+                raise AssertionError(f"more than {self._most} opcodes, now in {frame.f_code.co_qualname}")
+        return self._trace

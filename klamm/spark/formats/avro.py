@@ -1,35 +1,35 @@
 """The format `avro`: a datum without a container in each record, as Spark's `from_avro` reads it.
 
-fastavro decodes one datum at a time, and skips fields that the given type does not have. Logical types are left to this
-module, because fastavro makes Python's dates and decimals of them.
+fastavro decodes one datum at a time. It is given the writer's schema, and the part of it that is wanted, both without
+names, logical types and defaults; so it skips the other fields, and neither checks nor resolves anything. What the
+reader's schema makes of the values is decided here, once for each schema.
 
 What must stay true:
-- A schema that would let a few bytes take a process down is refused: types within themselves (the
-  depth of the library's recursion), and arrays of elements that take no bytes (their number).
+- A schema by which a few bytes could cost much is refused (`avro_schemas.require_bounded`): also when it came from a
+  registry, or nobody wants the fields that would cost it.
 - A field that the schema does not have is null: writers are older than readers.
 
-Source: org.apache.spark.sql.avro.AvroDeserializer.
+Source: org.apache.spark.sql.avro.AvroDeserializer; Apache Avro 1.11, "Schema Resolution".
 """
 
 import io
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Context, Decimal
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import fastavro
 import numpy as np
 import pyarrow as pa
 
 from klamm.spark.formats import building
+from klamm.spark.formats.avro_schemas import AvroField, AvroType, an, read_schema, require_bounded
 from klamm.spark.formats.building import Builder
-from klamm.spark.formats.coding import Decoded
-from klamm.spark.formats.schemas import AvroNames, SchemaError, avro_schema, full_name
-from klamm.spark.formats.settings import ColumnFormat
+from klamm.spark.formats.coding import Decoded, in_chunks
+from klamm.spark.formats.schemas import avro_schema
+from klamm.spark.formats.settings import ColumnFormat, SchemaError
 
 _EXACT = Context(prec=80)
-_PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _ALLOWED: dict[str, tuple[pa.DataType, ...]] = {
     "boolean": (pa.bool_(),),
     "int": (pa.int32(), pa.int64(), pa.date32()),
@@ -42,42 +42,61 @@ _ALLOWED: dict[str, tuple[pa.DataType, ...]] = {
     "enum": (pa.string(),),
 }
 _MICROS = {"timestamp-millis": 1000, "local-timestamp-millis": 1000, "timestamp-micros": 1, "local-timestamp-micros": 1}
+# What a reader may make of a writer's type.
+_PROMOTIONS = {
+    "int": ("long", "float", "double"),
+    "long": ("float", "double"),
+    "float": ("double",),
+    "string": ("bytes",),
+    "bytes": ("string",),
+}
+_WIDER: dict[tuple[str, ...], str] = {("int", "long"): "long", ("double", "float"): "double"}
 
 
 def decoder(column: ColumnFormat, data_type: pa.DataType) -> "AvroDecoder":
     if column.schema is None:
         raise ValueError(f"the format avro needs the option {column.column}.schema, the Avro schema of the values")
-    reader = None if column.reader_schema is None else json.loads(column.reader_schema)
-    return AvroDecoder(avro_schema(column), reader, data_type)
+    writer = avro_schema(column)
+    same = column.reader_schema is None or column.reader_schema == column.schema
+    return AvroDecoder(writer, writer if same else read_schema(column.reader_schema or ""), data_type)
 
 
 class AvroDecoder:
-    """Decodes data that were written with one schema, resolved to the reader's schema if there is one."""
+    """Decodes data that were written with one schema, resolved to the reader's schema.
 
-    def __init__(self, writer: Any, reader: Any | None, data_type: pa.DataType) -> None:
-        names = AvroNames()
-        _check(writer, names, "", ())
-        plan = _Plan(AvroNames())
-        chosen = plan.read(writer if reader is None else reader, data_type, "")
+    Raises SchemaError where a schema is not safe, or is not one that the reader's can read, and ValueError where the
+    type is not one that the reader's schema has.
+    """
+
+    def __init__(self, writer: AvroType, reader: AvroType, data_type: pa.DataType) -> None:
+        require_bounded(writer)
+        if reader is not writer:
+            require_bounded(reader)
+        resolution = _Resolution()
+        chosen = resolution.read(writer, reader, data_type)
+        self._type = data_type
         self._builder = chosen.builder
-        try:
-            self._writer = fastavro.parse_schema(_plain(writer))
-            # A named type that is used twice could not be cut differently in each place.
-            projected = chosen.schema if not plan.repeats else (None if reader is None else _plain(reader))
-            self._reader = None if projected is None else fastavro.parse_schema(projected)
-        except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, ValueError, KeyError) as error:
-            raise SchemaError(f"the Avro schema is not valid: {error}") from None
+        whole, part = resolution.whole(writer, set()), chosen.schema
+        self._is_record = writer.kind == "record"
+        if not self._is_record:
+            # fastavro parses any schema but a record's again for each datum.
+            whole, part = _in_record("whole", whole), _in_record("part", part)
+        self._whole, self._chosen = fastavro.parse_schema(whole), fastavro.parse_schema(part)
 
     def decode(self, data: pa.Array) -> Decoded:
+        return in_chunks(data, self._type, self._decode)
+
+    def _decode(self, data: pa.Array) -> Decoded:
         rows: list[Any] = []
         bad = np.zeros(len(data), np.bool_)
         reason = ""
-        read, writer, reader = fastavro.schemaless_reader, self._writer, self._reader
+        read, whole, chosen = fastavro.schemaless_reader, self._whole, self._chosen
         for index, value in enumerate(data.to_pylist()):
             row = None
             if value is not None:
                 try:
-                    row = read(io.BytesIO(value), writer, reader, handle_unicode_errors="replace")
+                    found: Any = read(io.BytesIO(value), whole, chosen, handle_unicode_errors="replace")
+                    row = found if self._is_record else found["datum"]
                 # What the library raises for wrong bytes is anything that Python's own functions raise.
                 except Exception as error:
                     bad[index] = True
@@ -86,97 +105,281 @@ class AvroDecoder:
         return building.build_rows(self._builder, rows, bad, reason)
 
 
-class _Chosen:
-    """What is read of a schema: the schema without other fields, and the builder of the values."""
+class _Chosen(NamedTuple):
+    """What is read of a writer's type: a part of its schema for fastavro, and the builder of the values."""
 
-    def __init__(self, schema: Any, builder: Builder) -> None:
-        self.schema, self.builder = schema, builder
+    schema: Any
+    builder: Builder
 
 
-class _Plan:
-    """Chooses the fields of a type in a schema."""
+class _Resolution:
+    """Finds the part of a writer's schema that a type wants, and what the reader's schema makes of it.
 
-    def __init__(self, names: AvroNames) -> None:
-        self._names = names
-        self.repeats = False
+    fastavro gets its own names: T0, T1 for the writer's named types, f0, f1 for the fields of a record. A chosen part
+    has a namespace of its own: a type that is used twice may be cut in two ways. An enum is an int, because fastavro
+    looks through all symbols for each value; in a union with numbers, it is a record with an int.
+    """
 
-    def read(self, schema: Any, data_type: pa.DataType, namespace: str) -> _Chosen:
-        """Raises ValueError where the type is not one that the schema has."""
-        if isinstance(schema, list):
-            return self._union(schema, data_type, namespace)
-        if isinstance(schema, str):
-            if schema in _PRIMITIVES:
-                return self._simple(schema, {}, data_type)
-            self.repeats = True
-            return self.read_named(self._names.find(schema, namespace), data_type, namespace)
-        kind = schema["type"]
-        if isinstance(kind, dict | list):
-            return self.read(kind, data_type, namespace)
-        if kind in ("record", "enum", "fixed"):
-            self._names.define(schema, namespace)
-        return self.read_named(schema, data_type, namespace)
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._fields: dict[int, dict[str, tuple[int, AvroField]]] = {}
+        self._defaults: dict[int, Any] = {}
+        self._parts = 0
 
-    def read_named(self, schema: dict[str, Any], data_type: pa.DataType, namespace: str) -> _Chosen:
-        kind = schema["type"]
-        if kind == "record":
-            inner = full_name(schema["name"], schema.get("namespace", namespace)).rpartition(".")[0]
-            return self._record(schema, data_type, inner)
-        if kind == "array":
-            if not pa.types.is_list(data_type):
-                raise ValueError(f"the Avro schema has an array, which cannot become {data_type}")
-            element = self.read(schema["items"], data_type.value_type, namespace)
-            return _Chosen({"type": "array", "items": element.schema}, building.items(data_type, element.builder))
-        if kind == "map":
-            if not pa.types.is_map(data_type) or not pa.types.is_string(data_type.key_type):
-                raise ValueError(f"the Avro schema has a map, which cannot become {data_type}")
-            value = self.read(schema["values"], data_type.item_type, namespace)
-            builder = building.pairs(data_type, building.simple(pa.string()), value.builder)
-            return _Chosen({"type": "map", "values": value.schema}, builder)
-        return self._simple(kind, schema, data_type)
+    def whole(self, found: AvroType, defined: set[str], *, among_numbers: bool = False) -> Any:
+        """The schema as fastavro gets it."""
+        if found.kind == "union":
+            among_numbers = _has_numbers(found)
+            return [self.whole(branch, defined, among_numbers=among_numbers) for branch in found.branches]
+        if found.items is not None:
+            return _items(found, self.whole(found.items, defined))
+        if not found.name:
+            return found.kind
+        if found.kind == "enum" and not among_numbers:
+            return "int"
+        name = f"whole.{self._name(found)}"
+        if name in defined:
+            return name
+        defined.add(name)
+        fields = [
+            {"name": f"f{number}", "type": self.whole(each.type, defined)} for number, each in enumerate(found.fields)
+        ]
+        return _named(found, name, fields)
 
-    def _record(self, schema: dict[str, Any], data_type: pa.DataType, namespace: str) -> _Chosen:
+    def read(self, writer: AvroType, reader: AvroType, data_type: pa.DataType) -> _Chosen:
+        wanted, may_be_null = _wanted(reader)
+        if writer.kind != "union":
+            return self._read(writer, wanted, may_be_null, data_type)
+        kept, refused = [], _not_readable(writer, reader.kind)
+        for branch in writer.branches:
+            if wanted is None or branch.kind == "null" or not branch.name or _is_named(branch, wanted):
+                try:
+                    kept.append(self._read(branch, wanted, may_be_null, data_type, among_numbers=_has_numbers(writer)))
+                except SchemaError as error:
+                    # Only its values are bad.
+                    refused = error
+        if not kept:
+            raise refused
+        builders = [each.builder for each in kept if each.schema != "null"]
+        return _Chosen([each.schema for each in kept], builders[0] if builders else kept[0].builder)
+
+    def _read(
+        self,
+        writer: AvroType,
+        wanted: AvroType | None,
+        may_be_null: bool,
+        data_type: pa.DataType,
+        *,
+        among_numbers: bool = False,
+    ) -> _Chosen:
+        if writer.kind == "null" and may_be_null:
+            return _Chosen("null", building.nulls(data_type))
+        if wanted is None:
+            raise _not_readable(writer, "null")
+        if wanted.kind == "record":
+            return self._record(writer, wanted, data_type)
+        if wanted.items is not None:
+            return self._list(writer, wanted, wanted.items, data_type)
+        return self._simple(writer, wanted, data_type, among_numbers=among_numbers)
+
+    def _record(self, writer: AvroType, reader: AvroType, data_type: pa.DataType) -> _Chosen:
         if not pa.types.is_struct(data_type):
             raise ValueError(f"the Avro schema has a record, which cannot become {data_type}")
-        found = {field["name"]: field for field in schema["fields"]}
-        chosen: list[dict[str, Any]] = []
+        if writer.kind != "record":
+            raise _not_readable(writer, "record")
+        chosen: dict[int, Any] = {}
         builders: list[tuple[Callable[[Any], Any], Builder]] = []
         for index in range(data_type.num_fields):
             name, field_type = data_type.field(index).name, data_type.field(index).type
-            if name not in found:
+            if name not in self._fields_of(reader):
                 builders.append((_nothing, building.nulls(field_type)))
                 continue
-            value = self.read(found[name]["type"], field_type, namespace)
-            chosen.append({**found[name], "type": value.schema})
-            builders.append((itemgetter(name), value.builder))
-        return _Chosen({**schema, "fields": chosen}, building.struct(data_type, builders))
+            _, field = self._fields_of(reader)[name]
+            written = self._fields_of(writer)
+            found = next((written[one] for one in (field.name, *field.aliases) if one in written), None)
+            if found is None:
+                builders.append((_always(self._default(field)), self.read(field.type, field.type, field_type).builder))
+                continue
+            number, written_field = found
+            if number in chosen:
+                raise SchemaError(f"the Avro schema reads the field {written_field.name} twice")
+            part = self.read(written_field.type, field.type, field_type)
+            chosen[number] = {"name": f"f{number}", "type": part.schema}
+            builders.append((itemgetter(f"f{number}"), part.builder))
+        schema = _named(writer, self._part_name(writer), list(chosen.values()))
+        return _Chosen(schema, building.struct(data_type, builders))
 
-    def _union(self, branches: list[Any], data_type: pa.DataType, namespace: str) -> _Chosen:
-        values = [branch for branch in branches if branch != "null"]
-        if not values:
-            return _Chosen(branches, building.nulls(data_type))
-        kinds = sorted(json.dumps(branch) for branch in values)
-        if kinds in (['"int"', '"long"'], ['"double"', '"float"']):
-            return _Chosen(branches, self._simple("long" if "int" in kinds[0] else "double", {}, data_type).builder)
-        if len(values) > 1:
-            raise ValueError("the Avro schema has a union of several types; only one type and null can be decoded")
-        chosen = self.read(values[0], data_type, namespace)
-        return _Chosen([branch if branch == "null" else chosen.schema for branch in branches], chosen.builder)
+    def _list(self, writer: AvroType, reader: AvroType, items: AvroType, data_type: pa.DataType) -> _Chosen:
+        is_map = reader.kind == "map"
+        fits = pa.types.is_map(data_type) and pa.types.is_string(data_type.key_type)
+        if not (fits if is_map else pa.types.is_list(data_type)):
+            raise ValueError(f"the Avro schema has {_shown(reader)}, which cannot become {data_type}")
+        if writer.kind != reader.kind or writer.items is None:
+            raise _not_readable(writer, reader.kind)
+        part = self.read(writer.items, items, data_type.item_type if is_map else data_type.value_type)
+        if is_map:
+            return _Chosen(
+                _items(writer, part.schema), building.pairs(data_type, building.simple(pa.string()), part.builder)
+            )
+        return _Chosen(_items(writer, part.schema), building.items(data_type, part.builder))
 
-    def _simple(self, kind: str, schema: dict[str, Any], data_type: pa.DataType) -> _Chosen:
-        plain = kind if kind in _PRIMITIVES else {key: schema[key] for key in schema if key != "logicalType"}
-        logical = schema.get("logicalType")
-        if kind == "null":
-            return _Chosen(plain, building.nulls(data_type))
-        if pa.types.is_timestamp(data_type) and kind == "long" and logical in _MICROS:
-            factor = _MICROS[logical]
-            return _Chosen(plain, building.simple(data_type, lambda value: value * factor))
-        if pa.types.is_decimal(data_type) and kind in ("bytes", "fixed") and logical == "decimal":
-            scale = int(schema.get("scale", 0))
-            return _Chosen(plain, building.simple(data_type, lambda value: _decimal(value, scale)))
-        if data_type not in _ALLOWED.get(kind, ()) or (data_type == pa.date32() and logical != "date"):
-            named = f"{kind} ({logical})" if logical else kind
-            raise ValueError(f"the Avro schema has {named}, which cannot become {data_type}")
-        return _Chosen(plain, building.simple(data_type))
+    def _simple(self, writer: AvroType, reader: AvroType, data_type: pa.DataType, *, among_numbers: bool) -> _Chosen:
+        convert = _conversion(writer, reader, data_type)
+        if writer.kind != reader.kind:
+            if reader.kind not in _PROMOTIONS.get(writer.kind, ()):
+                raise _not_readable(writer, reader.kind)
+            return _Chosen(reader.kind, building.simple(data_type, convert))
+        if not writer.name:
+            return _Chosen(writer.kind, building.simple(data_type, convert))
+        if writer.size != reader.size or not _is_named(writer, reader):
+            raise SchemaError(f"the Avro schema cannot read the {writer.kind} {writer.name} as {reader.name}")
+        if writer.kind == "enum" and not among_numbers:
+            return _Chosen("int", building.simple(data_type, convert))
+        return _Chosen(_named(writer, self._part_name(writer), []), building.simple(data_type, convert))
+
+    def _name(self, found: AvroType) -> str:
+        return self._names.setdefault(id(found), f"T{len(self._names)}")
+
+    def _part_name(self, found: AvroType) -> str:
+        self._parts += 1
+        return f"part{self._parts}.{self._name(found)}"
+
+    def _fields_of(self, record: AvroType) -> dict[str, tuple[int, AvroField]]:
+        if id(record) not in self._fields:
+            self._fields[id(record)] = {each.name: (number, each) for number, each in enumerate(record.fields)}
+        return self._fields[id(record)]
+
+    def _default(self, field: AvroField) -> Any:
+        """A field's default as fastavro would have decoded it."""
+        if id(field) not in self._defaults:
+            if "default" not in field.attributes:
+                raise SchemaError(f"the Avro schema has no default for {field.name}, which the writer's schema lacks")
+            try:
+                self._defaults[id(field)] = self._value(field.type, field.attributes["default"])
+            except SchemaError:
+                raise
+            except (ValueError, StopIteration):
+                raise SchemaError(f"the Avro schema has a wrong default for {field.name}") from None
+        return self._defaults[id(field)]
+
+    def _value(self, found: AvroType, value: Any) -> Any:
+        """A default, which is JSON, as a value. Raises ValueError and StopIteration."""
+        match found.kind, value:
+            case ("null", None) | ("boolean", bool()) | ("string", str()):
+                return value
+            case ("int" | "long", int()) if not isinstance(value, bool):
+                return value
+            case ("float" | "double", int() | float()) if not isinstance(value, bool):
+                return float(value)
+            case ("bytes" | "fixed", str()):
+                return value.encode("latin-1")
+            case ("enum", str()):
+                return found.symbols.index(value)
+            case ("union", _):
+                # One branch is tried: each may be a union again.
+                return self._value(next(each for each in found.branches if _may_be(each.kind, value)), value)
+            case ("array", list()) if found.items is not None:
+                return [self._value(found.items, each) for each in value]
+            case ("map", dict()) if found.items is not None:
+                return {key: self._value(found.items, each) for key, each in value.items()}
+            case ("record", dict()):
+                return {
+                    f"f{number}": (
+                        self._value(each.type, value[each.name]) if each.name in value else self._default(each)
+                    )
+                    for number, each in enumerate(found.fields)
+                }
+        raise ValueError
+
+
+def _wanted(reader: AvroType) -> tuple[AvroType | None, bool]:
+    """The one type of a reader's schema beside null, and whether there may be a null."""
+    branches = reader.branches if reader.kind == "union" else (reader,)
+    values = [branch for branch in branches if branch.kind != "null"]
+    may_be_null = len(values) < len(branches)
+    wider = _WIDER.get(tuple(sorted(branch.kind for branch in values if not branch.logical)))
+    if len(values) == 2 and wider is not None:
+        return next(branch for branch in values if branch.kind == wider), may_be_null
+    if len(values) > 1:
+        raise ValueError("the Avro schema has a union of several types; only one type and null can be decoded")
+    return (values[0] if values else None), may_be_null
+
+
+def _is_named(writer: AvroType, reader: AvroType) -> bool:
+    """Whether a writer's named type is the reader's: by its name without the namespace, or by an alias."""
+    last = writer.name.rpartition(".")[2]
+    return last == reader.name.rpartition(".")[2] or writer.name in reader.aliases
+
+
+def _conversion(writer: AvroType, reader: AvroType, data_type: pa.DataType) -> Callable[[Any], Any] | None:
+    """What makes values of the type. Raises ValueError for a type that is not the schema's."""
+    kind, logical = reader.kind, reader.logical
+    if pa.types.is_timestamp(data_type) and kind == "long" and logical in _MICROS:
+        factor = _MICROS[logical]
+        return lambda value: value * factor
+    if pa.types.is_decimal(data_type) and reader.decimal is not None:
+        _, scale = reader.decimal
+        return lambda value: _decimal(value, scale)
+    if data_type not in _ALLOWED[kind] or (data_type == pa.date32() and logical != "date"):
+        raise ValueError(f"the Avro schema has {_shown(reader)}, which cannot become {data_type}")
+    return None if kind != "enum" else _symbol(writer, reader)
+
+
+def _symbol(writer: AvroType, reader: AvroType) -> Callable[[Any], str]:
+    """The symbol that the reader's schema has for what was written. The function raises KeyError."""
+    allowed, default = set(reader.symbols), reader.attributes.get("default")
+    default = default if isinstance(default, str) and default in allowed else None
+    read = ((number, symbol if symbol in allowed else default) for number, symbol in enumerate(writer.symbols))
+    symbols = {number: symbol for number, symbol in read if symbol is not None}
+    return lambda value: symbols[value if isinstance(value, int) else value["f0"]]
+
+
+def _has_numbers(union: AvroType) -> bool:
+    return any(branch.kind in ("int", "long", "float", "double") for branch in union.branches)
+
+
+def _always(value: Any) -> Callable[[Any], Any]:
+    return lambda _: value
+
+
+def _may_be(kind: str, value: Any) -> bool:
+    """Whether JSON of this kind can be a default of the type, without a look at what is within."""
+    match value:
+        case None | bool():
+            return kind == ("null" if value is None else "boolean")
+        case int() | float():
+            return kind in ("float", "double") or (kind in ("int", "long") and isinstance(value, int))
+        case str():
+            return kind in ("string", "bytes", "fixed", "enum")
+        case list():
+            return kind == "array"
+    return kind in ("map", "record")
+
+
+def _in_record(namespace: str, schema: Any) -> dict[str, Any]:
+    return {"type": "record", "name": f"{namespace}.Datum", "fields": [{"name": "datum", "type": schema}]}
+
+
+def _named(found: AvroType, name: str, fields: list[Any]) -> dict[str, Any]:
+    if found.kind == "fixed":
+        return {"type": "fixed", "name": name, "size": found.size}
+    if found.kind == "enum":
+        fields = [{"name": "f0", "type": "int"}]
+    return {"type": "record", "name": name, "fields": fields}
+
+
+def _items(found: AvroType, items: Any) -> dict[str, Any]:
+    return {"type": found.kind, "items" if found.kind == "array" else "values": items}
+
+
+def _shown(found: AvroType) -> str:
+    if found.items is not None:
+        return an(found.kind)
+    return f"{found.kind} ({found.logical})" if found.logical else found.kind
+
+
+def _not_readable(writer: AvroType, reader: str) -> SchemaError:
+    return SchemaError(f"the Avro schema cannot read what was written as {writer.kind} as {reader}")
 
 
 def _nothing(_: Any) -> None:
@@ -188,50 +391,3 @@ def _decimal(value: bytes, scale: int) -> Decimal:
     if abs(number) >= 10**38:
         raise ValueError("more than 38 digits")
     return Decimal(number).scaleb(-scale, _EXACT)
-
-
-def _plain(schema: Any) -> Any:
-    """The schema without logical types."""
-    if isinstance(schema, list):
-        return [_plain(branch) for branch in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {key: value for key, value in schema.items() if key != "logicalType"}
-    for key in ("type", "items", "values"):
-        if key in made:
-            made[key] = _plain(made[key])
-    if "fields" in made:
-        made["fields"] = [{**field, "type": _plain(field["type"])} for field in made["fields"]]
-    return made
-
-
-def _check(schema: Any, names: AvroNames, namespace: str, above: Sequence[int]) -> int:
-    """The fewest bytes that a datum of the schema takes. Raises SchemaError for a schema that is not safe."""
-    if isinstance(schema, list):
-        return 1 + min((_check(branch, names, namespace, above) for branch in schema), default=0)
-    if isinstance(schema, str):
-        if schema in _PRIMITIVES:
-            return {"null": 0, "float": 4, "double": 8}.get(schema, 1)
-        schema = names.find(schema, namespace)
-    if not isinstance(schema, dict) or "type" not in schema:
-        raise SchemaError(f"the Avro schema has {schema!r} where a type should be")
-    kind = schema["type"]
-    if isinstance(kind, dict | list):
-        return _check(kind, names, namespace, above)
-    if id(schema) in above:
-        raise SchemaError(f"the Avro schema has a type within itself, {schema.get('name')}")
-    within = (*above, id(schema))
-    try:
-        if kind in ("record", "enum", "fixed"):
-            namespace = names.define(schema, namespace)
-        if kind == "record":
-            return sum(_check(field["type"], names, namespace, within) for field in schema["fields"])
-        if kind == "fixed":
-            return int(schema["size"])
-        if kind == "array" and _check(schema["items"], names, namespace, within) == 0:
-            raise SchemaError("the Avro schema has an array of elements that take no bytes, which has no bound")
-        if kind == "map":
-            _check(schema["values"], names, namespace, within)
-    except (KeyError, TypeError) as error:
-        raise SchemaError(f"the Avro schema has a {kind} without {error}") from None
-    return 1 if kind in ("array", "map", "enum") else _check(kind, names, namespace, above)

@@ -16,6 +16,10 @@ Builder = Callable[[Sequence[Any]], pa.Array]
 """Makes an array of as many objects; None stands for null."""
 
 
+# What conversions raise for a value that is not one of the type.
+_WRONG = (pa.ArrowException, ArithmeticError, LookupError, TypeError, ValueError)
+
+
 class NotFitting(ValueError):
     """A value that is not one of the type."""
 
@@ -57,7 +61,7 @@ def simple(data_type: pa.DataType, convert: Callable[[Any], Any] | None = None) 
             if convert is not None:
                 values = [None if value is None else convert(value) for value in values]
             made = pa.array(values, storage)
-        except (pa.ArrowException, ArithmeticError, ValueError, TypeError):
+        except _WRONG:
             raise NotFitting(f"a value does not fit into {data_type}") from None
         return made if storage is data_type else made.cast(data_type)
 
@@ -72,7 +76,13 @@ def struct(data_type: pa.DataType, fields: Sequence[tuple[Callable[[Any], Any], 
     """A struct: for each of its fields, how to get it of an object, and its builder."""
 
     def build(values: Sequence[Any]) -> pa.Array:
-        children = [builder([None if value is None else get(value) for value in values]) for get, builder in fields]
+        children = []
+        for get, builder in fields:
+            try:
+                found = [None if value is None else get(value) for value in values]
+            except _WRONG:
+                raise NotFitting("a field of a struct cannot be read") from None
+            children.append(builder(found))
         return pa.Array.from_buffers(data_type, len(values), [validity(values)], children=children)
 
     return build
@@ -103,7 +113,7 @@ def pairs(data_type: pa.DataType, keys: Builder, entries: Builder) -> Builder:
 
 
 def validity(values: Sequence[Any]) -> pa.Buffer:
-    return pa.py_buffer(np.packbits([value is not None for value in values], bitorder="little"))
+    return pa.py_buffer(np.packbits(np.array([value is not None for value in values], np.bool_), bitorder="little"))
 
 
 def offsets(values: Sequence[Any]) -> pa.Buffer:

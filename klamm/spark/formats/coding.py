@@ -2,11 +2,13 @@
 
 What must stay true:
 - For any bytes a decoder returns; it says which rows are bad and never raises for what a record has.
+- It takes time that grows with the bytes, whatever they are and whoever chose the schema.
 - A decoder reads only the fields of the type that it was made with.
 - The library of a format is imported when a decoder or encoder is made, and a missing one is one sentence.
 """
 
 import importlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -53,6 +55,28 @@ class Encoder(Protocol):
 
     def encode(self, rows: pa.Array) -> pa.Array:
         """The bytes (`pa.binary()`) of each row; null rows are null. Raises EncodingError."""
+
+
+# A record may take many times its bytes while it is decoded.
+CHUNK_BYTES = 4 * 1024 * 1024
+
+
+def in_chunks(data: pa.Array, data_type: pa.DataType, decode: Callable[[pa.Array], Decoded]) -> Decoded:
+    """The values of a column of bytes, of which about CHUNK_BYTES, or a single row, are decoded at a time."""
+    offsets = np.frombuffer(data.buffers()[1] or b"\0\0\0\0", np.int32)[data.offset : data.offset + len(data) + 1]
+    chunks, start = [], 0
+    while start < len(data):
+        end = int(np.searchsorted(offsets, int(offsets[start]) + CHUNK_BYTES, side="right")) - 1
+        end = min(max(end, start + 1), len(data))
+        chunks.append(decode(data.slice(start, end - start)))
+        start = end
+    if len(chunks) == 1:
+        return chunks[0]
+    column = pa.concat_arrays([chunk.column for chunk in chunks]) if chunks else pa.array([], data_type)
+    if all(chunk.bad is None for chunk in chunks):
+        return Decoded(column)
+    masks = [np.zeros(len(chunk.column), np.bool_) if chunk.bad is None else chunk.bad for chunk in chunks]
+    return Decoded(column, np.concatenate(masks), next(chunk.reason for chunk in chunks if chunk.reason))
 
 
 # Each module has `decoder(format, type)`, and its namesake in `encoders` has `encoder(format, type)`.

@@ -7,11 +7,11 @@ a field of type string needs.
 What must stay true:
 - A document is bad, and its row null, where `from_json` in the mode PERMISSIVE finds a corrupt record. docs/spark.md
   has the table of what differs.
-- Memory is bounded by the bytes: documents are decoded `CHUNK_BYTES` at a time, and one document has at most
+- Memory is bounded by the bytes: documents are decoded in chunks, and one document has at most
   MAX_VALUES wanted values.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,14 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from klamm.spark.formats import json_kernels as kernels
-from klamm.spark.formats.coding import Decoded, Mask
+from klamm.spark.formats.coding import Decoded, Mask, in_chunks
 from klamm.spark.formats.settings import ColumnFormat
 from klamm.spark.formats.strings import utf8
 from klamm.spark.formats.texts import Converter
 
 Numbers = npt.NDArray[np.int64]
 
-CHUNK_BYTES = 4 * 1024 * 1024
 # Of one document; Spark has no limit but its memory.
 MAX_VALUES = 1024 * 1024
 # Of a schema: what is on the tape is sorted by their numbers as int16.
@@ -105,15 +104,7 @@ class JsonDecoder:
         self._scratch = np.empty(LONGEST_ESCAPED_NAME_BYTES, np.uint8)
 
     def decode(self, data: pa.Array) -> Decoded:
-        chunks = [self._chunk(part) for part in _chunks(data)]
-        if len(chunks) == 1:
-            return chunks[0]
-        empty = pa.array([], self._tree.root.type)
-        column = pa.concat_arrays([chunk.column for chunk in chunks]) if chunks else empty
-        if all(chunk.bad is None for chunk in chunks):
-            return Decoded(column)
-        masks = [np.zeros(len(chunk.column), np.bool_) if chunk.bad is None else chunk.bad for chunk in chunks]
-        return Decoded(column, np.concatenate(masks), next(chunk.reason for chunk in chunks if chunk.reason))
+        return in_chunks(data, self._tree.root.type, self._chunk)
 
     def _chunk(self, data: pa.Array) -> Decoded:
         rows = len(data)
@@ -209,14 +200,18 @@ class _Tree:
             size *= 2
         row[kernels.TABLE], row[kernels.TABLE_MASK] = len(self._hashes), size - 1
         places = [-1] * size
+        # Behind each place, where the next free one may be: many names may have one hash.
+        free = list(range(1, size + 1))
         for child in node.children:
-            name = self._names[
-                self._rows[child.number][kernels.NAME_START] : self._rows[child.number][kernels.NAME_END]
-            ]
-            place = _place(bytes(name)) & (size - 1)
+            at = self._rows[child.number]
+            place = _place(bytes(self._names[at[kernels.NAME_START] : at[kernels.NAME_END]])) & (size - 1)
+            passed = []
             while places[place] >= 0:
-                place = (place + 1) & (size - 1)
+                passed.append(place)
+                place = free[place] & (size - 1)
             places[place] = child.number
+            for each in passed:
+                free[each] = place + 1
         self._hashes += places
 
 
@@ -341,17 +336,6 @@ class _Columns:
         return pa.Array.from_buffers(pa.binary(), length, buffers)
 
 
-def _chunks(data: pa.Array) -> Iterator[pa.Array]:
-    """Slices of about CHUNK_BYTES, or of a single row."""
-    offsets = _read_only(data.buffers()[1], np.int32)[data.offset : data.offset + len(data) + 1]
-    start = 0
-    while start < len(data):
-        end = int(np.searchsorted(offsets, int(offsets[start]) + CHUNK_BYTES, side="right")) - 1
-        end = min(max(end, start + 1), len(data))
-        yield data.slice(start, end - start)
-        start = end
-
-
 def _kind(data_type: pa.DataType) -> int:
     """The kind of a node. Raises ValueError for a type that JSON does not have."""
     kinds: Sequence[tuple[Any, int]] = (
@@ -380,7 +364,8 @@ def _fields(data_type: pa.DataType) -> list[pa.Field]:
 def _place(name: bytes) -> int:
     if not name:
         return 0
-    return int(kernels.name_hash(name[0], name[len(name) // 2], name[-1], len(name)))
+    size = len(name)
+    return int(kernels.name_hash(name[0], name[size // 4], name[size // 2], name[size * 3 // 4], name[-1], size))
 
 
 def _spread(found: _Found, length: int) -> tuple[Numbers, Mask]:

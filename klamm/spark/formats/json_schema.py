@@ -3,7 +3,7 @@
 Objects are structs (maps, where only additional properties have a schema), arrays are arrays; integers are bigint,
 numbers double, booleans boolean. Everything else is a string: text as it is, other values as their JSON.
 
-What must stay true: work is bounded, also for schemas that refer to themselves.
+What must stay true: work is bounded, also for schemas that refer to themselves, or often to something large.
 """
 
 import json
@@ -11,6 +11,8 @@ from typing import Any
 
 MAX_DEPTH = 30
 MAX_FIELDS = 20_000
+# Of the text: names of fields may be long.
+MAX_CHARS = 1_000_000
 
 
 def ddl(text: str) -> str:
@@ -28,16 +30,22 @@ def ddl(text: str) -> str:
 class _Types:
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._fields = 0
+        self._fields = self._chars = 0
 
     def fields(self, schema: Any, depth: int = MAX_DEPTH) -> list[tuple[str, str]]:
         schema = self._plain(schema)
         properties = schema.get("properties") if isinstance(schema, dict) else None
         found = properties if isinstance(properties, dict) else {}
-        self._fields += len(found)
+        self._count(len(found))
+        self._chars += sum(map(len, found))
+        if self._chars > MAX_CHARS:
+            raise ValueError(f"the registry's JSON Schema has names of more than {MAX_CHARS} characters")
+        return [(name, self._type(one, depth - 1)) for name, one in found.items()]
+
+    def _count(self, fields: int) -> None:
+        self._fields += fields
         if self._fields > MAX_FIELDS:
             raise ValueError(f"the registry's JSON Schema has more than {MAX_FIELDS} properties")
-        return [(name, self._type(one, depth - 1)) for name, one in found.items()]
 
     def _type(self, schema: Any, depth: int) -> str:
         schema = self._plain(schema)
@@ -73,6 +81,7 @@ class _Types:
                 return schema
             choices = schema.get("oneOf") or schema.get("anyOf")
             if isinstance(choices, list):
+                self._count(len(choices))
                 others = [one for one in choices if one != {"type": "null"}]
                 if len(others) != 1:
                     return {}

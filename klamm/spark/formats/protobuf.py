@@ -21,9 +21,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from klamm.spark.formats import building
 from klamm.spark.formats.building import Builder
-from klamm.spark.formats.coding import Decoded
+from klamm.spark.formats.coding import Decoded, in_chunks
 from klamm.spark.formats.schemas import is_map, message_descriptor
-from klamm.spark.formats.settings import ColumnFormat
+from klamm.spark.formats.settings import ColumnFormat, SchemaError
 
 _Field = FieldDescriptor
 _ALLOWED: dict[int, tuple[pa.DataType, ...]] = {
@@ -47,10 +47,17 @@ class ProtobufDecoder:
     """Decodes messages of one type."""
 
     def __init__(self, message: Descriptor, data_type: pa.DataType) -> None:
-        self._parse = GetMessageClass(message).FromString
         self._builder = _message(message, data_type)
+        self._type = data_type
+        try:
+            self._parse = GetMessageClass(message).FromString
+        except RecursionError:
+            raise SchemaError(f"the Protobuf message {message.full_name} has messages nested too deep") from None
 
     def decode(self, data: pa.Array) -> Decoded:
+        return in_chunks(data, self._type, self._decode)
+
+    def _decode(self, data: pa.Array) -> Decoded:
         rows: list[Any] = []
         bad = np.zeros(len(data), np.bool_)
         reason, parse = "", self._parse
@@ -63,7 +70,7 @@ class ProtobufDecoder:
                     bad[index] = True
                     reason = reason or f"not a valid Protobuf message ({error})"
                 else:
-                    if not row.IsInitialized():
+                    if not type(row).IsInitialized(row):
                         row, bad[index] = None, True
                         reason = reason or "a required field of the Protobuf message is missing"
             rows.append(row)
@@ -121,7 +128,8 @@ def _getter(field: FieldDescriptor) -> Callable[[Any], Any]:
     if field.is_repeated or field.has_default_value:
         return get
     if field.has_presence:
-        return lambda message: getattr(message, name) if message.HasField(name) else None
+        # The field may have this name.
+        return lambda message: get(message) if type(message).HasField(message, name) else None
     if field.cpp_type in (field.CPPTYPE_DOUBLE, field.CPPTYPE_FLOAT):
         # Minus zero is written, and NaN is not false.
         return lambda message: value if (value := getattr(message, name)) or math.copysign(1, value) < 0 else None

@@ -2,14 +2,14 @@
 
 What must stay true:
 - A registry that does not answer, or refuses, raises `RegistryFailure`, and the task fails: no good record is taken for
-  a bad one. Only the registry's own word that an id does not exist, or is of another format, raises `UnknownSchema`.
+  a bad one. Only the registry's own word that an id does not exist, or is of another format, raises `UnknownSchema`,
+  and a schema that it has and nobody can use raises SchemaError.
 - A process asks for an id once, and waits for an answer a bounded time. A schema has at most `MAX_REFERENCES`
   references and `MAX_SCHEMA_CHARS` characters with all of them.
 - No message has a password, a token or a URL's user.
 """
 
 import base64
-import json
 import os
 import re
 from collections.abc import Callable
@@ -20,7 +20,8 @@ from urllib.parse import unquote
 from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-from klamm.spark.formats.settings import AVRO, JSON, PROTOBUF, Registry
+from klamm.spark.formats.avro_schemas import read_schema, write_schema
+from klamm.spark.formats.settings import AVRO, JSON, PROTOBUF, Registry, SchemaError
 
 MAX_SCHEMA_CHARS = 8_000_000
 MAX_REFERENCES = 1_000
@@ -29,7 +30,7 @@ KEPT_SCHEMAS = 1_000
 
 KINDS = {AVRO: "AVRO", JSON: "JSON", PROTOBUF: "PROTOBUF"}
 _TIMEOUT_S = "10"
-_SCHEMA_NOT_FOUND = 40403
+_SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND, _SCHEMA_NOT_FOUND = 40401, 40402, 40403
 _NOT_FOUND, _CONFLICT = 404, 409
 BUILT_IN = ("google/protobuf/", "google/type/", "confluent/")
 _SECRETS = ("basic.auth.user.info", "bearer.auth.token", "bearer.auth.client.secret", "ssl.key.password", "proxy")
@@ -64,7 +65,7 @@ class ResolvedSchema(NamedTuple):
 
 @lru_cache(maxsize=KEPT_SCHEMAS)
 def schema_by_id(registry: Registry, schema_id: int, kind: str) -> ResolvedSchema:
-    """The schema with which a value was written. Raises UnknownSchema, RegistryFailure."""
+    """The schema with which a value was written. Raises UnknownSchema, SchemaError, RegistryFailure."""
     what = f"the schema with the id {schema_id}"
     try:
         found = _asked(registry, what, lambda client: client.get_schema(schema_id, fmt=_format(kind)))
@@ -72,13 +73,14 @@ def schema_by_id(registry: Registry, schema_id: int, kind: str) -> ResolvedSchem
         if error.code == _SCHEMA_NOT_FOUND:
             raise UnknownSchema(f"the registry has no schema with the id {schema_id}") from None
         raise
-    if found.schema_type in KINDS.values() and found.schema_type != KINDS[kind]:
+    if found.schema_type != KINDS[kind]:
         raise UnknownSchema(_other_kind(what, found, kind))
     return _resolved(registry, schema_id, found, kind, what)
 
 
 def schema_of_subject(registry: Registry, subject: str, version: int | None, kind: str) -> ResolvedSchema:
-    """A version of a subject, the latest by default. Raises NotRegistered, RegistryFailure."""
+    """A version of a subject, the latest by default. Raises NotRegistered, SchemaError,
+    RegistryFailure."""
     what = f"{'the latest version' if version is None else f'version {version}'} of the subject {subject}"
     # The client would remember what `get_latest_version` found.
     wanted: Any = "latest" if version is None else version
@@ -176,12 +178,12 @@ def _resolved(registry: Registry, schema_id: int, schema: Schema, kind: str, wha
     try:
         if kind == PROTOBUF:
             text = _file_set(text, referenced)
-        elif kind == AVRO:
-            text = _one_schema(text, referenced)
-    except RegistryFailure:
-        raise
+        elif kind == AVRO and referenced:
+            text = write_schema(read_schema(text, referenced.values()))
+    except SchemaError as error:
+        raise SchemaError(f"{what} cannot be used: {error}") from None
     except Exception as error:
-        raise RegistryFailure(f"{what} cannot be used: {type(error).__name__}: {str(error)[:200]}") from None
+        raise SchemaError(f"{what} cannot be used: {type(error).__name__}: {str(error)[:200]}") from None
     return ResolvedSchema(schema_id, kind, text)
 
 
@@ -200,18 +202,23 @@ def _gather(
     """Sets `referenced` to the texts of all schemas that this one needs, those first that others need."""
     size["chars"] += len(_text(schema))
     if size["chars"] > MAX_SCHEMA_CHARS:
-        raise RegistryFailure(f"a schema has more than {MAX_SCHEMA_CHARS} characters with its references")
+        raise SchemaError(f"a schema has more than {MAX_SCHEMA_CHARS} characters with its references")
     for reference in schema.references or ():
         name = _name(reference)
         if name in referenced or (kind == PROTOBUF and name.startswith(BUILT_IN)):
             continue
         if name in above or len(referenced) + len(above) >= MAX_REFERENCES:
-            raise RegistryFailure(f"a schema has a reference to itself, or more than {MAX_REFERENCES}: {name}")
-        other = _asked(
-            registry,
-            f"the reference {name}",
-            lambda client, one=reference: client.get_version(one.subject, one.version, True, _format(kind)),  # type: ignore[misc]
-        )
+            raise SchemaError(f"a schema has a reference to itself, or more than {MAX_REFERENCES}: {name}")
+        try:
+            other = _asked(
+                registry,
+                f"the reference {name}",
+                lambda client, one=reference: client.get_version(one.subject, one.version, True, _format(kind)),  # type: ignore[misc]
+            )
+        except NotRegistered as error:
+            if error.code in (_SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND):
+                raise SchemaError(f"a schema has a reference that the registry does not have: {name}") from None
+            raise
         _gather(registry, other.schema, kind, referenced, size, (*above, name))
         referenced[name] = _text(other.schema)
 
@@ -225,37 +232,6 @@ def _text(schema: Schema) -> str:
 
 def _name(reference: SchemaReference) -> str:
     return reference.name or ""
-
-
-def _one_schema(text: str, referenced: dict[str, str]) -> str:
-    """Avro's schema with the definitions of what it refers to, each where it comes first."""
-    import fastavro
-
-    names: dict[str, Any] = {}
-    for other in referenced.values():
-        fastavro.parse_schema(json.loads(other), names)
-    own: dict[str, Any] = dict(names)
-    root = fastavro.parse_schema(json.loads(text), own)
-    defined: set[str] = set()
-
-    def spelled(schema: Any) -> Any:
-        if isinstance(schema, list):
-            return [spelled(branch) for branch in schema]
-        if isinstance(schema, str):
-            return spelled(names[schema]) if schema in names and schema not in defined else schema
-        found = {key: value for key, value in schema.items() if not key.startswith("__")}
-        if "name" in found and found.get("type") in ("record", "error", "enum", "fixed"):
-            defined.add(found["name"])
-        if isinstance(found.get("fields"), list):
-            found["fields"] = [{**field, "type": spelled(field["type"])} for field in found["fields"]]
-        for key in ("items", "values"):
-            if key in found:
-                found[key] = spelled(found[key])
-        if isinstance(found.get("type"), dict | list):
-            found["type"] = spelled(found["type"])
-        return found
-
-    return json.dumps(spelled(root))
 
 
 def _file_set(text: str, referenced: dict[str, str]) -> str:
@@ -290,5 +266,5 @@ def _built_in(name: str) -> Any:
     except ModuleNotFoundError:
         module = None
     if module is None:
-        raise RegistryFailure(f"a schema imports {name}, for which it has no reference")
+        raise SchemaError(f"a schema imports {name}, for which it has no reference")
     return FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)

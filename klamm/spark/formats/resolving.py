@@ -24,6 +24,7 @@ from klamm.spark.formats.settings import (
     ColumnFormat,
     MissingLibrary,
     RegistryUse,
+    SchemaError,
     SubjectNames,
     TypedRows,
 )
@@ -90,7 +91,7 @@ def _chosen(use: RegistryUse, column: ColumnFormat, topic: str | None) -> "Resol
         subject = _subject(use, column, topic, None)
         found = registry.schema_of_subject(use.registry, subject, use.version, column.name)
         return found
-    except (registry.RegistryFailure, registry.UnknownSchema) as error:
+    except (registry.RegistryFailure, registry.UnknownSchema, SchemaError) as error:
         raise RegistryError(str(error)) from None
 
 

@@ -8,17 +8,19 @@ Source: org.apache.spark.sql.avro.SchemaConverters, org.apache.spark.sql.protobu
 
 import base64
 import binascii
-import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from klamm.spark.formats.settings import AVRO, CSV, JSON, PROTOBUF, STRING, ColumnFormat
+from klamm.spark.formats.avro_schemas import AvroType, read_schema, require_bounded
+from klamm.spark.formats.settings import AVRO, CSV, JSON, PROTOBUF, STRING, ColumnFormat, SchemaError
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-
-class SchemaError(ValueError):
-    """A schema that cannot be used; the message says why."""
+# Of the text of a type, of which a field takes about so many beside its name.
+MAX_TYPE_CHARS, FIELD_CHARS = 500_000, 20
+# Of messages within each other.
+MAX_DEPTH = 100
 
 
 def column_type(column: ColumnFormat) -> str:
@@ -33,15 +35,33 @@ def column_type(column: ColumnFormat) -> str:
     if column.name in (JSON, CSV):
         return f"STRUCT<{column.schema}>"
     if column.name == AVRO:
-        return avro_type(avro_schema(column), AvroNames())
+        return avro_type(avro_schema(column))
     if column.name == PROTOBUF:
-        return message_type(message_descriptor(column), ())
+        return message_type(message_descriptor(column))
     raise SchemaError(f"the format {column.name} has no schema")
 
 
-def _struct(fields: list[tuple[str, str]]) -> str:
-    quoted = ((name.replace("`", "``"), data_type) for name, data_type in fields)
-    return f"STRUCT<{', '.join(f'`{name}`: {data_type}' for name, data_type in quoted)}>"
+class _Size:
+    """How long a type's text has become: a schema that uses its types several times may be short, and the text not."""
+
+    def __init__(self) -> None:
+        self._chars = 0
+
+    def add(self, chars: int) -> None:
+        self._chars += chars
+        if self._chars > MAX_TYPE_CHARS:
+            raise SchemaError(
+                f"the schema stands for a type of more than {MAX_TYPE_CHARS} characters; choose its fields in .schema()"
+            )
+
+
+def _struct(fields: Iterable[tuple[str, str]], size: _Size) -> str:
+    made = []
+    for name, data_type in fields:
+        size.add(len(name) + FIELD_CHARS)
+        quoted = name.replace("`", "``")
+        made.append(f"`{quoted}`: {data_type}")
+    return f"STRUCT<{', '.join(made)}>"
 
 
 # -- Avro -------------------------------------------------------------------------------------------------------------
@@ -67,91 +87,46 @@ _AVRO_LOGICAL = {
 }
 
 
-class AvroNames:
-    """The named types of a schema, by their full names, as they are met."""
-
-    def __init__(self) -> None:
-        self._types: dict[str, Any] = {}
-        self._open: list[str] = []
-
-    def define(self, schema: dict[str, Any], namespace: str) -> str:
-        """Returns the namespace of the names within the type."""
-        full = full_name(schema["name"], schema.get("namespace", namespace))
-        self._types[full] = schema
-        return full.rpartition(".")[0]
-
-    def find(self, name: str, namespace: str) -> Any:
-        for candidate in (full_name(name, namespace), name):
-            if candidate in self._types:
-                return self._types[candidate]
-        raise SchemaError(f"the Avro schema has an unknown type {name!r}")
+def avro_schema(column: ColumnFormat) -> AvroType:
+    """The schema that values are read by. Raises SchemaError."""
+    if column.schema is None:
+        raise SchemaError(f"the format avro needs the option {column.column}.schema, the Avro schema of the values")
+    return read_schema(column.schema)
 
 
-def full_name(name: str, namespace: str | None) -> str:
-    return name if "." in name or not namespace else f"{namespace}.{name}"
-
-
-def avro_schema(column: ColumnFormat) -> Any:
-    """The parsed schema that values are read by. Raises SchemaError."""
-    try:
-        return json.loads(column.schema or "")
-    except (ValueError, RecursionError):
-        name = (column.schema or "").strip()
-        if name in _AVRO:
-            return name
-        raise SchemaError(f"the Avro schema of {column.column} is not valid JSON") from None
-
-
-def avro_type(schema: Any, names: AvroNames, namespace: str = "", above: tuple[int, ...] = ()) -> str:
+def avro_type(schema: AvroType) -> str:
     """The type of an Avro schema as DDL. Raises SchemaError."""
-    if isinstance(schema, list):
-        return _avro_union(schema, names, namespace, above)
-    if isinstance(schema, str):
-        if schema in _AVRO:
-            return _AVRO[schema]
-        schema = names.find(schema, namespace)
-    if not isinstance(schema, dict):
-        raise SchemaError(f"the Avro schema has {schema!r} where a type should be")
-    kind, logical = schema.get("type"), schema.get("logicalType")
-    if isinstance(kind, dict | list):
-        return avro_type(kind, names, namespace, above)
-    if id(schema) in above:
-        raise SchemaError(f"the Avro schema has a type within itself, {schema.get('name')}, which Spark cannot express")
-    within = (*above, id(schema))
-    try:
-        if kind in ("record", "enum", "fixed"):
-            namespace = names.define(schema, namespace)
-        if logical == "decimal" and kind in ("bytes", "fixed"):
-            return f"DECIMAL({int(schema['precision'])}, {int(schema.get('scale', 0))})"
-        if kind == "record":
-            return _struct(
-                [(one["name"], avro_type(one["type"], names, namespace, within)) for one in schema["fields"]]
-            )
-        if kind == "array":
-            return f"ARRAY<{avro_type(schema['items'], names, namespace, within)}>"
-        if kind == "map":
-            return f"MAP<STRING, {avro_type(schema['values'], names, namespace, within)}>"
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, SchemaError):
-            raise
-        raise SchemaError(f"the Avro schema has a {kind} without {error}") from None
-    if isinstance(kind, str) and (found := _AVRO_LOGICAL.get((kind, str(logical)))):
-        return found
-    return avro_type(kind, names, namespace, above)
+    require_bounded(schema)
+    return _avro_type(schema, _Size())
 
 
-def _avro_union(branches: list[Any], names: AvroNames, namespace: str, above: tuple[int, ...]) -> str:
-    values = [branch for branch in branches if branch != "null"]
-    if not values:
+def _avro_type(schema: AvroType, size: _Size) -> str:
+    if schema.kind == "record":
+        return _struct(((each.name, _avro_type(each.type, size)) for each in schema.fields), size)
+    if schema.kind == "union":
+        return _avro_union([branch for branch in schema.branches if branch.kind != "null"], size)
+    if schema.items is not None:
+        inner = _avro_type(schema.items, size)
+        return f"ARRAY<{inner}>" if schema.kind == "array" else f"MAP<STRING, {inner}>"
+    if schema.decimal is not None:
+        precision, scale = schema.decimal
+        if precision > 38:
+            raise SchemaError(f"the Avro schema has a decimal of {precision} digits; allowed: 38")
+        return f"DECIMAL({precision}, {scale})"
+    return _AVRO_LOGICAL.get((schema.kind, schema.logical)) or _AVRO[schema.kind]
+
+
+def _avro_union(branches: list[AvroType], size: _Size) -> str:
+    if not branches:
         return "VOID"
-    types = [avro_type(branch, names, namespace, above) for branch in values]
+    types = [_avro_type(branch, size) for branch in branches]
     if len(types) == 1:
         return types[0]
     if sorted(types) == ["BIGINT", "INT"]:
         return "BIGINT"
     if sorted(types) == ["DOUBLE", "FLOAT"]:
         return "DOUBLE"
-    return _struct([(f"member{number}", data_type) for number, data_type in enumerate(types)])
+    return _struct(((f"member{number}", found) for number, found in enumerate(types)), size)
 
 
 # -- Protobuf ---------------------------------------------------------------------------------------------------------
@@ -196,14 +171,22 @@ def message_descriptor(column: ColumnFormat) -> "Descriptor":
         for file in files:
             pool.Add(file)
         return pool.FindMessageTypeByName(column.message)
-    except (KeyError, TypeError):
+    except KeyError:
         raise SchemaError(f"the FileDescriptorSet of {column.column} has no message {column.message}") from None
+    except TypeError as error:
+        raise SchemaError(f"the FileDescriptorSet of {column.column} is not valid: {str(error)[:200]}") from None
 
 
-def message_type(message: "Descriptor", above: tuple[str, ...]) -> str:
+def message_type(message: "Descriptor") -> str:
     """The type of a message as DDL. Raises SchemaError."""
+    return _message_type(message, (), _Size())
+
+
+def _message_type(message: "Descriptor", above: tuple[str, ...], size: _Size) -> str:
     if message.full_name in above:
         raise SchemaError(f"the Protobuf message {message.full_name} is within itself; choose its fields in .schema()")
+    if len(above) > MAX_DEPTH:
+        raise SchemaError(f"the Protobuf message is nested deeper than {MAX_DEPTH} messages")
     if message.full_name == "google.protobuf.Timestamp":
         return "TIMESTAMP"
     if message.full_name == "google.protobuf.Duration":
@@ -211,20 +194,20 @@ def message_type(message: "Descriptor", above: tuple[str, ...]) -> str:
             f"a field has the type {message.full_name}, which is not supported; choose fields in .schema()"
         )
     within = (*above, message.full_name)
-    return _struct([(field.name, _field_type(field, within)) for field in message.fields])
+    return _struct(((field.name, _field_type(field, within, size)) for field in message.fields), size)
 
 
-def _field_type(field: "FieldDescriptor", above: tuple[str, ...]) -> str:
+def _field_type(field: "FieldDescriptor", above: tuple[str, ...], size: _Size) -> str:
     if field.message_type is not None and is_map(field):
         key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
-        return f"MAP<{_single_type(key, above)}, {_single_type(value, above)}>"
-    found = _single_type(field, above)
+        return f"MAP<{_single_type(key, above, size)}, {_single_type(value, above, size)}>"
+    found = _single_type(field, above, size)
     return f"ARRAY<{found}>" if field.is_repeated else found
 
 
-def _single_type(field: "FieldDescriptor", above: tuple[str, ...]) -> str:
+def _single_type(field: "FieldDescriptor", above: tuple[str, ...], size: _Size) -> str:
     if field.message_type is not None:
-        return message_type(field.message_type, above)
+        return _message_type(field.message_type, above, size)
     if field.type == field.TYPE_BYTES:
         return "BINARY"
     names = {

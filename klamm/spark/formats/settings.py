@@ -15,6 +15,10 @@ class MissingLibrary(RuntimeError):
     """A format needs a package that is not installed."""
 
 
+class SchemaError(ValueError):
+    """A schema that cannot be used; the message says why."""
+
+
 class Mode(Enum):
     """What becomes of a record whose key or value cannot be decoded: Spark's own modes."""
 

@@ -84,7 +84,11 @@ class Converter:
 
 
 def each(texts: pa.Array, data_type: pa.DataType, convert: Callable[[str], Any | None]) -> tuple[pa.Array, Mask | None]:
-    """The texts one by one; a text that becomes None is wrong. The same text is converted once."""
+    """The texts one by one; one that becomes None, or a time that is too far away, is wrong. The same text is converted
+    once."""
+    is_number = pa.types.is_timestamp(data_type) or pa.types.is_date(data_type)
+    storage = (pa.int64() if pa.types.is_timestamp(data_type) else pa.int32()) if is_number else data_type
+    limit = 2 ** (storage.bit_width - 1) if is_number else 0
     known: dict[str, Any] = {}
     values: list[Any] = []
     wrong: list[int] = []
@@ -93,12 +97,11 @@ def each(texts: pa.Array, data_type: pa.DataType, convert: Callable[[str], Any |
             values.append(None)
             continue
         if text not in known:
-            known[text] = convert(text)
+            found = convert(text)
+            known[text] = None if is_number and found is not None and not -limit <= found < limit else found
         values.append(known[text])
         if values[-1] is None:
             wrong.append(index)
-    is_number = pa.types.is_timestamp(data_type) or pa.types.is_date(data_type)
-    storage = (pa.int64() if pa.types.is_timestamp(data_type) else pa.int32()) if is_number else data_type
     made = pa.array(values, storage)
     return (made.cast(data_type) if is_number else made), mask_of(wrong, len(values))
 

@@ -4,12 +4,14 @@ to the message between id and value.
 What must stay true:
 - Values keep their order, whatever ids they have. A value without this form, or with an id of a schema that the
   registry does not have or the format cannot use, is bad; a registry that fails is an error.
-- A registry is asked once for each id, and at most for `MAX_UNKNOWN_IDS` that it does not have.
+- A task asks for an id once, and for at most `MAX_UNKNOWN_IDS` that the registry does not have. Values with other ids
+  are bad from then on. It asks first for the ids that most values of a batch have.
 
 Source: docs.confluent.io, "Wire format" of Schema Registry's formats and serializers.
 """
 
 import base64
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,8 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from klamm.spark.formats.coding import Decoded, Decoder, Encoder, Mask
-from klamm.spark.formats.schemas import SchemaError
 from klamm.spark.formats.settings import AVRO, PROTOBUF, ColumnFormat
+
+logger = logging.getLogger(__name__)
 
 HEAD_BYTES = 5
 MAX_UNKNOWN_IDS = 1_000
@@ -62,9 +65,11 @@ class WireDecoder:
         self._of_ids: dict[int, Decoder | str] = {}
         self._of_paths: dict[tuple[int, tuple[int, ...]], str] = {}
         self._unknown = 0
-        # JSON says by itself what it has, and Protobuf's fields have numbers.
-        plain = replace(column, registry=None)
-        self._for_all = None if column.name == AVRO else make(plain, data_type)
+        # JSON says by itself what it has, and Protobuf's fields have numbers. Avro's values need their writers'
+        # schemas, but whether the reader's schema has the type does not depend on them.
+        if column.name != AVRO or column.schema is not None:
+            made = make(replace(column, registry=None), data_type)
+        self._for_all = None if column.name == AVRO else made
 
     def decode(self, data: pa.Array) -> Decoded:
         ids, framed = _heads(data)
@@ -72,7 +77,9 @@ class WireDecoder:
             values = _without(data.filter(pa.array(framed)), HEAD_BYTES)
             groups = [_Group(np.flatnonzero(framed), values, self._for_all)]
         else:
-            groups = [one for each in np.unique(ids[framed]) for one in self._groups(int(each), ids, framed, data)]
+            found, counts = np.unique(ids[framed], return_counts=True)
+            often = found[np.argsort(-counts, kind="stable")].tolist()
+            groups = [one for each in often for one in self._groups(each, ids, framed, data)]
         return self._together(data, framed, groups)
 
     def _together(self, data: pa.Array, framed: Mask, groups: list[_Group]) -> Decoded:
@@ -111,30 +118,31 @@ class WireDecoder:
 
     def _decoder(self, schema_id: int) -> Decoder | str:
         """The decoder for an id, or why there is none."""
-        from klamm.spark.formats.registry import RegistryFailure, UnknownSchema, schema_by_id
+        from klamm.spark.formats.registry import UnknownSchema, schema_by_id
 
         known = self._of_ids.get(schema_id)
         if known is not None:
             return known
+        if self._unknown >= MAX_UNKNOWN_IDS:
+            return f"values name more than {MAX_UNKNOWN_IDS} ids that the registry does not have"
         try:
             schema = schema_by_id(self._registry, schema_id, self._column.name)
-        except UnknownSchema as error:
-            self._unknown += 1
-            if self._unknown > MAX_UNKNOWN_IDS:
-                raise RegistryFailure(
-                    f"values name more than {MAX_UNKNOWN_IDS} ids that the registry does not have;"
-                    " are they in Confluent's wire format?"
-                ) from None
-            made: Decoder | str = str(error)
-        else:
             # Avro needs the writer's schema beside the reader's.
             written = replace(
                 self._column, registry=None, schema=schema.text, reader_schema=self._column.schema or schema.text
             )
-            try:
-                made = self._for_all or self._make(written, self._type)
-            except SchemaError as error:
-                made = f"the schema with the id {schema_id} cannot be used: {error}"
+            made: Decoder | str = self._for_all or self._make(written, self._type)
+        except UnknownSchema as error:
+            self._unknown += 1
+            made = str(error)
+            if self._unknown == MAX_UNKNOWN_IDS:
+                logger.warning(
+                    "values name %d ids that the schema registry does not have; it is asked for no other id by this"
+                    " task. Are the values in Confluent's wire format?",
+                    MAX_UNKNOWN_IDS,
+                )
+        except ValueError as error:
+            made = f"the schema with the id {schema_id} cannot be used: {error}"
         self._of_ids[schema_id] = made
         return made
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from klamm.spark.formats.coding import Decoded, make_decoder
 from klamm.spark.formats.schemas import column_type
-from klamm.spark.formats.settings import AVRO, ColumnFormat
+from klamm.spark.formats.settings import AVRO, ColumnFormat, SchemaError
 
 ORDER = {
     "type": "record",
@@ -117,6 +117,87 @@ def test_values_of_one_schema_are_resolved_to_another() -> None:
         writer, [datum(writer, {"a": 1, "b": "x"})], pa.struct([("a", pa.int64()), ("c", pa.int32())]), reader
     )
     assert decoded.column.to_pylist() == [{"a": 1, "c": 9}]
+
+
+ENUM = {"type": "enum", "name": "E", "symbols": ["A", "B", "C"]}
+INNER = {"type": "record", "name": "I", "fields": [{"name": "x", "type": "int", "default": 7}]}
+
+
+@pytest.mark.parametrize(
+    ("written", "value", "read", "data_type", "expected"),
+    [
+        ("int", 5, "double", pa.float64(), 5.0),
+        ("long", 2**60, ["null", "long"], pa.int64(), 2**60),
+        ("bytes", b"\xff", "string", pa.string(), None),
+        ("string", "ab", "bytes", pa.binary(), b"ab"),
+        (["null", "int", "string"], 5, ["null", "long"], pa.int64(), 5),
+        (["null", "int", "string"], "x", ["null", "long"], pa.int64(), None),
+        (["int", "long"], 2**40, "double", pa.float64(), float(2**40)),
+        ([{"type": "enum", "name": "E", "symbols": ["A"]}, "int"], 0, "int", pa.int32(), 0),
+        (ENUM, "B", {**ENUM, "symbols": ["B"]}, pa.string(), "B"),
+        (ENUM, "C", {**ENUM, "symbols": ["B"], "default": "B"}, pa.string(), "B"),
+        (ENUM, "C", {**ENUM, "symbols": ["B"]}, pa.string(), None),
+        (
+            INNER,
+            {"x": 3},
+            ["null", {**INNER, "name": "Later", "aliases": ["I"]}],
+            pa.struct([("x", pa.int64())]),
+            {"x": 3},
+        ),
+        ({"type": "array", "items": "int"}, [1], {"type": "array", "items": "long"}, pa.list_(pa.int64()), [1]),
+    ],
+)
+def test_a_written_type_becomes_the_readers(
+    written: object, value: object, read: object, data_type: pa.DataType, expected: object
+) -> None:
+    writer, reader = record(("a", written)), record(("a", read))
+    decoded = decode(writer, [datum(writer, {"a": value})], pa.struct([("a", data_type)]), reader)
+    assert decoded.column.to_pylist() == [None if expected is None else {"a": expected}]
+    assert (decoded.bad is None) == (expected is not None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "data_type", "expected"),
+    [
+        ("bytes", "\u00ff", pa.binary(), b"\xff"),
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2},
+            "\u0001",
+            pa.decimal128(4, 2),
+            Decimal("0.01"),
+        ),
+        (INNER, {}, pa.struct([("x", pa.int32())]), {"x": 7}),
+        (["null", INNER], {"x": 8}, pa.struct([("x", pa.int32())]), {"x": 8}),
+        (ENUM, "C", pa.string(), "C"),
+        ({"type": "map", "values": "double"}, {"k": 1}, pa.map_(pa.string(), pa.float64()), [("k", 1.0)]),
+        ({"type": "array", "items": INNER}, [{}], pa.list_(pa.struct([("x", pa.int32())])), [{"x": 7}]),
+    ],
+)
+def test_a_field_that_was_not_written_has_its_default(
+    kind: object, default: object, data_type: pa.DataType, expected: object
+) -> None:
+    writer, reader = record(("a", "int")), record(("a", "int"), ("b", kind))
+    reader["fields"][1]["default"] = default
+    decoded = decode(writer, [datum(writer, {"a": 1})], pa.struct([("b", data_type)]), reader)
+    assert decoded.column.to_pylist() == [{"b": expected}]
+    reader["fields"][1]["default"] = [[None]]
+    with pytest.raises(SchemaError, match="wrong default for b"):
+        decode(writer, [], pa.struct([("b", data_type)]), reader)
+
+
+@pytest.mark.parametrize("number", [-1, 3, 2**31])
+def test_an_enum_has_no_symbol_of_another_number(number: int) -> None:
+    data = datum(record(("a", "long")), {"a": number})
+    decoded = decode(record(("a", ENUM)), [data], pa.struct([("a", pa.string())]))
+    assert decoded.bad is not None
+
+
+def test_a_name_that_is_used_again_becomes_a_union_of_the_reader() -> None:
+    writer = record(("one", INNER), ("two", "I"))
+    reader = record(("two", ["null", INNER]))
+    data_type = pa.struct([("two", pa.struct([("x", pa.int32())]))])
+    data = datum(writer, {"one": {"x": 1}, "two": {"x": 2}})
+    assert decode(writer, [data], data_type, reader).column.to_pylist() == [{"two": {"x": 2}}]
 
 
 def test_a_type_that_is_used_twice_is_read_in_both_places() -> None:

@@ -5,6 +5,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -16,6 +19,8 @@ from hypothesis import strategies as st
 from klamm.spark.formats import patterns
 from klamm.spark.formats.coding import Decoded, make_decoder
 from klamm.spark.formats.settings import JSON, ColumnFormat
+from support.opcodes import Opcodes
+from support.paths import TESTS
 
 BAD = "bad"
 
@@ -354,6 +359,29 @@ def test_mutated_bytes_are_good_or_bad_and_valid_columns(
     both = decode([b'{"b":"1"}', bytes(document), b'{"b":"2"}'], nested)
     assert both.column[1] == alone.column[0]
     assert [both.column[0]["b"].as_py(), both.column[2]["b"].as_py()] == ["1", "2"]
+
+
+def test_a_schema_of_many_names_costs_no_more_than_their_number() -> None:
+    """In a table of names, one does not look through all others of its hash."""
+    names = [f"a{number:05d}aaaaaaaaaaaaaa" for number in range(2_000)]
+    decode([], {"compiled": pa.int64()})
+    with Opcodes(1_000 * len(names)):
+        made = make_decoder(ColumnFormat("value", JSON), pa.struct([(name, pa.int64()) for name in names]))
+    row = {name: number for number, name in enumerate(names)}
+    assert made.decode(pa.array([json.dumps(row).encode()], pa.binary())).column.to_pylist() == [row]
+
+
+@pytest.mark.long
+def test_the_loops_take_no_more_than_linear_time() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "support.spark.json_opcodes"],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name, (once, twice, four_times) in json.loads(done.stdout).items():
+        assert four_times - twice <= 2.1 * (twice - once) + 2_000, name
 
 
 def test_bytes_of_many_documents_never_reach_into_each_other() -> None:
