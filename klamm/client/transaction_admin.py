@@ -86,9 +86,13 @@ class OpenTransaction(NamedTuple):
 
 
 async def list_transactions(
-    client: ClusterClient, *, producer_ids: Collection[int] = (), longer_than_ms: int = ANY_DURATION
+    client: ClusterClient,
+    *,
+    states: Collection[str] = (),
+    producer_ids: Collection[int] = (),
+    longer_than_ms: int = ANY_DURATION,
 ) -> list[TransactionListing]:
-    """The transactional ids of all coordinators, sorted; all producers if none is named.
+    """The transactional ids of all coordinators, sorted; in all states and of all producers if none is named.
 
     Raises KafkaError and ClientError.
     """
@@ -97,7 +101,7 @@ async def list_transactions(
         if longer_than_ms >= 0 and version < 1:
             raise UnsupportedVersion("brokers before Kafka 3.8 do not list transactions by their duration")
         return ListTransactionsRequest(
-            state_filters=[], producer_id_filters=sorted(producer_ids), duration_filter=longer_than_ms
+            state_filters=sorted(states), producer_id_filters=sorted(producer_ids), duration_filter=longer_than_ms
         )
 
     async def ask(broker_id: int) -> list[TransactionListing]:

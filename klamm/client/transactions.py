@@ -163,6 +163,29 @@ async def require_prepared(client: ClusterClient, prepared: PreparedTransaction,
         raise _gone(prepared, error, "is no longer open")
 
 
+async def fence(client: ClusterClient, transactional_id: str, timeout_ms: int) -> bool:
+    """Fences the producers of a transactional id, and aborts what they left open. Returns whether that was anything.
+
+    The coordinator also knows a new id afterwards. Raises KafkaError and ClientError.
+    """
+    codes: set[int] = set()
+
+    def seen(response: Any) -> Iterable[int]:
+        codes.add(response.error_code)
+        return _code_of(response)
+
+    request = InitProducerIdRequest(
+        transactional_id=transactional_id, transaction_timeout_ms=timeout_ms, producer_id=-1, producer_epoch=-1
+    )
+    coordinator = _Coordinator(client, transactional_id, CoordinatorType.TRANSACTION)
+    response = await coordinator.ask(ApiKey.INIT_PRODUCER_ID, request, seen)
+    error = _error_of(response.error_code, f"the registration of {transactional_id}")
+    if error is not None:
+        raise error
+    # The coordinator aborts an open transaction before it registers a producer.
+    return ErrorCode.CONCURRENT_TRANSACTIONS in codes
+
+
 class State(Enum):
     """The states of a `TransactionManager` (Java's `TransactionManager.State`, and PREPARED)."""
 

@@ -11,8 +11,13 @@ if TYPE_CHECKING:
 
 
 def register(spark: "SparkSession") -> None:
-    """Makes the format `klamm` known to a session, also one of Spark Connect. Raises ImportError for PySpark 3."""
+    """Makes the format `klamm` known to a session, also one of Spark Connect.
+
+    Raises ImportError for PySpark 3, and where Spark starts workers on this machine with a Python that has no klamm.
+    """
     import klamm.spark.pyspark_versions  # noqa: F401  # first, because its error says which PySpark klamm needs
     from klamm.spark.source import KlammDataSource
+    from klamm.spark.worker_python import require_klamm
 
+    require_klamm(spark)
     spark.dataSource.register(KlammDataSource)

@@ -18,7 +18,13 @@ from typing import Any, NoReturn, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader
 
+from klamm.spark.worker_python import NEEDED, REMEDY
+
 Class = TypeVar("Class", bound=type)
+
+
+class MissingPackage(ImportError):
+    """The Python that Spark has started has klamm, but not what klamm needs there."""
 
 
 def sentences_first(cls: Class) -> Class:
@@ -69,7 +75,15 @@ def _each(rows: Iterator[Any]) -> Iterator[Any]:
 @contextmanager
 def _shown() -> Iterator[None]:
     try:
-        yield
+        try:
+            yield
+        except ModuleNotFoundError as error:
+            if error.name not in NEEDED:
+                raise
+            raise MissingPackage(
+                f"Spark has started {sys.executable}, which has klamm and no {error.name}: pip install 'klamm[spark]'"
+                f" there; or choose another Python before the session begins: {REMEDY}"
+            ) from None
     except Exception as error:
         is_for_users = type(error).__module__.startswith("klamm.")
         if is_for_users and "pyspark.worker_util" in sys.modules:

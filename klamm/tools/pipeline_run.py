@@ -48,29 +48,28 @@ def run(
     The exit code is 1 when the file is wrong or the pipeline fails, and 130 when it is stopped before its end.
     """
     try:
-        from klamm.spark.pipelines.files.parsing import PipelineFileError, check_options, hide_variables, parse
+        from klamm.spark.pipelines.files.parsing import PipelineFileError, hide_variables, parse
         from klamm.spark.pipelines.files.program import program
     except ImportError as error:
         raise ToolError(f"pipelines need PySpark ({error}); install it with pip install 'klamm[spark]'") from None
     try:
-        pipeline = parse(content := _content(file), str(file))
+        pipeline = parse(_content(file), str(file), None if print_program else os.environ)
     except PipelineFileError as error:
         raise ToolError(str(error)) from None
     if print_program:
         print_lines(program(pipeline).rstrip("\n").split("\n"))
         return
+    if check:
+        print_line(f"{file} is a pipeline.")
+        return
     try:
-        check_options(pipeline, content, str(file), os.environ)
-        if check:
-            print_line(f"{file} is a pipeline.")
-            return
         conf = {name: text.text(os.environ) for name, text in pipeline.conf.items()}
         with stoppable() as stop, session(pipeline.name, master, remote, conf) as spark:
             if remote is None:
                 # What fails is told at the end; Spark's own lines could have the values of variables.
                 spark.sparkContext.setLogLevel("OFF")
             _run(spark, pipeline, program(pipeline), stop, as_json)
-    except (ToolError, PipelineFileError) as error:
+    except ToolError as error:
         raise ToolError(hide_variables(str(error), pipeline.variables, os.environ)) from None
 
 

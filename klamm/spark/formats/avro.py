@@ -5,8 +5,8 @@ names, logical types and defaults; so it skips the other fields, and neither che
 reader's schema makes of the values is decided here, once for each schema.
 
 What must stay true:
-- A schema by which a few bytes could cost much is refused (`avro_schemas.require_bounded`): also when it came from a
-  registry, or nobody wants the fields that would cost it.
+- A schema by which a few bytes could cost much is refused (`avro_schemas.require_bounded`), also when it came from a
+  registry, and when no query reads the fields that would cost it.
 - A field that the schema does not have is null: writers are older than readers.
 
 Source: org.apache.spark.sql.avro.AvroDeserializer; Apache Avro 1.11, "Schema Resolution".

@@ -1,6 +1,6 @@
 """Avro schemas as trees of types, with a bound on what each may cost.
 
-Whoever may write to a registry chooses the schemas that readers use, so a schema is checked like the bytes of a record.
+Every client that may write to a registry chooses schemas for readers, so a schema is checked like a record's bytes.
 
 What must stay true:
 - A schema is read in time that grows with its text: a named type is read once, however often the schema uses it.

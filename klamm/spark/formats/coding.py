@@ -2,7 +2,7 @@
 
 What must stay true:
 - For any bytes a decoder returns; it says which rows are bad and never raises for what a record has.
-- It takes time that grows with the bytes, whatever they are and whoever chose the schema.
+- It takes time that grows with the bytes, for any bytes and any schema.
 - A decoder reads only the fields of the type that it was made with.
 - The library of a format is imported when a decoder or encoder is made, and a missing one is one sentence.
 """

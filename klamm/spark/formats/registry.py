@@ -3,7 +3,7 @@
 What must stay true:
 - A registry that does not answer, or refuses, raises `RegistryFailure`, and the task fails: no good record is taken for
   a bad one. Only the registry's own word that an id does not exist, or is of another format, raises `UnknownSchema`,
-  and a schema that it has and nobody can use raises SchemaError.
+  and a schema that it has and klamm cannot use raises SchemaError.
 - A process asks for an id once, and waits for an answer a bounded time. A schema has at most `MAX_REFERENCES`
   references and `MAX_SCHEMA_CHARS` characters with all of them.
 - No message has a password, a token or a URL's user.

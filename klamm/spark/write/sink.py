@@ -56,13 +56,15 @@ _ALLOWED: dict[str, tuple[DataType, ...]] = {
 class Written(WriterCommitMessage):
     """The commit message of a task.
 
-    With `kafka.transactional.id`: the prepared transaction, unless the task had no rows, and the transactional ids of
-    earlier attempts of the task; or that it left its rows to the record of the micro-batch.
+    - `records`: how many rows the task had.
+    - `prepared`, `attempt`: with `kafka.transactional.id`, the prepared transaction, unless the task had no rows, and
+      the number of this attempt of the task.
+    - `is_recorded`: the task left its rows to the record of the micro-batch.
     """
 
     records: int
     prepared: "Prepared | None" = None
-    earlier: tuple[str, ...] = ()
+    attempt: int = 0
     is_recorded: bool = False
 
 
@@ -128,9 +130,14 @@ class _Sink:
             from klamm.spark.write import transactions
 
             written = [each for each in messages if isinstance(each, Written)]
-            earlier = [transactional_id for each in written for transactional_id in each.earlier]
-            is_recorded = any(each.is_recorded for each in written)
-            transactions.commit(self._options, batch, _prepared(written), earlier, is_recorded=is_recorded)
+            job = transactions.Job(
+                _prepared(written),
+                # Spark hands over a message of each task, in their order.
+                [each.attempt if isinstance(each, Written) else 0 for each in messages],
+                sum(each.records for each in written),
+                any(each.is_recorded for each in written),
+            )
+            transactions.commit(self._options, batch, job)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
         if self._is_transactional:
@@ -206,25 +213,22 @@ def _write_prepared(
 
     if recorded is not None and batch <= recorded:
         transactions.require_newest(batch, recorded)
-        for _ in batches:
-            pass  # Spark's operators with state must see the rows.
-        return Written(0, is_recorded=True)
+        # Spark's operators with state must see the rows.
+        return Written(sum(each.num_rows for each in batches), is_recorded=True)
     context = TaskContext.get()
     assert context is not None
-    ids = [
-        transactions.transactional_id(options, context.partitionId(), attempt)
-        for attempt in range(context.attemptNumber() + 1)
-    ]
+    attempt = context.attemptNumber()
     filled = (each for each in batches if each.num_rows)
     first = next(filled, None)
     if first is None:
-        return Written(0, None, tuple(ids[:-1]))
-    own = replace(options, typed=None, producer=replace(options.producer, transactional_id=ids[-1]))
+        return Written(0, None, attempt)
+    own_id = transactions.transactional_id(options, context.partitionId(), attempt)
+    own = replace(options, typed=None, producer=replace(options.producer, transactional_id=own_id))
     with record_writer(own) as writer:
         records = _write_all(writer, options, columns, chain([first], filled))
         prepared = writer.prepare()
     assert prepared is not None
-    return Written(records, Prepared(prepared, tuple(writer.partitions)), tuple(ids[:-1]))
+    return Written(records, Prepared(prepared, tuple(writer.partitions)), attempt)
 
 
 def _write_all(

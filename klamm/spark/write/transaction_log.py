@@ -45,12 +45,16 @@ class Prepared(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A micro-batch that is decided: these transactions and no others are committed."""
+    """A micro-batch that is decided: these transactions and no others are committed.
+
+    `rows`: how many rows they have; None in a record of an earlier version.
+    """
 
     batch: int
     transactions: tuple[Prepared, ...]
     is_ended: bool
     owner: "Owner"
+    rows: int | None = None
 
 
 class Owner(NamedTuple):
@@ -105,16 +109,16 @@ class TransactionLog:
         if batch is None:
             return None
         is_ended = any(int(name["batch"]) == batch and name["kind"] == _ENDED for name in names)
-        owner, transactions = self._read(batch)
-        return Recorded(batch, transactions, is_ended, owner)
+        return self._read(batch)._replace(is_ended=is_ended)
 
-    def record(self, batch: int, transactions: Sequence[Prepared], owner: Owner) -> Recorded:
+    def record(self, batch: int, transactions: Sequence[Prepared], owner: Owner, rows: int) -> Recorded:
         """Makes the record, unless there is one already. Returns the newest one."""
         content = {
             "version": FORMAT_VERSION,
             "batch": batch,
             "query": owner.query,
             "cluster": owner.cluster,
+            "rows": rows,
             "transactions": [[*each.transaction, each.partitions] for each in transactions],
         }
         self.files.create(_path(batch, _PREPARED), json.dumps(content).encode())
@@ -138,14 +142,16 @@ class TransactionLog:
     def ended_address(self, batch: int) -> str:
         return self.files.address(_path(batch, _ENDED))
 
-    def _read(self, batch: int) -> tuple[Owner, tuple[Prepared, ...]]:
+    def _read(self, batch: int) -> Recorded:
         try:
             content = json.loads(self.files.read(_path(batch, _PREPARED)))
             if content["version"] == FORMAT_VERSION and content["batch"] == batch:
-                return Owner(content["query"], content["cluster"]), tuple(
+                transactions = tuple(
                     Prepared(PreparedTransaction(*transaction), tuple((topic, number) for topic, number in partitions))
                     for *transaction, partitions in content["transactions"]
                 )
+                owner = Owner(content["query"], content["cluster"])
+                return Recorded(batch, transactions, False, owner, content.get("rows"))
         except (ValueError, KeyError, TypeError):
             pass
         raise FilesError(f"{self.address(batch)} is not a record of transactions in version {FORMAT_VERSION}")

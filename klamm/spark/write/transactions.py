@@ -16,14 +16,14 @@ One micro-batch, step by step:
                            micro-batch is decided
     5. end       driver    EndTxn commits exactly the recorded transactions
     6. note      driver    a second file says that all of them are committed
-    7. clear     driver    transactions of earlier attempts are aborted, and files of older micro-batches are removed
+    7. clear     driver    transactions that other attempts have open are aborted, and files of older micro-batches are
+                           removed
 
 What a process that dies leaves behind, and what follows:
 
     died in      left behind                      after a restart
     1, 2, 3      open transactions, no record     the tasks write the rows again. The next attempt with a transactional
-                                                  id aborts what the id had left open; the brokers abort the rest after
-                                                  transaction.timeout.ms
+                                                  id aborts what the id had left open, and step 7 the rest
     4            the whole file, or no file       as in the row above or below
     5            a record; some transactions are  the driver ends the recorded ones at once, before they time out;
                  committed, some open             the tasks write nothing. To commit a committed one changes nothing
@@ -39,8 +39,14 @@ What must stay true:
   state run in the same tasks and must see the rows.
 - Spark calls `abort` also when `commit` has failed half way. After the record `abort` aborts nothing of it.
 - An attempt without a record never becomes visible, however long its process lives. Its transaction is aborted by step
-  7, by the next attempt with its transactional id, or by the brokers' time-out; after that the leaders of partitions
-  refuse what it still sends.
+  7 of this or of the next micro-batch, by the next attempt with its transactional id, or by the brokers' time-out.
+  After that the leaders of partitions refuse what it still sends.
+- Step 7 finds the open transactions by their transactional ids at the coordinators. Brokers before Kafka 3.0 do not
+  list them. There it tries the next attempt of each task, and the next task, and continues while one of them had a
+  transaction open.
+- Step 7 touches no recorded transaction, and does nothing for a driver that has lost to another one. In a directory no
+  other driver can be between steps 3 and 5 meanwhile. An object store has no lock: a driver that is there would find
+  its transactions missing, as follows.
 - The transactional ids are used again by each micro-batch. There are as many as tasks, times the attempts of a task.
   Spark numbers attempts anew when it repeats a whole stage, and two attempts of a task may then have the same id: the
   later one aborts the transaction of the earlier one. If Spark chooses the earlier one all the same, step 3 finds it,
@@ -58,16 +64,18 @@ A batch write is a micro-batch with the number 0, in a checkpoint directory that
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import TypeVar
+from itertools import count
+from typing import NamedTuple, TypeVar
 
 from klamm.client import threads as network
 from klamm.client.cluster import ClusterClient
 from klamm.client.configs import ConfigEntry, ConfigResource, describe_configs
 from klamm.client.options import ClientOptions
-from klamm.client.transactions import TransactionGone, TransactionManager, end_prepared, require_prepared
-from klamm.net.client import ClientError
+from klamm.client.transaction_admin import list_transactions
+from klamm.client.transactions import TransactionGone, end_prepared, fence, require_prepared
+from klamm.net.client import ClientError, UnsupportedVersion
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType
 from klamm.spark.options import OptionError, WriteOptions
@@ -79,6 +87,9 @@ T = TypeVar("T")
 
 MAX_TIMEOUT = "transaction.max.timeout.ms"
 _ITS_OWN = "each query and each batch write needs its own"
+_NEW = "give them a directory of their own"
+# The state of a transaction that has not ended, as coordinators name it.
+OPEN = "Ongoing"
 # How many transactions a driver ends at once.
 AT_ONCE = 64
 
@@ -140,28 +151,43 @@ def require_newest(batch: int, recorded: int) -> None:
         )
 
 
-def commit(
-    options: WriteOptions, batch: int, chosen: Sequence[Prepared], earlier: Iterable[str], *, is_recorded: bool
-) -> None:
-    """Steps 3 to 7. `chosen` are the transactions of the attempts that Spark has chosen, `earlier` the transactional
-    ids of the attempts before them. `is_recorded`: the tasks found a record of the micro-batch, and wrote nothing.
+class Job(NamedTuple):
+    """What the tasks of a micro-batch have done.
+
+    - `chosen`: the transactions of the attempts that Spark has chosen; a task without rows has none.
+    - `attempts`: the numbers of these attempts, one for each task.
+    - `rows`: how many rows all of them had.
+    - `is_recorded`: the tasks found a record of the micro-batch, and wrote nothing.
+    """
+
+    chosen: Sequence[Prepared]
+    attempts: Sequence[int]
+    rows: int
+    is_recorded: bool
+
+
+def commit(options: WriteOptions, batch: int, job: Job) -> None:
+    """Steps 3 to 7.
 
     Raises NotWritten, MissingTransactions, FilesError, and KafkaError or ClientError when the brokers did not answer in
-    time. The call can be repeated after each of them, also by another process.
+    time. The call can be repeated after each of them, also by another process. Raises OptionError for a batch write of
+    other rows than the recorded one, as far as their number tells.
     """
+    chosen = job.chosen
     log = _log(options)
     with log.adding():
         recorded = log.newest()
         if recorded is None or recorded.batch < batch:
-            if is_recorded:
+            if job.is_recorded:
                 raise NotWritten(
                     f"micro-batch {batch} is not written: its record {log.address(batch)} was removed while it ran;"
                     " start it again"
                 )
             if not chosen:
+                _end_others(options, job.attempts, recorded)
                 return
             _each(options.producer.client, chosen, _require_open(batch))
-            recorded = log.record(batch, chosen, _owner(options, log))
+            recorded = log.record(batch, chosen, _owner(options, log), job.rows)
         if recorded.batch > batch:
             abort(options, batch, chosen)
             raise NotWritten(
@@ -171,9 +197,13 @@ def commit(
         _complete(options, log, recorded)
         log.remove_before(batch)
         recorded_ones = {each.transaction for each in recorded.transactions}
-        _abort_all(options.producer.client, [each for each in chosen if each.transaction not in recorded_ones])
-        # Still within `adding`: no other driver has recorded what this fences.
-        _fence_all(options, sorted(set(earlier) - {each.transactional_id for each in recorded_ones}))
+        lost = [each for each in chosen if each.transaction not in recorded_ones]
+        _abort_all(options.producer.client, lost)
+        if not lost:
+            # Still within `adding`: no other driver has recorded what this fences.
+            _end_others(options, job.attempts, recorded)
+    if job.is_recorded and recorded.owner.query is None:
+        _tell_of_earlier_write(log, recorded, job.rows)
 
 
 def abort(options: WriteOptions, batch: int, chosen: Sequence[Prepared]) -> None:
@@ -193,12 +223,25 @@ def _log(options: WriteOptions) -> TransactionLog:
 
 def _require_same_write(options: WriteOptions, log: TransactionLog, recorded: Recorded) -> None:
     """Raises OptionError for the checkpoint of another batch write: this one would write nothing."""
-    ids = re.compile(rf"{re.escape(str(options.producer.transactional_id))}-\d+-\d+")
+    ids = _ids(options)
     for each in recorded.transactions:
         found = each.transaction.transactional_id
         topics = {topic for topic, _ in each.partitions}
         if ids.fullmatch(found) is None or (options.topic is not None and topics != {options.topic}):
             raise OptionError(f"option checkpointLocation: {log.place} is that of another write ({each}); {_ITS_OWN}")
+
+
+def _tell_of_earlier_write(log: TransactionLog, recorded: Recorded, rows: int) -> None:
+    """A program that died is run again with the same rows. Other rows were meant to be written."""
+    before = f"option checkpointLocation: {log.checkpoint.place} is that of a batch write"
+    if recorded.rows is not None and recorded.rows != rows:
+        raise OptionError(
+            f"{before} of {recorded.rows} rows, which are in the topic; of these {rows} rows none is written:"
+            f" {_ITS_OWN}"
+        )
+    logger.warning(
+        "%s that is in the topic; these %d rows are not written again. If they are new, %s", before, rows, _NEW
+    )
 
 
 def _owner(options: WriteOptions, log: TransactionLog) -> Owner:
@@ -267,16 +310,56 @@ def _abort_all(options: ClientOptions, losers: Sequence[Prepared]) -> None:
     _each(options, losers, end)
 
 
-def _fence_all(options: WriteOptions, transactional_ids: Sequence[str]) -> None:
-    """Ends what attempts have left open, and their producers, of which only the transactional ids are known."""
+def _end_others(options: WriteOptions, attempts: Sequence[int], recorded: Recorded | None) -> None:
+    """Step 7: ends the transactions that others than the recorded ones have open, and fences their producers.
 
-    async def fence(client: ClusterClient, each: str) -> None:
-        try:
-            await TransactionManager(client, each, options.producer.transaction_timeout_ms).init()
-        except (KafkaError, ClientError) as error:
-            logger.info("the producer with the transactional id %s was not fenced: %s", each, error)
+    Later records are hidden from read_committed until then. What fails here is done by the next micro-batch.
+    """
+    winners = set() if recorded is None else {each.transaction.transactional_id for each in recorded.transactions}
+    # An earlier attempt may also begin later.
+    earlier = [
+        [transactional_id(options, task, each)] for task, number in enumerate(attempts) for each in range(number)
+    ]
+    others = network.call(options.producer.client, lambda client: _open_ids(client, options))
+    chains: list[Iterable[str]] = [*earlier, *([each] for each in others or ())]
+    if others is None:
+        chains += [_from_attempt(options, task, number + 1) for task, number in enumerate(attempts)]
+        chains.append(transactional_id(options, task, 0) for task in count(len(attempts)))
 
-    _each(options.producer.client, transactional_ids, fence)
+    async def fence_each(client: ClusterClient, chain: Iterable[str]) -> None:
+        for each in chain:
+            if each in winners:
+                continue
+            try:
+                if not await fence(client, each, options.producer.transaction_timeout_ms):
+                    return
+            except (KafkaError, ClientError) as error:
+                logger.info("the producer with the transactional id %s was not fenced: %s", each, error)
+                return
+
+    _each(options.producer.client, chains, fence_each)
+
+
+def _from_attempt(options: WriteOptions, task: int, attempt: int) -> Iterator[str]:
+    return (transactional_id(options, task, number) for number in count(attempt))
+
+
+async def _open_ids(client: ClusterClient, options: WriteOptions) -> list[str] | None:
+    """The transactional ids of the write that have a transaction open; None if the brokers do not list them."""
+    ids = _ids(options)
+    try:
+        listed = await list_transactions(client, states=[OPEN])
+    except UnsupportedVersion:
+        return None
+    except (KafkaError, ClientError) as error:
+        logger.info("the open transactions of %s were not found: %s", options.producer.transactional_id, error)
+        return []
+    return [each.transactional_id for each in listed if ids.fullmatch(each.transactional_id)]
+
+
+def _ids(options: WriteOptions) -> re.Pattern[str]:
+    """The transactional ids of all attempts of all tasks."""
+    return re.compile(rf"{re.escape(str(options.producer.transactional_id))}-\d+-\d+", re.ASCII)
 
 
 def _each(options: ClientOptions, items: Sequence[T], work: Callable[[ClusterClient, T], Awaitable[None]]) -> None:

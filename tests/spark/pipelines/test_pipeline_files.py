@@ -19,7 +19,6 @@ from klamm.spark.pipelines.files.parsing import (
     PipelineFileError,
     Template,
     Variable,
-    check_options,
     hide_variables,
     parse,
 )
@@ -178,7 +177,7 @@ def problems(text: str | bytes) -> list[str]:
 
 def option_problems(text: str, environment: Mapping[str, str]) -> list[str]:
     with pytest.raises(PipelineFileError) as raised:
-        check_options(parse(text.encode(), "f"), text.encode(), "f", environment)
+        parse(text.encode(), "f", environment)
     return [line.removeprefix("f:") for line in str(raised.value).splitlines()]
 
 
@@ -189,7 +188,7 @@ def test_the_program_of_a_pipeline() -> None:
 def test_the_example_of_the_documents() -> None:
     page = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    check_options(parse(example.encode(), "f"), example.encode(), "f", {"BROKERS": "127.0.0.1:1"})
+    parse(example.encode(), "f", {"BROKERS": "127.0.0.1:1"})
     compile(program(parse(example.encode(), "f")), "f", "exec")
 
 
@@ -266,7 +265,10 @@ def test_the_smallest_pipeline() -> None:
         ),
         (
             "source: {options: {subscribe: a, Subscribe: b}}\nsink: {partitionBy: [topic]}\n",
-            ["1:34: Subscribe is there twice"],
+            [
+                "1:34: Subscribe is there twice",
+                "2:8: partitionBy is for files; a topic's column partition says where rows go",
+            ],
         ),
         (
             "source: {format: Klamm, options: {subscribe: a}}\nsink: {format: KLAMM, partitionBy: [topic]}\n",
@@ -391,16 +393,72 @@ def test_a_dollar_sign() -> None:
 @pytest.mark.parametrize(
     ("text", "environment", "told"),
     [
-        (WHOLE, {}, ["1:1: the variable BROKERS is not set in the environment",
-                     "1:1: the variable HOME is not set in the environment"]),
-        (SMALL, {}, [
-            "1:10: option kafka.bootstrap.servers is missing; allowed: host:port,host:port,...",
-            "2:8: option kafka.bootstrap.servers is missing; allowed: host:port,host:port,...",
-        ]),
+        (WHOLE, {}, ["5:3: the variable BROKERS is not set in the environment",
+                     "36:1: the variable HOME is not set in the environment"]),
+        (SMALL, {}, ["1:10: option kafka.bootstrap.servers is missing; allowed: host:port,host:port,..."]),
     ],
 )  # fmt: skip
 def test_options_that_are_not_allowed(text: str, environment: dict[str, str], told: list[str]) -> None:
     assert option_problems(text, environment) == told
+
+
+WRONG = """\
+# ${COMMENT} is not a variable.
+cluster:
+  kafka.bootstrap.servers: ${BROKERS}
+  kafka.client.dns.lookup: x
+  kafka.request.timeout.ms: soon
+source:
+  stream: true
+  options:
+    subscribe: a
+    maxOffsetsPerTrigger: ${MANY}
+    minPartitions: ${FEW}
+    failOnDataLoss: perhaps
+    ${KEY}: 1
+sink:
+  mode: replace
+  options: {topic: '', kafka.compression.type: rar}
+errors: {topic: a, where: 'true', options: {kafka.acks: few}}
+steps: [{name: a b, sql: x}]
+trigger: often
+"""
+
+
+def test_all_problems_are_told_at_once_and_each_of_them_once() -> None:
+    """`kafka.request.timeout.ms` is one of the source, the sink and the errors."""
+    told = option_problems(WRONG, {"BROKERS": "b:1", "FEW": "1,1"})
+    assert [one.partition("; allowed")[0].partition("; did")[0] for one in told] == [
+        "5:3: option kafka.request.timeout.ms is 'soon'",
+        "7:3: a stream needs the key checkpoint, the directory of its progress",
+        "10:5: the variable MANY is not set in the environment",
+        "11:5: option minPartitions is '${FEW}'",
+        "12:5: option failOnDataLoss is 'perhaps'",
+        "13:5: unknown option ${key}",
+        "15:9: 'replace' is not allowed",
+        "16:13: option topic is empty; leave it out to take the topic from the column topic",
+        "16:24: option kafka.compression.type is 'rar'",
+        "17:10: a is a topic of the source: bad rows would come back",
+        "17:45: option kafka.acks is 'few'",
+        "18:10: 'a b' is not a name",
+        "19:1: 'often' is not allowed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "template", "told"),
+    [
+        ("1", "${P}x", "1:66: option minPartitions is '${P}x'; allowed: a number from 1 to 2147483647"),
+        ("option", "${P}", "1:66: option minPartitions is '${P}'; allowed: a number from 1 to 2147483647"),
+        ("minPartitions", "${P}", "1:66: option minPartitions is '${P}'; allowed: a number from 1 to 2147483647"),
+        ("a'b", "${P}", '1:66: option minPartitions is "${P}"; allowed: a number from 1 to 2147483647'),
+        ("number", "x", "1:66: option minPartitions is 'x'; allowed: a number from 1 to 2147483647"),
+    ],
+)
+def test_a_variable_stands_only_in_the_place_of_its_value(value: str, template: str, told: str) -> None:
+    text = SMALL.replace("subscribe: a", f"kafka.bootstrap.servers: 'b:1', subscribe: a, minPartitions: '{template}'")
+    text = text.replace("topic: b", "topic: '${P}', kafka.bootstrap.servers: 'b:1'")
+    assert option_problems(text, {"P": value}) == [told]
 
 
 CLUSTER = "cluster: {kafka.bootstrap.servers: 'b:1'}\n"
@@ -477,7 +535,7 @@ def test_the_place_of_a_wrong_option() -> None:
     environment = {"BROKERS": "127.0.0.1:1", "HOME": "/home"}
     (found,) = option_problems(WHOLE.replace("maxOffsetsPerTrigger: 1000", "maxOffsetsPerTrigger: many"), environment)
     assert found == "12:5: option maxOffsetsPerTrigger is 'many'; allowed: a number from 1 to 9223372036854775807"
-    check_options(parse(WHOLE.encode(), "f"), WHOLE.encode(), "f", environment)
+    parse(WHOLE.encode(), "f", environment)
 
 
 def test_the_schema_for_editors() -> None:

@@ -34,29 +34,29 @@ def log(request: pytest.FixtureRequest, tmp_path: Path, store: Store) -> Transac
 def test_the_first_record_of_a_micro_batch_stays(log: TransactionLog) -> None:
     assert log.newest() is None
     with log.adding():
-        assert log.record(7, [ONE, TWO], OWNER) == Recorded(7, (ONE, TWO), is_ended=False, owner=OWNER)
-        assert log.record(7, [TWO], OWNER) == Recorded(7, (ONE, TWO), is_ended=False, owner=OWNER)
+        assert log.record(7, [ONE, TWO], OWNER, 9) == Recorded(7, (ONE, TWO), is_ended=False, owner=OWNER, rows=9)
+        assert log.record(7, [TWO], OWNER, 9) == Recorded(7, (ONE, TWO), is_ended=False, owner=OWNER, rows=9)
         log.note_end(7)
         log.note_end(7)
-    assert log.newest() == Recorded(7, (ONE, TWO), is_ended=True, owner=OWNER)
+    assert log.newest() == Recorded(7, (ONE, TWO), is_ended=True, owner=OWNER, rows=9)
 
 
 def test_files_of_older_micro_batches_are_removed(log: TransactionLog) -> None:
     with log.adding():
         for batch in (2**63 - 2, 2**63 - 1):
-            log.record(batch, [ONE], OWNER)
+            log.record(batch, [ONE], OWNER, 9)
             log.note_end(batch)
         assert len(log.files.paths("batches")) == 4
         log.remove_before(2**63 - 1)
-    assert log.newest() == Recorded(2**63 - 1, (ONE,), is_ended=True, owner=OWNER)
+    assert log.newest() == Recorded(2**63 - 1, (ONE,), is_ended=True, owner=OWNER, rows=9)
     assert len(log.files.paths("batches")) == 2
 
 
 def test_a_driver_whose_micro_batch_is_older_sees_the_newer_one(log: TransactionLog) -> None:
     with log.adding():
-        log.record(3, [ONE], OWNER)
+        log.record(3, [ONE], OWNER, 9)
         log.remove_before(3)
-        assert log.record(2, [TWO], OWNER).batch == 3
+        assert log.record(2, [TWO], OWNER, 9).batch == 3
 
 
 def test_an_answer_of_a_store_that_is_lost(store: Store, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_an_answer_of_a_store_that_is_lost(store: Store, tmp_path: Path) -> None
     store.rule = lambda request: LOSE_ANSWER if request.puts("json") and not lost.append(request.path) else None
     try:
         with log.adding():
-            assert log.record(0, [ONE], OWNER) == Recorded(0, (ONE,), is_ended=False, owner=OWNER)
+            assert log.record(0, [ONE], OWNER, 9) == Recorded(0, (ONE,), is_ended=False, owner=OWNER, rows=9)
     finally:
         store.rule = lambda request: None
     assert lost
@@ -97,11 +97,11 @@ def test_a_file_that_is_no_record(tmp_path: Path, content: bytes) -> None:
 def test_a_file_that_a_driver_has_not_finished_is_no_record(tmp_path: Path) -> None:
     log = TransactionLog.at(str(tmp_path))
     with log.adding():
-        log.record(1, [ONE], OWNER)
+        log.record(1, [ONE], OWNER, 9)
         (tmp_path / "transactions" / "batches" / f"{2:020}.json.abc.tmp").write_bytes(b"{")
         (tmp_path / "transactions" / "batches" / f"{0:020}.json.abc.tmp").write_bytes(b"{")
         log.remove_before(1)
-    assert log.newest() == Recorded(1, (ONE,), is_ended=False, owner=OWNER)
+    assert log.newest() == Recorded(1, (ONE,), is_ended=False, owner=OWNER, rows=9)
     assert sorted(path.partition(".")[2] for path in log.files.paths("batches")) == ["json", "json.abc.tmp"]
 
 

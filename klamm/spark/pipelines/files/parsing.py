@@ -3,16 +3,16 @@
 What must stay true:
 - Nothing of the file is executed while it is read: YAML's tags for objects are refused. Its size, its depth and what
   its aliases stand for are bounded.
-- All problems of a file are told at once, each with its place. No key is ignored, and no value is guessed: an option
-  has the text that stands in the file.
-- The value of a variable (`${NAME}`) is not part of a `Pipeline`: programs and messages have its name.
+- All problems of a file are told at once, each of them once, with its place. One that only follows from another is not
+  told. No key is ignored, and no value is guessed: an option has the text that stands in the file.
+- The value of a variable (`${NAME}`) is not part of a `Pipeline`: programs and messages have its name. It stands for a
+  value, or a part of one, and never for a key.
 """
 
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,6 +26,8 @@ MAX_FILE_BYTES = 1_000_000
 # What the aliases of a file stand for counts, too.
 MAX_NODES = 20_000
 MAX_DEPTH = 20
+# Of one reader or writer.
+MAX_OPTION_PROBLEMS = 100
 
 KLAMM = "klamm"
 AVAILABLE_NOW = "availableNow"
@@ -35,6 +37,8 @@ SOURCE, RECORDS = "source", "records"
 
 _VARIABLE = re.compile(r"\$(\$?)\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# The name of an option in a message about it.
+_OPTION = re.compile(r"options? ([^\s;:,]+)")
 _VIEW = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTERVAL = re.compile(r"\d+ (millisecond|second|minute|hour|day)s?")
 _SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "timestamp"))
@@ -55,7 +59,7 @@ class PipelineFileError(ValueError):
     """A file that is not a pipeline; `problems` has at least one."""
 
     def __init__(self, path: str, problems: Sequence[Problem]) -> None:
-        self.problems = sorted(problems)
+        self.problems = sorted(set(problems))
         super().__init__("\n".join(f"{path}:{line}:{column}: {text}" for line, column, text in self.problems))
 
 
@@ -166,27 +170,21 @@ class Pipeline:
         return not self.source.stream or self.trigger == AVAILABLE_NOW
 
 
-def parse(content: bytes, path: str) -> Pipeline:
-    """The pipeline of a file. `path` is for messages. Raises PipelineFileError."""
-    reader = _Reader()
-    found = reader.read(content)
-    if not reader.problems:
-        reader.check(found)
-    if reader.problems:
-        raise PipelineFileError(path, reader.problems)
-    return _pipeline(found)
+def parse(content: bytes, path: str, environment: Mapping[str, str] | None = None) -> Pipeline:
+    """The pipeline of a file. `path` is for messages. Raises PipelineFileError.
 
-
-def check_options(pipeline: Pipeline, content: bytes, path: str, environment: Mapping[str, str]) -> None:
-    """Checks what needs the environment: that variables are set, and the options of klamm's readers and writers.
-
-    Raises PipelineFileError, whose message may have values of variables (`hide_variables`).
+    With an environment it also checks what needs one: that variables are set, and the options of klamm's readers and
+    writers.
     """
     reader = _Reader()
-    reader.read(content)
-    reader.check_options(pipeline, environment)
-    if reader.problems:
+    found = reader.read(content)
+    if found is not None:
+        reader.check(found)
+        if environment is not None:
+            reader.check_options(found, environment)
+    if reader.problems or found is None:
         raise PipelineFileError(path, reader.problems)
+    return _pipeline(found)
 
 
 def hide_variables(text: str, names: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -230,19 +228,27 @@ class _Reader:
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
-        self._places: dict[Path, tuple[int, int]] = {(): (1, 1)}
+        self.places: dict[Path, tuple[int, int]] = {(): (1, 1)}
         self._nodes = 0
 
-    def read(self, content: bytes) -> dict[str, Any]:
+    def read(self, content: bytes) -> dict[str, Any] | None:
+        """The values of the keys that are right; None, with a problem, for what has no keys at all."""
         node = self._compose(content)
         found = self._value(node, FILE, ()) if node is not None else None
-        return found if isinstance(found, dict) else {}
+        return found if isinstance(found, dict) and self._nodes <= MAX_NODES else None
 
     def tell(self, path: Path, text: str) -> None:
-        while path not in self._places:
+        while path not in self.places:
             path = path[:-1]
-        line, column = self._places[path]
+        line, column = self.places[path]
         self.problems.append(Problem(line, column, text))
+
+    def _is_wrong(self, found: Mapping[str, Any], *path: str) -> bool:
+        """Whether the key is there, but not with a value that can be used: what depends on it is not judged."""
+        within: Any = found
+        for name in path:
+            within = within.get(name) if isinstance(within, dict) else None
+        return within is None and path in self.places
 
     def _compose(self, content: bytes) -> yaml.Node | None:
         if len(content) > MAX_FILE_BYTES:
@@ -293,7 +299,7 @@ class _Reader:
         return None
 
     def _at(self, node: yaml.Node, path: Path) -> Path:
-        self._places[path] = (node.start_mark.line + 1, node.start_mark.column + 1)
+        self.places[path] = (node.start_mark.line + 1, node.start_mark.column + 1)
         return path
 
     def _mapping(self, node: yaml.MappingNode, key: Key, path: Path) -> dict[str, Any]:
@@ -315,9 +321,11 @@ class _Reader:
             if known is None:
                 self._tell_mark(name_node.start_mark, _unknown(name, key.keys, path))
                 continue
-            found[name] = self._value(value_node, known, self._at(name_node, (*path, name)))
+            value = self._value(value_node, known, self._at(name_node, (*path, name)))
+            if value is not None:
+                found[name] = value
         for name, each in key.keys.items():
-            if each.required and name not in found:
+            if each.required and name not in names:
                 self.tell(path, f"{_named((*path, name))} is missing: {each.about}")
         return found
 
@@ -347,18 +355,9 @@ class _Reader:
     # -- what keys have to do with each other ---------------------------------------------------------------------
 
     def check(self, found: Mapping[str, Any]) -> None:
-        source, sink = found["source"], found["sink"]
-        is_stream = source.get("stream", False)
-        modes = STREAM_MODES if is_stream else BATCH_MODES
-        mode = sink.get("mode", "append")
-        if mode not in modes:
-            kind = "stream" if is_stream else "batch"
-            self.tell(("sink", "mode"), f"a {kind} cannot have mode {mode}; allowed: {', '.join(modes)}")
-        if is_stream and "checkpoint" not in found:
-            self.tell(("source", "stream"), "a stream needs the key checkpoint, the directory of its progress")
-        for name in () if is_stream else ("checkpoint", "trigger"):
-            if name in found:
-                self.tell((name,), f"{name} is for streams; allowed: with source.stream true")
+        source, sink = found.get("source", {}), found.get("sink", {})
+        if not self._is_wrong(found, "source") and not self._is_wrong(found, "source", "stream"):
+            self._check_kind(found, sink, is_stream=source.get("stream", False))
         trigger = found.get("trigger", AVAILABLE_NOW)
         if trigger != AVAILABLE_NOW and not _INTERVAL.fullmatch(trigger):
             self.tell(("trigger",), f"{trigger!r} is not allowed; allowed: {AVAILABLE_NOW}, or as in 10 seconds")
@@ -370,14 +369,28 @@ class _Reader:
             self.tell(
                 ("sink", "partitionBy"), "partitionBy is for files; a topic's column partition says where rows go"
             )
-        if "errors" in found:
+        if "errors" in found and "options" in source:
             self._check_errors(found["errors"], source)
+
+    def _check_kind(self, found: Mapping[str, Any], sink: Mapping[str, Any], *, is_stream: bool) -> None:
+        modes = STREAM_MODES if is_stream else BATCH_MODES
+        mode = sink.get("mode", "append")
+        if mode not in modes:
+            kind = "stream" if is_stream else "batch"
+            self.tell(("sink", "mode"), f"a {kind} cannot have mode {mode}; allowed: {', '.join(modes)}")
+        if is_stream and ("checkpoint",) not in self.places:
+            self.tell(("source", "stream"), "a stream needs the key checkpoint, the directory of its progress")
+        for name in () if is_stream else ("checkpoint", "trigger"):
+            if name in found:
+                self.tell((name,), f"{name} is for streams; allowed: with source.stream true")
 
     def _check_views(self, found: Mapping[str, Any]) -> None:
         names = [SOURCE, RECORDS]
         for section in ("tables", "steps"):
             for number, each in enumerate(found.get(section, ())):
-                name = each["name"]
+                name = (each or {}).get("name")
+                if name is None:
+                    continue
                 place = (section, number, "name")
                 if not _VIEW.fullmatch(name):
                     self.tell(place, f"{name!r} is not a name; allowed: letters, digits and _")
@@ -401,59 +414,144 @@ class _Reader:
             )
         if typed.decoded and typed.corrupt_column.lower() not in source.get("schema", "").lower():
             self.tell(("source",), f"errors need source.schema with the column {typed.corrupt_column} BINARY")
-        if "where" in errors:
+        if ("errors", "where") in self.places:
             return
         if not typed.decoded:
             self.tell(("errors",), "errors.where is missing: the condition for a bad row")
         elif typed.mode != PERMISSIVE:
             self.tell(("errors",), f"no bad row is read with mode {typed.mode}; allowed: {PERMISSIVE}")
 
-    def check_options(self, pipeline: Pipeline, environment: Mapping[str, str]) -> None:
-        missing = [name for name in pipeline.variables if name not in environment]
-        for name in missing:
-            self.tell((), f"the variable {name} is not set in the environment")
-        if missing:
-            return
-        source, sink, errors = pipeline.source, pipeline.sink, pipeline.errors
-        # The program gives the writers of a stream this option.
-        checkpoint = (
-            {} if pipeline.checkpoint is None else {"checkpointLocation": pipeline.checkpoint.text(environment)}
-        )
-        transactional_id: str | None = None
-        if is_klamm(source.format):
-            with self._options(("source", "options"), pipeline, source.options, environment) as given:
-                topics = read_options(given, streaming=source.stream).topics
-                if errors is not None and _is_read(errors.topic, topics):
-                    self.tell(("errors", "topic"), f"{errors.topic} is a topic of the source: bad rows would come back")
-        for number, table in enumerate(pipeline.tables):
-            if is_klamm(table.format):
-                with self._options(("tables", number, "options"), pipeline, table.options, environment) as given:
-                    read_options(given, streaming=False)
-        if is_klamm(sink.format):
-            with self._options(("sink", "options"), pipeline, sink.options, environment) as given:
-                transactional_id = write_options(given | checkpoint).producer.transactional_id
-        if errors is not None:
-            with self._options(("errors", "options"), pipeline, errors.options, environment) as given:
-                bad_rows = write_options(given | checkpoint | {"topic": errors.topic})
-                if transactional_id is not None and bad_rows.producer.transactional_id == transactional_id:
-                    raise OptionError(f"option {TRANSACTIONAL_ID} is that of the sink; two writers need two")
+    # -- options ------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _options(
-        self, path: Path, pipeline: Pipeline, own: Options, environment: Mapping[str, str]
-    ) -> Iterator[dict[str, str]]:
-        """Yields the texts of options, with those of the cluster; tells an OptionError, at the option that it names."""
-        options = {**pipeline.cluster, **own}
-        try:
-            yield {name: text.text(environment) for name, text in options.items()}
-        except OptionError as error:
-            named = re.search(r"option ([\w.]+)", str(error))
-            name = next((each for each in options if named and each.lower() == named[1].lower()), None)
-            if name is not None and (*path, name) in self._places:
-                path = (*path, name)
-            elif name is not None and ("cluster", name) in self._places:
-                path = ("cluster", name)
-            self.tell(path, str(error))
+    def check_options(self, found: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        """Checks the options of klamm's readers and writers, as far as variables are set."""
+        source, sink, errors = (found.get(name, {}) for name in ("source", "sink", "errors"))
+        self._check_variables(found, environment)
+        check = _OptionsOf(self, found.get("cluster", {}), environment)
+        # The program gives the writers of a stream this option.
+        checkpoint = {"checkpointLocation": found["checkpoint"]} if "checkpoint" in found else {}
+        topic = errors.get("topic")
+
+        def reads(given: Mapping[str, str]) -> None:
+            topics = read_options(given, streaming=source.get("stream", False)).topics
+            if topic is not None and _is_read(topic, topics):
+                self.tell(("errors", "topic"), f"{topic} is a topic of the source: bad rows would come back")
+
+        if self._is_klamms("source", found) and not self._is_wrong(found, "source", "stream"):
+            check(("source", "options"), source.get("options", {}), reads)
+        for number, table in enumerate(found.get("tables", ())):
+            if table is not None and is_klamm(table.get("format", "")):
+                check(
+                    ("tables", number, "options"),
+                    table.get("options", {}),
+                    lambda given: read_options(given, streaming=False),
+                )
+        transactional_ids: list[str | None] = []
+
+        def writes(given: Mapping[str, str]) -> None:
+            transactional_ids.append(write_options(given).producer.transactional_id)
+
+        def writes_errors(given: Mapping[str, str]) -> None:
+            own = write_options({**given, "topic": topic or "errors"}).producer.transactional_id
+            if own is not None and own in transactional_ids:
+                raise OptionError(f"option {TRANSACTIONAL_ID} is that of the sink; two writers need two")
+
+        if self._is_klamms("sink", found):
+            check(("sink", "options"), {**checkpoint, **sink.get("options", {})}, writes)
+        if "errors" in found:
+            check(("errors", "options"), {**checkpoint, **errors.get("options", {})}, writes_errors)
+
+    def _is_klamms(self, section: str, found: Mapping[str, Any]) -> bool:
+        return (
+            section in found
+            and not self._is_wrong(found, section, "format")
+            and not self._is_wrong(found, section, "options")
+            and is_klamm(found[section].get("format", KLAMM))
+        )
+
+    def _check_variables(self, found: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        """Tells each variable that is not set, where it comes first."""
+        places: dict[str, Path] = {}
+        for path, text in _templates(found, ()):
+            for name in text.variables:
+                if name not in environment and (name not in places or self.places[path] < self.places[places[name]]):
+                    places[name] = path
+        for name, path in places.items():
+            self.tell(path, f"the variable {name} is not set in the environment")
+
+
+def _templates(found: Any, path: Path) -> Iterator[tuple[Path, Template]]:
+    if isinstance(found, Template):
+        yield path, found
+    elif isinstance(found, dict | list):
+        for name, each in found.items() if isinstance(found, dict) else enumerate(found):
+            yield from _templates(each, (*path, name))
+
+
+class _OptionsOf:
+    """Tells every problem of the options of a reader or a writer, of which klamm's own check raises the first.
+
+    An option with a problem is left out, and the others are checked again. What is wrong only because of what was left
+    out is not told, and neither is what one cannot know because a variable is not set.
+    """
+
+    def __init__(self, reader: _Reader, cluster: Options, environment: Mapping[str, str]) -> None:
+        self._reader, self._cluster, self._environment = reader, cluster, environment
+        # Problems that no option of a file has; they are the same for all of its readers and writers.
+        self._told: set[str] = set()
+
+    def __call__(self, path: Path, own: Options, check: Callable[[Mapping[str, str]], object]) -> None:
+        options = {**self._cluster, **own}
+        given = {
+            name: text.text(self._environment)
+            for name, text in options.items()
+            if all(variable in self._environment for variable in text.variables)
+        }
+        left_out = {name.lower() for name in options.keys() - given.keys()}
+        for _ in range(MAX_OPTION_PROBLEMS):
+            try:
+                check({**given, **_in_place_of(left_out)})
+                return
+            except OptionError as error:
+                message = str(error)
+            names = [name.lower() for name in _OPTION.findall(message)]
+            follows = not left_out.isdisjoint(re.findall(r"[\w.]+", message.partition("; allowed: ")[0].lower()))
+            wrong = next((each for each in given if each.lower() in names), None)
+            if wrong is not None:
+                place = path if (*path, wrong) in self._reader.places else ("cluster",)
+                if not follows:
+                    self._reader.tell((*place, wrong), self._hidden(message, options))
+                left_out.add(wrong.lower())
+                del given[wrong]
+            elif follows or not names:
+                return
+            else:
+                if message not in self._told:
+                    self._told.add(message)
+                    self._reader.tell(path, message)
+                left_out.update(names)
+
+    def _hidden(self, message: str, options: Options) -> str:
+        """The message with variables in the place of their values. Names of options, and what is allowed, stay."""
+        names = {name: f"${{{name}}}" for text in options.values() for name in text.variables}
+        values = {self._environment[name]: told for name, told in names.items() if name in self._environment}
+        for text in options.values():
+            if text.variables and all(name in self._environment for name in text.variables):
+                parts = (names[part.name] if isinstance(part, Variable) else part for part in text.parts)
+                values[text.text(self._environment)] = "".join(parts)
+        forms = {form: told for value, told in values.items() for form in _forms(value) if form}
+        if not forms:
+            return message
+        hidden = "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))
+        pattern = rf"(options? [^\s;:,]+|allowed: .*)|(?<!\w)(?:{hidden})(?!\w)"
+        return re.sub(pattern, lambda match: match[1] or forms[match[0]], message, flags=re.DOTALL)
+
+
+def _in_place_of(left_out: set[str]) -> dict[str, str]:
+    """Options that a reader or a writer needs, for those that were left out."""
+    needed = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "topic", "checkpointlocation": "/"}
+    found = {name: text for name, text in needed.items() if name in left_out}
+    return found | ({"subscribe": "topic"} if left_out & {"subscribe", "subscribepattern", "assign"} else {})
 
 
 def _named(path: Path) -> str:
