@@ -20,6 +20,7 @@ from klamm.client.read_replicas import ReadReplicas
 from klamm.environment import Random
 from klamm.net.client import (
     Address,
+    Avoided,
     BuildRequest,
     ClientError,
     ConnectFailed,
@@ -199,6 +200,7 @@ class ClusterClient:
         self._informant: Address | None = None
         self._closed = False
         self._refreshes = 0
+        self._avoided: Mapping[Address, str] = {}
 
     async def send_to_any(
         self,
@@ -318,6 +320,17 @@ class ClusterClient:
 
         return await self._repeat(attempt, _no_errors)
 
+    async def own_connection(self, address: Address) -> Connection:
+        """A connection beside those that requests share, which the caller closes. Raises ConnectFailed."""
+        return await connect(*address, self._options)
+
+    def avoid(self, silent: Mapping[Address, str]) -> None:
+        """From now on requests to these brokers fail at once with `Avoided`, for the reason given, and those that wait
+        for an answer fail as well. A request that any broker may answer goes to another one."""
+        self._avoided = dict(silent)
+        for address in [each for each in self._connections if each in silent]:
+            self._connections.pop(address).close(silent[address])
+
     def another(self) -> "ClusterClient":
         """A client of the same cluster with connections of its own.
 
@@ -328,6 +341,7 @@ class ClusterClient:
         client.metadata = copy.copy(self.metadata)
         client.metadata.topics = dict(self.metadata.topics)
         client.read_replicas = self.read_replicas
+        client._avoided = self._avoided
         return client
 
     @property
@@ -371,8 +385,8 @@ class ClusterClient:
                 result = await attempt()
                 if is_last or not any(code in RETRIABLE_ERRORS for code in errors_of(result)):
                     return result
-            except (NotSent, _NoLeader):
-                if is_last or self._closed:
+            except (NotSent, _NoLeader) as error:
+                if is_last or self._closed or isinstance(error, Avoided):
                     raise
             except Disconnected:
                 if is_last or self._closed or not repeatable:
@@ -380,6 +394,8 @@ class ClusterClient:
             await attempts.pause()
 
     async def _connection(self, address: Address, options: ConnectionOptions | None = None) -> Connection:
+        if (silence := self._avoided.get(address)) is not None:
+            raise Avoided(f"{address[0]}:{address[1]}: {silence}")
         connecting = self._connecting.setdefault(address, _Connecting())
         failures = connecting.failures
         async with connecting.turn:

@@ -18,7 +18,7 @@ from enum import IntEnum
 from typing import TypeVar
 
 from klamm.client.cluster import RETRIABLE_ERRORS, Attempts, ClusterClient, RetryPolicy
-from klamm.net.client import Connection, Disconnected, NotSent
+from klamm.net.client import Avoided, Connection, Disconnected, NotSent
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -101,8 +101,8 @@ async def fan_out(
         is_last = attempts.is_last
         try:
             again = await _attempt(client, await route(open_, stale), ask, results, retriable, repeatable)
-        except (NotSent, Disconnected):
-            if is_last or client.is_closed:
+        except (NotSent, Disconnected) as error:
+            if is_last or client.is_closed or isinstance(error, Avoided):
                 raise
             again = set(open_)
         open_ = [item for item in open_ if item in again]
@@ -137,7 +137,7 @@ async def _attempt(
         try:
             connection = await client.connection_to(broker_id)
         except (NotSent, KafkaError) as error:
-            note(items, _unreachable(error), True)
+            note(items, _unreachable(error), not isinstance(error, Avoided))
             return
         try:
             found = await ask(connection, items)
@@ -295,8 +295,8 @@ async def ask_every_broker(client: ClusterClient, ask: Callable[[int], Awaitable
         try:
             await client.refresh_metadata_once(())
             return await asyncio.gather(*map(ask, sorted(client.metadata.brokers)))
-        except (NotSent, Disconnected):
-            if is_last or client.is_closed:
+        except (NotSent, Disconnected) as error:
+            if is_last or client.is_closed or isinstance(error, Avoided):
                 raise
         except KafkaError as error:
             if is_last or error.code not in {*RETRIABLE_ERRORS, ErrorCode.BROKER_NOT_AVAILABLE}:

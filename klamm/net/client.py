@@ -71,6 +71,10 @@ class ConnectFailed(NotSent):
     answers."""
 
 
+class Avoided(NotSent):
+    """The broker is known not to answer (`ClusterClient.avoid`), so that no retry helps for now."""
+
+
 class Disconnected(ClientError):
     """The connection ended; whether the broker has executed the request is unknown."""
 

@@ -242,7 +242,10 @@ def _fault(facts: ClusterFacts, broker_id: int, partitions: Mapping[TopicPartiti
     if broker.error is not None:
         return "does not answer"
     if all(broker_id in each.offline for each in partitions.values()):
-        return "has them in a log directory that is offline"
+        # Brokers also name replicas offline that were so when the controller told them last.
+        if any(log_dir.error is not None for log_dir in broker.log_dirs):
+            return "has them in a log directory that is offline"
+        return "is up, and the controller has not used them since it came back"
     return "is up, and has not caught up"
 
 

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-import orjson
-
 from klamm.net.http import Answer, BadRequest, Refused, Request, RequestReader
 from klamm.tools.cockpit.answers import Cockpit
+from klamm.tools.cockpit.exact import encoded_json
 from klamm.tools.cockpit.partitions import PartitionMap
 from klamm.tools.cockpit.server import MAX_BODY_BYTES, MAX_HEAD_BYTES, WebServer, routes_of
 from klamm.tools.cockpit.source import Subscription
@@ -32,7 +31,7 @@ class FixedSource:
     async def now(self) -> Mapping[str, Any]:
         return self.document
 
-    async def map(self) -> PartitionMap:
+    async def map(self, *, is_known: bool = False) -> PartitionMap:
         return self.partitions
 
     def followed(self) -> None:
@@ -62,6 +61,7 @@ class PageServer:
         self.source = source
         self.map_bytes = map_bytes
         self.faults: list[BaseException] = []
+        self.beats = True
         self._cockpit = Cockpit(source, brokers_options=reach)
         self.server = WebServer("127.0.0.1", 0, self.faults.append)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -79,8 +79,17 @@ class PageServer:
 
         self.server._routes = {**self.server._routes, "/api/partitions": partitions}
         self._is_open.set()
+        beating = asyncio.create_task(self._beat())
         await self._stopping.wait()
+        beating.cancel()
         await self.server.end(self.source.close)
+
+    async def _beat(self) -> None:
+        """A page takes a stream for dead that brings no document for some seconds."""
+        while isinstance(self.source, FixedSource):
+            await asyncio.sleep(1)
+            if self.beats:
+                self.source.publish("now", encoded_json(self.source.document))
 
     @property
     def url(self) -> str:
@@ -91,8 +100,10 @@ class PageServer:
         return f"http://127.0.0.1:{self.server.port}"
 
     def publish(self, event: str, value: Any) -> None:
-        """Sends an event to all open pages."""
-        self._loop.call_soon_threadsafe(self.source.publish, event, orjson.dumps(value))
+        """Sends an event to all open pages. A document stays the newest one."""
+        if event == "now":
+            self.source.document = value
+        self._loop.call_soon_threadsafe(self.source.publish, event, encoded_json(value))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -175,7 +186,7 @@ def _raise(error: BaseException) -> None:
 
 # -- an imagined cluster ------------------------------------------------------------------------------------------
 
-IN_SYNC, LEADER, OUT_OF_SYNC, OFFLINE, ADDING, REMOVING = range(1, 7)
+IN_SYNC, LEADER, OUT_OF_SYNC, OFFLINE, ADDING, REMOVING, UNUSED = range(1, 8)
 
 
 def partition_map(
@@ -196,7 +207,7 @@ def partition_map(
 
 def encoded_map(head: Mapping[str, Any], cells: bytes | bytearray) -> bytes:
     """As /api/partitions answers."""
-    return orjson.dumps(head) + b"\n" + cells
+    return encoded_json(head) + b"\n" + cells
 
 
 def now_document(brokers: int = 3, **changes: Any) -> dict[str, Any]:

@@ -16,16 +16,17 @@ from klamm.slices import in_slices
 from klamm.tools.clients import command_options
 from klamm.tools.cluster_facts import read_facts
 from klamm.tools.cockpit.answers import Cockpit
-from klamm.tools.cockpit.document import Read, now_document
-from klamm.tools.cockpit.pages import actions, configs, groups, lags, records, topics, why
+from klamm.tools.cockpit.document import Place, Read, digested, now_document
+from klamm.tools.cockpit.pages import actions, configs, groups, lags, now, records, topics, why
 from klamm.tools.cockpit.partitions import PartitionMap, states_of
+from klamm.tools.cockpit.readings import Dated
 from klamm.tools.cockpit.reassignments import Reassignments
 from klamm.tools.controller import read_controller, read_status
 from klamm.tools.zookeeper_access import open_znodes
 from klamm.znodes.store import KafkaZooKeeper
 from support.cockpit import FixedSource
 
-PAGES = (actions, configs, groups, lags, records, topics, why)
+PAGES = (actions, configs, groups, lags, now, records, topics, why)
 
 
 class ClusterSource(FixedSource):
@@ -39,11 +40,14 @@ class ClusterSource(FixedSource):
 
     async def now(self) -> Mapping[str, Any]:
         assert self.client is not None
-        document = now_document(Read(0, await read_facts(self.client)))
+        facts, found, place = await read_facts(self.client), await self.map(), Place(1, 0)
+        digest = digested(facts, found, {}, facts.view.controller_id, place)
+        known = {"partitions": Dated(found.totals, 0, None), "digest": Dated(digest, 0, None)}
+        document = now_document(Read(0, live=found.live, shown=found.brokers, **known))
         document["controller"]["status"] = await self._status()
         return document
 
-    async def map(self) -> PartitionMap:
+    async def map(self, *, is_known: bool = False) -> PartitionMap:
         assert self.client is not None
         assert self.reassignments is not None
         await self.client.refresh_metadata()

@@ -136,6 +136,21 @@ def test_findings_say_why_and_what_to_do() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("log_dirs", "why"),
+    [
+        ((FAILED,), "broker 2 has them in a log directory that is offline: 1 replica"),
+        ((), "broker 2 is up, and the controller has not used them since it came back: 1 replica"),
+    ],
+)
+def test_a_log_directory_is_blamed_only_where_its_broker_says_that_it_is_offline(
+    log_dirs: tuple[LogDirFacts, ...], why: str
+) -> None:
+    known = with_broker(facts(PartitionView(1, 5, (1, 2, 3), (1, 3), offline=(2,))), broker(2, log_dirs=log_dirs))
+    [found] = [each for each in diagnose(known) if each.kind == "under_replicated"]
+    assert found.why == (why,)
+
+
 def test_throttles_left_behind_come_with_the_command_that_removes_them() -> None:
     [finding] = diagnose(with_broker(facts(), broker(2, throttles=RATE)))
     assert finding.why == ("broker 2: leader.replication.throttled.rate=1000",)

@@ -1,13 +1,14 @@
 """What the modules of `pages` share: what they are given, and how they answer."""
 
 import gzip
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from klamm.net.http import JSON, Answer
+from klamm.tools.cockpit.controller_records import ControllerRecords
 from klamm.tools.cockpit.exact import encoded_json
 from klamm.tools.cockpit.partitions import PartitionMap
 from klamm.tools.cockpit.source import Source
@@ -18,7 +19,7 @@ class Cockpit:
     """What the pages get: where they read from, and whether they may change anything.
 
     `brokers_options` and `zookeeper_options` are the words by which a command of klamm reaches the same cluster.
-    `state_change_logs` is a directory with state-change logs of the brokers.
+    `state_change_logs` is a directory with state-change logs of the brokers. `records` are those of controllers.
     """
 
     source: Source
@@ -26,6 +27,7 @@ class Cockpit:
     brokers_options: tuple[str, ...] = ()
     zookeeper_options: tuple[str, ...] = ()
     state_change_logs: Path | None = None
+    records: ControllerRecords = field(default_factory=ControllerRecords)
 
 
 def json_response(value: Any, status: int = 200) -> Answer:

@@ -2,6 +2,7 @@
 
 | reading       | from                                                  | how often at most                          |
 |---------------|-------------------------------------------------------|--------------------------------------------|
+| pulse         | each broker by itself: Metadata of no topic           | 1 s                                        |
 | registrations | ZooKeeper: the controller, live brokers, their ports  | 1 s                                        |
 | status        | klamm's controller: /controller?brief                 | 1 s                                        |
 | numbers       | klamm's brokers: /broker                              | 1 s                                        |
@@ -11,11 +12,14 @@
 | groups        | the protocol                                          | 5 s, and 5 % of the time, 30 s at most     |
 | records       | klamm's controller: /controller/events?follow         | as they come                               |
 
-The facts are made of the metadata that the map's reading has got: the cluster is asked once for both.
+The facts are made of the metadata that the map's reading has got: the cluster is asked once for both. Findings are made
+of the newest facts and of the map as it is.
 
 What must stay true:
 - Nothing is read while no page is open, and not more with many pages than with one.
-- What cannot be read is null in the document, with the reason. A broker that does not answer delays no other reading.
+- What cannot be read is null in the document, with the reason. A broker that does not answer is asked for nothing else
+  meanwhile (`ClusterClient.avoid`), so that it delays no other reading.
+- Which brokers are live is decided once, for the map and for all else: by ZooKeeper, without it by the metadata.
 - What brokers answer is checked (checked.py). So an exception of a task is a fault of this program: `on_failure` gets
   it, and ends the process.
 - Clocks of different machines are not compared: the controller's states are shown with the time that the controller
@@ -25,23 +29,34 @@ What must stay true:
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from klamm.processes.errors import ToolError
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from klamm.slices import each, in_slices
 from klamm.tasks import OnFailure, start_task
 from klamm.tools.cluster_facts import read_facts
 from klamm.tools.cluster_view import view_of
 from klamm.tools.cockpit.checked import numbers_of, record_of, status_of
-from klamm.tools.cockpit.document import Digest, Read, Registrations, digested, kind_of, now_document
+from klamm.tools.cockpit.document import (
+    Digest,
+    Place,
+    Read,
+    Registrations,
+    controller_id,
+    digested,
+    kind_of,
+    now_document,
+)
 from klamm.tools.cockpit.exact import encoded_json
 from klamm.tools.cockpit.group_lags import read_groups
 from klamm.tools.cockpit.http_reading import read_answer, read_lines
 from klamm.tools.cockpit.partitions import PartitionMap, states_of
-from klamm.tools.cockpit.readings import LARGE_SHARE, Reading
+from klamm.tools.cockpit.pulse import Pulse
+from klamm.tools.cockpit.readings import HURRIED_SHARE, LARGE_SHARE, Dated, Reading
 from klamm.tools.cockpit.reassignments import Reassignments
 from klamm.tools.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
 from klamm.tools.cockpit.topic_limits import TopicLimitsInTurns
@@ -51,11 +66,15 @@ from klamm.tools.zookeeper_access import open_znodes
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
+    from klamm.net.client import Address
+    from klamm.tools.cluster_facts import ClusterFacts
     from klamm.znodes.store import KafkaZooKeeper, LiveBroker
 
 PUBLISH_EVERY_S: Final = 1.0
 SLOW_EVERY_S: Final = 5.0
 HTTP_TIMEOUT_S: Final = 2.0
+# ZooKeeper answers at once, or has a reason not to.
+ZOOKEEPER_TIMEOUT_S: Final = 5.0
 # The controller sends a follower something every three seconds.
 SILENCE_S: Final = 10.0
 # How long the first page waits for the first values.
@@ -103,17 +122,27 @@ class LiveCluster:
         self._znodes: KafkaZooKeeper | None = None
         self._subscriptions: dict[Subscription, None] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._registrations = Reading(self._look_at_registrations, 1.0)
+        self._addresses: dict[int, Address] = {}
+        self._pulse = Pulse(client, self._addresses_to_ask, self._answers_changed, on_failure)
+        self._registrations = Reading(self._look_at_registrations, 1.0, timeout_s=ZOOKEEPER_TIMEOUT_S)
         self._status = Reading(self._look_at_status, 1.0)
         self._numbers = Reading(self._look_at_numbers, 1.0)
-        self._partitions = Reading(self._look_at_partitions, 1.0, LARGE_SHARE)
-        self._facts = Reading(self._look_at_facts, SLOW_EVERY_S, LARGE_SHARE)
+        self._partitions = Reading(self._look_at_partitions, 1.0, LARGE_SHARE, why_silent=self._why_silent)
+        self._facts = Reading(self._look_at_facts, SLOW_EVERY_S, LARGE_SHARE, why_silent=self._why_silent)
+        self._digest: Digest | None = None
+        # What the digest is made of, and when the next one may be made.
+        self._digested: tuple[object, ...] = ()
+        self._digest_due_s = 0.0
+        self._map_turn = asyncio.Lock()
         self._reassignments = Reassignments(self._slow_client, on_failure, self._has_no_reassignments)
         self._topic_limits = TopicLimitsInTurns(self._slow_client)
-        self._groups = Reading(lambda: read_groups(self._slow_client), SLOW_EVERY_S, LARGE_SHARE)
+        self._groups = Reading(
+            lambda: read_groups(self._slow_client), SLOW_EVERY_S, LARGE_SHARE, why_silent=self._why_silent
+        )
         self._last_totals: dict[int, tuple[int, Mapping[str, float | None]]] = {}
         self._states: deque[State] = deque(maxlen=KEPT_STATES)
         self._clock: Clock | None = None
+        self._heard_controller_ms: int | None = None
         self._cluster_id: str | None = None
         self._last_record = (-1, -1)
         self._sizes: deque[int] = deque()
@@ -136,23 +165,26 @@ class LiveCluster:
 
     async def now(self) -> Mapping[str, Any]:
         if not self._tasks:
-            # ZooKeeper names the ports that others are read at.
-            await self._renew(self._registrations, self._facts)
-            await self._renew(self._status, self._numbers, self._groups)
+            # ZooKeeper names the ports that others are read at, and the metadata the brokers.
+            await self._wait_for(self._registrations.renew(), self._facts.renew(), self._pulse.ask_once())
+            await self._wait_for(
+                self._status.renew(), self._numbers.renew(), self._groups.renew(), self._pulse.ask_once()
+            )
+            await self._renew_digest()
         return self._document()
 
-    async def map(self) -> PartitionMap:
-        """The map of partitions, at most a few seconds old."""
+    async def map(self, *, is_known: bool = False) -> PartitionMap:
         if not self._tasks or self._partitions.value is None:
-            await self._renew(self._partitions)
+            await self._wait_for(self._partitions.renew())
         if self._partitions.value is None:
             raise ToolError(f"The map of partitions is not known yet. {self._partitions.why_not}")
+        if is_known and self._partitions.why_not is not None:
+            raise ToolError(f"The partitions are not known now: {self._partitions.why_not}")
         return self.partitions
 
-    async def _renew(self, *readings: Reading[Any]) -> None:
-        """Waits for the readings only for so long; they continue by themselves."""
-        renewals = [start_task(each.renew(), self._on_failure) for each in readings]
-        await asyncio.wait(renewals, timeout=FIRST_LOOK_S)
+    async def _wait_for(self, *renewals: Coroutine[Any, Any, None]) -> None:
+        """Waits only for so long; what is not done continues by itself."""
+        await asyncio.wait([start_task(each, self._on_failure) for each in renewals], timeout=FIRST_LOOK_S)
 
     def followed(self) -> Sequence[Mapping[str, Any]] | None:
         return self.records if self._tasks and self.records else None
@@ -165,7 +197,12 @@ class LiveCluster:
             subscription.put(PARTITIONS, encoded_json(self.partitions.no_changes().value()))
         if not self._tasks:
             readings = (self._registrations, self._status, self._numbers, self._partitions, self._facts, self._groups)
-            work = [*(each.keep() for each in readings), self._keep_publishing(), self._keep_following()]
+            work = [
+                *(each.keep() for each in readings),
+                self._pulse.keep(),
+                self._keep_publishing(),
+                self._keep_following(),
+            ]
             self._tasks = [start_task(each, self._on_failure) for each in work]
         return subscription
 
@@ -189,13 +226,15 @@ class LiveCluster:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._slow_client.close()
                 await self._client.close()
-                await self._close_znodes()
+                if closing := self._drop_znodes():
+                    await closing
 
     # -- publishing ---------------------------------------------------------------------------------------------
 
     async def _keep_publishing(self) -> None:
         while True:
             self._publish_changes()
+            await self._renew_digest()
             self._publish(NOW, encoded_json(self._document()))
             await asyncio.sleep(PUBLISH_EVERY_S)
 
@@ -203,37 +242,85 @@ class LiveCluster:
         changes = self.partitions.take_changes()
         if changes is not None:
             self._publish(PARTITIONS, encoded_json(changes.value()))
-            # Totals and findings beside the map are not to contradict it for long.
-            self._facts.hurry()
+
+    async def _renew_digest(self) -> None:
+        """Makes the findings anew if the facts or the map have changed, in a part of the time."""
+        facts, loop = self._facts.value, asyncio.get_running_loop()
+        if facts is None:
+            return
+        place, silent = Place(self.partitions.version, self.partitions.sequence), self._pulse.silent
+        made_of = (id(facts), place, self.partitions.live, tuple(sorted(silent.items())), controller_id(self._read()))
+        if made_of == self._digested or loop.time() < self._digest_due_s:
+            return
+        began_s = loop.time()
+        found = self.partitions.snapshot()
+        # In a thread, because it takes a part of a second in a large cluster.
+        self._digest = await asyncio.to_thread(digested, facts, found, silent, made_of[-1], place)
+        self._digested = made_of
+        self._digest_due_s = loop.time() + (loop.time() - began_s) / HURRIED_SHARE
 
     def _publish(self, event: str, data: bytes) -> None:
         for subscription in self._subscriptions:
             subscription.put(event, data)
 
     def _document(self) -> dict[str, Any]:
-        digest = self._facts.value
-        return now_document(
-            Read(
-                time.time_ns() // 1_000_000,
-                None if digest is None else digest.facts,
-                self._facts.why_not,
-                self._registrations.value,
-                self._registrations.why_not,
-                self._status.value if self._status.why_not is None else None,
-                self._status.why_not,
-                self._numbers.value or {},
-                self._groups.value,
-                self._groups.why_not,
-                [(state.began_ms, state.name) for state in self._states],
-                None if self._clock is None else _monotonic_ms() + self._clock.ahead_ms,
-                digest,
-                self._facts.age_ms,
-                self._groups.age_ms,
-            )
+        return now_document(self._read())
+
+    def _read(self) -> Read:
+        facts, partitions = self._facts.dated, self._partitions.dated
+        return Read(
+            time.time_ns() // 1_000_000,
+            self._pulse.heard,
+            self._registrations.dated,
+            self._status.dated,
+            self._numbers.dated,
+            Dated(None if partitions.value is None else self.partitions.totals, partitions.at_ms, partitions.why_not),
+            Dated(self._digest, facts.at_ms, facts.why_not or partitions.why_not),
+            self._groups.dated,
+            self.partitions.live,
+            self.partitions.brokers,
+            [(state.began_ms, state.name) for state in self._states],
+            None if self._clock is None else _monotonic_ms() + self._clock.ahead_ms,
+            self._heard_controller_ms,
+            self.partitions.leaderless(GROUP_METADATA_TOPIC_NAME),
         )
 
     def _kind(self) -> str | None:
-        return None if self._facts.value is None else kind_of(self._facts.value.facts)
+        return None if self._facts.value is None else kind_of(self._facts.value)
+
+    # -- which brokers answer, and which are live ---------------------------------------------------------------
+
+    def _addresses_to_ask(self) -> "Mapping[int, Address]":
+        """All brokers that the metadata have named, without those that are gone for good."""
+        named, registrations = self._client.metadata.brokers, self._registrations.dated.now
+        self._addresses |= named
+        if registrations is not None:
+            heard = self._pulse.heard
+            for broker_id in self._addresses.keys() - named.keys() - registrations.live.keys():
+                if broker_id not in heard or heard[broker_id].why_not is not None:
+                    del self._addresses[broker_id]
+        return self._addresses
+
+    def _answers_changed(self) -> None:
+        addresses = self._addresses
+        silent = {addresses[each]: why_not for each, why_not in self._pulse.silent.items() if each in addresses}
+        for client in (self._client, self._slow_client):
+            client.avoid(silent)
+        for reading in (self._partitions, self._facts, self._groups):
+            reading.hurry()
+
+    def _why_silent(self) -> str | None:
+        """Why no broker answers, if none does."""
+        heard = self._pulse.heard
+        if not heard or any(each.why_not is None for each in heard.values()):
+            return None
+        broker_id, first = next(iter(heard.items()))
+        return f"no broker answers (broker {broker_id}: {first.why_not})."
+
+    def _live(self) -> frozenset[int]:
+        """The brokers that are up."""
+        registrations = self._registrations.dated.now
+        return frozenset(self._client.metadata.brokers if registrations is None else registrations.live)
 
     # -- ZooKeeper ----------------------------------------------------------------------------------------------
 
@@ -247,14 +334,19 @@ class LiveCluster:
             live = await znodes.live_brokers()
         except (ZooKeeperError, ZnodeError, asyncio.CancelledError, ToolError) as error:
             # A session that has expired is of no more use.
-            await self._close_znodes()
+            self._drop_znodes()
             if isinstance(error, (ZooKeeperError, ZnodeError)):
                 raise ToolError(f"ZooKeeper at {self._connect}: {error}") from error
             raise
-        if self.partitions.live and self.partitions.live != frozenset(live):
-            # Looks at a broker that hung were slow: the next ones would be late.
+        before = self._registrations.value
+        if before is not None and found is not None and before.controller != found[0]:
+            self._reassignments.forget()
+            self._facts.hurry()
+        if self.partitions.version and self.partitions.live != frozenset(live):
             for reading in (self._partitions, self._facts, self._groups):
                 reading.hurry()
+            async with self._map_turn:
+                await in_slices(self.partitions.relive(live))
         return Registrations(None if found is None else found[0], live)
 
     async def _open_znodes(self) -> "KafkaZooKeeper":
@@ -265,11 +357,15 @@ class LiveCluster:
         self._opened = stack
         return self._znodes
 
-    async def _close_znodes(self) -> None:
+    def _drop_znodes(self) -> "asyncio.Task[None] | None":
+        """Closes what is open, in a task: a ZooKeeper that does not answer lets its client wait."""
         opened, self._opened, self._znodes = self._opened, None, None
-        if opened is not None:
+
+        async def close(opened: AsyncExitStack) -> None:
             with suppress(ToolError):
                 await opened.aclose()
+
+        return None if opened is None else start_task(close(opened), self._on_failure)
 
     # -- klamm's HTTP ports -------------------------------------------------------------------------------------
 
@@ -291,6 +387,7 @@ class LiveCluster:
             raise ToolError(f"Controller {controller.broker_id}: {error}") from error
         if status["active"]:
             self._take_clock(Clock(status["epoch"], status["now_ms"] - _monotonic_ms()))
+            self._heard_controller_ms = status["now_ms"]
         return status
 
     def _take_clock(self, clock: Clock) -> None:
@@ -412,7 +509,7 @@ class LiveCluster:
 
     # -- the protocol -------------------------------------------------------------------------------------------
 
-    async def _look_at_facts(self) -> Digest:
+    async def _look_at_facts(self) -> "ClusterFacts":
         await self._partitions.renew()
         if self._partitions.why_not is not None:
             raise ToolError(self._partitions.why_not)
@@ -425,28 +522,33 @@ class LiveCluster:
             self.records.clear()
             self._sizes.clear()
             self._kept_bytes = 0
-        # In a thread, because both take a part of a second in a large cluster.
+        # In a thread, because it takes a part of a second in a large cluster.
         view = await asyncio.to_thread(view_of, metadata)
         # The findings say when the controller does not answer, so they are not to say it too soon.
         listing = partial(self._reassignments.read, SLOW_EVERY_S)
-        facts = await read_facts(self._slow_client, view, listing, self._topic_limits.read)
-        return await asyncio.to_thread(digested, facts)
+        return await read_facts(self._slow_client, view, listing, self._topic_limits.read)
 
     def _has_no_reassignments(self) -> bool:
         """What a controller of klamm says with its status."""
-        status = self._status.value
-        return status is not None and self._status.why_not is None and status.get("reassignments", {}).get("count") == 0
+        status = self._status.dated.now
+        return status is not None and status.get("reassignments", {}).get("count") == 0
 
     async def _look_at_partitions(self) -> bool:
         self.partitions.begin_look()
         # Once: the next look tries again, and meanwhile the page tells what is wrong.
         await self._client.refresh_metadata_once()
         metadata = self._client.metadata
+        if metadata.controller_id < 0 and not metadata.topics:
+            # A broker that has just started says so, whatever there is.
+            await self._client.refresh_metadata_once(elsewhere=True)
+            if metadata.controller_id < 0 and not metadata.topics:
+                raise ToolError("The brokers have not been told of the cluster by a controller yet.")
         # Without a controller, or the right to ask, the map shows replicas without what happens to them.
         moving = (await self._reassignments.read()).moving
 
         states = await in_slices(states_of(metadata, moving))
-        is_new = await in_slices(self.partitions.look(states, metadata.brokers))
+        async with self._map_turn:
+            is_new = await in_slices(self.partitions.look(states, self._live()))
         if is_new:
             self._publish(PARTITIONS, encoded_json(self.partitions.no_changes().value()))
         return True

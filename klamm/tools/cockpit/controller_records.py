@@ -22,8 +22,6 @@ Look = Callable[[ControllerAddress, float], Sequence[Record]]
 
 MOST_PAST: Final = 20_000
 HTTP_TIMEOUT_S: Final = 3.0
-ABOUT_A_PARTITION: Final = frozenset({"partition", "replica"})
-
 _ALL_HAVE: Final[Mapping[str, tuple[type, ...]]] = {
     "sequence": (int,),
     "time_ms": (int,),
@@ -63,7 +61,7 @@ def _has(value: Record, fields: Mapping[str, tuple[type, ...]]) -> bool:
 
 
 class ControllerRecords:
-    """The records about partitions of all controllers that brokers of a live cluster still know."""
+    """The records of all controllers that brokers of a live cluster still know."""
 
     def __init__(self, look: Look = read_events) -> None:
         self._look = look
@@ -72,14 +70,14 @@ class ControllerRecords:
 
     async def read(self, znodes: "KafkaZooKeeper | None", followed: Sequence[Record] | None) -> list[Record]:
         """In the order of their epochs and numbers. `followed` are those of the stream, None while no page is open."""
-        now = [each for each in followed or () if each["kind"] in ABOUT_A_PARTITION]
-        epoch = followed[-1]["epoch"] if followed else None
+        now = followed or ()
+        epoch = now[-1]["epoch"] if now else None
         if znodes is not None and (epoch is None or epoch != self._epoch):
-            found = [each for each in await self._ask(znodes) if is_record(each) and each["kind"] in ABOUT_A_PARTITION]
-            self._past = sorted(found, key=_number)[-MOST_PAST:]
+            found = [each for each in await self._ask(znodes) if is_record(each)]
+            self._past = sorted(found, key=number)[-MOST_PAST:]
             self._epoch = epoch
-        known = {_number(each) for each in now}
-        return sorted([*(each for each in self._past if _number(each) not in known), *now], key=_number)
+        known = {number(each) for each in now}
+        return sorted([*(each for each in self._past if number(each) not in known), *now], key=number)
 
     async def _ask(self, znodes: "KafkaZooKeeper") -> list[Record]:
         """The newest records of each broker: a former controller keeps its records while it runs."""
@@ -106,6 +104,6 @@ class ControllerRecords:
         return [record for answer in answers for record in answer]
 
 
-def _number(record: Record) -> tuple[int, int, int]:
+def number(record: Record) -> tuple[int, int, int]:
     """Each epoch belongs to one controller, which numbers its records. A broker that was never the controller has 0."""
     return record["epoch"], record["controller"], record["sequence"]

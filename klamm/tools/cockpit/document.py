@@ -1,18 +1,26 @@
 """The Now document: what the readings of a live cluster come to. Pure.
 
-What cannot be read is null, and a `why_not` beside it says why.
+What must stay true:
+- What is not known is null, and a `why_not` beside it says why. A reading that is not known now (`Dated.now`) is
+  nowhere taken for the present: `readings` has the time of each, and why it is not known now.
+- Findings are made of what is known now. That no broker or no ZooKeeper answers is a finding, too.
+- Partitions in findings, and which brokers are live, are those of the map of partitions at `findings_of`.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from klamm.tools.cluster_facts import KLAMM, ClusterFacts
-from klamm.tools.health import FactFindings, diagnose_facts, with_controller
+from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
+from klamm.tools.cluster_facts import KLAMM, BrokerFacts, ClusterFacts
+from klamm.tools.cluster_view import BrokerView, PartitionView
+from klamm.tools.cockpit.pulse import Heard
+from klamm.tools.cockpit.readings import Dated
+from klamm.tools.health import NAMED, FactFindings, Finding, diagnose_facts, with_controller
+from klamm.tools.words import brokers_text, counted
 
 if TYPE_CHECKING:
-    from klamm.protocol.vocabulary import TopicPartition
-    from klamm.tools.cluster_view import PartitionView
+    from klamm.tools.cockpit.partitions import PartitionMap, Totals
     from klamm.tools.controller import ControllerAddress
     from klamm.znodes.store import LiveBroker
 
@@ -56,50 +64,80 @@ class Registrations:
     live: "Mapping[int, LiveBroker]"
 
 
+class Place(NamedTuple):
+    """How far a copy of the map of partitions is."""
+
+    version: int
+    sequence: int
+
+
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Facts, and what is counted and found in them. `moving` are the first partitions of a reassignment."""
+    """Facts, and what is found in them and in the map of partitions at this place. `moving` are the first partitions of
+    a reassignment."""
 
     facts: ClusterFacts
-    totals: Mapping[str, Any]
-    missing: Sequence[int]
+    place: Place
     moving: Sequence[Mapping[str, Any]]
+    moving_count: int
     findings: FactFindings
 
 
-def digested(facts: ClusterFacts) -> Digest:
-    """Looks at each partition some times: with 100,000 it takes a part of a second."""
-    moving = [(key, each) for key, each in facts.view.partitions.items() if each.is_reassigning]
+def digested(
+    facts: ClusterFacts, found: "PartitionMap", silent: Mapping[int, str], controller_id: int, place: Place
+) -> Digest:
+    """Facts with the partitions and the live brokers of the map, and with the brokers that are `silent`. Looks at each
+    partition some times: with 100,000 it takes a part of a second."""
+    partitions = {
+        TopicPartition(topic, number): PartitionView(
+            state.leader if state.leader in found.live else NO_LEADER,
+            NO_EPOCH,
+            state.replicas,
+            state.isr,
+            state.adding,
+            state.removing,
+            state.offline,
+        )
+        for topic, states in found.topics()
+        for number, state in states.items()
+    }
+    brokers = {}
+    for broker_id in sorted(found.live):
+        fact = facts.brokers.get(broker_id) or BrokerFacts(broker_id, ("", -1))
+        brokers[broker_id] = replace(fact, error=silent[broker_id], log_dirs=()) if broker_id in silent else fact
+    views = {broker_id: BrokerView(broker_id, each.address, each.rack) for broker_id, each in brokers.items()}
+    view = replace(facts.view, brokers=views, partitions=partitions, controller_id=controller_id)
+    # What an earlier controller has not answered says nothing about this one.
+    is_same = facts.controller_id in (None, controller_id)
+    error = facts.controller_error if is_same else None
+    whole = replace(facts, view=view, brokers=brokers, controller_error=error)
+    moving = [(key, each) for key, each in partitions.items() if each.is_reassigning]
     return Digest(
-        facts,
-        _totals(facts, len(moving)),
-        facts.missing,
-        [_moving(key, each) for key, each in moving[:LISTED]],
-        diagnose_facts(facts),
+        whole, place, [_moving(key, each) for key, each in moving[:LISTED]], len(moving), diagnose_facts(whole)
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The newest value of each reading, and why there is no newer one: `groups_why_not` and the others are None where
-    the value is of now. `states_over_time` has times of the controller's clock, which stands at `controller_time_ms`;
-    None while no controller has told. `digest` is that of the facts, if it is made already."""
+    """The readings. `heard` is what is heard of each broker. `states_over_time` has times of the controller's clock,
+    which stands at `controller_time_ms`, and is known until `states_until_ms`; None while no controller has told.
+    `partitions` are the totals of the map, `live` and `shown` the brokers that are up there, and all that it names.
+    `groups_hidden` are the partitions of __consumer_offsets without a leader, whose groups no broker lists."""
 
     time_ms: int
-    facts: ClusterFacts | None = None
-    facts_why_not: str | None = None
-    registrations: Registrations | None = None
-    registrations_why_not: str | None = None
-    status: Mapping[str, Any] | None = None
-    status_why_not: str | None = None
-    numbers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    groups: Sequence[Mapping[str, Any]] | None = None
-    groups_why_not: str | None = None
+    heard: Mapping[int, Heard] = field(default_factory=dict)
+    registrations: Dated[Registrations] = Dated()  # noqa: RUF009  # it is frozen
+    status: Dated[Mapping[str, Any]] = Dated()  # noqa: RUF009
+    numbers: Dated[Mapping[int, Mapping[str, Any]]] = Dated()  # noqa: RUF009
+    partitions: "Dated[Totals]" = Dated()  # noqa: RUF009
+    digest: Dated[Digest] = Dated()  # noqa: RUF009
+    groups: Dated[Sequence[Mapping[str, Any]]] = Dated()  # noqa: RUF009
+    live: frozenset[int] = frozenset()
+    shown: Sequence[int] = ()
     states_over_time: Sequence[tuple[int, str]] = ()
     controller_time_ms: int | None = None
-    digest: Digest | None = None
-    facts_age_ms: int | None = None
-    groups_age_ms: int | None = None
+    states_until_ms: int | None = None
+    groups_hidden: int = 0
 
 
 def kind_of(facts: ClusterFacts | None) -> str | None:
@@ -114,17 +152,28 @@ def kind_of(facts: ClusterFacts | None) -> str | None:
 
 def now_document(read: Read) -> dict[str, Any]:
     """See klamm.tools.cockpit."""
-    facts, status = read.facts, read.status
-    digest = read.digest or (None if facts is None else digested(facts))
-    kind = kind_of(facts)
-    if status is not None and not _is_of_controller(status, read.registrations):
+    digest, last = read.digest.now, read.digest.value
+    kind = kind_of(None if last is None else last.facts)
+    status = read.status.now
+    if status is not None and not _is_of_controller(status, read.registrations.now):
         status = None
     why_not = None if status is not None else _why_no_status(read, kind)
     return {
-        "cluster": {"id": None if facts is None else facts.cluster_id, "kind": kind, "version": _version(facts)},
+        "cluster": {
+            "id": None if last is None else last.facts.cluster_id,
+            "kind": kind,
+            "version": _version(None if last is None else last.facts),
+        },
         "time_ms": read.time_ms,
-        "trouble": read.facts_why_not or (None if read.registrations is None else read.registrations_why_not),
-        "controller": _controller(read, kind, status, why_not),
+        "live": _liveness(read, kind),
+        "readings": {
+            "registrations": read.registrations.described(),
+            "status": read.status.described(),
+            "partitions": read.partitions.described(),
+            "findings": read.digest.described(),
+            "groups": read.groups.described(),
+        },
+        "controller": _controller(read, status, why_not),
         "events": None
         if status is None
         else {
@@ -139,25 +188,88 @@ def now_document(read: Read) -> dict[str, Any]:
             "now": None if status is None else status["state"],
             "over_time": read.states_over_time,
             "time_ms": read.controller_time_ms,
+            "until_ms": read.states_until_ms,
             "why_not": why_not,
         },
         "machines": None if status is None else status.get("machines"),
-        "totals": None
-        if digest is None
-        else {**digest.totals, "not_preferred": None if status is None else status["preferred_replica_imbalance"]},
-        "brokers": _brokers(read, digest, kind, status, why_not),
+        "totals": None if read.partitions.value is None else read.partitions.value._asdict(),
+        "brokers": _brokers(read, kind, status, why_not),
         "work": _work(digest, status, why_not),
-        "groups": read.groups,
-        "groups_why_not": read.groups_why_not,
-        "groups_age_ms": read.groups_age_ms,
-        "facts_age_ms": read.facts_age_ms,
-        "findings": []
-        if digest is None
-        else [
-            finding.value() | {"is_problem": finding.is_problem} for finding in with_controller(digest.findings, status)
-        ],
+        "groups": read.groups.value,
+        "groups_hidden": read.groups_hidden,
+        "findings": [each.value() | {"is_problem": each.is_problem} for each in _findings(read, kind, status)],
+        "findings_of": None if digest is None else digest.place._asdict(),
         "why_not": why_not,
     }
+
+
+# -- what answers -----------------------------------------------------------------------------------------------------
+
+
+def _answering(read: Read) -> list[int]:
+    return [broker_id for broker_id, each in read.heard.items() if each.why_not is None]
+
+
+def _has_zookeeper(kind: str | None) -> bool:
+    return kind != "kafka-kraft"
+
+
+def _liveness(read: Read, kind: str | None) -> dict[str, Any]:
+    """Whether what the page shows is of now: `state` is live, partly, lost or opening. `since_ms` is the time of the
+    last answer of what does not answer now."""
+    answering = _answering(read)
+    lacks_zookeeper = _has_zookeeper(kind) and read.registrations.why_not is not None
+    state, text, since_ms = "live", "live", None
+    if read.heard and not answering:
+        state, text = "lost", "no broker answers"
+        if lacks_zookeeper:
+            text = "neither a broker nor ZooKeeper answers"
+        since_ms = max((each.at_ms for each in read.heard.values() if each.at_ms is not None), default=None)
+    elif read.partitions.at_ms is None:
+        state, text = "opening", "reading the cluster"
+    elif read.partitions.why_not is not None:
+        state, text, since_ms = "lost", "the partitions are not known", read.partitions.at_ms
+    elif lacks_zookeeper:
+        state, text, since_ms = "partly", "ZooKeeper does not answer", read.registrations.at_ms
+    elif silent := sorted(read.heard.keys() - set(answering) & read.live):
+        state, text = "partly", f"no answer from {brokers_text(silent)}"
+        since_ms = max((read.heard[each].at_ms or 0 for each in silent), default=0) or None
+    return {"state": state, "text": text, "since_ms": since_ms}
+
+
+def _findings(read: Read, kind: str | None, status: Mapping[str, Any] | None) -> list[Finding]:
+    digest = read.digest.now
+    found = [] if digest is None else with_controller(digest.findings, status)
+    return [*_unreachable(read, kind), *found]
+
+
+def _unreachable(read: Read, kind: str | None) -> Iterator[Finding]:
+    """What does not answer at all. Single brokers that do not are among the findings of the facts."""
+    if read.heard and not _answering(read):
+        silent = sorted(read.heard.items())
+        registrations = read.registrations.now
+        if registrations is None:
+            what = "See whether the cluster runs, and whether this machine can reach it."
+        elif registrations.live:
+            hang = "it hangs" if len(registrations.live) == 1 else "they hang"
+            registered = brokers_text(registrations.live)
+            what = f"ZooKeeper has {registered} registered: {hang}, or the network to this machine is cut."
+        else:
+            what = "ZooKeeper has no broker registered: they have stopped or died. Start them."
+        more = (f"and {len(silent) - NAMED} more",) if len(silent) > NAMED else ()
+        yield Finding(
+            "no_answer",
+            f"None of {counted(len(silent), 'broker')} answers.",
+            (*(f"broker {broker_id}: {each.why_not}" for broker_id, each in silent[:NAMED]), *more),
+            what,
+        )
+    if _has_zookeeper(kind) and read.registrations.why_not is not None and read.registrations.at_ms is not None:
+        yield Finding(
+            "no_zookeeper",
+            "ZooKeeper does not answer: without it no controller and no leader is elected, and no ISR changes.",
+            (read.registrations.why_not,),
+            "Start ZooKeeper, or see whether this machine can reach it.",
+        )
 
 
 def _is_of_controller(status: Mapping[str, Any], registrations: Registrations | None) -> bool:
@@ -175,9 +287,11 @@ def _version(facts: ClusterFacts | None) -> str | None:
 def _why_no_status(read: Read, kind: str | None) -> str:
     if kind == "kafka-kraft":
         return KRAFT_SHOWS_LESS
-    if read.registrations is None:
-        return f"ZooKeeper names the controller's port, and it could not be read: {read.registrations_why_not}"
-    controller = read.registrations.controller
+    if read.registrations.value is None:
+        return f"ZooKeeper names the controller's port, and it could not be read: {read.registrations.why_not}"
+    controller = read.registrations.value.controller
+    if read.registrations.why_not is not None:
+        return read.status.why_not or f"ZooKeeper names the controller: {read.registrations.why_not}"
     if controller is None:
         return "The cluster has no controller now."
     if not controller.registered:
@@ -186,56 +300,92 @@ def _why_no_status(read: Read, kind: str | None) -> str:
         return KAFKA_SHOWS_LESS
     if controller.port is None:
         return f"Broker {controller.broker_id} serves no status: its klamm.metrics.port is -1."
-    return read.status_why_not or "The controller is taking over."
+    return read.status.why_not or "The controller is taking over."
 
 
-def _controller(read: Read, kind: str | None, status: Mapping[str, Any] | None, why_not: str | None) -> dict[str, Any]:
-    found = None if read.registrations is None else read.registrations.controller
-    by_protocol = None if read.facts is None else read.facts.controller_id
+def controller_id(read: Read) -> int:
+    """The controller, if it is live, else -1: as ZooKeeper says, or without it as brokers say that answer."""
+    registrations = read.registrations.now
+    if registrations is not None:
+        found = registrations.controller
+        return found.broker_id if found is not None and found.broker_id in read.live else -1
+    named = [each.controller_id for each in read.heard.values() if each.why_not is None]
+    return next((each for each in named if each in read.live), -1)
+
+
+def _controller(read: Read, status: Mapping[str, Any] | None, why_not: str | None) -> dict[str, Any]:
+    """`is_known` says whether `id` is of now; null is then none."""
+    last = None if read.registrations.value is None else read.registrations.value.controller
+    is_known = read.registrations.why_not is None
+    by_brokers = -1 if is_known else controller_id(read)
+    if by_brokers >= 0 and (last is None or last.broker_id != by_brokers):
+        # ZooKeeper, which knows more, does not answer.
+        return {
+            "id": by_brokers,
+            "is_known": True,
+            "epoch": None,
+            "since_ms": None,
+            "host": None,
+            "status": status,
+            "silent": None,
+            "why_not": why_not,
+        }
+    heard = None if last is None else read.heard.get(last.broker_id)
     return {
-        "id": found.broker_id if found is not None else by_protocol,
-        "epoch": None if found is None else found.epoch,
-        "since_ms": None if found is None else found.since_ms,
-        "host": None if found is None else found.host,
+        "id": None if last is None else last.broker_id,
+        "is_known": is_known or by_brokers >= 0,
+        "epoch": None if last is None else last.epoch,
+        "since_ms": None if last is None else last.since_ms,
+        "host": None if last is None else last.host,
         "status": status,
+        "silent": None if heard is None else heard.why_not,
         "why_not": why_not,
     }
 
 
-def _totals(facts: ClusterFacts, reassigning: int) -> dict[str, Any]:
-    partitions = facts.view.partitions.values()
-    return {
-        "topics": len({key.topic for key in facts.view.partitions}),
-        "partitions": len(partitions),
-        "replicas": sum(len(each.replicas) for each in partitions),
-        "offline": sum(each.leader < 0 for each in partitions),
-        "under_replicated": sum(each.leader >= 0 and len(each.isr) < len(each.origin) for each in partitions),
-        "reassigning": reassigning,
-        "size_bytes": sum(broker.size_bytes for broker in facts.brokers.values()),
-    }
+# -- brokers ----------------------------------------------------------------------------------------------------------
+
+ALIVE, SILENT, UNREGISTERED, DOWN, UNKNOWN = "alive", "silent", "unregistered", "down", "unknown"
+
+
+def _state(broker_id: int, read: Read) -> tuple[str, str | None]:
+    """The state of a broker, and what is wrong with it."""
+    heard = read.heard.get(broker_id)
+    is_answering = heard is not None and heard.why_not is None
+    if read.registrations.why_not is not None and read.partitions.why_not is not None:
+        # Nothing tells which brokers are live.
+        if is_answering:
+            return ALIVE, None
+        return (UNKNOWN, None) if heard is None else (SILENT, heard.why_not)
+    if broker_id not in read.live:
+        if is_answering:
+            return UNREGISTERED, "it answers, and is not registered: it starts or stops, or has lost its session"
+        return DOWN, "it is not registered: it has stopped, has died or has lost its session"
+    if heard is not None and heard.why_not is not None:
+        return SILENT, heard.why_not
+    if heard is not None and heard.controller_id < 0:
+        return ALIVE, "it has not been told of the cluster by a controller yet"
+    return ALIVE, None
 
 
 def _brokers(
-    read: Read, digest: Digest | None, kind: str | None, status: Mapping[str, Any] | None, why_not: str | None
+    read: Read, kind: str | None, status: Mapping[str, Any] | None, why_not: str | None
 ) -> list[dict[str, Any]]:
     """All brokers that any reading names, by id."""
-    facts, registrations = read.facts, read.registrations
-    known = {} if facts is None else facts.brokers
-    live = {} if registrations is None else registrations.live
+    last = read.digest.value
+    facts = {} if last is None else last.facts.brokers
+    registered = {} if read.registrations.value is None else read.registrations.value.live
     queues = {} if status is None else {each["broker_id"]: each for each in status["brokers"]}
-    missing = [] if digest is None else digest.missing
-    knows_live = registrations is not None and read.registrations_why_not is None
-    controller_id = None if registrations is None or registrations.controller is None else registrations.controller
+    of_all = read.numbers.now or {}
+    now_controller = controller_id(read)
     described = []
-    for broker_id in sorted({*known, *live, *missing}):
-        fact, registered, queue = known.get(broker_id), live.get(broker_id), queues.get(broker_id, {})
-        numbers = read.numbers.get(broker_id, {})
-        is_alive = broker_id in live if knows_live else fact is not None
-        trouble = None
-        if not is_alive:
-            trouble = "it is not registered: it has stopped, has died or has lost its session"
-        elif fact is not None and fact.error is not None:
+    for broker_id in sorted({*read.shown, *read.live, *read.heard}):
+        fact, known, queue = facts.get(broker_id), registered.get(broker_id), queues.get(broker_id, {})
+        heard = read.heard.get(broker_id)
+        state, trouble = _state(broker_id, read)
+        if trouble is None and fact is not None and read.digest.why_not is None:
             trouble = fact.error
+        numbers = of_all.get(broker_id, {}) if state == ALIVE else {}
         described.append(
             {
                 "id": broker_id,
@@ -243,9 +393,11 @@ def _brokers(
                 "port": fact.address[1] if fact is not None else None,
                 "rack": fact.rack if fact is not None else None,
                 "software": fact.software if fact is not None else "",
-                "alive": is_alive,
-                "is_controller": controller_id is not None and controller_id.broker_id == broker_id,
-                "epoch": None if registered is None else registered.epoch,
+                "state": state,
+                "alive": state == ALIVE,
+                "answered_ms": None if heard is None else heard.at_ms,
+                "is_controller": broker_id == now_controller,
+                "epoch": None if known is None else known.epoch,
                 "shutting_down": queue.get("shutting_down"),
                 "offline_replicas": queue.get("offline_replicas"),
                 "queue_size": queue.get("queue_size"),
@@ -278,8 +430,8 @@ def _work(digest: Digest | None, status: Mapping[str, Any] | None, why_not: str 
             "why_not": None,
         }
     return {
-        "reassignments": [] if digest is None else digest.moving,
-        "reassignments_count": 0 if digest is None else digest.totals["reassigning"],
+        "reassignments": None if digest is None else digest.moving,
+        "reassignments_count": None if digest is None else digest.moving_count,
         "deletions": None,
         "deletions_count": None,
         "elections": None,

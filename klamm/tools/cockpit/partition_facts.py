@@ -85,6 +85,7 @@ async def read_partition(
         None if minimum is None or minimum.value is None else int(minimum.value),
         None if unclean is None else unclean.value == "true",
         key.topic in deletions,
+        broken=frozenset(broker_id for broker_id, paths in dirs.items() if paths),
     )
     is_kraft = now["cluster"]["kind"] == "kafka-kraft"
     return PartitionFacts(

@@ -6,17 +6,20 @@
 | 1    | in the ISR                          |
 | 2    | the leader                          |
 | 3    | not in the ISR                      |
-| 4    | its broker or its disk is offline   |
+| 4    | its broker is not up                |
 | 5    | being added by a reassignment       |
 | 6    | being removed by a reassignment     |
+| 7    | offline, although its broker is up  |
 
-The first that applies counts, in the order 0, 4, 2, 5, 6, 1, 3. A row without a 2 is a partition without a leader.
+The first that applies counts, in the order 0, 4, 7, 2, 5, 6, 1, 3. A row without a 2 is a partition without a leader.
+A 7 is a replica whose log directory has failed, or one that the controller has not used since its broker came back.
 
 What must stay true:
 - Rows are sorted by topic and partition, columns by broker id. A change of rows or columns makes a new `version`, and
   a page loads the whole map again. Within a version only cells change.
 - A new version appears at once, complete. A look never undoes a change that came after the look had begun.
-- Cells of a version only change together with `sequence`, so that a page knows which changes its copy has.
+- Cells of a version only change together with `sequence`, so that a page knows which changes its copy has. The totals
+  are those of the cells.
 - Memory is bounded by the number of partitions, whatever their numbers and their brokers' ids are: a file or a znode
   may say anything. What is left out is counted (`left_out`).
 - Long work is a generator of steps, for klamm.slices.
@@ -43,6 +46,13 @@ OUT_OF_SYNC: Final = 3
 OFFLINE: Final = 4
 ADDING: Final = 5
 REMOVING: Final = 6
+UNUSED: Final = 7
+
+# What is counted of rows, as bits.
+_EXISTS: Final = 1
+_LEADERLESS: Final = 2
+_UNDER_REPLICATED: Final = 4
+_MOVING: Final = 8
 
 
 class PartitionState(NamedTuple):
@@ -72,6 +82,16 @@ States = Mapping[str, Mapping[int, PartitionState]]
 """By topic and partition."""
 
 
+class Totals(NamedTuple):
+    """Of all partitions; `offline` have no leader that is up."""
+
+    topics: int
+    partitions: int
+    offline: int
+    under_replicated: int
+    reassigning: int
+
+
 class LeftOut(NamedTuple):
     """How many partitions and brokers the map does not show, because of their numbers."""
 
@@ -86,18 +106,20 @@ class Changes(NamedTuple):
     sequence: int
     rows: Sequence[int]
     cells: Sequence[bytes]
+    totals: Totals
 
     def value(self) -> dict[str, Any]:
         """As JSON: the cells of a row are a text with a digit for each broker."""
         return {
             "version": self.version,
             "sequence": self.sequence,
+            "totals": self.totals._asdict(),
             "rows": self.rows,
             "cells": [cells.translate(_DIGITS).decode() for cells in self.cells],
         }
 
 
-_DIGITS: Final = bytes((0x30 + code) if code <= REMOVING else 0x3F for code in range(256))
+_DIGITS: Final = bytes((0x30 + code) if code <= UNUSED else 0x3F for code in range(256))
 
 
 class PartitionMap:
@@ -114,7 +136,10 @@ class PartitionMap:
         self._counts: dict[str, int] = {}
         self._states: list[PartitionState] = []
         # Many partitions have the same replicas and leader: the cells of a state are made once, and states are shared.
-        self._made: dict[PartitionState, bytes] = {}
+        self._made: dict[PartitionState, tuple[bytes, int]] = {}
+        # What is counted of each row, and how many rows have each bit.
+        self._counted = bytearray()
+        self._bits = dict.fromkeys((_EXISTS, _LEADERLESS, _UNDER_REPLICATED, _MOVING), 0)
         self._changed: dict[int, None] = {}
         self._newer: set[int] | None = None  # The rows that changed since the look in progress began.
 
@@ -132,8 +157,14 @@ class PartitionMap:
             "live": sorted(self.live),
             "rows": len(self._states),
             "left_out": self.left_out._asdict(),
+            "totals": self.totals._asdict(),
             "topics": [[name, first, self._counts[name]] for name, first in self._first_rows.items()],
         }
+
+    @property
+    def totals(self) -> Totals:
+        """Of the cells as they are."""
+        return Totals(len(self._counts), *self._bits.values())
 
     def snapshot(self) -> "PartitionMap":
         """This version, for another thread: of what changes meanwhile it has the cells at most."""
@@ -150,6 +181,12 @@ class PartitionMap:
         """The state of a partition; `UNKNOWN` for one that is not in the map."""
         row = self.row(topic, partition)
         return UNKNOWN if row is None else self._states[row]
+
+    def leaderless(self, topic: str) -> int:
+        """How many partitions of a topic have no leader that is up."""
+        first = self._first_rows.get(topic, 0)
+        counted = self._counted[first : first + self._counts.get(topic, 0)]
+        return sum(bool(each & _LEADERLESS) for each in counted)
 
     def rows(self, first: int, count: int) -> Iterator[tuple[TopicPartition, PartitionState]]:
         """The partitions of these rows, as far as there are such."""
@@ -213,6 +250,7 @@ class PartitionMap:
         rows = sum(counts.values())
         self.brokers = brokers
         self.cells = bytearray(rows * len(brokers))
+        self._counted = bytearray(rows)
         self._counts = dict(counts)
         self._states = [UNKNOWN] * rows
         first = 0
@@ -231,10 +269,25 @@ class PartitionMap:
             self._newer.add(row)
         return True
 
+    def relive(self, live: Iterable[int]) -> Steps[None]:
+        """Takes which brokers are up, as another source than that of `look` says. Not while a look is in progress."""
+        self.live = frozenset(live)
+        self._made = {}
+        taken = Slices(ROWS_PER_SLICE)
+        for row, state in enumerate(self._states):
+            self._put(row, state)
+            if taken.is_over(1):
+                yield
+
     def _put(self, row: int, state: PartitionState) -> None:
-        cells = self._made.get(state)
-        if cells is None:
-            cells = self._made[state] = _cells(state, self.brokers, self.live)
+        made = self._made.get(state)
+        if made is None:
+            made = self._made[state] = _cells(state, self.brokers, self.live), _counted(state, self.live)
+        cells, counted = made
+        if counted != (before := self._counted[row]):
+            self._counted[row] = counted
+            for bit in self._bits:
+                self._bits[bit] += bool(counted & bit) - bool(before & bit)
         self._states[row] = state
         first = row * len(self.brokers)
         if self.cells[first : first + len(cells)] != cells:
@@ -243,7 +296,7 @@ class PartitionMap:
 
     def no_changes(self) -> Changes:
         """Tells a page which version it should have, and how far its copy should be."""
-        return Changes(self.version, self.sequence, (), ())
+        return Changes(self.version, self.sequence, (), (), self.totals)
 
     def take_changes(self) -> Changes | None:
         """The rows that have changed since the last call; None without any."""
@@ -253,7 +306,7 @@ class PartitionMap:
         rows, width = list(self._changed), len(self.brokers)
         self._changed.clear()
         cells = [bytes(self.cells[row * width : (row + 1) * width]) for row in rows]
-        return Changes(self.version, self.sequence, rows, cells)
+        return Changes(self.version, self.sequence, rows, cells, self.totals)
 
 
 def _counts(states: States) -> Steps[tuple[dict[str, int], int]]:
@@ -305,8 +358,10 @@ def _cells(state: PartitionState, brokers: Sequence[int], live: frozenset[int]) 
         column = bisect_left(brokers, broker_id)
         if column == len(brokers) or brokers[column] != broker_id:
             continue
-        if broker_id not in live or broker_id in state.offline:
+        if broker_id not in live:
             cells[column] = OFFLINE
+        elif broker_id in state.offline:
+            cells[column] = UNUSED
         elif broker_id == state.leader:
             cells[column] = LEADER
         elif broker_id in state.adding:
@@ -316,3 +371,17 @@ def _cells(state: PartitionState, brokers: Sequence[int], live: frozenset[int]) 
         else:
             cells[column] = IN_SYNC if broker_id in state.isr else OUT_OF_SYNC
     return bytes(cells)
+
+
+def _counted(state: PartitionState, live: frozenset[int]) -> int:
+    """What is counted of a row."""
+    if state is UNKNOWN:
+        return 0
+    is_led = state.leader in live
+    is_short = any(each not in state.isr for each in state.replicas if each not in state.adding)
+    return (
+        _EXISTS
+        | (0 if is_led else _LEADERLESS)
+        | (_UNDER_REPLICATED if is_led and is_short else 0)
+        | (_MOVING if state.adding or state.removing else 0)
+    )

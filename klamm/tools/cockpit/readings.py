@@ -1,12 +1,16 @@
-"""One kind of look at a cluster, repeated: its newest value, or why there is none.
+"""One kind of look at a cluster, repeated: its newest value, when it was read, and whether it is still known.
 
-What must stay true: looks of one kind never overlap, and take no more than a part of the time: in a large cluster,
-where a look takes a second, it is rarer, up to `MOST_BETWEEN_S`.
+What must stay true:
+- Looks of one kind never overlap, and take no more than a part of the time: in a large cluster, where a look takes a
+  second, it is rarer, up to `MOST_BETWEEN_S`.
+- A value is known only while its source answers and looks come in time. What was read before is kept with its time.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
-from typing import Final, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
 
 from klamm.processes.errors import ToolError
 from klamm.tools.clients import cluster_errors
@@ -22,22 +26,64 @@ HURRIED_SHARE: Final = 0.2
 MOST_BETWEEN_S: Final = 30.0
 # An answer that takes longer does not come.
 LOOK_TIMEOUT_S: Final = 20.0
+# How late a look may be until its value is no longer known, beside twice the time that the last one took.
+LATE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Dated(Generic[T]):
+    """What was read last, and when; `why_not` says why that is not known now, None while it is."""
+
+    value: T | None = None
+    at_ms: int | None = None
+    why_not: str | None = "It has not been read yet."
+
+    @property
+    def now(self) -> T | None:
+        """The value, while it is known."""
+        return self.value if self.why_not is None else None
+
+    def described(self) -> dict[str, Any]:
+        """The date, for a document."""
+        return {"at_ms": self.at_ms, "why_not": self.why_not}
 
 
 class Reading(Generic[T]):
-    """`look` gives the value, or raises ToolError, ClientError or KafkaError. `value` is that of the last look that
-    succeeded; `why_not` is the reason of a failure, None after a success."""
+    """`look` gives the value, or raises ToolError, ClientError or KafkaError. `why_silent` says why the source does not
+    answer at all, if that is known from elsewhere."""
 
-    def __init__(self, look: Callable[[], Awaitable[T]], every_s: float, share: float = SMALL_SHARE) -> None:
+    def __init__(
+        self,
+        look: Callable[[], Awaitable[T]],
+        every_s: float,
+        share: float = SMALL_SHARE,
+        *,
+        timeout_s: float = LOOK_TIMEOUT_S,
+        why_silent: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._look = look
         self._every_s = every_s
         self._share = share
+        self._timeout_s = timeout_s
+        self._why_silent = why_silent
         self.value: T | None = None
-        self.why_not: str | None = "It has not been read yet."
-        self._read_s: float | None = None
+        self._failed: str | None = "It has not been read yet."
+        self._at_ms: int | None = None
         self._due_s = self._took_s = 0.0
         self._turn = asyncio.Lock()
         self._hurry = asyncio.Event()
+
+    @property
+    def why_not(self) -> str | None:
+        """Why `value` is not known now; None while it is."""
+        why = self._why_silent() or self._failed
+        if why is None and asyncio.get_running_loop().time() > self._due_s + LATE_S + 2 * self._took_s:
+            why = "There has been no answer in time."
+        return why
+
+    @property
+    def dated(self) -> Dated[T]:
+        return Dated(self.value, self._at_ms, self.why_not)
 
     async def renew(self) -> None:
         """Looks, if it is time."""
@@ -49,27 +95,20 @@ class Reading(Generic[T]):
             self._hurry.clear()
             try:
                 with cluster_errors():
-                    async with asyncio.timeout(LOOK_TIMEOUT_S):
+                    async with asyncio.timeout(self._timeout_s):
                         self.value = await self._look()
-                self.why_not = None
-                self._read_s = loop.time()
+                self._failed = None
+                self._at_ms = time.time_ns() // 1_000_000
             except TimeoutError:
-                self.why_not = f"There was no answer within {LOOK_TIMEOUT_S:g} s."
+                self._failed = f"There was no answer within {self._timeout_s:g} s."
             except ToolError as error:
-                self.why_not = str(error)
+                self._failed = str(error)
             took_s, share = loop.time() - began_s, self._share
-            if self.why_not is None:
+            if self._failed is None:
                 self._took_s = took_s
             else:
                 share = SMALL_SHARE  # It has waited, not worked: what is there again is seen soon.
             self._due_s = began_s + max(self._every_s, min(took_s / share, MOST_BETWEEN_S))
-
-    @property
-    def age_ms(self) -> int | None:
-        """How old `value` is; None without one."""
-        if self._read_s is None:
-            return None
-        return round((asyncio.get_running_loop().time() - self._read_s) * 1000)
 
     async def keep(self) -> None:
         """Renews for ever."""

@@ -54,7 +54,7 @@ class RecordedCluster:
         with _told():
             return await asyncio.to_thread(now_document, self.recording, self.recording.count - 1)
 
-    async def map(self) -> PartitionMap:
+    async def map(self, *, is_known: bool = False) -> PartitionMap:
         with _told():
             return await asyncio.to_thread(partition_map, self.recording, self.recording.count - 1)
 

@@ -98,7 +98,7 @@ def _facts(state: State, key: TopicPartition, moment: PartitionMoment, told: "_T
             moment.removing,
             tuple(told.failed_disks),
         ),
-        Circumstances(live, marked_for_deletion=key.topic in state.deletions),
+        Circumstances(live, marked_for_deletion=key.topic in state.deletions, broken=frozenset(told.failed_disks)),
         -1 if state.controller is None else state.controller,
         {
             "brokers": [{"broker_id": each, "shutting_down": True} for each in told.shutting_down if each in live],

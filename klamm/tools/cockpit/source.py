@@ -99,9 +99,9 @@ class Source(Protocol):
     async def now(self) -> Mapping[str, Any]:
         """The newest Now document, at most about a second old. Raises ToolError for a damaged recording."""
 
-    async def map(self) -> "PartitionMap":
+    async def map(self, *, is_known: bool = False) -> "PartitionMap":
         """The newest map of partitions. Raises ToolError for a damaged recording, and while a live cluster has not told
-        its partitions."""
+        its partitions; with `is_known` also when they are not known now."""
 
     def followed(self) -> Sequence[Mapping[str, Any]] | None:
         """The controller's newest records as they have come while a page was open; None while none is, and for a

@@ -29,7 +29,8 @@ NAMED = 10
 @dataclass(frozen=True, slots=True)
 class Circumstances:
     """What is known about a partition besides its state. `live` are the live brokers, `deletion_waits_for` says what a
-    deletion of the topic waits for."""
+    deletion of the topic waits for. `broken` are the live brokers that have a log directory which is offline, None
+    where they were not asked."""
 
     live: AbstractSet[int]
     log_ends: LogEnds = field(default_factory=dict)
@@ -37,6 +38,7 @@ class Circumstances:
     unclean: bool | None = None
     marked_for_deletion: bool = False
     deletion_waits_for: Sequence[str] = ()
+    broken: AbstractSet[int] | None = None
 
 
 def is_healthy(partition: PartitionView, topic: TopicDescription, live: AbstractSet[int]) -> bool:
@@ -146,13 +148,28 @@ def absence(partition: PartitionView, broker_id: int, known: Circumstances) -> s
 
 
 def outage(partition: PartitionView, broker_id: int, known: Circumstances) -> str | None:
-    """Why a replica cannot serve, if its broker or its log directory has failed."""
+    """Why a replica cannot serve, if its broker or its log directory has failed.
+
+    Brokers also name a replica offline that was so when the controller told them last, as the replica of a broker that
+    has come back.
+    """
     if broker_id not in known.live:
         return f"broker {broker_id} is not live"
     end = known.log_ends.get(broker_id)
-    if broker_id in partition.offline or (isinstance(end, KafkaError) and end.code is ErrorCode.KAFKA_STORAGE_ERROR):
+    is_refused = isinstance(end, KafkaError) and end.code is ErrorCode.KAFKA_STORAGE_ERROR
+    if is_refused or (broker_id in partition.offline and broker_id in (known.broken or ())):
         return f"broker {broker_id} has the replica in a log directory that is offline"
-    return None
+    if broker_id not in partition.offline or isinstance(end, int):
+        return None
+    if known.broken is None:
+        return (
+            f"broker {broker_id} is live, but its replica is offline: its log directory has failed, or the controller"
+            " has not used the replica since the broker came back"
+        )
+    return (
+        f"broker {broker_id} is live, but its replica is offline: the controller has not used it since the broker came"
+        " back"
+    )
 
 
 def _without_leader(partition: PartitionView, known: Circumstances) -> Iterator[str]:

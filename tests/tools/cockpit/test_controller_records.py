@@ -8,8 +8,10 @@ import pytest
 from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.cockpit import story
+from klamm.tools.cockpit.answers import Cockpit
 from klamm.tools.cockpit.controller_records import ControllerRecords, is_record
 from klamm.tools.controller import ControllerAddress
+from support.cockpit import Browser, FixedSource
 
 
 def record(epoch: int, sequence: int, **changes: Any) -> dict[str, Any]:
@@ -54,7 +56,7 @@ async def test_former_controllers_are_asked_once_for_each_epoch() -> None:
     brokers = Brokers({1: [record(1, 5), record(4, 0)], 2: [record(2, 3), record(2, 1)]})
     records = ControllerRecords(brokers.look)
     followed = [record(4, 0), record(4, 1), record(4, 2, kind="event")]
-    expected = [(1, 5), (2, 1), (2, 3), (4, 0), (4, 1)]
+    expected = [(1, 5), (2, 1), (2, 3), (4, 0), (4, 1), (4, 2)]
     for _ in range(3):
         found = await records.read(brokers, followed)  # type: ignore[arg-type]
         assert [(each["epoch"], each["sequence"]) for each in found] == expected
@@ -101,3 +103,29 @@ async def test_what_a_foreign_program_says_is_left_out(changes: dict[str, Any]) 
 
 def test_kinds_of_later_versions_are_records() -> None:
     assert is_record({"sequence": 1, "time_ms": 2, "controller": 3, "epoch": 4, "kind": "something new"})
+
+
+class Followed(FixedSource):
+    """A source that has followed records."""
+
+    def followed(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return [record(4, number) for number in range(10)]
+
+
+def test_a_page_that_is_opened_later_asks_for_earlier_records() -> None:
+    browser = Browser(Cockpit(Followed({"cluster": {"id": "c", "kind": "klamm"}, "brokers": []}))).opened()
+
+    def sequences(query: str) -> tuple[list[int], int]:
+        found = browser.get(f"/api/controller/records{query}").json()
+        return [each["sequence"] for each in found["records"]], found["earlier"]
+
+    assert sequences("") == (list(range(10)), 0)
+    assert sequences("?limit=3") == ([7, 8, 9], 7)
+    assert sequences("?limit=3&before=4.1.7") == ([4, 5, 6], 4)
+    assert sequences("?before=4.1.0") == ([], 0)
+    for query, why in (
+        ("before=4.1", "before='4.1' is not EPOCH.CONTROLLER.SEQUENCE, such as 7.1.20."),
+        ("limit=1001", "limit='1001' is not a number from 1 to 1000."),
+    ):
+        answer = browser.get(f"/api/controller/records?{query}")
+        assert (answer.status, answer.json()) == (400, {"error": why})

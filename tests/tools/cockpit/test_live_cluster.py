@@ -9,15 +9,21 @@ import orjson
 import pytest
 
 from klamm.client.cluster import make_client
+from klamm.client.log_dirs import describe_log_dirs
 from klamm.environment import SystemEnvironment
+from klamm.net.client import Avoided
 from klamm.processes.errors import ToolError
+from klamm.protocol.errors import KafkaError
 from klamm.slices import in_slices
 from klamm.testing import Cluster
 from klamm.tools.clients import command_options
+from klamm.tools.cluster_facts import BrokerFacts, ClusterFacts
+from klamm.tools.cluster_view import ClusterView
 from klamm.tools.cockpit import cluster as cluster_module
 from klamm.tools.cockpit.cluster import Clock, LiveCluster, open_cluster
 from klamm.tools.cockpit.document import Registrations
 from klamm.tools.cockpit.partitions import PartitionState
+from klamm.tools.cockpit.pulse import Heard
 from klamm.tools.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
 from klamm.tools.controller import ControllerAddress
 from klamm.tools.http_reading import WrongAnswer
@@ -100,14 +106,26 @@ def test_a_page_recovers_from_the_loss_of_all_brokers_and_of_zookeeper() -> None
             await until(page, NOW, lambda now: now["machines"])
             for broker in cluster.broker_ids:
                 await asyncio.to_thread(cluster.kill, broker)
-            gone = await until(page, NOW, lambda now: now["trouble"] and not now["machines"])
-            assert "127.0.0.1" in gone["trouble"]
+            # What is not known any more is not shown as if it were, and the time of what is shown stands there.
+            gone = await until(page, NOW, lambda now: now["live"]["state"] == "lost" and not now["machines"])
+            assert gone["live"]["since_ms"] <= gone["time_ms"]
+            assert gone["readings"]["partitions"]["at_ms"] <= gone["time_ms"]
+            assert "no broker answers (broker " in gone["readings"]["partitions"]["why_not"]
+            assert [each["kind"] for each in gone["findings"]] == ["no_answer"]
             await asyncio.to_thread(cluster.kill, "zookeeper")
+            found = await until(page, NOW, lambda now: len(now["findings"]) == 2)
+            assert [each["kind"] for each in found["findings"]] == ["no_answer", "no_zookeeper"]
+            assert found["live"]["text"] == "neither a broker nor ZooKeeper answers"
             await asyncio.to_thread(cluster.start, "zookeeper", wait=False)
             for broker in cluster.broker_ids:
                 await asyncio.to_thread(cluster.start, broker)
-            back = await until(page, NOW, lambda now: now["machines"] and not now["trouble"])
-            assert [broker["alive"] for broker in back["brokers"]] == [True, True]
+
+            def is_back(now: Any) -> bool:
+                return (
+                    now["machines"] and now["live"]["state"] == "live" and all(each["alive"] for each in now["brokers"])
+                )
+
+            await until(page, NOW, is_back)
             # The records of the new controller reach the page, too.
             await asyncio.to_thread(cluster.create_topic, "u", partitions=1, replication_factor=1)
             await until(page, RECORD, lambda batch: any(each.get("topic") == "u" for each in batch["records"]))
@@ -168,14 +186,51 @@ async def test_records_of_another_cluster_do_not_hide_those_that_follow() -> Non
     await source.close()
 
 
-async def test_findings_are_read_soon_after_a_change_of_the_map() -> None:
+async def test_findings_follow_the_map_at_once() -> None:
     source = follower(7)
     await in_slices(source.partitions.look({"t": {0: PartitionState(1, (1, 2), (1, 2))}}, (1, 2)))
-    source._publish_changes()
-    assert not source._facts._hurry.is_set()
+    source._facts.value = ClusterFacts(
+        "id", ClusterView({}, {}), {each: BrokerFacts(each, ("h", 1)) for each in (1, 2)}
+    )
+
+    async def findings() -> list[str]:
+        source._publish_changes()
+        source._digest_due_s = 0.0
+        await source._renew_digest()
+        assert source._digest is not None
+        assert source._digest.place == (source.partitions.version, source.partitions.sequence)
+        return [each.kind for each in source._digest.findings[0] if each.kind != "no_controller"]
+
+    assert await findings() == []
     source.partitions.change("t", 0, 1, [1])
-    source._publish_changes()
-    assert source._facts._hurry.is_set()
+    assert await findings() == ["under_replicated"]
+    digest = source._digest
+    assert await findings() == ["under_replicated"]
+    assert source._digest is digest
+    await in_slices(source.partitions.relive((2,)))
+    assert await findings() == ["offline_partitions", "missing_brokers"]
+    await source.close()
+
+
+async def test_brokers_that_do_not_answer_are_asked_for_nothing_else() -> None:
+    hung = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    address = hung.sockets[0].getsockname()[:2]
+    source = follower(7)
+    source._client.metadata.brokers = source._slow_client.metadata.brokers = {1: address}
+    source._pulse.heard = {1: Heard(4_000, "it does not answer within 5 s", 1)}
+    source._addresses_to_ask()
+    source._answers_changed()
+    for client in (source._client, source._slow_client):
+        with pytest.raises(Avoided, match="it does not answer within 5 s"):
+            await client.connection_to(1)
+    # Neither are its retries: other commands wait for half a minute.
+    found = (await describe_log_dirs(source._client, [1]))[1]
+    assert isinstance(found, KafkaError) and "does not answer within 5 s" in found.message
+    assert str(source._partitions.why_not).startswith("no broker answers (broker 1: it does not answer")
+    source._pulse.heard = {1: Heard(5_000, None, 1)}
+    source._answers_changed()
+    assert source._client._avoided == {}
+    hung.close()
     await source.close()
 
 

@@ -68,3 +68,21 @@ def test_playing_goes_from_mark_to_mark_to_the_end(pages: Pages, server: PageSer
     at(page, numbers["2 leads"])
     page.locator("button", has_text="play").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_a_recording_is_not_live_and_offers_no_commands(
+    pages: Pages, server: PageServer, numbers: dict[str, Any]
+) -> None:
+    page = pages.open(f"{server.url}#travel")
+    at(page, 10)
+    assert page.locator("#connection").inner_text() == "a recording"
+    assert page.locator("nav a").all_inner_texts() == ["1\nNow", "2\nWhy", "3\nTravel"]
+    page.locator("#moment").fill(str(numbers["no leader"]))
+    at(page, numbers["no leader"])
+    for view in ("#why/t/0", "#why", "#now"):
+        page.evaluate("(hash) => { location.hash = hash; }", view)
+        page.locator("main > *").first.wait_for()
+        if view == "#why/t/0":
+            page.locator(".condition").first.wait_for()
+        assert page.locator(".command, .actions button").count() == 0
+    assert page.locator("#lost").is_hidden()

@@ -40,7 +40,7 @@ def test_each_replica_has_the_byte_of_its_state() -> None:
         }
     )
     assert made.brokers == (1, 2, 3, 4)
-    assert rows(made) == ["0020", "0000", "0020", "2130", "0304", "5240", "2560"]
+    assert rows(made) == ["0020", "0000", "0020", "2130", "0304", "5270", "2560"]
     assert made.head() == {
         "version": 1,
         "sequence": 0,
@@ -48,6 +48,7 @@ def test_each_replica_has_the_byte_of_its_state() -> None:
         "live": [1, 2, 3],
         "rows": 7,
         "left_out": {"partitions": 0, "brokers": 0},
+        "totals": {"topics": 2, "partitions": 6, "offline": 1, "under_replicated": 3, "reassigning": 2},
         "topics": [["a", 0, 3], ["b", 3, 4]],
     }
 
@@ -73,12 +74,18 @@ def test_within_a_version_only_changed_rows_are_sent() -> None:
     assert not look(made, {"t": {**states["t"], 0: PartitionState(2, (1, 2), (2,))}}, (1, 2))
     changes = made.take_changes()
     assert changes is not None
-    assert changes.value() == {"version": 1, "sequence": 1, "rows": [0], "cells": ["32"]}
+    assert changes.value() == {
+        "version": 1,
+        "sequence": 1,
+        "totals": {"topics": 1, "partitions": 2, "offline": 0, "under_replicated": 1, "reassigning": 0},
+        "rows": [0],
+        "cells": ["32"],
+    }
     assert made.take_changes() is None
     assert not look(made, states, (2,))
     changes = made.take_changes()
     assert changes is not None
-    assert changes.value() == {"version": 1, "sequence": 2, "rows": [0, 1], "cells": ["41", "42"]}
+    assert (changes.rows, changes.cells, changes.totals.offline) == ([0, 1], [b"\4\1", b"\4\2"], 1)
 
 
 def test_new_topics_partitions_and_brokers_make_a_new_version() -> None:

@@ -36,7 +36,7 @@ def test_the_sums_are_of_all_topics_with_the_part_in_their_names() -> None:
         "partitions": 5,
         "replicas": 9,
         "offline": 1,
-        "under_replicated": 2,
+        "under_replicated": 1,
     }
     assert list(found.shown) == ["__consumer_offsets", "orders", "payments"]
     assert list(found.shown["orders"]) == [0, 1, 3]

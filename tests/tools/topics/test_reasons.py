@@ -35,6 +35,17 @@ def test_why_a_live_replica_is_not_in_the_isr(log_end: int | KafkaError | None, 
     assert reasons(partition(1, "123", "13"), Circumstances({1, 2, 3}, ends)) == [why]
 
 
+def test_a_replica_is_in_a_log_directory_that_is_offline_only_where_its_broker_says_so() -> None:
+    each = partition(1, "12", "1", offline=(2,))
+    failed = ["broker 2 has the replica in a log directory that is offline"]
+    unused = "broker 2 is live, but its replica is offline: the controller has not used it since the broker came back"
+    assert reasons(each, Circumstances({1, 2}, broken={2})) == failed
+    assert reasons(each, Circumstances({1, 2}, broken=frozenset())) == [unused]
+    # The broker has the log.
+    ends = {1: 100, 2: 70}
+    assert reasons(each, Circumstances({1, 2}, ends)) == ["broker 2 is 30 records behind the leader"]
+
+
 @pytest.mark.parametrize(
     ("each", "live", "unclean", "why"),
     [
@@ -44,7 +55,10 @@ def test_why_a_live_replica_is_not_in_the_isr(log_end: int | KafkaError | None, 
             partition(1, "12", "1", offline=(2,)),
             {1, 2},
             False,
-            ["broker 2 has the replica in a log directory that is offline"],
+            [
+                "broker 2 is live, but its replica is offline: its log directory has failed, or the controller has not"
+                " used the replica since the broker came back"
+            ],
         ),
         (partition(1, "123", "12", adding=(3,)), {1, 2, 3}, False, []),
         (
@@ -99,7 +113,8 @@ def test_why_a_live_replica_is_not_in_the_isr(log_end: int | KafkaError | None, 
             True,
             [
                 "no replica of the ISR (broker 1) can lead",
-                "broker 1 has the replica in a log directory that is offline",
+                "broker 1 is live, but its replica is offline: its log directory has failed, or the controller has not"
+                " used the replica since the broker came back",
                 "broker 2 can be elected, as unclean.leader.election.enable is true",
             ],
         ),

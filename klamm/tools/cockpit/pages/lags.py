@@ -37,7 +37,7 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
 
     async def of_map(request: Request) -> Answer:
         client, piece = live_client(cockpit), number(request, "piece", most=MAX_INT32)
-        answer = await map_lags.read(client, await cockpit.source.map(), piece)
+        answer = await map_lags.read(client, await cockpit.source.map(is_known=True), piece)
         return Answer(200, answer, JSON)
 
     return {"/api/lags": asking(lags), "/api/lags/map": asking(of_map)}

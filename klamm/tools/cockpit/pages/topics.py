@@ -49,7 +49,7 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
         topic = request.parameters.get("topic")
         if topic is not None:
             return json_response(await _topic(client, topic, first, await moving_of(cockpit)))
-        found = (await cockpit.source.map()).snapshot()
+        found = (await cockpit.source.map(is_known=True)).snapshot()
         return json_response(await _list(client, found, request.parameters.get("filter", ""), first, rates))
 
     return {"/api/topics": asking(topics)}
@@ -91,7 +91,13 @@ def selected(found: PartitionMap, part: str, first: int) -> Selected:
             continue
         partitions = {
             number: PartitionView(
-                state.leader, NO_EPOCH, state.replicas, state.isr, state.adding, state.removing, state.offline
+                state.leader if state.leader in found.live else NO_LEADER,
+                NO_EPOCH,
+                state.replicas,
+                state.isr,
+                state.adding,
+                state.removing,
+                state.offline,
             )
             for number, state in states.items()
         }
@@ -103,7 +109,7 @@ def selected(found: PartitionMap, part: str, first: int) -> Selected:
         for each in partitions.values():
             totals["replicas"] += len(each.origin)
             totals["offline"] += each.leader == NO_LEADER
-            totals["under_replicated"] += is_under_replicated(each)
+            totals["under_replicated"] += _is_short(each)
     return Selected(totals, shown)
 
 
@@ -143,13 +149,18 @@ async def _list(client: ClusterClient, found: PartitionMap, part: str, first: in
                 "partitions": len(partitions),
                 "replication_factor": max(len(each.origin) for each in partitions.values()),
                 "offline": sum(each.leader == NO_LEADER for each in partitions.values()),
-                "under_replicated": sum(is_under_replicated(each) for each in partitions.values()),
+                "under_replicated": sum(_is_short(each) for each in partitions.values()),
                 "is_internal": name in INTERNAL_TOPICS,
                 **numbers(name, partitions),
             }
             for name, partitions in shown.items()
         ],
     }
+
+
+def _is_short(partition: PartitionView) -> bool:
+    """Whether a partition with a leader lacks replicas in its ISR; one without a leader counts as such alone."""
+    return partition.leader != NO_LEADER and is_under_replicated(partition)
 
 
 def _size(sizes: Mapping[str, int], leader: int) -> int:

@@ -3,19 +3,17 @@
 from klamm.net.http import Answer, Handler, Request
 from klamm.tools.cockpit.answers import Cockpit, json_response
 from klamm.tools.cockpit.asking import asking, live_client, moving_of, partition
-from klamm.tools.cockpit.controller_records import ControllerRecords
 from klamm.tools.cockpit.partition_facts import Reach, read_partition, read_story
 from klamm.tools.cockpit.reasons import explain
 
 
 def routes(cockpit: Cockpit) -> dict[str, Handler]:
-    controllers = ControllerRecords()
     reach = Reach(cockpit.brokers_options, cockpit.zookeeper_options)
 
     async def why(request: Request) -> Answer:
         client, key, znodes = live_client(cockpit), partition(request), cockpit.source.znodes
         now = await cockpit.source.now()
-        records = await controllers.read(znodes, cockpit.source.followed())
+        records = await cockpit.records.read(znodes, cockpit.source.followed())
         facts = await read_partition(client, znodes, now, key, reach, await moving_of(cockpit), records)
         view = facts.view
         told = await read_story(znodes, facts, records, cockpit.state_change_logs)

@@ -232,8 +232,8 @@
   };
 
   /** The button for a change, or why there is none. */
-  const changeButton = (title, body, done) =>
-    cockpit.settings.allow_changes
+  const changeButton = (title, body, done) => cockpit.settings.recording ? null
+    : cockpit.settings.allow_changes
       ? h("button", { type: "button", onclick: () => confirmed(title, body, done) }, `${title}\u2026`)
       : h("p", { class: "why-not" },
           unbroken(`${title}: this page may only look, as klamm cockpit was started without --allow-changes.`, "code"));

@@ -189,6 +189,13 @@ const words = {
     return isShown(ms) ? new Date(ms).toLocaleTimeString("en-GB") : words.none;
   },
 
+  /** A moment of today, or with its day. */
+  when(ms) {
+    const date = new Date(ms);
+    const day = date.toDateString() === new Date().toDateString() ? "" : `${date.toLocaleDateString("en-CA")} `;
+    return `${day}${words.time(ms)}`;
+  },
+
   ids(list) {
     return list?.length ? list.join(", ") : "none";
   },
@@ -200,14 +207,18 @@ const panel = (id, title, { aside = null, why = null, wide = false } = {}, ...ch
     h("header", {}, h("h2", { id: `${id}-title` }, title), aside),
     isShown(why) ? h("p", { class: "why-not" }, why) : children);
 
-/** A state in a word. `kind` is good, busy, bad or calm, and shows as a colour and a sign. */
-const badge = (kind, text) => h("span", { class: `badge ${kind}` }, text);
+/** A state in a word. `kind` is good, busy, bad or calm, and shows as a colour and a sign. `of` is the part of
+ * `cockpit.meanings` that explains it. */
+const badge = (kind, text, of = null) => h("span", { class: `badge ${kind}`, title: meaning(of, text) }, text);
+
+/** What a state means; null for one that no table has. */
+const meaning = (of, name) => (Object.hasOwn(cockpit.meanings[of] ?? {}, name) ? cockpit.meanings[of][name] : null);
 
 /** A text whose options of a command, such as --allow-changes, are elements that are not broken at a hyphen. */
 const unbroken = (text, tag) => text.split(/(--[a-z-]+)/).map((part, index) => (index % 2 ? h(tag, {}, part) : part));
 
-/** A command line with a button that copies it. */
-const command = (text) =>
+/** A command line with a button that copies it. A recording is of the past: no command changes that. */
+const command = (text) => cockpit.settings.recording ? null :
   h("span", { class: "command" },
     h("code", {}, unbroken(text, "span")),
     h("button", { type: "button", "data-copy": text, "aria-label": `Copy ${text}` }, "copy"));
@@ -218,11 +229,31 @@ const atCluster = (text) => `${text} ${cockpit.settings.reach}`.trim();
 /** The hash of a partition's story. */
 const storyOf = (topic, partition) => `#why/${encodeURIComponent(topic)}/${partition}`;
 
+/**
+ * What the newest document says about one of its readings: null while it is known now, else {at, why}: when it was read, or
+ * null, and why it is not known now. Nothing is known while klamm cockpit itself does not answer.
+ */
+const lapse = (now, name) => {
+  if (cockpit.lostAt !== null) return { at: now.readings?.[name]?.at_ms ?? now.time_ms, why: "klamm cockpit does not answer." };
+  const reading = now.readings?.[name] ?? { why_not: null };
+  return reading.why_not === null ? null : { at: reading.at_ms, why: reading.why_not };
+};
+
+/** A lapse in words. */
+const lapseText = (found) =>
+  found === null ? null
+    : found.at === null ? `Not known yet: ${found.why}` : `As it was at ${words.when(found.at)}. It is not known now: ${found.why}`;
+
+/** Which groups no broker lists; null if there are none of that kind. */
+const hiddenGroups = ({ groups_hidden: hidden }) =>
+  hidden > 0
+    ? `${words.counted(hidden, "partition")} of __consumer_offsets ${hidden === 1 ? "has" : "have"} no leader: groups that are kept there are not known now.` : null;
+
 // How soon a stream that was refused is tried again.
 const AGAIN_MS = 5_000;
 // The stream of a live cluster brings a document each second. One that is silent for so long is taken for dead, although
 // nothing has closed it.
-const SILENT_MS = 30_000;
+const SILENT_MS = 8_000;
 
 const cockpit = {
   settings: JSON.parse(document.getElementById("settings").textContent),
@@ -230,6 +261,10 @@ const cockpit = {
   now: JSON.parse(document.getElementById("first").textContent),
   views: new Map(),
   shown: null,
+  /** Since when klamm cockpit has not answered; null while it does. */
+  lostAt: null,
+  /** What states mean (meanings.js). */
+  meanings: {},
   /** What follows the question mark in the hash. */
   query: new URLSearchParams(),
   /** Called as (event, data) for each event of the stream, whichever view is shown. */
@@ -239,8 +274,9 @@ const cockpit = {
 
   /**
    * Registers a view: {title, key, keys, show(element, rest, cockpit), update(event, data), hide()}. `keys`, `update` and
-   * `hide` are optional; `keys` is a list of [key, what it does] for the help. Views stand in the order of `key`, and the
-   * number keys choose them by their place.
+   * `hide` are optional; `keys` is a list of [key, what it does] for the help, `states` names the parts of `meanings` that
+   * the view has states of. Views stand in the order of `key`, and the number keys choose them by their place. One that
+   * `isLive` needs a live cluster.
    */
   view(name, view) {
     this.views.set(name, view);
@@ -275,18 +311,42 @@ const cockpit = {
   },
 
   /**
+   * Says in the head and above every view whether what is shown is of now. `text` is about the stream, null while it brings
+   * documents.
+   */
+  sayLive(state, text) {
+    const { recording } = this.settings;
+    const found = recording && state !== "lost" ? { state: "recording", text: "a recording", since_ms: null }
+      : text !== null ? { state, text, since_ms: this.lostAt }
+        : (this.now.live ?? { state: "live", text: "live", since_ms: null });
+    const connection = document.getElementById("connection");
+    connection.dataset.state = document.body.dataset.live = found.state;
+    connection.textContent = seen(found.text);
+    const told = text === null ? found.text : "nothing comes from klamm cockpit";
+    const since = isShown(found.since_ms) ? ` since ${words.when(found.since_ms)}` : "";
+    const end = found.state === "lost" && !recording ? " What is shown is of then at the latest, and may be wrong now." : "";
+    const banner = document.getElementById("lost");
+    banner.hidden = !["lost", "partly"].includes(found.state);
+    const sentence = banner.hidden ? "" : seen(`${told[0].toUpperCase()}${told.slice(1)}${since}.${end}`);
+    if (banner.textContent !== sentence) banner.textContent = sentence;
+  },
+
+  /**
    * Keeps a stream open while the page can be seen: a browser has six connections to a host, which hidden pages must not
    * hold. What came meanwhile, or while the connection was lost, is missed.
    */
   listen() {
-    const connection = document.getElementById("connection");
-    const say = (state, text) => {
-      connection.dataset.state = state;
-      connection.textContent = text;
-    };
     const hear = (name, data) => {
       for (const listener of this.listeners) listener(name, data);
       this.shown?.update?.(name, data);
+    };
+    const say = (state, text) => {
+      const wasLost = this.lostAt !== null;
+      if (state !== "lost") this.lostAt = null;
+      else if (!wasLost && !this.settings.recording) this.lostAt = this.now.time_ms;
+      this.sayLive(state, text);
+      // What was known is not known now.
+      if (!wasLost && this.lostAt !== null) hear("now", this.now);
     };
     let stream = null;
     let hasOpened = false;
@@ -301,7 +361,7 @@ const cockpit = {
       heardAt = performance.now();
       stream = new EventSource("/events");
       stream.onopen = () => {
-        say("live", "live");
+        say("live", null);
         if (hasOpened) hear("missed", { events: null });
         hasOpened = true;
       };
@@ -318,7 +378,10 @@ const cockpit = {
         stream.addEventListener(name, (event) => {
           heardAt = performance.now();
           const data = JSON.parse(event.data);
-          if (name === "now") this.now = data;
+          if (name === "now") {
+            this.now = data;
+            say("live", null);
+          }
           if (name === "ended") {
             hasEnded = true;
             stream.close();
@@ -345,10 +408,12 @@ const cockpit = {
       if (stream === null || performance.now() - heardAt < SILENT_MS) return;
       lose("klamm cockpit is silent; trying again.");
       follow();
-    }, AGAIN_MS);
+    }, 1000);
   },
 
   start() {
+    // A recording has neither topics' records nor groups.
+    for (const [name, view] of this.views) if (this.settings.recording && view.isLive) this.views.delete(name);
     const views = [...this.views].sort(([, a], [, b]) => String(a.key).localeCompare(String(b.key)));
     for (const [index, [, view]] of views.entries()) view.key = String(index + 1);
     document
@@ -362,6 +427,7 @@ const cockpit = {
       event.preventDefault(); // Its hash would be a view.
       document.getElementById("view").focus();
     });
+    this.sayLive("opening", "connecting");
     this.route();
     this.listen();
   },
@@ -423,10 +489,15 @@ const startKeys = (views) => {
       ["?", "these keys"],
       ...(cockpit.shown?.keys ?? []),
     ];
-    dialog.replaceChildren(
+    dialog.replaceChildren(...[
       h("h2", { id: "keys-title" }, "Keys"),
       h("dl", {}, keys.map(([key, what]) => h("div", {}, h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)))),
-      h("form", { method: "dialog" }, h("button", { autofocus: true }, "Close")));
+      (cockpit.shown?.states ?? []).map((of) =>
+        h("details", {}, h("summary", {}, of),
+          h("dl", { class: "meanings" }, Object.entries(cockpit.meanings[of]).map(([name, what]) =>
+            h("div", {}, h("dt", {}, name), h("dd", {}, what)))))),
+      h("form", { method: "dialog" }, h("button", { autofocus: true }, "Close")),
+    ].flat());
     if (!dialog.open) dialog.showModal();
   };
   document.getElementById("help").addEventListener("click", showKeys);

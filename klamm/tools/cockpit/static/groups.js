@@ -4,7 +4,7 @@
   const { seen, address, hashOf, load, watch, rest, heading, tile, tiles, table, search } = cockpit.browse;
 
   const STATES = { Stable: "good", Empty: "calm", Dead: "bad" };
-  const state = (name) => badge(STATES[name] ?? "busy", name || "unknown");
+  const state = (name) => badge(STATES[name] ?? "busy", name || "unknown", "Groups");
   // Of the partitions of one member, and of rows of a table.
   const MOST_NAMED = 24;
   const MOST_ROWS = 500;
@@ -18,8 +18,10 @@
     const members = rows.reduce((sum, each) => sum + (each.members ?? 0), 0);
     const columns = [["Group", ""], ["State", "tight"], ["Members", "number"], ["Lag", "number"], ["Protocol", ""]];
     const shown = rows.sort((a, b) => (b.lag ?? -1) - (a.lag ?? -1) || a.group.localeCompare(b.group)).slice(0, MOST_ROWS);
+    const hidden = hiddenGroups(cockpit.now);
     return [
       heading([], "Groups"),
+      hidden === null ? null : h("p", { class: "why-not", role: "status" }, hidden),
       tiles(
         tile("Groups", words.count(found.count), `${rows.filter((each) => each.state === "Stable").length} stable, ${rows.filter((each) => each.state === "Empty").length} empty`),
         tile("Members", words.count(members), "of all groups"),
@@ -56,7 +58,7 @@
     },
     table("transactions", [["Transactional id", ""], ["State", ""], ["Producer", "number"], ["Coordinator", "number"]],
       found.transactions.slice(0, MOST_ROWS).map((each) => ({
-        cells: [seen(each.transactional_id), badge(/Ongoing|Prepare/.test(each.state) ? "busy" : "calm", each.state), each.producer_id, each.coordinator],
+        cells: [seen(each.transactional_id), badge(/Ongoing|Prepare/.test(each.state) ? "busy" : "calm", each.state, "Transactions"), each.producer_id, each.coordinator],
       }))));
 
   const named = (assignment) => {
@@ -102,6 +104,8 @@
   cockpit.view("groups", {
     title: "Groups",
     key: "5",
+    isLive: true,
+    states: ["Groups", "Transactions"],
     keys: [["/", "find a group"]],
     show(view, [name], { query }) {
       const element = h("div", { class: "stack" });

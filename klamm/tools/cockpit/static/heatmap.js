@@ -16,6 +16,7 @@
   const OFFLINE = 4;
   const ADDING = 5;
   const REMOVING = 6;
+  const UNUSED = 7;
 
   // Lines of patterns, in a cell of size 1.
   const RISING = [[0, 1], [1, 0]];
@@ -32,12 +33,13 @@
     { colour: "cell-offline", sign: "\u00d7", words: "offline", lines: [RISING, FALLING] },
     { colour: "cell-adding", sign: "+", words: "being added", lines: [LEVEL, UPRIGHT] },
     { colour: "cell-removing", sign: "\u2212", words: "being removed", lines: [LEVEL] },
+    { colour: "cell-unused", sign: "!", words: "offline, broker up", lines: [FALLING] },
   ];
   // The order of words and columns: what leads first, what is wrong next.
-  const ORDER = [LEADER, IN_SYNC, OUT_OF_SYNC, OFFLINE, ADDING, REMOVING];
+  const ORDER = [LEADER, IN_SYNC, OUT_OF_SYNC, OFFLINE, ADDING, REMOVING, UNUSED];
 
   /** States that mean the same in every layer. */
-  cockpit.CELLS = { NONE, LEADER, OFFLINE };
+  cockpit.CELLS = { NONE, LEADER, OFFLINE, UNUSED };
 
   // -- the cells ------------------------------------------------------------------------------------------------------
 
@@ -107,8 +109,8 @@
     }
 
     /**
-     * `head` is {"version", "sequence", "brokers": [id], "rows", "left_out", "topics": [[name, first row, rows]]};
-     * a row is a partition. `cells` has a byte for each row and broker.
+     * `head` is {"version", "sequence", "brokers": [id], "rows", "left_out", "totals", "topics": [[name, first row, rows]]};
+     * a row is a partition. `cells` has a byte for each row and broker, `totals` are those of the cells.
      */
     constructor(head, cells) {
       if (cells.length !== head.rows * head.brokers.length) {
@@ -118,6 +120,7 @@
       this.version = head.version;
       this.sequence = head.sequence;
       this.leftOut = head.left_out ?? {};
+      this.totals = head.totals ?? null;
       this.names = head.topics.map(([name]) => name);
       this.partitions = head.rows;
       this.starts = Uint32Array.from([...head.topics.map(([, first]) => first), head.rows]);
@@ -168,7 +171,7 @@
 
     /** Something that is wrong. */
     isBad(state) {
-      return state === OUT_OF_SYNC || state === OFFLINE;
+      return state === OUT_OF_SYNC || state === OFFLINE || state === UNUSED;
     }
 
     /** A partition in words: "orders-3: leader 2; in sync 1, 3; out of sync 4". */
@@ -714,7 +717,9 @@
           h("caption", { class: "unseen" }, this.byLag ? "Replicas of each broker by records behind the leader" : "Replicas of each broker by state"),
           h("thead", {}, h("tr", {},
             h("th", { scope: "col" }, "Broker"),
-            order.map((state) => h("th", { scope: "col", class: "number" }, swatch(states[state]), states[state].words)))),
+            order.map((state) =>
+              h("th", { scope: "col", class: "number", title: meaning("Replicas in the map", states[state].words) },
+                swatch(states[state]), states[state].words)))),
           h("tbody", {}, layer.brokers.map((id, index) =>
             h("tr", {},
               h("th", { scope: "row" }, id),

@@ -32,6 +32,7 @@
   OF_MAP[cockpit.CELLS.NONE] = NONE;
   OF_MAP[cockpit.CELLS.LEADER] = LEADER;
   OF_MAP[cockpit.CELLS.OFFLINE] = OFFLINE;
+  OF_MAP[cockpit.CELLS.UNUSED] = OFFLINE;
 
   const cellsOf = (states) => {
     const cells = new Uint8Array(states.length);

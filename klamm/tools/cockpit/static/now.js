@@ -37,7 +37,10 @@
   const SLOW_MS = 1000;
   const WINDOW_MS = 60_000;
   const MAX_SPANS = 5000;
+  // Lines of records as they come, and with those that were asked for.
   const MAX_LINES = 60;
+  const MOST_LINES = 10_000;
+  const EARLIER_RECORDS = 500;
   const MAX_RECORD_CHARACTERS = 300;
   const SAMPLES = 90;
 
@@ -45,8 +48,9 @@
 
   /** Spans of the controller's states: [state, from_ms, to_ms, epoch], oldest first. */
   let spans = [];
-  /** The newest records as lines {record, alike, count}, newest first; records alike in a row are one line. */
+  /** The newest records as lines {record, alike, count, oldest}, newest first; records alike in a row are one line. */
   const lines = [];
+  let mostLines = MAX_LINES;
   /** Transitions seen: "partitions Online Offline" -> number. */
   const transitions = new Map();
   /** For each broker the newest samples of each value. */
@@ -71,17 +75,61 @@
     keepLine(record);
   };
 
+  const keyOf = ({ epoch, controller, sequence }) => `${epoch}.${controller}.${sequence}`;
+
+  /** What records have in common that one line stands for; null for a record with a line of its own. */
+  const alikeOf = (record) =>
+    record.kind === "partition" || record.kind === "replica"
+      ? `${record.kind} ${record.from} ${record.to} ${record.failed} ${record.event}` : null;
+
   const keepLine = (record) => {
-    const isChange = record.kind === "partition" || record.kind === "replica";
-    const alike = isChange ? `${record.kind} ${record.from} ${record.to} ${record.failed} ${record.event}` : null;
+    const alike = alikeOf(record);
     if (alike !== null && lines[0]?.alike === alike) {
       lines[0].count += 1;
       return;
     }
     if (!Object.hasOwn(lineTexts, record.kind)) return;
     // Of a burst few lines are shown, so that their texts are made when they are.
-    lines.unshift({ alike, count: 1, record });
-    lines.length = Math.min(lines.length, MAX_LINES);
+    lines.unshift({ alike, count: 1, record, oldest: keyOf(record) });
+    // What is dropped can be asked for again.
+    if (lines.length > mostLines) earlier = (earlier ?? 0) + lines.pop().count;
+  };
+
+  /** Adds records that are older than all lines, from the oldest to the newest. */
+  const keepOlder = (records) => {
+    for (const record of records.toReversed()) {
+      const alike = alikeOf(record);
+      const last = lines.at(-1);
+      if (alike !== null && last?.alike === alike) Object.assign(last, { count: last.count + 1, oldest: keyOf(record) });
+      else if (Object.hasOwn(lineTexts, record.kind)) lines.push({ alike, count: 1, record, oldest: keyOf(record) });
+    }
+    mostLines = Math.max(mostLines, Math.min(lines.length, MOST_LINES));
+  };
+
+  // How many earlier records the brokers have; null before they were asked.
+  let earlier = null;
+  let earlierTrouble = null;
+  let isAskingEarlier = false;
+
+  /** Asks for records before those that are shown: of the present controller, and of former ones that still run. */
+  const loadEarlier = async () => {
+    if (isAskingEarlier || cockpit.settings.recording) return;
+    isAskingEarlier = true;
+    const before = lines.at(-1)?.oldest;
+    try {
+      const found = await cockpit.get(`/api/controller/records?limit=${EARLIER_RECORDS}${before ? `&before=${before}` : ""}`);
+      // What has come meanwhile is newer than what was asked for, or in both.
+      if (before === lines.at(-1)?.oldest) {
+        keepOlder(found.records);
+        earlier = found.earlier;
+      }
+      earlierTrouble = null;
+    } catch (error) {
+      earlierTrouble = error.message;
+    }
+    isAskingEarlier = false;
+    recordsSeen += 1;
+    if (shown !== null) draw(cockpit.now);
   };
 
   const changed = (record, whose) =>
@@ -178,7 +226,10 @@
     if (data.version === map.version && data.sequence <= map.sequence) return;
     if (data.version === map.version && data.sequence === map.sequence + 1 && data.rows.length > 0) {
       map.sequence = data.sequence;
+      map.totals = data.totals ?? map.totals;
       heat.apply(data.rows, data.cells);
+      // The numbers beside the map are of the map as it is.
+      if (shown !== null) draw(cockpit.now);
     } else {
       loadMap();
     }
@@ -194,8 +245,17 @@
     part("div", { class: `tile ${kind}` }, [label, value, detail ?? ""], (...texts) =>
       [h("dt", {}, texts[0]), h("dd", {}, h("strong", {}, broken(String(texts[1]))), h("small", {}, texts[2]))]);
 
+  /** A number that is not known now: what it was, and when. */
+  const unknownTile = (label, was, found) =>
+    tile(label, "unknown", found.at === null ? found.why : `${was} at ${words.when(found.at)}`, "unknown");
+
   const controllerTile = (now) => {
     const { controller } = now;
+    const gone = lapse(now, "registrations");
+    if (cockpit.lostAt !== null || controller?.is_known === false) {
+      return unknownTile("Controller", isShown(controller?.id) ? `broker ${controller.id}` : "none", gone ?? { at: null, why: "" });
+    }
+    if (controller?.silent) return tile("Controller", `broker ${controller.id}`, "it does not answer", "bad");
     if (!isShown(controller?.id) || controller.id < 0) {
       return tile("Controller", "none", controller?.why_not ?? "No broker is the controller.", "bad");
     }
@@ -205,10 +265,17 @@
     return tile("Controller", `broker ${controller.id}`, [epoch, age].filter(Boolean).join(", ") || controller.host);
   };
 
-  const eventTiles = ({ events, controller, why_not }) => {
+  /** On clusters of Apache Kafka what only klamm tells is absent. */
+  const isOfKlamm = (now) => !String(now.cluster?.kind ?? "").startsWith("kafka");
+
+  const eventTiles = (now) => {
+    const { events, controller, why_not } = now;
+    if (!isOfKlamm(now)) return [];
+    const gone = cockpit.lostAt === null ? null : lapse(now, "status");
+    if (gone !== null) return ["Event in progress", "Event queue"].map((label) => unknownTile(label, words.none, gone));
     if (!events) {
       const why = why_not ?? controller?.why_not ?? "The controller does not tell.";
-      return [tile("Event in progress", words.none, why), tile("Event queue", words.none, "")];
+      return [tile("Event in progress", "unknown", why, "unknown"), tile("Event queue", "unknown", "", "unknown")];
     }
     const isSlow = (ms) => (ms ?? 0) > SLOW_MS;
     return [
@@ -220,34 +287,54 @@
     ];
   };
 
-  const MOST_DOWN = 5;
-  const downText = (ids) =>
-    ids.length === 1 ? `broker ${ids[0]} is down`
-      : `down: ${ids.slice(0, MOST_DOWN).join(", ")}${ids.length > MOST_DOWN ? ` and ${ids.length - MOST_DOWN} more` : ""}`;
+  const MOST_NAMED = 5;
+  const named = (ids) => `${ids.slice(0, MOST_NAMED).join(", ")}${ids.length > MOST_NAMED ? ` and ${ids.length - MOST_NAMED} more` : ""}`;
 
-  const clusterTiles = (now) => {
+  // What stands before the ids of brokers that are not alive.
+  const NOT_ALIVE = { down: "down:", silent: "no answer:", unregistered: "not registered:", unknown: "unknown:" };
+
+  const stateOf = (broker) => broker.state ?? (broker.alive ? "alive" : "down");
+
+  const brokersTile = (now) => {
     const brokers = now.brokers ?? [];
-    const down = brokers.filter((broker) => !broker.alive).map((broker) => broker.id);
-    const totals = now.totals ?? {};
+    const alive = brokers.filter((broker) => stateOf(broker) === "alive");
+    const value = `${alive.length} of ${brokers.length}`;
+    if (cockpit.lostAt !== null) return unknownTile("Brokers", value, lapse(now, "partitions"));
+    const said = Object.entries(NOT_ALIVE)
+      .map(([state, text]) => [text, brokers.filter((broker) => stateOf(broker) === state).map(({ id }) => id)])
+      .filter(([, ids]) => ids.length > 0)
+      .map(([text, ids]) => `${text} ${named(ids)}`);
+    return tile("Brokers", value, said.length === 0 ? "all alive" : said.join("; "), said.length === 0 ? "good" : "bad");
+  };
+
+  const partitionsTile = (now) => {
+    const totals = heat?.map?.totals ?? now.totals ?? {};
+    const gone = lapse(now, "partitions");
+    if (gone !== null) return unknownTile("Partitions", words.count(totals.partitions), gone);
     const said = [
       isShown(totals.offline) ? `${words.count(totals.offline)} offline` : null,
       isShown(totals.under_replicated) ? `${words.count(totals.under_replicated)} under-replicated` : null,
     ];
+    return tile("Partitions", words.count(totals.partitions), said.filter(isShown).join(", "),
+      totals.offline > 0 ? "bad" : totals.under_replicated > 0 ? "busy" : "good");
+  };
+
+  const lagTile = (now) => {
     const groups = now.groups ?? [];
     const lags = groups.map((group) => group.lag).filter(isShown);
-    return [
-      tile("Brokers", `${brokers.length - down.length} of ${brokers.length}`, down.length === 0 ? "all alive" : downText(down),
-        down.length === 0 ? "good" : "bad"),
-      tile("Partitions", words.count(totals.partitions), said.filter(isShown).join(", "),
-        totals.offline > 0 ? "bad" : totals.under_replicated > 0 ? "busy" : "good"),
-      tile("Lag of groups", lags.length === 0 ? words.none : words.count(words.sum(lags)),
-        `records, of ${words.counted(groups.length, "group")}`),
-    ];
+    const value = lags.length === 0 ? words.none : words.count(words.sum(lags));
+    const gone = lapse(now, "groups");
+    return gone !== null ? unknownTile("Lag of groups", value, gone)
+      : tile("Lag of groups", value, `records, of ${words.counted(groups.length, "group")}${hiddenGroups(now) === null ? "" : "; others are not known"}`);
   };
+
+  const clusterTiles = (now) => [brokersTile(now), partitionsTile(now), lagTile(now)];
 
   // -- the controller's states over time ------------------------------------------------------------------------------
 
   const LANE = 18;
+  // It tells its state each second.
+  const UNKNOWN_AFTER_MS = 3000;
   let lanes = null;
 
   /** The time of a document by the clock of the controller, whose states have its times; by ours if it is not known. */
@@ -277,13 +364,16 @@
     const current = now.states?.now ?? null;
     const rows = [...found].map(([state, { times, busy }]) =>
       [state, state === current, times || "", times === 0 ? "" : words.duration(busy)]);
-    const why = current !== null || shownSpans.length > 0 ? null
+    const unknown = cockpit.lostAt !== null ? lapseText(lapse(now, "status")) : current !== null ? null
       : (now.states?.why_not ?? now.controller?.why_not ?? "The controller does not tell its state.");
-    return place([why, why ? [] : rows, now.events?.waiting ?? []], statesPanel);
+    const why = shownSpans.length > 0 ? null : unknown;
+    return place([why, why ? [] : rows, now.events?.waiting ?? [], unknown], statesPanel);
   };
 
-  const statesPanel = (why, rows, waiting) =>
-    panel("states", "The controller's states", { wide: true, aside: h("span", { class: "note" }, "the last minute"), why },
+  const statesPanel = (why, rows, waiting, unknown) =>
+    panel("states", "The controller's states", {
+      wide: true, aside: h("span", { class: "note" }, unknown === null ? "the last minute" : "the last minute; hatched: not known"), why,
+    },
       h("table", { class: "lanes" },
         h("thead", {}, h("tr", {},
           h("th", { scope: "col" }, "State"),
@@ -296,11 +386,12 @@
         ? null
         : h("ol", { class: "waiting", "aria-label": "The event queue" },
             h("li", {}, h("strong", {}, "In the queue:")),
-            waiting.map((event) => h("li", {}, event.event, " ", h("small", {}, `for ${words.duration(event.waits_ms)}`)))));
+            waiting.map((event) => h("li", {}, event.event, " ", h("small", {}, `for ${words.duration(event.waits_ms)}`)))),
+      whyNot(unknown));
 
   /** The first row has the canvas of all `lanesOf` rows. */
   const stateRow = (state, isNow, times, busy, lanesOf) => [
-    h("th", { scope: "row" }, h("span", { title: state }, state), isNow ? h("em", {}, "now") : null),
+    h("th", { scope: "row" }, h("span", { title: `${state}: ${meaning("The controller's states", state)}` }, state), isNow ? h("em", {}, "now") : null),
     lanesOf
       ? h("td", { rowspan: lanesOf, class: "lane", "aria-hidden": "true" }, h("canvas", { class: "lane-canvas", "data-kept": "lanes" }))
       : null,
@@ -339,6 +430,18 @@
     for (const part of [0.25, 0.5, 0.75]) context.fillRect(Math.round(width * part), 0, 1, canvas.height);
     const end = clockOf(now);
     const begin = end - WINDOW_MS;
+    const until = now.states?.until_ms ?? end;
+    if (end - until > UNKNOWN_AFTER_MS) {
+      // What the controller has done since is not known.
+      const left = Math.max(0, ((until - begin) / WINDOW_MS) * width);
+      context.strokeStyle = line;
+      context.beginPath();
+      for (let x = left - canvas.height; x < width; x += 6) {
+        context.moveTo(Math.max(x, left), Math.max(0, left - x));
+        context.lineTo(x + canvas.height, canvas.height);
+      }
+      context.stroke();
+    }
     for (const [state, from, to] of spansOf(now)) {
       const row = CONTROLLER_STATES.indexOf(state);
       if (row < 0) continue;
@@ -387,10 +490,19 @@
     ["bytes_out_per_s", "Out", perSecond],
   ];
 
-  const brokerState = (alive, trouble, isShuttingDown) => {
-    if (!alive) return [badge("bad", "down"), h("small", {}, trouble ?? "")];
-    if (isShuttingDown) return badge("busy", "shutting down");
-    return badge("good", "alive");
+  // The word and the colour of each state.
+  const BROKER_STATES = {
+    alive: ["alive", "good"], silent: ["no answer", "bad"], unregistered: ["not registered", "busy"], down: ["down", "bad"],
+    unknown: ["unknown", "calm"],
+  };
+  Object.assign(cockpit.tables, { BROKER_STATES });
+
+  /** `answeredAt` is the time of its last answer, if it does not answer now. */
+  const brokerState = (state, trouble, isShuttingDown, answeredAt) => {
+    if (state === "alive" && isShuttingDown) return badge("busy", "shutting down", "Brokers");
+    const [text, kind] = BROKER_STATES[state] ?? BROKER_STATES.unknown;
+    const last = state !== "alive" && isShown(answeredAt) ? `it answered last at ${words.when(answeredAt)}` : null;
+    return [badge(kind, text, "Brokers"), state === "alive" ? null : h("small", {}, [trouble, last].filter(isShown).join("; "))];
   };
 
   const brokerSending = (alive, trouble, queueSize, sending, forMs) => {
@@ -406,11 +518,18 @@
   const measuredCell = (points, text) => [spark(points), h("span", {}, text)];
 
   /** A row. `scales` are the largest of what is measured; `_seen` is how many documents `samples` is made of. */
-  const brokerRow = (broker, scales, _seen) => [
+  const brokerRow = (broker, scales, _seen, lostAt, isKlamm) => [
     part("th", { scope: "row" }, [broker.id, broker.is_controller,
       [broker.host ? `${broker.host}:${broker.port}` : "", broker.rack ? `rack ${broker.rack}` : "",
         isShown(broker.epoch) ? `epoch ${broker.epoch}` : ""].filter(Boolean).join(" \u00b7 ")], brokerName),
-    part("td", { "data-label": "State" }, [broker.alive, broker.trouble, broker.shutting_down], brokerState),
+    part("td", { "data-label": "State" },
+      lostAt !== null ? ["unknown", null, null, null]
+        : [stateOf(broker), broker.trouble, broker.shutting_down, stateOf(broker) === "alive" ? null : broker.answered_ms], brokerState),
+    isKlamm ? klammCells(broker, scales) : null,
+  ];
+
+  /** What only brokers of klamm and their controller tell. */
+  const klammCells = (broker, scales) => [
     part("td", { class: "sending", "data-label": "The controller sends it" },
       [broker.alive, broker.trouble, broker.queue_size, broker.sending, broker.sending_for_ms], brokerSending),
     MEASURED.map(([name, label, write], index) =>
@@ -418,18 +537,20 @@
   ];
 
   const brokersPart = (now) => {
-    const why = now.brokers?.find((broker) => broker.alive && broker.why_not)?.why_not ?? null;
-    return place([now.brokers ?? [], MEASURED.map(([name]) => most(name)), samplesSeen, why], brokersPanel);
+    const isKlamm = isOfKlamm(now);
+    const why = isKlamm ? (now.brokers?.find((broker) => broker.alive && broker.why_not)?.why_not ?? null) : null;
+    return place([now.brokers ?? [], MEASURED.map(([name]) => most(name)), samplesSeen, why, isKlamm, cockpit.lostAt], brokersPanel);
   };
 
-  const brokersPanel = (brokers, scales, seen, why) =>
-    panel("brokers", "Brokers", { wide: true, aside: h("span", { class: "note" }, `the last ${SAMPLES} seconds`) },
+  /** `lostAt` is here because the states of brokers are not known then. */
+  const brokersPanel = (brokers, scales, seen, why, isKlamm, lostAt) =>
+    panel("brokers", "Brokers", { wide: true, aside: isKlamm ? h("span", { class: "note" }, `the last ${SAMPLES} seconds`) : null },
       h("div", { class: "scroll-x" },
         h("table", { class: "brokers cards" },
-          h("thead", {}, h("tr", {}, ["Broker", "State", "The controller sends it"].map((title) => h("th", { scope: "col" }, title)),
-            MEASURED.map(([, title]) => h("th", { scope: "col", class: "number" }, title)))),
+          h("thead", {}, h("tr", {}, ["Broker", "State", ...(isKlamm ? ["The controller sends it"] : [])].map((title) => h("th", { scope: "col" }, title)),
+            isKlamm ? MEASURED.map(([, title]) => h("th", { scope: "col", class: "number" }, title)) : null)),
           h("tbody", {}, brokers.map((broker) =>
-            part("tr", { class: broker.alive ? null : "down" }, [broker, scales, seen], brokerRow))))),
+            part("tr", { class: broker.alive ? null : "down" }, [broker, scales, seen, lostAt, isKlamm], brokerRow))))),
       whyNot(why));
 
   const whyNot = (why) => (why ? h("p", { class: "why-not" }, why) : null);
@@ -437,6 +558,7 @@
   // -- state machines -------------------------------------------------------------------------------------------------
 
   const machine = (title, kind, table, counts) => {
+    const told = (name) => meaning(`States of ${kind}`, name);
     const states = Object.keys(table);
     const byName = Object.fromEntries(Object.entries(counts ?? {}).map(([name, count]) => [short(name), count]));
     const cell = (from, to) => {
@@ -448,9 +570,9 @@
       h("table", { class: `machine ${kind}` },
         h("caption", {}, title),
         h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "from \u2193 to \u2192"),
-          h("th", { scope: "col", class: "number" }, "now"), states.map((state) => h("th", { scope: "col" }, broken(state))))),
+          h("th", { scope: "col", class: "number" }, "now"), states.map((state) => h("th", { scope: "col", title: told(state) }, broken(state))))),
         h("tbody", {}, states.map((from) =>
-          h("tr", {}, h("th", { scope: "row" }, from),
+          h("tr", {}, h("th", { scope: "row", title: told(from) }, from),
             h("td", { class: "number total" }, counts ? words.count(byName[from] ?? 0) : words.none),
             states.map((to) => cell(from, to)))))));
   };
@@ -490,19 +612,20 @@
     step("election", `${each.type}, ${words.counted(each.partitions, "partition")}`, `${each.step}, ${words.duration(each.for_ms)}`,
       each.waits_for);
 
-  const workPanel = (work) => {
+  const workPanel = (work, isKnown) => {
     const items = [[work.reassignments, reassignment], [work.deletions, deletion], [work.elections, election]].flatMap(
       ([list, fill]) => (list ?? []).map((each) => part("li", {}, [each], fill)));
     const total = (work.reassignments_count ?? 0) + (work.deletions_count ?? 0) + (work.elections?.length ?? 0);
-    return panel("work", "Under way", { aside: h("span", { class: "note" }, words.count(total)) },
+    return panel("work", "Under way", { aside: h("span", { class: "note" }, isKnown ? words.count(total) : "unknown") },
       items.length === 0
-        ? h("p", { class: "quiet" }, "No reassignment, deletion or election is under way.")
+        ? h("p", { class: "quiet" }, !isKnown ? "What is under way is not known now."
+          : isShown(work.deletions) ? "No reassignment, deletion or election is under way." : "No reassignment is under way.")
         : h("ul", { class: "list", tabindex: "0", "aria-label": "Under way" }, items),
       whyNot(work.why_not));
   };
 
   const groupRow = (group) => [
-    h("th", { scope: "row" }, group.group), h("td", {}, group.state ?? words.none),
+    h("th", { scope: "row" }, group.group), h("td", { title: meaning("Groups", group.state) }, group.state ?? words.none),
     h("td", { class: "number" }, words.count(group.members)),
     h("td", { class: "number", title: group.why_not ?? null }, words.count(group.lag)),
   ];
@@ -511,34 +634,39 @@
   const OLD_MS = 15_000;
   const AGE_STEP_MS = 5_000;
 
-  /** How old a reading is, if it is; in steps, so that panels are not made anew each second. */
-  const ageText = (ms) =>
-    isShown(ms) && ms > OLD_MS ? `read ${words.duration(Math.floor(ms / AGE_STEP_MS) * AGE_STEP_MS).replace(".0", "")} ago` : null;
+  /** How old a reading is that is known, if it is old; in steps, so that panels are not made anew each second. */
+  const ageText = (now, name) => {
+    const at = now.readings?.[name]?.at_ms;
+    const ms = now.time_ms - (at ?? now.time_ms);
+    return ms > OLD_MS ? `read ${words.duration(Math.floor(ms / AGE_STEP_MS) * AGE_STEP_MS).replace(".0", "")} ago` : null;
+  };
 
-  const groupsPanel = (found, why, age) => {
+  const groupsPanel = (found, gone, age, hidden) => {
     const groups = [...found].sort((a, b) => (b.lag ?? -1) - (a.lag ?? -1));
-    return panel("groups", "Groups", { aside: h("span", { class: "note" }, [words.count(groups.length), age].filter(Boolean).join(", ")) },
+    return panel("groups", "Groups", {
+      aside: h("span", { class: "note" }, gone === null ? [words.count(groups.length), age].filter(Boolean).join(", ") : "not known now"),
+    },
       groups.length === 0
-        ? h("p", { class: "quiet" }, why ?? "There is no group.")
-        : h("div", { class: "scroll-y", tabindex: "0", role: "region", "aria-label": "Groups" }, h("table", { class: "rows" },
+        ? h("p", { class: "quiet" }, gone ?? hidden ?? "There is no group.")
+        : h("div", { class: gone === null ? "scroll-y" : "scroll-y old", tabindex: "0", role: "region", "aria-label": "Groups" }, h("table", { class: "rows" },
             h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Group"), h("th", { scope: "col" }, "State"),
               h("th", { scope: "col", class: "number" }, "Members"), h("th", { scope: "col", class: "number" }, "Lag"))),
             h("tbody", {}, groups.map((group) => part("tr", {}, [group], groupRow))))),
-      groups.length === 0 ? null : whyNot(why));
+      groups.length === 0 ? null : whyNot(gone ?? hidden));
   };
 
-  const findingsPanel = (findings, age) => {
+  const findingsPanel = (findings, age, gone) => {
     const problems = findings.filter((finding) => finding.is_problem).length;
     const hints = findings.length - problems;
     return panel("findings", "Findings", {
       aside: h("span", { class: "badges" },
-        problems ? badge("bad", words.counted(problems, "problem")) : badge("good", "healthy"),
+        problems ? badge("bad", words.counted(problems, "problem")) : gone === null ? badge("good", "healthy") : badge("calm", "unknown"),
         // They may stand below what can be seen of the list.
         hints ? badge("busy", words.counted(hints, "hint")) : null,
         age === null ? null : h("span", { class: "note" }, age)),
     },
     findings.length === 0
-      ? h("p", { class: "quiet" }, "Nothing needs attention.")
+      ? h("p", { class: "quiet" }, gone ?? "Nothing needs attention.")
       : h("ul", { class: "list findings" }, findings.map((finding) =>
           h("li", { class: finding.is_problem ? "problem" : "hint" },
             h("div", {}, badge(finding.is_problem ? "bad" : "busy", finding.is_problem ? "problem" : "hint"), " ", finding.text),
@@ -546,7 +674,8 @@
               ? h("details", {}, h("summary", {}, "Why"), h("ul", {}, finding.why.map((line) => h("li", {}, line))))
               : null,
             finding.advice ? h("small", {}, finding.advice) : null,
-            finding.command ? command(atCluster(finding.command)) : null))));
+            finding.command ? command(atCluster(finding.command)) : null))),
+    findings.length === 0 || gone === null ? null : whyNot(`Other findings: ${gone[0].toLowerCase()}${gone.slice(1)}`));
   };
 
   const recordLine = (time_ms, kind, text) => [
@@ -554,14 +683,17 @@
   ];
 
   /** `_seen` is how many records `lines` is made of. */
-  const recordsPanel = (why, _seen) =>
+  const recordsPanel = (why, _seen, count, trouble) =>
     panel("records", "What the controller does", {
       wide: true,
       aside: h("span", { class: "note" }, "newest first"),
-      why: lines.length === 0 ? (why ?? "The controller has done nothing since the page was opened.") : null,
+      why: lines.length === 0 ? (trouble ?? why ?? "The brokers have no record of a controller yet.") : null,
     },
     h("ol", { class: "feed scroll-y", tabindex: "0", "aria-label": "The controller's newest records" }, lines.map((line) =>
-      part("li", { class: line.record.kind }, [line.record.time_ms, line.record.kind, textOf(line)], recordLine))));
+      part("li", { class: line.record.kind }, [line.record.time_ms, line.record.kind, textOf(line)], recordLine))),
+    h("p", { class: "note" },
+      count > 0 ? h("button", { type: "button", id: "earlier", onclick: loadEarlier }, "Earlier records") : null,
+      trouble ?? (count > 0 ? ` The brokers still have ${words.counted(count, "earlier record")}.` : "The brokers have no earlier record.")));
 
   const textOf = ({ count, record }) =>
     count > 1
@@ -585,39 +717,52 @@
   /** Where a panel stands that is made of this data. */
   const place = (madeOf, make) => part("div", { class: "place" }, madeOf, make);
 
-  const troubleText = (trouble) => (trouble ? h("p", { class: "trouble", role: "alert" }, trouble) : []);
-
   const leftOutText = ({ partitions = 0, brokers = 0 }) =>
     partitions + brokers === 0 ? null
       : `Not shown, because of their numbers: ${words.counted(partitions, "partition")} and ${words.counted(brokers, "broker")}.`;
 
-  const mapPanel = (partitions, brokers, trouble, leftOut) =>
+  const mapPanel = (partitions, brokers, trouble, leftOut, gone) =>
     panel("map", "Brokers \u00d7 partitions", {
       wide: true,
       aside: h("span", { class: "note" }, isShown(partitions) ? `${words.counted(partitions, "partition")} on ${words.counted(brokers, "broker")}` : ""),
       why: partitions ? null : (trouble ?? (isShown(partitions) ? "There is no partition yet." : "The map is being read.")),
-    }, h("div", { id: "map-place", "data-kept": "map" }),
+    }, gone === null ? null : h("p", { class: "why-not" }, gone),
+    h("div", { id: "map-place", "data-kept": "map" }),
     trouble === null ? null : h("p", { class: "why-not", role: "status" }, `The map is not of now: ${trouble}`),
     leftOut === null ? null : h("p", { class: "why-not" }, leftOut));
+
+  /** What the panel of findings is made of. Findings of an older map than the one beside them say so. */
+  const findingsOf = (now) => {
+    const found = lapse(now, "findings");
+    const gone = found === null ? null : found.at === null ? `Not known yet: ${found.why}` : `Not known now, and read last at ${words.when(found.at)}: ${found.why}`;
+    if (cockpit.lostAt !== null) return [[], null, gone];
+    const { map } = heat;
+    const of = now.findings_of ?? null;
+    const isOlder = map !== null && of !== null && of.version === map.version && of.sequence < map.sequence;
+    return [now.findings ?? [], isOlder ? "being read again" : gone === null ? ageText(now, "findings") : null, gone];
+  };
 
   /** Shows a document; `atOnce` what is not there yet, otherwise in the next frames. */
   const draw = (now, atOnce = false) => {
     heat ??= cockpit.heat = new cockpit.HeatMap();
     const whyNothing = now.why_not ?? now.controller?.why_not ?? null;
+    const [isKlamm, isLost] = [isOfKlamm(now), cockpit.lostAt !== null];
     morph(shown,
       h("h2", { class: "unseen", id: "now-title" }, "Now"),
-      place([now.trouble ?? null], troubleText),
       h("dl", { class: "tiles" }, controllerTile(now), eventTiles(now), clusterTiles(now)),
-      place([heat.map?.partitions ?? null, heat.map?.brokers.length ?? null, mapTrouble, leftOutText(heat.map?.leftOut ?? {})], mapPanel),
+      place([heat.map?.partitions ?? null, heat.map?.brokers.length ?? null, mapTrouble, leftOutText(heat.map?.leftOut ?? {}),
+        lapseText(lapse(now, "partitions"))], mapPanel),
       h("div", { class: "beside" },
-        statesPart(now),
+        isKlamm ? statesPart(now) : null,
         h("div", { class: "stack" },
-          place([now.findings ?? [], ageText(now.facts_age_ms)], findingsPanel),
-          place([now.work ?? {}], workPanel),
-          place([now.groups ?? [], now.groups_why_not ?? null, ageText(now.groups_age_ms)], groupsPanel))),
+          place(findingsOf(now), findingsPanel),
+          place([isKlamm ? (now.work ?? {}) : { ...now.work, why_not: null }, isLost ? false : isShown(now.work?.reassignments)], workPanel),
+          place([now.groups ?? [], lapseText(lapse(now, "groups")), ageText(now, "groups"), hiddenGroups(now)], groupsPanel))),
       brokersPart(now),
-      place([now.machines ?? null, now.machines ? null : whyNothing, recordsSeen], machinesPanel),
-      place([now.controller?.why_not ?? null, recordsSeen], recordsPanel));
+      isKlamm ? [
+        place([isLost ? null : (now.machines ?? null), isLost ? lapseText(lapse(now, "status")) : now.machines ? null : whyNothing, recordsSeen], machinesPanel),
+        place([now.controller?.why_not ?? null, recordsSeen, earlier ?? 0, earlierTrouble], recordsPanel),
+      ] : h("p", { class: "why-not", id: "absent" }, now.why_not));
     renewParts(drawCanvases, atOnce);
   };
 
@@ -626,6 +771,7 @@
     if (shown === null) return;
     const mapPlace = document.getElementById("map-place");
     if (mapPlace !== null && heat.element.parentElement !== mapPlace) mapPlace.append(heat.element);
+    heat.element.classList.toggle("old", lapse(cockpit.now, "partitions") !== null);
     drawLanes(cockpit.now);
   };
 
@@ -633,11 +779,13 @@
     title: "Now",
     key: "1",
     keys: cockpit.HeatMap.keys,
+    states: ["The controller's states", "States of partitions", "States of replicas", "Replicas in the map", "Brokers", "Groups"],
     show(element, rest, { now }) {
       shown = h("div", { class: "now" });
       element.append(shown);
       draw(now, true);
       loadMap();
+      if (earlier === null && isOfKlamm(now)) loadEarlier();
     },
     update(event) {
       if (event === "now") draw(cockpit.now);

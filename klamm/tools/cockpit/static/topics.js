@@ -231,6 +231,7 @@
   cockpit.view("topics", {
     title: "Topics",
     key: "4",
+    isLive: true,
     keys: [["/", "find a topic; an offset in records"], ["n p", "later and earlier records"]],
     show(view, [topic, partition], { query }) {
       const element = h("div", { class: "stack" });

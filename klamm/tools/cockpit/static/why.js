@@ -29,7 +29,7 @@
         found.replicas.map((each) => ({
           cells: [
             [each.broker_id, each.is_preferred ? h("small", {}, " preferred") : null, each.role ? h("small", {}, ` ${each.role}`) : null],
-            badge(KINDS[each.state] ?? "calm", each.state),
+            badge(KINDS[each.state] ?? "calm", each.state, "Replicas in the map"),
             each.log_end_offset ?? words.none,
             moment(each.since_ms),
             seen(each.why ?? "") || words.none,
@@ -78,7 +78,7 @@
 
   // -- what is wrong now --------------------------------------------------------------------------------------------------
 
-  const [LEADER, OUT_OF_SYNC, OFFLINE, ADDING, REMOVING] = [2, 3, 4, 5, 6];
+  const [LEADER, OUT_OF_SYNC, OFFLINE, ADDING, REMOVING, UNUSED] = [2, 3, 4, 5, 6, 7];
   const MOST_NAMED = 40;
   const MOST_REASONS = 30;
   const KIND = {
@@ -89,23 +89,22 @@
 
   /** The partitions that are not well, as [kind, reason, how many, the first of them], the worst first. */
   const problemsOf = (map) => {
-    const alive = new Set((cockpit.now.brokers ?? []).filter((each) => each.alive).map((each) => each.id));
     const width = map.brokers.length;
     const found = new Map();
     for (let row = 0; row < map.partitions; row += 1) {
       const cells = map.cells.subarray(row * width, (row + 1) * width);
-      const lists = [[], [], [], [], [], [], []];
+      const lists = [[], [], [], [], [], [], [], []];
       for (let index = 0; index < width; index += 1) if (cells[index] >= LEADER) lists[cells[index]].push(map.brokers[index]);
-      const down = lists[OFFLINE].filter((id) => !alive.has(id));
-      const broken = lists[OFFLINE].filter((id) => alive.has(id));
+      const [down, unused] = [lists[OFFLINE], lists[UNUSED]];
       const said = [
         down.length ? `${down.length > 1 ? "brokers" : "broker"} ${down.join(", ")} ${down.length > 1 ? "are" : "is"} not live` : "",
-        broken.length ? `the replica on ${broken.join(", ")} is in a log directory that is offline` : "",
+        unused.length ? `the replica on ${unused.join(", ")} is offline although its broker is live: its log directory has failed, or the controller has not used it since the broker came back` : "",
         lists[OUT_OF_SYNC].length ? `${lists[OUT_OF_SYNC].length > 1 ? "replicas" : "the replica"} on ${lists[OUT_OF_SYNC].join(", ")} ${lists[OUT_OF_SYNC].length > 1 ? "lag" : "lags"} behind` : "",
         lists[ADDING].length ? `${lists[ADDING].join(", ")} being added` : "",
         lists[REMOVING].length ? `${lists[REMOVING].join(", ")} being removed` : "",
       ].filter(Boolean).join("; ");
-      const kind = lists[LEADER].length === 0 ? "offline" : lists[OUT_OF_SYNC].length || lists[OFFLINE].length ? "behind" : said ? "moving" : null;
+      const isShort = lists[OUT_OF_SYNC].length + down.length + unused.length > 0;
+      const kind = lists[LEADER].length === 0 ? "offline" : isShort ? "behind" : said ? "moving" : null;
       if (kind === null) continue;
       const key = `${kind} ${said}`;
       const group = found.get(key) ?? { kind, why: said || "no replica is known", count: 0, rows: [] };
@@ -113,7 +112,7 @@
       if (group.rows.length < MOST_NAMED) group.rows.push(row);
       found.set(key, group);
     }
-    const order = Object.keys(KIND);
+  const order = Object.keys(KIND);
     return [...found.values()].sort((a, b) => order.indexOf(a.kind) - order.indexOf(b.kind) || b.count - a.count);
   };
 
@@ -145,13 +144,23 @@
 
   const drawEntry = () => {
     const { map, trouble } = entry;
-    const found = map ? problemsOf(map) : [];
-    const deletions = cockpit.now.work?.deletions ?? [];
-    const findings = (cockpit.now.findings ?? []).filter((each) => each.is_problem);
+    // Reasons are drawn from what is known now.
+    const gone = lapse(cockpit.now, "partitions");
+    const unread = gone ?? lapse(cockpit.now, "findings");
+    const found = map && gone === null ? problemsOf(map) : [];
+    const deletions = cockpit.lostAt === null ? (cockpit.now.work?.deletions ?? []) : [];
+    const findings = cockpit.lostAt === null ? (cockpit.now.findings ?? []).filter((each) => each.is_problem) : [];
+    const isQuiet = found.length === 0 && findings.length === 0 && deletions.length === 0;
     morph(entry.element,
+      unread === null ? null
+        : h("section", { class: "panel", "data-kind": "unknown" },
+            h("header", {},
+              h("h2", {}, gone === null ? "Some of what may be wrong now is not known." : "What is wrong with partitions now is not known."),
+              badge("calm", "unknown")),
+            h("p", { class: "quiet" }, unread.at === null ? unread.why : `It was read last at ${words.when(unread.at)}, and is not known now: ${unread.why}`)),
       trouble ? h("p", { class: "trouble", role: "alert" }, trouble) : null,
       !map && !trouble ? h("p", { class: "quiet", role: "status" }, "Asking the cluster\u2026") : null,
-      map && found.length === 0 && findings.length === 0 && deletions.length === 0
+      map && unread === null && isQuiet
         ? h("section", { class: "panel", "data-kind": "healthy" },
             h("header", {}, h("h2", {}, "Nothing is wrong now."), badge("good", "no problem")),
             h("p", { class: "quiet" }, "All partitions have a leader, and all replicas are in sync. A partition without a leader, or with replicas out of sync, appears here with its reason."))
@@ -216,6 +225,7 @@
     title: "Why",
     key: "2",
     keys: [["/", "name a partition"]],
+    states: ["States of partitions", "States of replicas", "Replicas in the map"],
     show(view, [topic, partition]) {
       entry = null;
       again = null;
