@@ -753,13 +753,13 @@
       place([heat.map?.partitions ?? null, heat.map?.brokers.length ?? null, mapTrouble, leftOutText(heat.map?.leftOut ?? {}),
         lapseText(lapse(now, "partitions"))], mapPanel),
       h("div", { class: "beside" },
-        isKlamm ? statesPart(now) : null,
+        isKlamm ? statesPart(now) : brokersPart(now),
         h("div", { class: "stack" },
           place(findingsOf(now), findingsPanel),
           place([isKlamm ? (now.work ?? {}) : { ...now.work, why_not: null }, isLost ? false : isShown(now.work?.reassignments)], workPanel),
           place([now.groups ?? [], lapseText(lapse(now, "groups")), ageText(now, "groups"), hiddenGroups(now)], groupsPanel))),
-      brokersPart(now),
       isKlamm ? [
+        brokersPart(now),
         place([isLost ? null : (now.machines ?? null), isLost ? lapseText(lapse(now, "status")) : now.machines ? null : whyNothing, recordsSeen], machinesPanel),
         place([now.controller?.why_not ?? null, recordsSeen, earlier ?? 0, earlierTrouble], recordsPanel),
       ] : h("p", { class: "why-not", id: "absent" }, now.why_not));
