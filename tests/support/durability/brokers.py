@@ -6,6 +6,7 @@ at every program.
 
 import contextlib
 import json
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,6 +107,9 @@ class Brokers(ABC):
 
     def topic_id(self, topic: str) -> str | None:
         return (self._read(f"/brokers/topics/{topic}") or {}).get("topic_id")
+
+    def replicas(self, topic: str, partition: int) -> list[int]:
+        return list((self._read(f"/brokers/topics/{topic}") or {}).get("partitions", {}).get(str(partition), []))
 
     def isr(self, topic: str, partition: int) -> list[int]:
         return list(self._state(topic, partition)["isr"])
@@ -230,6 +234,18 @@ class ProcessBrokers(Brokers):
 
     def kill(self, broker_id: int) -> None:
         self._servers[broker_id].kill()
+
+    def pause(self, broker_id: int) -> None:
+        """SIGSTOP: alive but silent."""
+        self._signal(broker_id, signal.SIGSTOP)
+
+    def resume(self, broker_id: int) -> None:
+        self._signal(broker_id, signal.SIGCONT)
+
+    def _signal(self, broker_id: int, number: int) -> None:
+        process = self._servers[broker_id].process
+        assert process is not None
+        process.signal_group(number)
 
     def start(self, broker_id: int) -> None:
         if self.program(broker_id) == "kafka":

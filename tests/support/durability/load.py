@@ -8,6 +8,7 @@ import threading
 import time
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -153,10 +154,17 @@ class Writer:
 
 
 class Load:
-    """Both writers on one topic, `records_per_s` each."""
+    """Both writers on one topic, or one of them, `records_per_s` each."""
 
     def __init__(
-        self, bootstrap: str, topic: str, partitions: int, *, records_per_s: int = 2500, size_bytes: int = 100
+        self,
+        bootstrap: str,
+        topic: str,
+        partitions: int,
+        *,
+        records_per_s: int = 2500,
+        size_bytes: int = 100,
+        writers: Sequence[str] = (PLAIN, IDEMPOTENT),
     ) -> None:
         self.topic, self.partitions, self.started_at = topic, partitions, time.monotonic()
 
@@ -172,7 +180,7 @@ class Load:
                 started_at=self.started_at,
             )
 
-        self.writers = [writer(PLAIN, {}), writer(IDEMPOTENT, {"enable.idempotence": True})]
+        self.writers = [writer(name, {"enable.idempotence": name == IDEMPOTENT}) for name in writers]
 
     def finish(self) -> None:
         for writer in self.writers:
