@@ -392,13 +392,12 @@ class GroupMember:
         error = error_of(code, what or f"group {self.membership.group_id}")
         if error is None:
             return
-        if error.code in _REJOIN:
-            if asked_as is not None and asked_as != self.membership:
-                pass
-            elif error.code is ErrorCode.UNKNOWN_MEMBER_ID:
+        if asked_as is None or asked_as == self.membership:
+            if error.code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID):
                 self.membership.forget()
             elif error.code is ErrorCode.ILLEGAL_GENERATION:
                 self.membership.generation_id = NO_GENERATION
+        if error.code in _REJOIN:
             raise MustRejoin(error.code, error.message)
         if error.code is ErrorCode.FENCED_INSTANCE_ID:
             instance_id = self.membership.group_instance_id

@@ -288,9 +288,10 @@ class TransactionManager(Transaction):
         partitions to themselves. After any error the transaction can only be aborted.
         """
         began_s = asyncio.get_running_loop().time()
-        async with self._sending_offsets:
-            self.require_open()
-            with self.whole_or_aborted(f"offsets of group {_group_id(group)} may be missing", may_come_late=True):
+        self.require_open()
+        with self.whole_or_aborted(f"offsets of group {_group_id(group)} may be missing", may_come_late=True):
+            async with self._sending_offsets:
+                self.require_open()
                 membership = Membership(group) if isinstance(group, str) else group
                 self._check_uninterrupted(membership)
                 if offsets:

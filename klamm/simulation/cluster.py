@@ -303,12 +303,12 @@ class SimulatedCluster:
         for broker in self.brokers.values():
             await broker.close()
 
-    def client(self, retry: RetryPolicy = PATIENT) -> ClusterClient:
+    def client(self, retry: RetryPolicy = PATIENT, options: ConnectionOptions = CLIENT_OPTIONS) -> ClusterClient:
         """A client (patient by default) with its own order of brokers. Its connections belong to the process that uses
         it."""
         bootstrap: list[Address] = [(broker.node.name, BROKER_PORT) for broker in self.brokers.values()]
         self.world.random.shuffle(bootstrap)
-        return ClusterClient(bootstrap, CLIENT_OPTIONS, retry)
+        return ClusterClient(bootstrap, options, retry)
 
     def controller_id(self) -> int:
         """The controller's id in ZooKeeper; -1 when there is no controller."""

@@ -2,8 +2,10 @@
 
 - Atomicity: the records of a transaction are all visible to read_committed, in all partitions, or none of them is. All
   are if the commit was acknowledged; none is if the abort was, or if no commit was ever asked for.
-- The offsets of a group move with the records: the visible transactions of a copier continue each other from the first
-  offset to the committed one, and each visible record of the input is copied once.
+- The offsets of a group move with the records: the visible transactions of the copiers continue each other in each
+  partition from the first offset to the committed one, and each visible record of the input is copied once.
+- In a generation of the group a partition has one owner. In a cluster without faults a member loses its partitions only
+  when its process stood still or it was late for its next poll.
 - An offset is never visible before its client has asked to commit the transaction; an acknowledged one is never lost.
 - Consumers with read_committed have read what the log says is committed, all of it, and nothing else.
 - The last stable offset is where the first transaction begins that has no marker below the high watermark. So it is the
@@ -38,7 +40,8 @@ class Outcome(Enum):
 
 
 class Copied(NamedTuple):
-    """The offsets of an input partition that a transaction copies: from the first, up to the one after the last."""
+    """The offsets of an input partition whose visible records a transaction copies: from that of the first record, up
+    to the one that it commits. Both are the same if it copies no record of the partition."""
 
     partition: PartitionKey
     first_offset: int
@@ -57,7 +60,7 @@ class Transaction:
     identity: Identity
     name: str
     began_s: float
-    copied: Copied | None = None
+    copied: Sequence[Copied] = ()
     values: dict[bytes, PartitionKey] = field(default_factory=dict)
     outcome: Outcome = Outcome.OPEN
 
@@ -130,9 +133,11 @@ class LogHistory:
 
 
 class TransactionLedger:
-    """All answers to the transactional clients. `progress` is set with every acknowledged commit."""
+    """All answers to the transactional clients. `progress` is set with every acknowledged commit. `has_faults`: the
+    cluster's, which may cost any member of the group its partitions."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_faults: bool) -> None:
+        self._has_faults = has_faults
         self.transactions: list[Transaction] = []
         self.commits = 0
         self.progress = asyncio.Event()
@@ -140,6 +145,7 @@ class TransactionLedger:
         self._initialized: dict[str, tuple[Identity, float]] = {}
         # By partition: (high watermark, last stable offset).
         self._stable: dict[PartitionKey, dict[tuple[int, int], None]] = {}
+        self._owners: dict[tuple[int, PartitionKey], str] = {}
 
     # -- told by clients ------------------------------------------------------------------------------------------
 
@@ -150,7 +156,17 @@ class TransactionLedger:
         if identity > newest:
             self._initialized[transactional_id] = identity, _now_s()
 
-    def begin(self, transactional_id: str, identity: Identity, copied: Copied | None = None) -> Transaction:
+    def assigned(self, generation: int, member_id: str, partitions: Iterable[PartitionKey]) -> None:
+        """A member has learned what it owns."""
+        for partition in partitions:
+            owner = self._owners.setdefault((generation, partition), member_id)
+            assert owner == member_id, f"generation {generation}: {owner} and {member_id} own {partition}"
+
+    def lost(self, member_id: str, partitions: Iterable[PartitionKey], *, was_late: bool) -> None:
+        """The group has given a member's partitions to others without asking it."""
+        assert was_late or self._has_faults, f"{member_id} has lost {list(partitions)}, and was never late"
+
+    def begin(self, transactional_id: str, identity: Identity, copied: Sequence[Copied] = ()) -> Transaction:
         name = f"{transactional_id}/{len(self.transactions)}"
         transaction = Transaction(transactional_id, identity, name, _now_s(), copied)
         self.transactions.append(transaction)
@@ -187,11 +203,12 @@ class TransactionLedger:
         self._stable.setdefault(partition, {})[high_watermark, last_stable_offset] = None
 
     def _offsets(self, partition: PartitionKey, *outcomes: Outcome) -> list[int]:
-        return [
-            each.copied.next_offset
-            for each in self.transactions
-            if each.copied is not None and each.copied.partition == partition and each.outcome in outcomes
-        ]
+        return [copied.next_offset for copied in self._copied(partition, *outcomes)]
+
+    def _copied(self, partition: PartitionKey, *outcomes: Outcome) -> list[Copied]:
+        """What the transactions with these outcomes copy of a partition, in the order of their beginnings."""
+        transactions = [each for each in self.transactions if each.outcome in outcomes]
+        return [copied for each in transactions for copied in each.copied if copied.partition == partition]
 
     async def until_commits(self, count: int) -> None:
         """Waits until `count` more commits are acknowledged."""
@@ -231,14 +248,12 @@ class TransactionLedger:
     ) -> None:
         """AssertionError unless the group's offsets moved with the visible copies of an input partition, and each
         visible record up to there was copied once. Call it after `check_atomicity`."""
-        ranges = [
-            each.copied
-            for each in self.transactions
-            if each.copied is not None and each.copied.partition == partition and each.outcome is Outcome.COMMITTED
-        ]
         position = 0
-        for copied in ranges:
-            assert copied.first_offset == position, f"{copied} is committed, but the group was at {position}"
+        for copied in sorted(self._copied(partition, Outcome.COMMITTED)):
+            left_out = [read for read in inputs if position <= read.offset < copied.first_offset]
+            assert copied.first_offset >= position and not left_out, (
+                f"{copied} is committed, but the group was at {position}; left out are {left_out}"
+            )
             position = copied.next_offset
         assert max(committed_offset, 0) == position, f"{partition} is at {committed_offset}, copied up to {position}"
         wanted = Counter(read.value for read in inputs if read.offset < position)

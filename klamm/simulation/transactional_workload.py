@@ -7,19 +7,23 @@ of the transactional id, which begins while the last one is at work. `Transactio
 """
 
 import asyncio
+import math
+import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, RetryPolicy
+from klamm.client.consumer import ConsumerRecord
 from klamm.client.fan_out import coordinators, error_of, fan_out
 from klamm.client.fetching import FetchFrom, fetch_request, readable_batches
+from klamm.client.group_consumer import GroupConsumer
 from klamm.client.offsets import offset_fetch_request
-from klamm.client.options import ClientOptions, ProducerOptions
+from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, OffsetReset, ProducerOptions
 from klamm.client.producer import ProducerRecord
 from klamm.client.sender import Identity
 from klamm.client.transactional_producer import TransactionalProducer
@@ -30,7 +34,7 @@ from klamm.client.transactions import (
     TransactionGone,
     end_prepared,
 )
-from klamm.net.client import ClientError, Connection
+from klamm.net.client import ClientError, Connection, ConnectionOptions
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -43,7 +47,7 @@ from klamm.protocol.vocabulary import (
     TopicPartition,
 )
 from klamm.simulation.agreement import undecided
-from klamm.simulation.cluster import SimulatedCluster
+from klamm.simulation.cluster import CLIENT_OPTIONS, SimulatedCluster
 from klamm.simulation.process import ProcessDead
 from klamm.simulation.transaction_ledger import (
     Copied,
@@ -55,8 +59,9 @@ from klamm.simulation.transaction_ledger import (
     TransactionsHang,
     check_reads,
 )
+from klamm.simulation.troubles import Troubles
 from klamm.simulation.verdict import replica_bytes
-from klamm.simulation.workload import BACK_OFF_S, FETCH_MAX_BYTES, FETCHES_OF_A_FOLLOWER, PartitionClient, is_intact
+from klamm.simulation.workload import FETCH_MAX_BYTES, FETCHES_OF_A_FOLLOWER, PartitionClient, is_intact
 from klamm.simulation.world import World
 
 GROUP = "copiers"
@@ -69,6 +74,7 @@ PROPERTIES = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": str(int(ABORT_INTERVAL_S * 1000)),
     "transaction.state.log.num.partitions": "3",
     "transaction.state.log.segment.bytes": "4096",
+    "group.min.session.timeout.ms": "1000",
 }
 RETRY = RetryPolicy(deadline_ms=20_000)
 OPTIONS = ProducerOptions(
@@ -83,7 +89,22 @@ LIVES_S = (0.3, 2.0, 8.0)
 # How long a transaction stays open before its end; the longest ones time out.
 DELAYS_S = (0.0,) * 12 + (0.1, 0.1, 1.0, 1.0, TRANSACTION_TIMEOUT_S + 2 * ABORT_INTERVAL_S)
 MOST_RECORDS = 4
+# A copier's session is much shorter than its transactions may be open, so that another one takes its place meanwhile.
+GROUP_OPTIONS = GroupOptions(
+    GROUP, session_timeout_ms=3_000, heartbeat_interval_ms=500, max_poll_interval_ms=6_000, assignors=("roundrobin",)
+)
+# A copier that is away from its group for so long may lose its partitions.
+LATE_S = GROUP_OPTIONS.max_poll_interval_ms / 1000 - 1
+LIVES_OF_COPIERS_S = (3.0, 20.0, 60.0)
+POLL_MS = 500
+MOST_COPIES = 8
+SHARE_OF_SEVERAL_POLLS = 0.1
+SHARE_OF_IMPATIENCE, IMPATIENCE_S = 0.15, 0.02
+# How long a copier works on the records of a transaction: for longer than its session, and than it may without a poll.
+WORK_S = (0.0,) * 10 + (0.1, 1.0, 4.0, 8.5, 8.5)
+STEPS_OF_WORK = 5
 LOOK_INTERVAL_S = 0.5
+SHARE_OF_STABLE_LOOKS = 0.2
 
 # What faults of a cluster, a death of a client or a new instance may answer to a producer.
 EXCUSED = RETRIABLE_ERRORS | {
@@ -94,6 +115,10 @@ EXCUSED = RETRIABLE_ERRORS | {
     # A coordinator that has been replaced without noticing refuses producers that it does not know, as in Kafka: a
     # refusal writes no record, which would tell it.
     ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    # The group has rebalanced without a copier that stood still, or another instance has taken over its id.
+    ErrorCode.UNKNOWN_MEMBER_ID,
+    ErrorCode.ILLEGAL_GENERATION,
+    ErrorCode.FENCED_INSTANCE_ID,
     # A broker that no controller has told of the topics yet tries to create one, with more replicas than it knows
     # brokers.
     ErrorCode.INVALID_REPLICATION_FACTOR,
@@ -241,6 +266,7 @@ class TransactionalClient(ABC):
         self._pause_s = pause_s
         self._nodes = [world.node(f"{transactional_id}-{letter}") for letter in "ab"]
         self._is_stopping = False
+        self._lives_s = LIVES_S
 
     def start(self) -> None:
         self._is_stopping = False
@@ -257,7 +283,7 @@ class TransactionalClient(ABC):
     async def _supervise(self) -> None:
         while not self._is_stopping:
             running = self.begin_instance()
-            await asyncio.wait([running], timeout=self._random.choice(LIVES_S) * self._random.random())
+            await asyncio.wait([running], timeout=self._random.choice(self._lives_s) * self._random.random())
             if not running.done() and self._random.random() < 0.5:
                 self._nodes[self.instance % 2].crash()
             # Otherwise the next instance fences this one.
@@ -300,19 +326,23 @@ class TransactionalClient(ABC):
         """One transaction after the other."""
 
     async def _write(
-        self, producer: TransactionalProducer, transaction: Transaction, values: Sequence[bytes | None]
+        self,
+        producer: TransactionalProducer,
+        transaction: Transaction,
+        values: Sequence[bytes | None],
+        send_offsets: Callable[[], Awaitable[None]] | None = None,
     ) -> bool:
         """One transaction with these records: copies of the values, or new ones. Returns whether it is committed."""
         producer.begin()
         try:
-            for value in values:
-                topic, number = key = self._random.choice(self._outputs)
-                await producer.send(ProducerRecord(topic, transaction.add(key, value), partition=number))
-            if transaction.copied is not None:
-                offsets = {TopicPartition(*transaction.copied.partition): transaction.copied.next_offset}
-                await producer.send_offsets(offsets, GROUP)
-            await asyncio.sleep(self._random.choice(DELAYS_S))
-            return await self._end(producer, transaction)
+            if await self._fill(producer, transaction, values, send_offsets):
+                await asyncio.sleep(self._random.choice(DELAYS_S))
+                return await self._end(producer, transaction)
+            # It is not whole, and still this program asks to commit it.
+            transaction.outcome = Outcome.ENDING
+            await producer.commit()
+            self._ledger.committed(transaction)
+            return True
         except ProducerEnded:
             raise
         except TransactionAborted as error:
@@ -320,6 +350,41 @@ class TransactionalClient(ABC):
             await producer.abort()
             transaction.outcome = Outcome.ABORTED
             return False
+
+    async def _fill(
+        self,
+        producer: TransactionalProducer,
+        transaction: Transaction,
+        values: Sequence[bytes | None],
+        send_offsets: Callable[[], Awaitable[None]] | None,
+    ) -> bool:
+        """Adds everything to a transaction; at times with too little patience. Returns whether it is whole."""
+        try:
+            for value in values:
+                topic, number = key = self._random.choice(self._outputs)
+                record = ProducerRecord(topic, transaction.add(key, value), partition=number)
+                async with self._impatience():
+                    await producer.send(record)
+            if send_offsets is not None:
+                await self._process()
+                async with self._impatience():
+                    await send_offsets()
+        except ProducerEnded:
+            raise
+        except (KafkaError, ClientError, TimeoutError) as error:
+            _excuse(error)
+            return False
+        return True
+
+    def _impatience(self) -> asyncio.Timeout:
+        is_impatient = self._random.random() < SHARE_OF_IMPATIENCE
+        return asyncio.timeout(self._random.uniform(0, IMPATIENCE_S) if is_impatient else None)
+
+    async def _process(self) -> None:
+        """The program works, and does not poll. A standstill makes it take longer."""
+        work_s = self._random.choice(WORK_S)
+        for _ in range(STEPS_OF_WORK):
+            await asyncio.sleep(work_s / STEPS_OF_WORK)
 
     async def _end(self, producer: TransactionalProducer, transaction: Transaction) -> bool:
         drawn = self._random.random()
@@ -350,55 +415,114 @@ class Writer(TransactionalClient):
 
 
 class Copier(TransactionalClient):
-    """Copies the visible records of `source`. With `end` set it stops there."""
+    """Copies the visible records of the partitions that its group gives it, as klamm's users are told to. Its process
+    stands still at times, and it loses answers. With `ends` set it stops when the group has copied up to there.
+
+    At times it reads in several polls for one transaction, has no patience, and tries to commit what has failed.
+    """
 
     def __init__(
         self,
         world: World,
-        new_client: Callable[[], ClusterClient],
+        new_client: Callable[[ConnectionOptions], ClusterClient],
         ledger: TransactionLedger,
         transactional_id: str,
         outputs: Sequence[PartitionKey],
         ender: Ender,
         pause_s: float,
-        source: PartitionKey,
-        coordinator_id: Callable[[], int],
+        inputs: Sequence[PartitionKey],
+        *,
+        is_static: bool,
     ) -> None:
-        super().__init__(world, new_client, ledger, transactional_id, outputs, ender, pause_s)
-        self.source = source
-        self.end: int | None = None
-        self._coordinator_id = coordinator_id
+        super().__init__(world, self._troubled_client, ledger, transactional_id, outputs, ender, pause_s)
+        self.ends: dict[PartitionKey, int] | None = None
+        self.troubles = [Troubles(world, node, CLIENT_OPTIONS) for node in self._nodes]
+        self._make_client = new_client
+        self._inputs = inputs
+        self._group = replace(GROUP_OPTIONS, group_instance_id=transactional_id if is_static else None)
+        self._lives_s = LIVES_OF_COPIERS_S
+
+    def _troubled_client(self) -> ClusterClient:
+        return self._make_client(self.troubles[self.instance % 2].options)
+
+    async def stop(self) -> None:
+        await super().stop()
+        for troubles in self.troubles:
+            troubles.is_over = True
 
     async def _work(self, client: ClusterClient, producer: TransactionalProducer, identity: Identity) -> None:
-        reader = CommittedReader(self._new_client, self._ledger, self.source)
-        position = reader.position = max(0, await self._committed_offset(client))
-        while self.end is None or position < self.end:
-            reads = await reader.read()
-            if not reads:
-                await asyncio.sleep(BACK_OFF_S)
-                continue
-            copied = Copied(self.source, position, reader.position)
-            transaction = self._ledger.begin(self.transactional_id, identity, copied)
-            if await self._write(producer, transaction, [read.value for read in reads]):
-                position = reader.position
-            reader.position = position
-            await asyncio.sleep(self._random.uniform(0, self._pause_s))
+        troubles = self.troubles[self.instance % 2]
+        owned_s, late_s, polled_s = math.inf, -math.inf, _now_s()
 
-    async def _committed_offset(self, client: ClusterClient) -> int:
-        """The group's offset, of the broker that ZooKeeper names as its coordinator: as in Kafka, a former coordinator
-        that does not know its successor yet answers with older offsets."""
-        while True:
-            least, coordinator_id = self._ledger.acknowledged_offset(self.source), self._coordinator_id()
-            offset = await committed_offset(client, self.source, require_stable=True)
-            if client.coordinators.get(GROUP) == coordinator_id == self._coordinator_id():
-                self._ledger.offset_seen(self.source, offset, least)
-                return offset
-            client.coordinators.pop(GROUP, None)
-            await asyncio.sleep(BACK_OFF_S)
+        async def on_assigned(partitions: list[TopicPartition]) -> None:
+            nonlocal owned_s
+            owned_s = polled_s  # It may have joined since.
+            # The next process of a static member owns its partitions in the same generation.
+            name = self._group.group_instance_id or consumer.member_id
+            self._ledger.assigned(consumer.generation_id, name, partitions)
+
+        async def on_lost(partitions: list[TopicPartition]) -> None:
+            was_late = _now_s() - polled_s > LATE_S or max(late_s, troubles.stood_still_s) >= owned_s
+            # By an earlier or later process that is the same static member.
+            is_fenced = self._group.group_instance_id is not None and self.instance > 1
+            self._ledger.lost(consumer.member_id, partitions, was_late=was_late or is_fenced)
+
+        consumer = GroupConsumer(
+            client,
+            self._group,
+            list(dict.fromkeys(topic for topic, _ in self._inputs)),
+            ConsumerOptions(READ_COMMITTED, OffsetReset.EARLIEST, max_poll_records=MOST_COPIES),
+            on_assigned=on_assigned,
+            on_lost=on_lost,
+        )
+        try:
+            while not self._has_copied_all(consumer):
+                if _now_s() - polled_s > LATE_S:
+                    late_s = _now_s()
+                records = await consumer.poll(POLL_MS)
+                if records and self._random.random() < SHARE_OF_SEVERAL_POLLS:
+                    records += await consumer.poll(POLL_MS)
+                polled_s = _now_s()
+                if records and not await self._copy(producer, identity, consumer, records):
+                    consumer.seek_to_committed()
+                await asyncio.sleep(self._random.uniform(0, self._pause_s))
+        finally:
+            await consumer.close()
+
+    def _has_copied_all(self, consumer: GroupConsumer) -> bool:
+        """Called when nothing that was read is uncommitted."""
+        positions = consumer.positions()
+        return self.ends is not None and all(
+            positions.get(TopicPartition(*key), -1) >= end for key, end in self.ends.items()
+        )
+
+    async def _copy(
+        self,
+        producer: TransactionalProducer,
+        identity: Identity,
+        consumer: GroupConsumer,
+        records: Sequence[ConsumerRecord],
+    ) -> bool:
+        """One transaction. Returns whether it is committed."""
+        firsts: dict[TopicPartition, int] = {}
+        for record in records:
+            firsts.setdefault(TopicPartition(record.topic, record.partition), record.offset)
+        copied = [
+            Copied(partition, firsts.get(partition, position), position)
+            for partition, position in consumer.positions().items()
+        ]
+        transaction = self._ledger.begin(self.transactional_id, identity, copied)
+
+        return await self._write(
+            producer,
+            transaction,
+            [record.value for record in records],
+            lambda: producer.send_offsets(consumer.positions(), consumer.membership),
+        )
 
 
 class TransactionalWorkload:
-    """Writers of the `inputs`, a copier for each of them into the `outputs`, and a reader for each partition."""
+    """Writers of the `inputs`, a group of copiers from them into the `outputs`, and a reader for each partition."""
 
     def __init__(
         self,
@@ -407,12 +531,15 @@ class TransactionalWorkload:
         outputs: Sequence[PartitionKey],
         *,
         writers: int = 2,
+        copiers: int = 2,
         pause_s: float = 0.1,
+        has_faults: bool = True,
     ) -> None:
         world = cluster.world
         new_client = partial(cluster.client, RETRY)
-        self.ledger = TransactionLedger()
+        self.ledger = TransactionLedger(has_faults=has_faults)
         self.ender = Ender(world, new_client, self.ledger)
+        self._random = random.Random(f"{world.seed}/looks")
         self._cluster = cluster
         self._node = world.node("transactions")
         self._inputs, self._outputs = inputs, outputs
@@ -422,10 +549,11 @@ class TransactionalWorkload:
         ]
         self._copiers = [
             Copier(
-                *(world, new_client, self.ledger, f"copier-{number}", outputs, self.ender, pause_s, source),
-                coordinator_id=self._coordinator_id,
+                *(world, partial(cluster.client, RETRY), self.ledger, f"copier-{number}", outputs, self.ender, pause_s),
+                inputs,
+                is_static=number % 2 == 1,
             )
-            for number, source in enumerate(inputs)
+            for number in range(copiers)
         ]
         self._clients: list[TransactionalClient] = [*self._writers, *self._copiers]
         self._readers = [
@@ -453,10 +581,8 @@ class TransactionalWorkload:
         await self.until_decided()
         self.ender.node.restart()
         self.ender.node.run(self.ender.run())
-        for copier in self._copiers:
-            history = self._history(copier.source)
-            copier.end = history.visible[-1].offset + 1 if history.visible else 0
-            await self._finish(copier)
+        visible = {key: self._history(key).visible for key in self._inputs}
+        await self._finish({key: reads[-1].offset + 1 if reads else 0 for key, reads in visible.items()})
         self.ender.node.crash()
         await self.until_decided()
         histories = {reader.key: self._history(reader.key) for reader in self._readers}
@@ -468,23 +594,25 @@ class TransactionalWorkload:
             check_reads(reader.key, reader.reads, histories[reader.key])
             self.ledger.check_stable_offsets(reader.key, histories[reader.key])
         copies = [read for key in self._outputs for read in histories[key].visible]
-        for copier in self._copiers:
-            offset = await self._node.run(self._committed_offset(copier.source))
-            self.ledger.check_copies(copier.source, offset, histories[copier.source].visible, copies)
-            copied = sum(1 for read in histories[copier.source].visible if read.offset < offset)
-            assert copied == len(histories[copier.source].visible), f"{copier.source}: only {copied} records are copied"
+        for key in self._inputs:
+            offset = await self._node.run(self._committed_offset(key))
+            self.ledger.check_copies(key, offset, histories[key].visible, copies)
+            copied = sum(1 for read in histories[key].visible if read.offset < offset)
+            assert copied == len(histories[key].visible), f"{key}: only {copied} records are copied"
         self._node.crash()
         outcomes = [each.outcome for each in self.ledger.transactions]
         return f"{outcomes.count(Outcome.COMMITTED)} of {len(outcomes)} transactions committed"
 
-    async def _finish(self, copier: Copier) -> None:
-        """Begins instance after instance until one has copied the rest."""
+    async def _finish(self, ends: dict[PartitionKey, int]) -> None:
+        """Begins instance after instance of one copier until the group has copied up to there."""
+        copier = self._copiers[0]
+        copier.ends = ends
         while True:
             with suppress(ProcessDead):
                 await copier.begin_instance()
             await self.until_decided()
-            offset = await self._node.run(self._committed_offset(copier.source))
-            if copier.end is not None and offset >= copier.end:
+            offsets = [(await self._node.run(self._committed_offset(key)), end) for key, end in ends.items()]
+            if all(offset >= end for offset, end in offsets):
                 return
 
     def _coordinator_id(self) -> int:
@@ -502,13 +630,23 @@ class TransactionalWorkload:
             await client.close()
 
     async def _look_at_offsets(self) -> None:
-        """Looks at the group's offsets as a client does that does not wait for pending commits."""
+        """Looks at the group's offsets, mostly as a client does that does not wait for pending commits.
+
+        The broker that ZooKeeper names as the group's coordinator has every acknowledged one. As in Kafka, a former
+        coordinator that does not know its successor yet answers with older offsets.
+        """
         client = self._cluster.client(RETRY)
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             for source in self._inputs:
+                least, coordinator_id = self.ledger.acknowledged_offset(source), self._coordinator_id()
+                is_stable = self._random.random() < SHARE_OF_STABLE_LOOKS
                 with suppress(KafkaError, ClientError):
-                    self.ledger.offset_seen(source, await committed_offset(client, source, require_stable=False))
+                    offset = await committed_offset(client, source, require_stable=is_stable)
+                    is_newest = client.coordinators.get(GROUP) == coordinator_id == self._coordinator_id()
+                    self.ledger.offset_seen(source, offset, least if is_stable and is_newest else -1)
+                if is_stable:
+                    client.coordinators.pop(GROUP, None)
 
     async def until_decided(self) -> None:
         """Waits until no transaction is open: all last stable offsets are at the high watermarks. The producers have
@@ -542,6 +680,10 @@ async def committed_offset(client: ClusterClient, partition: PartitionKey, *, re
     if isinstance(result, KafkaError):
         raise result
     return result
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _excuse(error: Exception) -> None:

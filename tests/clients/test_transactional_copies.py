@@ -86,6 +86,18 @@ def test_copies_are_their_inputs_through_the_kill_of_every_broker(
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
+def test_copies_are_their_inputs_while_members_of_the_group_stand_still(cluster: Cluster, tmp_path: Path) -> None:
+    """Each loses its partitions, others copy them, and what it had read itself is not committed when it awakes."""
+    copy = Copy("klamm", partitions=3, group_mode=True, random_aborts=False, name="klamm-group")
+    with cluster(PROPERTIES) as brokers, CopyRun(brokers, tmp_path, [copy]) as run:
+        run.pause_copiers(90)
+        report = run.finish()
+    print("\n".join(report.lines))
+    assert report.problems() == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_copies_are_their_inputs_through_the_end_of_copiers_and_a_rolling_restart(
     copies: list[Copy], cluster: Cluster, tmp_path: Path
 ) -> None:

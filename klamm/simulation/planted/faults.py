@@ -5,12 +5,17 @@ order of writes.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from klamm.broker import coordinator_log
 from klamm.broker import parts as broker_parts
 from klamm.broker.coordinator_log import CoordinatorLogSettings, offsets_log_settings
+from klamm.client.group_consumer import GroupConsumer
+from klamm.client.group_member import Membership
+from klamm.client.transactions import TransactionManager
 from klamm.config.broker import BrokerConfig
 from klamm.controller import isr_flows, reassignment_steps
 from klamm.controller.controller import KafkaController
@@ -26,6 +31,7 @@ from klamm.replication.replica_manager import ReplicaManager
 from klamm.replication.state_changes import StateChanges
 from klamm.simulation.planted.fault import PlantedFault, Replacement
 from klamm.simulation.planted.scenarios import (
+    copiers_at_work,
     copy_of_a_rotten_log,
     late_stop_replica,
     load_of_a_rotten_log,
@@ -35,6 +41,7 @@ from klamm.simulation.planted.scenarios import (
 from klamm.storage import follower_batches, log_loader
 from klamm.storage.log_loader import LoadedLog
 from klamm.storage.producer_state import ProducerState
+from klamm.tasks import start_task
 from klamm.znodes import batches
 from klamm.znodes.controller_store import ControllerEpoch, ControllerStore
 from klamm.znodes.topics import LeaderAndIsr
@@ -186,12 +193,40 @@ def _only_the_leader_commits(config: BrokerConfig) -> CoordinatorLogSettings:
     return offsets_log_settings(config)._replace(required_acks=ACKS_LEADER)
 
 
+# -- klamm's client -------------------------------------------------------------------------------------------------
+
+
+def _present_membership(consumer: GroupConsumer) -> Membership:
+    return replace(consumer._member.membership)
+
+
+def _every_membership_is_of_a_member(*_: object) -> None: ...
+
+
+_beat = GroupConsumer._beat
+
+
+def _beat_when_idle(consumer: GroupConsumer) -> "asyncio.Task[None]":
+    is_waiting = consumer._must_join or consumer._joining is not None or consumer._awaited
+    if is_waiting and not consumer._is_in_doubt():
+        return start_task(asyncio.sleep(0), consumer._fail)
+    return _beat(consumer)
+
+
+@contextmanager
+def _whole_or_not(*_: object, **__: object) -> Iterator[None]:
+    yield
+
+
 # What the checkers of clients and logs say when acknowledged records are gone, or are there twice.
 RECORDS_ARE_LOST = (
     "the leader has lost batches before|was acknowledged, the log has|replicas differ|a consumer has read"
     "|records and .* acknowledged|had been acknowledged|which was committed"
     "|the last stable offset|the ISR.* and ends at|is elected .* and ends at"
 )
+
+# What the ledger says when outputs do not move with the offsets.
+COPIED_TWICE = "is committed, but the group was at|too often|is visible in part|only .* are visible|copied up to"
 
 FAULTS = (
     PlantedFault(
@@ -316,6 +351,36 @@ FAULTS = (
         RECORDS_ARE_LOST,
         3,
         load_of_a_rotten_log,
+    ),
+    PlantedFault(
+        "stranger-commits",
+        "a consumer that its group has removed commits offsets with transactions as a client that is no member",
+        (
+            Replacement(GroupConsumer, "membership", property(_present_membership)),
+            Replacement(TransactionManager, "_check_is_member", _every_membership_is_of_a_member),
+        ),
+        "transaction_ledger",
+        COPIED_TWICE,
+        20,
+        copiers_at_work,
+    ),
+    PlantedFault(
+        "idle-heartbeats",
+        "a consumer sends no heartbeats while its group rebalances, and while it waits for a committed offset",
+        (Replacement(GroupConsumer, "_beat", _beat_when_idle),),
+        "transaction_ledger",
+        "has lost .* and was never late",
+        20,
+        copiers_at_work,
+    ),
+    PlantedFault(
+        "commit-without-offsets",
+        "a transaction can be committed although a `send` or `send_offsets` of it has failed",
+        (Replacement(TransactionManager, "whole_or_aborted", _whole_or_not),),
+        "transaction_ledger",
+        COPIED_TWICE,
+        20,
+        copiers_at_work,
     ),
     PlantedFault(
         "group-commit-not-replicated",

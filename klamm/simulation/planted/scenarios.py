@@ -17,6 +17,8 @@ from klamm.simulation.cluster import ZOOKEEPER_PORT, SimulatedBroker, SimulatedC
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.group_workload import GroupWorkload
 from klamm.simulation.process import Process
+from klamm.simulation.transactional_workload import PROPERTIES as TRANSACTION_PROPERTIES
+from klamm.simulation.transactional_workload import TransactionalWorkload
 from klamm.simulation.verdict import converge, judge, serving
 from klamm.simulation.workload import Workload, create_topic, delete_topic
 from klamm.simulation.world import World
@@ -25,6 +27,9 @@ from klamm.znodes.controller_store import NO_CONTROLLER
 from klamm.zookeeper.client import ZooKeeperClient
 
 TOPIC, PASSING_TOPIC, GROUP = "events", "passing", "workers"
+ORDERS, COPIES = "orders", "copies"
+# Of the writers and copiers.
+COMMITS = 60
 BROKERS, REPLICATION_FACTOR = 4, 3
 REQUEST_TIMEOUT_MS = 10_000
 # The version with which the key of a commit begins.
@@ -202,6 +207,25 @@ async def load_of_a_rotten_log(world: World) -> None:
         await group.stop()
         await cluster.until(cluster.is_whole)
         await group.check_committed()
+
+
+async def copiers_at_work(world: World) -> None:
+    """Nothing is wrong with the cluster. Three copiers share two partitions; they die, stand still, work for too long,
+    lose answers, and end or leave their transactions as chance has it."""
+    cluster = SimulatedCluster(world, properties=TRANSACTION_PROPERTIES)
+    await cluster.start()
+    node, client = world.node("client"), cluster.client()
+    inputs, outputs = [(ORDERS, 0), (ORDERS, 1)], [(COPIES, 0), (COPIES, 1)]
+    for topic in (ORDERS, COPIES):
+        await node.run(create_topic(client, topic, partitions=2, replication_factor=3))
+    await node.run(client.close())
+    transactions = TransactionalWorkload(cluster, inputs, outputs, writers=1, copiers=3, has_faults=False)
+    transactions.start()
+    await transactions.ledger.until_commits(COMMITS)
+    await transactions.stop()
+    await converge(cluster)
+    await transactions.check()
+    await cluster.close()
 
 
 def _newest_commit(broker: SimulatedBroker, files: SimulatedFileSystem, key: PartitionKey) -> tuple[str, int]:

@@ -1,7 +1,8 @@
 """Copies records in transactions with klamm's own client, under the contract of Kafka's TransactionalMessageCopier.
 
-Its options, the lines of JSON that it prints, and when it ends are those of Kafka's tool without groups. Every second
-transaction, by chance, is committed in two phases: it is prepared, and another client ends it.
+Its options, the lines of JSON that it prints, and when it ends are those of Kafka's tool. Every second transaction, by
+chance, is committed in two phases: it is prepared, and another client ends it. In group mode it works for a moment on
+the records of each transaction, and its session is short.
 """
 
 import argparse
@@ -14,8 +15,9 @@ import time
 
 from klamm.client.cluster import ClusterClient
 from klamm.client.consumer import Consumer, ConsumerRecord
+from klamm.client.group_consumer import GroupConsumer
 from klamm.client.offsets import ListedOffset, list_consumer_group_offsets, list_offsets
-from klamm.client.options import ClientOptions, ConsumerOptions, ProducerOptions
+from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, OffsetReset, ProducerOptions
 from klamm.client.producer import ProducerRecord
 from klamm.client.properties import parse_addresses
 from klamm.client.transactional_producer import TransactionalProducer
@@ -34,6 +36,7 @@ from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, READ_COMMITTED, TopicPartition
 
 POLL_MS = 200
+STEPS_OF_WORK, STEP_S = 20, 0.01
 # The exit code after the refusal of a new epoch.
 FENCED = 3
 
@@ -59,25 +62,47 @@ class Copier:
             ),
             SystemEnvironment(),
         )
-        self._consumer = Consumer(self._client, ConsumerOptions(isolation_level=READ_COMMITTED))
         self._input = TopicPartition(options.input_topic, options.input_partition)
+        self._has_counted = False
+        consumer_options = ConsumerOptions(READ_COMMITTED, OffsetReset.EARLIEST)
+        self._consumer: Consumer | GroupConsumer
+        if options.group_mode:
+            group = GroupOptions(
+                options.consumer_group,
+                session_timeout_ms=2_000,
+                heartbeat_interval_ms=400,
+                max_poll_interval_ms=20_000,
+            )
+            self._consumer = GroupConsumer(
+                self._client, group, [options.input_topic], consumer_options, on_assigned=self._count
+            )
+        else:
+            self._consumer = Consumer(self._client, consumer_options)
 
     async def run(self) -> None:
         """Returns when everything is copied, or SIGTERM has come."""
         # First, so that what an earlier process has left open is aborted, and its offsets are not committed later.
         await self._producer.init()
-        start = await self._committed()
-        found = (await list_offsets(self._client, {self._input: LATEST_TIMESTAMP}))[self._input]
-        assert isinstance(found, ListedOffset), found
-        self.remaining = found.offset - start
-        self._consumer.assign({self._input: start})
-        while self.remaining > 0 and not self.stops:
+        if isinstance(self._consumer, Consumer):
+            await self._count([self._input])
+            self._consumer.assign(await self._starts([self._input]))
+        while (self.remaining > 0 or not self._has_counted) and not self.stops:
             self.tell("progress", "ProcessLoop")
             records = await self._consumer.poll(POLL_MS, self.options.transaction_size)
             if records:
                 await self._copy(records)
         await self._producer.close()
         await self._consumer.close()
+
+    async def _count(self, partitions: list[TopicPartition]) -> None:
+        """How many records of these partitions are still to be copied."""
+        ends = await list_offsets(self._client, dict.fromkeys(partitions, LATEST_TIMESTAMP))
+        self.remaining = 0
+        for partition, start in (await self._starts(partitions)).items():
+            end = ends[partition]
+            assert isinstance(end, ListedOffset), end
+            self.remaining += end.offset - start
+        self._has_counted = True
 
     async def _copy(self, records: list[ConsumerRecord]) -> None:
         """One transaction."""
@@ -97,7 +122,12 @@ class Copier:
                     ProducerRecord(self.options.output_topic, record.value, record.key, partition=record.partition),
                     told,
                 )
-            await self._producer.send_offsets({self._input: records[-1].offset + 1}, self.options.consumer_group)
+            if isinstance(self._consumer, GroupConsumer):
+                for _ in range(random.randrange(STEPS_OF_WORK)):
+                    await asyncio.sleep(STEP_S)
+                await self._producer.send_offsets(self._consumer.positions(), self._consumer.membership)
+            else:
+                await self._producer.send_offsets({self._input: records[-1].offset + 1}, self.options.consumer_group)
             if self.options.enable_random_aborts and (self._transactions == 2 or random.randrange(3) == 0):
                 await written.wait()  # An abort does not send what was not sent.
                 await self._abort()
@@ -126,14 +156,18 @@ class Copier:
     async def _abort(self) -> None:
         await self._producer.abort()
         assert self._producer.state is State.READY
-        self._consumer.assign({self._input: await self._committed()})
+        if isinstance(self._consumer, GroupConsumer):
+            self._consumer.seek_to_committed()
+        else:
+            self._consumer.assign(await self._starts([self._input]))
 
-    async def _committed(self) -> int:
+    async def _starts(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """What the group has committed, or 0."""
         group = self.options.consumer_group
         found = (await list_consumer_group_offsets(self._client, [group]))[group]
         if isinstance(found, KafkaError):
             raise found
-        return found[self._input].offset if self._input in found else 0
+        return {each: found[each].offset if each in found else 0 for each in partitions}
 
     def tell(self, what: str, stage: str) -> None:
         line = {
@@ -159,6 +193,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--transaction-timeout", type=int, default=60_000)
     parser.add_argument("--transactional-id", required=True)
     parser.add_argument("--enable-random-aborts", action="store_true")
+    parser.add_argument("--group-mode", action="store_true")
     parser.add_argument("--use-group-metadata", action="store_true")
     return parser.parse_args(arguments)
 

@@ -10,6 +10,7 @@ The input of a copy grows whenever its copiers have come to its end, so that the
 """
 
 import itertools
+import random
 import signal
 import threading
 import time
@@ -45,6 +46,7 @@ PROPERTIES: dict[str, str | int] = {
     "offsets.topic.replication.factor": 3,
     "min.insync.replicas": 2,
     "group.initial.rebalance.delay.ms": 0,
+    "group.min.session.timeout.ms": 1_000,
 }
 TIMEOUT_S = 150.0
 TICK_S = 0.1
@@ -329,6 +331,22 @@ class CopyRun:
             if code == 0 and process.status.get("remaining", 0) > 0:
                 self.problem(f"{process.name} was not fenced:\n{process.tail(15)}")
         self.wait_for_progress()
+
+    def pause_copiers(self, seconds: float) -> int:
+        """One copier after another stands still, mostly for longer than its session and shorter than its transactions
+        may be open; then it goes on. Returns how many did."""
+        chance, pauses, until = random.Random(), 0, time.monotonic() + seconds
+        while time.monotonic() < until:
+            with self._lock:
+                process = chance.choice(self.workers).process
+            process.signal_group(signal.SIGSTOP)
+            time.sleep(chance.choice((0.5, 2.5, 4.0, 6.0)))
+            process.signal_group(signal.SIGCONT)
+            time.sleep(chance.uniform(0, 2))
+            pauses += 1
+        self.note(f"{pauses} times a copier stood still")
+        self.wait_for_progress()
+        return pauses
 
     def oversleep(self) -> None:
         """Every copier stands still until the brokers have aborted its transaction; then it awakes, or its successor
