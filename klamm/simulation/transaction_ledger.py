@@ -157,7 +157,13 @@ class TransactionLedger:
             self._initialized[transactional_id] = identity, _now_s()
 
     def assigned(self, generation: int, member_id: str, partitions: Iterable[PartitionKey]) -> None:
-        """A member has learned what it owns."""
+        """A member has learned what it owns.
+
+        A group without offsets is forgotten when it is empty, and begins again with generation 1, so what members
+        were told before the first commit does not count.
+        """
+        if not self.has_offsets:
+            return
         for partition in partitions:
             owner = self._owners.setdefault((generation, partition), member_id)
             assert owner == member_id, f"generation {generation}: {owner} and {member_id} own {partition}"
@@ -181,6 +187,11 @@ class TransactionLedger:
         )
         self.commits += 1
         self.progress.set()
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether a commit of offsets was acknowledged."""
+        return any(each.copied and each.outcome is Outcome.COMMITTED for each in self.transactions)
 
     def acknowledged_offset(self, partition: PartitionKey) -> int:
         """The largest offset of the partition whose commit was acknowledged; -1 if none was."""

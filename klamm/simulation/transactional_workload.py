@@ -201,6 +201,7 @@ class Ender:
 
     def __init__(self, world: World, new_client: Callable[[], ClusterClient], ledger: TransactionLedger) -> None:
         self.node = world.node("ender")
+        self._world = world
         self._random = world.random
         self._new_client = new_client
         self._ledger = ledger
@@ -211,7 +212,10 @@ class Ender:
         self._given.append((prepared, transaction, commit))
         self._is_wanted.set()
 
-    async def run(self) -> None:
+    def start(self) -> None:
+        _judged(self._world, "the ender", self.node.run(self._run()))
+
+    async def _run(self) -> None:
         """Ends what it is given, some of it twice, until its process is killed."""
         client = self._new_client()
         while True:
@@ -296,14 +300,7 @@ class TransactionalClient(ABC):
             node.crash()
         if not node.process.alive:
             node.restart()
-        running = node.run(self._live(self.instance))
-        running.add_done_callback(self._ended)
-        return running
-
-    def _ended(self, running: "asyncio.Future[None]") -> None:
-        error = running.exception()
-        if error is not None and not isinstance(error, ProcessDead):
-            self._world.loop.fail(f"{self.transactional_id} ended: {error!r}", error)
+        return _judged(self._world, self.transactional_id, node.run(self._live(self.instance)))
 
     async def _live(self, instance: int) -> None:
         client = self._new_client()
@@ -540,6 +537,7 @@ class TransactionalWorkload:
         self.ledger = TransactionLedger(has_faults=has_faults)
         self.ender = Ender(world, new_client, self.ledger)
         self._random = random.Random(f"{world.seed}/looks")
+        self._world = world
         self._cluster = cluster
         self._node = world.node("transactions")
         self._inputs, self._outputs = inputs, outputs
@@ -563,9 +561,12 @@ class TransactionalWorkload:
         self._watching: list[asyncio.Future[None]] = []
 
     def start(self) -> None:
-        self._watching = [self._node.run(reader.run()) for reader in self._readers]
-        self._watch_offsets = self._node.run(self._look_at_offsets())
-        self.ender.node.run(self.ender.run())
+        self._watching = [
+            _judged(self._world, f"the reader of {reader.key}", self._node.run(reader.run()))
+            for reader in self._readers
+        ]
+        _judged(self._world, "the look at the offsets", self._node.run(self._look_at_offsets()))
+        self.ender.start()
         for client in self._clients:
             client.start()
 
@@ -580,7 +581,7 @@ class TransactionalWorkload:
         cluster is whole, and the clients have stopped. Returns the counts as text."""
         await self.until_decided()
         self.ender.node.restart()
-        self.ender.node.run(self.ender.run())
+        self.ender.start()
         visible = {key: self._history(key).visible for key in self._inputs}
         await self._finish({key: reads[-1].offset + 1 if reads else 0 for key, reads in visible.items()})
         self.ender.node.crash()
@@ -680,6 +681,18 @@ async def committed_offset(client: ClusterClient, partition: PartitionKey, *, re
     if isinstance(result, KafkaError):
         raise result
     return result
+
+
+def _judged(world: World, name: str, running: "asyncio.Future[None]") -> "asyncio.Future[None]":
+    """Its error ends the run at once, unless its process is killed."""
+
+    def ended(running: "asyncio.Future[None]") -> None:
+        error = running.exception()
+        if error is not None and not isinstance(error, ProcessDead):
+            world.loop.fail(f"{name} ended: {error!r}", error)
+
+    running.add_done_callback(ended)
+    return running
 
 
 def _now_s() -> float:

@@ -521,6 +521,7 @@ async def a_fenced_member(stage: Stage) -> None:
         await producer.send_offsets(first.positions(), first.membership)
     await producer.abort()
     await asyncio.gather(first.close(), second.close())
+    assert (sorted(stage.lost), sorted(stage.revoked)) == (ALL, ALL)
 
 
 def test_a_fenced_member_is_told() -> None:

@@ -168,6 +168,20 @@ async def test_the_end_of_a_generation_makes_the_member_join_again(error: ErrorC
     assert [request.member_id for request in joins] == ["", member_id, member_id]
 
 
+async def test_a_member_that_another_has_replaced_is_none_any_more() -> None:
+    """Neither heartbeats nor commits are sent as that member, and none as a client that is no member."""
+    state = Joined((ApiKey.HEARTBEAT, HeartbeatResponse(error_code=ErrorCode.FENCED_INSTANCE_ID)))
+    async with state as member:
+        read_as = replace(member.membership)
+        with pytest.raises(KafkaError, match="another member has taken over the group instance id"):
+            await member.heartbeat()
+        assert not member.needs_heartbeats
+        assert not read_as.is_same_member(member.membership)
+        with pytest.raises(MustRejoin):
+            await member.commit({P0: 4}, read_as)
+    assert not any(hasattr(request, "retention_time_ms") for request in state.cluster.requests)
+
+
 @pytest.mark.parametrize(
     "error", [ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.REBALANCE_IN_PROGRESS]
 )

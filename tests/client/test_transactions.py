@@ -903,6 +903,27 @@ def test_a_commit_waits_for_offsets_that_are_being_sent():
     assert apis(cluster)[-2:] == [ApiKey.TXN_OFFSET_COMMIT, ApiKey.END_TXN]
 
 
+def test_offsets_that_are_cancelled_while_others_are_sent_fail_the_transaction():
+    """Nothing of theirs was sent: the records would be committed without them."""
+
+    async def scenario(producer, cluster):
+        await one_record(producer)
+        await producer._producer.flush()
+        sending = asyncio.create_task(producer.send_offsets({ZERO: 5}, MEMBER))
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(producer.send_offsets({ZERO: 5}, replace(MEMBER, group_id="h")))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await expect(asyncio.CancelledError, waiting)
+        await sending
+        error = await expect(TransactionAborted, producer.commit())
+        assert "offsets of group h may be missing" in str(error)
+        await producer.abort()
+
+    answers = [initialized(), *WRITTEN, offsets_added(), offsets_committed(0), initialized(epoch=1)]
+    against(answers, scenario)
+
+
 def test_an_abort_waits_for_offsets_that_are_being_sent():
     async def scenario(producer, cluster):
         await one_record(producer)

@@ -5,13 +5,19 @@ read_committed that reads all the time sees the same as one that comes afterward
 Apache Kafka.
 """
 
+import contextlib
+import os
+import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
-from support.copying.copiers import Copy
+import klamm.testing
+from support.copying.check import differences, read
+from support.copying.copiers import Copier, Copy
 from support.copying.run import PROPERTIES, TRANSACTION_STATE_TOPIC_NAME, CopyRun
 from support.durability.brokers import Brokers, KlammBrokers, ProcessBrokers
 
@@ -82,6 +88,41 @@ def test_copies_are_their_inputs_through_the_kill_of_every_broker(
     print("\n".join(report.lines))
     assert report.problems() == []
     assert all(count > 0 for count in report.aborted.values())
+
+
+def test_a_member_that_stood_still_commits_nothing_that_another_has_copied(tmp_path: Path) -> None:
+    """It has written its copies and awakes before it commits their offsets. Its session has expired, and another member
+    has copied the same records."""
+    properties = {
+        **PROPERTIES,
+        "transaction.state.log.num.partitions": 1,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+        "offsets.topic.num.partitions": 1,
+        "offsets.topic.replication.factor": 1,
+        "min.insync.replicas": 1,
+    }
+    copy = Copy("klamm", group_mode=True, random_aborts=False)
+    values = [b"%d" % number for number in range(3 * copy.transaction_size)]
+    with contextlib.ExitStack() as at_end:
+        bootstrap = at_end.enter_context(klamm.testing.Cluster(1, properties=properties)).bootstrap
+        producer = Producer({"bootstrap.servers": bootstrap})
+        for value in values:
+            producer.produce(copy.input, value)
+        assert producer.flush(60) == 0
+        copiers = []
+        for number, options in enumerate((["--stand-still-in", "2"], [])):
+            copiers.append(Copier(copy, number, bootstrap, tmp_path, *options))
+            at_end.callback(copiers[-1].kill)
+            if options:
+                os.waitid(os.P_PID, copiers[-1].pid, os.WSTOPPED)
+        sleeper, other = copiers
+        assert other.wait() == 0
+        sleeper.signal_group(signal.SIGCONT)
+        assert sleeper.wait() == 0
+        assert "aborts the transaction: UNKNOWN_MEMBER_ID (25): " in sleeper.output()
+        found = read(bootstrap, [(copy.output, 0)], committed=True)
+    assert differences(values, [record.value for record in found[copy.output, 0]]) == []
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ from klamm.simulation.planted import __main__ as command
 from klamm.simulation.planted.fault import TIME_LIMIT_S, Found, PlantedFault, Replacement, Scenario, hunt
 from klamm.simulation.planted.faults import BY_NAME, FAULTS
 from klamm.simulation.planted.scenarios import (
+    copiers_at_work,
     copy_of_a_rotten_log,
     late_stop_replica,
     load_of_a_rotten_log,
@@ -20,8 +21,16 @@ from klamm.simulation.planted.scenarios import (
 from klamm.simulation.world import World
 
 DOCUMENT = Path(__file__).parents[2] / "docs/simulation.md"
-# These run a scenario, which takes two seconds.
-CHEAP = ("stop-replica-without-epoch", "kafka-13407", "kafka-10548", "unchecked-copies", "unchecked-loads")
+# These run a scenario, which takes two seconds, once or twice.
+CHEAP = (
+    "stop-replica-without-epoch",
+    "kafka-13407",
+    "kafka-10548",
+    "unchecked-copies",
+    "unchecked-loads",
+    "stranger-commits",
+    "commit-without-offsets",
+)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +47,10 @@ def test_there_are_at_least_twelve_planted_faults() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 12
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    "scenario", [copy_of_a_rotten_log, load_of_a_rotten_log, late_stop_replica, log_of_a_former_topic]
+    "scenario",
+    [copy_of_a_rotten_log, load_of_a_rotten_log, late_stop_replica, log_of_a_former_topic, copiers_at_work],
 )
 def test_klamm_without_the_fault_passes_the_scenario(scenario: Scenario, seed: int) -> None:
     world = World(seed)

@@ -229,7 +229,7 @@ def test_a_coordinator_that_does_not_fence_is_found(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(coordinator_module, "producer_error", generous)
     with pytest.raises(SimulationFailure, match="was fenced at"):
-        _run(without_faults, 3)
+        _run(without_faults, 17)
 
 
 def test_offsets_that_are_visible_before_their_marker_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_a_marker_of_an_old_coordinator_is_found(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(ProducerState, "check", generous)
     with pytest.raises(AssertionError, match="has markers of former coordinators"):
-        _run(coordinator_without_zookeeper, 3)
+        _run(coordinator_without_zookeeper, 5)
 
 
 def test_an_open_transaction_that_is_left_to_the_next_producer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,7 +226,10 @@ RECORDS_ARE_LOST = (
 )
 
 # What the ledger says when outputs do not move with the offsets.
-COPIED_TWICE = "is committed, but the group was at|too often|is visible in part|only .* are visible|copied up to"
+COPIED_TWICE = (
+    "is committed, but the group was at|too often|is visible in part|only .* are visible|copied up to"
+    "|is at .* had been acknowledged"
+)
 
 FAULTS = (
     PlantedFault(
@@ -331,7 +334,7 @@ FAULTS = (
         "a log that is loaded forgets its idempotent producers",
         (Replacement(log_loader._Loader, "load", _load_without_producers),),
         "workload, transaction_ledger, verdict",
-        RECORDS_ARE_LOST,
+        f"{RECORDS_ARE_LOST}|which was aborted",
         30,
     ),
     PlantedFault(

@@ -99,12 +99,12 @@ class Copy:
 class Copier(ManagedProcess):
     """One process that copies."""
 
-    def __init__(self, copy: Copy, number: int, bootstrap: str, directory: Path) -> None:
+    def __init__(self, copy: Copy, number: int, bootstrap: str, directory: Path, *options: str) -> None:
         self.copy, self.number = copy, number
         self.status: dict[str, Any] = {}
         program: Sequence[str] = CLIENTS[copy.client]()
         name = copy.transactional_id(number)
-        super().__init__(name, [*program, *copy.arguments(bootstrap, number)], directory / f"{name}.log")
+        super().__init__(name, [*program, *copy.arguments(bootstrap, number), *options], directory / f"{name}.log")
 
     def _take(self, line: str) -> None:
         super()._take(line)

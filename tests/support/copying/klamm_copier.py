@@ -8,6 +8,7 @@ the records of each transaction, and its session is short.
 import argparse
 import asyncio
 import json
+import os
 import random
 import signal
 import sys
@@ -123,8 +124,7 @@ class Copier:
                     told,
                 )
             if isinstance(self._consumer, GroupConsumer):
-                for _ in range(random.randrange(STEPS_OF_WORK)):
-                    await asyncio.sleep(STEP_S)
+                await self._work()
                 await self._producer.send_offsets(self._consumer.positions(), self._consumer.membership)
             else:
                 await self._producer.send_offsets({self._input: records[-1].offset + 1}, self.options.consumer_group)
@@ -139,6 +139,16 @@ class Copier:
             return
         self.processed += len(records)
         self.remaining -= len(records)
+
+    async def _work(self) -> None:
+        """On the records of a transaction, before their offsets are committed."""
+        steps = random.randrange(STEPS_OF_WORK)
+        if self._transactions == self.options.stand_still_in:
+            print("stands still", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            steps = STEPS_OF_WORK
+        for _ in range(steps):
+            await asyncio.sleep(STEP_S)
 
     async def _commit(self) -> None:
         if random.randrange(2):
@@ -195,6 +205,8 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--enable-random-aborts", action="store_true")
     parser.add_argument("--group-mode", action="store_true")
     parser.add_argument("--use-group-metadata", action="store_true")
+    # The number of the transaction in which the process stops itself (SIGSTOP), in group mode.
+    parser.add_argument("--stand-still-in", type=int)
     return parser.parse_args(arguments)
 
 
