@@ -83,6 +83,7 @@ SMALL = (
     ("klamm.net.server", "REQUESTS_PER_SLICE", 1),
     ("klamm.protocol.consumer_protocol", "CHEAP_SLICE", 1),
     ("klamm.purgatory", "KEYS_PER_SLICE", 1),
+    ("klamm.purgatory", "OPERATIONS_PER_SLICE", 1),
     ("klamm.replication.fetcher", "PARTITIONS_PER_SLICE", 1),
     ("klamm.replication.isr_changes", "MAX_CHANGES_IN_ROUND", 1),
     ("klamm.replication.log_dir_moves", "MIN_PIECE_BYTES", 1),
