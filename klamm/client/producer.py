@@ -2,14 +2,17 @@
 
 What must stay true:
 - Every record that `send` has taken ends with its callback: with its offset once the replicas that `acks` names have
-  it, or with the error because of which it was not delivered.
-- Records of one partition are written in the order of the calls of `send`.
-- Unacknowledged records take no more than `buffer_memory_bytes`; `send` waits until there is room.
+  it, or with the error because of which it was not delivered. A callback that raises harms no other record.
+- Records of one partition are written in the order of the calls of `send`, once their topic is known.
+- Unacknowledged records take no more than `buffer_memory_bytes`; `send` waits until there is room. Calls that wait get
+  it in their order.
+- A record is in the transaction in which its `send` began, or in none.
 
 Source: org.apache.kafka.clients.producer.KafkaProducer; internals.RecordAccumulator, internals.ProducerBatch.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,7 +20,15 @@ from typing import NamedTuple
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ProducerOptions
 from klamm.client.partitioner import StickyPartitions, partition_of_key
-from klamm.client.sender import Batch, Identity, PartitionQueue, Sender, TopicPartitions, Transaction
+from klamm.client.sender import (
+    Batch,
+    Identity,
+    PartitionQueue,
+    Sender,
+    TopicPartitions,
+    Transaction,
+    TransactionFailed,
+)
 from klamm.environment import Environment
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -33,6 +44,8 @@ from klamm.protocol.record_batch import (
 )
 from klamm.protocol.records import Record, encode_record
 from klamm.protocol.vocabulary import UNKNOWN_OFFSET
+
+logger = logging.getLogger(__name__)
 
 # How long a topic's metadata is used (metadata.max.age.ms).
 TOPIC_MAX_AGE_S = 300.0
@@ -89,6 +102,9 @@ class Producer:
         self._sticky = StickyPartitions(environment.random)
         self._topics: dict[str, _Topic] = {}
         self._open: dict[tuple[str, int], _ProducerBatch] = {}
+        # How many calls of `send` wait for room; they take turns.
+        self._waiting = 0
+        self._turn = asyncio.Lock()
 
     async def partitions_for(self, topic: str) -> TopicPartitions:
         """The topic's partitions; a broker that creates topics (auto.create.topics.enable) creates it.
@@ -108,6 +124,8 @@ class Producer:
         Raises KafkaError for a record that cannot be written (there is no such topic or partition, or it is larger
         than max.request.size), ClientError, and what ended the producer.
         """
+        transaction = self._sender.transaction
+        number = 0 if transaction is None else transaction.number
         partitions = await self.partitions_for(record.topic)
         timestamp_ms = self._environment.now_ms() if record.timestamp_ms is None else record.timestamp_ms
         encoded = Record(record.key, record.value, timestamp_ms, record.headers)
@@ -118,9 +136,13 @@ class Producer:
                 f"a record needs {size_bytes + HEADER_SIZE_BYTES} bytes, max.request.size allows"
                 f" {self._options.max_request_size_bytes}",
             )
-        if not self._sender.has_room(size_bytes):
-            await self._sender.wait_for_room(size_bytes)
+        if self._waiting or not self._sender.has_room(size_bytes):
+            await self._wait_for_room(size_bytes)
         self._sender.check()
+        if transaction is not None and transaction.number != number:
+            raise TransactionFailed(
+                ErrorCode.OPERATION_NOT_ATTEMPTED, "the record was not sent: its transaction has ended meanwhile"
+            )
         batch, is_new = self._batch(record, partitions, size_bytes)
         added_bytes = batch.append(encoded, on_completion)
         if is_new:
@@ -129,7 +151,10 @@ class Producer:
             self._sender.account(added_bytes)
 
     async def flush(self) -> None:
-        """Returns when every record has been written or has failed. Raises what ended the producer."""
+        """Returns when every record that was sent before the call has been written or has failed.
+
+        Raises what ended the producer.
+        """
         await self._sender.flush()
 
     async def abandon(self, error: KafkaError) -> None:
@@ -141,6 +166,14 @@ class Producer:
         await self._sender.close()
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _wait_for_room(self, size_bytes: int) -> None:
+        self._waiting += 1
+        try:
+            async with self._turn:
+                await self._sender.wait_for_room(size_bytes)
+        finally:
+            self._waiting -= 1
 
     def _batch(
         self, record: ProducerRecord, partitions: TopicPartitions, size_bytes: int
@@ -258,14 +291,21 @@ class _ProducerBatch(Batch):
             if on_completion is not None:
                 offset = UNKNOWN_OFFSET if base_offset == UNKNOWN_OFFSET else base_offset + index
                 written_ms = timestamp_ms if log_append_time_ms < 0 else log_append_time_ms
-                on_completion(RecordMetadata(topic, partition, offset, written_ms), None)
+                self._tell(on_completion, RecordMetadata(topic, partition, offset, written_ms), None)
         self._end()
 
     def failed(self, error: BaseException) -> None:
         for _, on_completion in self._callbacks:
             if on_completion is not None:
-                on_completion(None, error)
+                self._tell(on_completion, None, error)
         self._end()
+
+    def _tell(self, on_completion: OnCompletion, metadata: RecordMetadata | None, error: BaseException | None) -> None:
+        try:
+            on_completion(metadata, error)
+        except Exception:
+            topic, partition = self.queue.topic, self.queue.number
+            logger.exception("Error executing user-provided callback on message for %s-%d", topic, partition)
 
     def _end(self) -> None:
         """The producer still knows its last batch of each partition: it takes no more records, and no more memory."""

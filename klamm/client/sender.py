@@ -119,6 +119,8 @@ class Transaction(ABC):
     transactional_id: str
     identity: Identity
     """The producer id and epoch. Sequence numbers begin at 0 with each epoch."""
+    number: int = 0
+    """How many transactions have ended."""
 
     @abstractmethod
     async def add_partition(self, partition: PartitionKey) -> None:
@@ -161,10 +163,11 @@ class Batch(ABC):
     """A batch of one partition that waits for its acknowledgement, and what its producer wants to know of it.
 
     `deadline` is a time of the loop's clock. `data` is the sealed batch, None until then; `memory_bytes` what counts
-    against the buffer memory. `attempts` counts how often it was sent. Only a ready batch is sent.
+    against the buffer memory. `attempts` counts how often it was sent. Only a ready batch is sent. `number` grows with
+    each batch of the sender.
     """
 
-    __slots__ = ("attempts", "data", "deadline", "is_ready", "memory_bytes", "size_bytes")
+    __slots__ = ("attempts", "data", "deadline", "is_ready", "memory_bytes", "number", "size_bytes")
 
     def __init__(self, size_bytes: int, deadline: float, data: Buffer | None = None) -> None:
         self.size_bytes = size_bytes
@@ -173,6 +176,7 @@ class Batch(ABC):
         self.data = data
         self.is_ready = data is not None
         self.attempts = 0
+        self.number = 0
 
     @property
     def header(self) -> BatchHeader:
@@ -238,6 +242,8 @@ class Sender:
         # After the last acknowledged batch of each partition.
         self.end_offsets: dict[tuple[str, int], int] = {}
         self._pending_bytes = 0
+        # How many batches were appended.
+        self._appended = 0
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         # Of topics whose brokers found a batch too large: how large a batch, without compression, may be from now on.
@@ -299,10 +305,15 @@ class Sender:
         return queue
 
     async def flush(self) -> None:
-        """Returns when every batch is acknowledged. Raises the error that ended the sender."""
+        """Returns when every batch is acknowledged, or has failed, that was appended before the call.
+
+        Raises the error that ended the sender.
+        """
         self._make_all_ready()
-        while self._pending_bytes:
-            await self._change()
+        last = self._appended
+        for queue in list(self._partitions.values()):
+            while queue.batches and queue.batches[0].number <= last:
+                await self._change()
         self.check()
         unanswered = dict.fromkeys(queue.take_unanswered() for queue in self._partitions.values())
         # A connection that has ended took its batches with it, which acks=0 accepts.
@@ -340,6 +351,11 @@ class Sender:
         """Adds to the number of unacknowledged bytes."""
         self._pending_bytes += difference_bytes
         self._changed.set()
+
+    def next_number(self) -> int:
+        """The number of a batch that is appended."""
+        self._appended += 1
+        return self._appended
 
     def waits(self, queue: "PartitionQueue") -> None:
         """The last batch of this partition is not ready."""
@@ -401,6 +417,7 @@ class PartitionQueue:
 
     def append(self, batch: Batch) -> None:
         """Adds a batch; it is sent when it is ready."""
+        batch.number = self.sender.next_number()
         self.sender.account(batch.memory_bytes)
         self.batches.append(batch)
         if batch.is_ready:
@@ -631,6 +648,7 @@ class PartitionQueue:
         self._forget(batch)
         for part, first in ((records[middle:], middle), (records[:middle], 0)):
             half = batch.part(batch.size_bytes // 2, _rebuilt(part, header, first), first, len(part))
+            half.number = batch.number
             self.batches.appendleft(half)
             self.sender.account(half.memory_bytes)
 

@@ -8,8 +8,10 @@
     await producer.commit()
 
 What must stay true:
-- `commit` and `prepare` wait for every record. When one has failed, or `send` or `send_offsets` has raised anything,
-  they raise TransactionAborted, and only `abort` is left.
+- `commit` and `prepare` wait for every call of `send` and `send_offsets` that has begun, and for every record. When one
+  has failed, or a call has raised anything, they raise TransactionAborted, and only `abort` is left.
+- A record is in the transaction in which its `send` began, or in none: from the call of `commit`, `prepare` or `abort`
+  on nothing is added, and only one of these runs at a time.
 - `abort` ends the transaction only when every record of it is answered or given up, and so that no leader appends those
   that were given up: a record that is appended after the end of its transaction would hold back the last stable offset.
 
@@ -18,7 +20,7 @@ Source: org.apache.kafka.clients.producer.KafkaProducer.
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from klamm.client.cluster import ClusterClient
 from klamm.client.group_member import Membership
@@ -51,6 +53,10 @@ class TransactionalProducer:
             raise ValueError("transactional.id needs acks=all and enable.idempotence=true")
         self._transactions = TransactionManager(client, options.transactional_id, options.transaction_timeout_ms)
         self._producer = Producer(client, options, environment, self._transactions)
+        # The calls of `send` that have not returned.
+        self._sends = 0
+        self._all_sent = asyncio.Event()
+        self._is_ending = False
 
     @property
     def state(self) -> State:
@@ -70,15 +76,21 @@ class TransactionalProducer:
 
     async def send(self, record: ProducerRecord, on_completion: OnCompletion | None = None) -> None:
         """As `Producer.send`, in the transaction."""
-        self._transactions.require_open()
-        with self._transactions.whole_or_aborted("a record was not sent"):
-            await self._producer.send(record, on_completion)
+        self._require_open("send")
+        self._sends += 1
+        try:
+            with self._transactions.whole_or_aborted("a record was not sent"):
+                await self._producer.send(record, on_completion)
+        finally:
+            self._sends -= 1
+            self._all_sent.set()
 
     async def send_offsets(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: Membership | str
     ) -> None:
         """As `TransactionManager.send_offsets`: commits a group's offsets, the next ones to be read, with the
         transaction."""
+        self._require_open("send_offsets")
         await self._transactions.send_offsets(offsets, group)
 
     async def prepare(self) -> PreparedTransaction | None:
@@ -86,25 +98,58 @@ class TransactionalProducer:
 
         None if the transaction has no records and no offsets. Until the end this producer does nothing else.
         """
-        self._transactions.require_open()
-        await self._producer.flush()
-        return self._transactions.prepare()
+        with self._ending("prepare"):
+            self._transactions.require_open()
+            await self._write_all()
+            return self._transactions.prepare()
 
     async def commit(self) -> None:
         """Writes every record and commits the transaction."""
-        await self._producer.flush()
-        await self._transactions.commit()
+        with self._ending("commit"):
+            await self._write_all()
+            await self._transactions.commit()
 
     async def abort(self) -> None:
         """Aborts the transaction; records that were not sent fail."""
-        self._transactions.begin_abort()
-        await self._producer.abandon(KafkaError(ErrorCode.OPERATION_NOT_ATTEMPTED, "the transaction was aborted"))
-        await self._transactions.abort()
+        with self._ending("abort"):
+            await self._abort()
 
     async def close(self) -> None:
         """Aborts an open transaction, but not a prepared one, and gives up all unacknowledged records. Idempotent."""
-        if self.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR):
-            with contextlib.suppress(KafkaError, ClientError, TimeoutError):
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await self.abort()
-        await self._producer.close()
+        is_open = self.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR)
+        try:
+            if is_open or (self.state is State.ABORTING and not self._is_ending):
+                with contextlib.suppress(KafkaError, ClientError, TimeoutError):
+                    async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                        await self._abort()
+        finally:
+            await self._producer.close()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _require_open(self, operation: str) -> None:
+        self._transactions.require_open()
+        if self._is_ending:
+            raise RuntimeError(f"{operation}: the transaction of {self._transactions.transactional_id} is being ended")
+
+    @contextlib.contextmanager
+    def _ending(self, operation: str) -> Iterator[None]:
+        """Nothing is added to the transaction meanwhile."""
+        if self._is_ending:
+            raise RuntimeError(f"{operation}: another call of commit, prepare or abort has not returned")
+        self._is_ending = True
+        try:
+            yield
+        finally:
+            self._is_ending = False
+
+    async def _write_all(self) -> None:
+        while self._sends:
+            self._all_sent.clear()
+            await self._all_sent.wait()
+        await self._producer.flush()
+
+    async def _abort(self) -> None:
+        self._transactions.begin_abort()
+        await self._producer.abandon(KafkaError(ErrorCode.OPERATION_NOT_ATTEMPTED, "the transaction was aborted"))
+        await self._transactions.abort()

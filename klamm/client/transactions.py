@@ -379,7 +379,8 @@ class TransactionManager(Transaction):
             return  # the batch failed because of this error
         if code in _FATAL[ApiKey.PRODUCE]:
             self._fail(ProducerFenced if code in _FENCED else ProducerEnded, code, message)
-        elif self.state in (State.IN_TRANSACTION, State.COMMITTING):
+        elif self.state is State.IN_TRANSACTION:
+            # A commit has all records; what fails after its begin came too late.
             self._fail(TransactionAborted, code, message)
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -511,6 +512,7 @@ class TransactionManager(Transaction):
     async def _begin_anew(self) -> None:
         """The transaction has ended."""
         self._may_be_open = False
+        self.number += 1
         if self._must_bump_epoch:
             self.identity = await self._init_producer_id(self.identity)
         self._partitions.clear()
