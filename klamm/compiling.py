@@ -1,8 +1,8 @@
 """Compiles the loops over bytes with numba, and keeps the machine code on disk.
 
-The code is kept in the first of these directories that can be written to: `NUMBA_CACHE_DIR` (if set), klamm's own
-`__pycache__`, the user's cache directory, and a directory of the user's below the system's temporary one. Code in any
-of the others is used, too: an image or an archive may bring it where nothing can be written.
+The code is kept in the first of these directories that can be written to and is safe: `NUMBA_CACHE_DIR` (if set),
+klamm's own `__pycache__`, the user's cache directory, and a directory of the user's below the system's temporary one.
+Code in any of the others is used, too: an image or an archive may bring it where nothing can be written.
 
 What must stay true:
 - Code is used only for what it was made of, wherever that lies and whatever its date is: a function's directory is
@@ -10,24 +10,31 @@ What must stay true:
 - A directory has one function, compiled for one signature. numba numbers the files of several, and two processes that
   write at once would give both the same number.
 - Files that are damaged or cannot be written cost time, and nothing else: the function is compiled.
-- Only this user can write to the temporary directory: numba executes what it reads from there.
+- numba executes what it reads. So a directory is used only if it is safe: only this user, root and the owner of klamm's
+  own code can change it, its files, and every directory above it. The directories of klamm's own code are not checked:
+  who can change these can change klamm. Where code is read from is decided once, without symbolic links: one that is
+  changed later changes nothing.
 
 Importing this module imports numba.
 """
 
+import grp
 import hashlib
 import os
+import pwd
 import shutil
 import stat
 import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numba
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
 from klamm import __version__
@@ -35,6 +42,7 @@ from klamm import __version__
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False}
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 _compiled: list[Any] = []
 
@@ -58,18 +66,19 @@ def compiled(signature: Any) -> Callable[[Function], Function]:
 
 
 def _loaded_or_compiled(signature: Any, function: Any) -> Any:
-    path = _directory_of(function)
-    if path is None:
-        return _njit(signature, function, cache=False)
-    try:
-        return _njit(signature, function, cache=True)
-    except OSError:
-        # The disk is full, for example.
-        return _njit(signature, function, cache=False)
-    except Exception:
-        # A damaged file raises whatever it leads to.
-        shutil.rmtree(path, ignore_errors=True)
-        return _njit(signature, function, cache=_is_writable(path))
+    with _files_of_ones_own():
+        path = _directory_of(function)
+        if path is None:
+            return _njit(signature, function, cache=False)
+        try:
+            return _njit(signature, function, cache=True)
+        except OSError:
+            # The disk is full, for example.
+            return _njit(signature, function, cache=False)
+        except Exception:
+            # A damaged file raises whatever it leads to.
+            shutil.rmtree(path, ignore_errors=True)
+            return _njit(signature, function, cache=_is_writable(path))
 
 
 def _njit(signature: Any, function: Any, *, cache: bool) -> Any:
@@ -98,33 +107,59 @@ def compilations() -> Compilations:
 
 def copy_code(target: Path) -> None:
     """Copies the code of this process's functions to a directory, as far as it has been kept elsewhere."""
-    for made in _compiled:
-        path = _directory_of(made.py_func)
-        if path is not None and path.parent != target and not _has_code(target / path.name):
-            shutil.copytree(path, target / path.name, dirs_exist_ok=True)
+    with _files_of_ones_own():
+        for made in _compiled:
+            path = _directory_of(made.py_func)
+            if path is not None and path.parent != target and not _has_code(target / path.name):
+                shutil.copytree(path, target / path.name, dirs_exist_ok=True)
 
 
 # -- where the code is ------------------------------------------------------------------------------------------------
 
 
 def directory() -> Path | None:
-    """The directory that new code goes to; None if no directory can be written to."""
-    return _first_writable(tuple(_directories()))
+    """The directory that new code goes to; None if no directory can be written to and is safe."""
+    with _files_of_ones_own():
+        return _first_writable(tuple(_directories()))
+
+
+def why_unsafe(path: Path) -> str | None:
+    """Why code in a directory is not used; None if it is."""
+    for each in (*reversed(path.parents), path):
+        if each in _code_directories():
+            continue
+        try:
+            found = each.lstat()
+        except OSError:
+            return None  # Who may make it is checked above it.
+        if stat.S_ISLNK(found.st_mode):
+            return f"{each} is a symbolic link"
+        if found.st_uid not in _trusted_users():
+            return f"{each} belongs to the user {found.st_uid}"
+        # In a sticky directory nobody can replace what others have made.
+        is_sticky = each != path and found.st_mode & stat.S_ISVTX
+        if not is_sticky and _others_can_write(found):
+            return f"others may write to {each}"
+    return None
 
 
 def _directories() -> Iterator[Path]:
     given = os.environ.get("NUMBA_CACHE_DIR")
     if given:
-        yield Path(given).absolute() / "klamm"
-    yield Path(__file__).parent / "__pycache__" / "compiled"
+        yield _real(Path(given) / "klamm")
+    yield _real(Path(__file__).parent / "__pycache__" / "compiled")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     if os.path.isabs(home):  # a user without an entry has no home directory
-        yield Path(home) / "klamm" / "compiled"
+        yield _real(Path(home) / "klamm" / "compiled")
     yield _temporary()
 
 
 def _temporary() -> Path:
-    return Path(tempfile.gettempdir()) / f"klamm-compiled-{os.getuid()}"
+    return _real(Path(tempfile.gettempdir())) / f"klamm-compiled-{os.getuid()}"
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
 
 
 @cache
@@ -133,17 +168,60 @@ def _first_writable(directories: tuple[Path, ...]) -> Path | None:
 
 
 def _is_writable(path: Path) -> bool:
+    """Whether the directory can be written to and is safe. Makes it if it is not there."""
     try:
+        if why_unsafe(path) is not None:
+            return False
         path.mkdir(mode=0o700 if path == _temporary() else 0o777, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
-            return path != _temporary() or _is_private(path)
+            return why_unsafe(path) is None
     except OSError:
         return False
 
 
-def _is_private(path: Path) -> bool:
-    found = path.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+@cache
+def _code_directories() -> frozenset[Path]:
+    """The directories from which Python executes this module, and those above them."""
+    module = _real(Path(__file__))
+    return frozenset({module.parent / "__pycache__", *module.parents})
+
+
+@cache
+def _trusted_users() -> frozenset[int]:
+    """This user, root, and the owner of this module, which is executed, too."""
+    return frozenset({0, os.getuid(), os.stat(_real(Path(__file__)).parent).st_uid})
+
+
+def _others_can_write(found: os.stat_result) -> bool:
+    """Whether other users can write; the group may if it is root's, or this user's own."""
+    if found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and found.st_gid != 0 and not _is_own_group(found.st_gid)
+
+
+@cache
+def _is_own_group(group_id: int) -> bool:
+    """Whether it is the group that many systems make for each user: with the user's name and without other members."""
+    try:
+        name, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(group_id)
+    except KeyError:
+        return False
+    return group.gr_name == name and set(group.gr_mem) <= {name}
+
+
+@contextmanager
+def _files_of_ones_own() -> Iterator[None]:
+    """New files and directories cannot be written by others, whatever the user's umask is.
+
+    The umask is that of all threads, so one thread at a time changes it.
+    """
+    with global_compiler_lock:
+        before = os.umask(0o077)
+        os.umask(before | _OTHERS_WRITE)
+        try:
+            yield
+        finally:
+            os.umask(before)
 
 
 class KernelDirectory:
@@ -176,17 +254,27 @@ def _directory_of(function: types.FunctionType) -> Path | None:
     """The directory with the code of a function, or where it can be kept; None for no directory."""
     name = f"{function.__module__}.{function.__qualname__}-{_source_hash(function)[:16]}"
     for each in _directories():
-        if _has_code(each / name) and (each != _temporary() or _is_private(each)):
+        if _has_code(each / name):
             return each / name
     home = directory()
     return home / name if home is not None and _is_writable(home / name) else None
 
 
 def _has_code(path: Path) -> bool:
+    """Whether there is code that may be executed."""
     try:
-        return any(file.suffix == ".nbc" for file in path.iterdir())
+        files = list(path.iterdir())
     except OSError:
         return False
+    return any(file.suffix == ".nbc" for file in files) and why_unsafe(path) is None and all(map(_is_safe, files))
+
+
+def _is_safe(file: Path) -> bool:
+    try:
+        found = file.lstat()
+    except OSError:
+        return True  # Another process has just replaced it.
+    return stat.S_ISREG(found.st_mode) and found.st_uid in _trusted_users() and not _others_can_write(found)
 
 
 def _source_hash(function: types.FunctionType) -> str:

@@ -295,10 +295,15 @@ def prewarm(
     except ImportError as error:
         raise ToolError(f"Spark's workers need numba and pyarrow ({error}); pip install 'klamm[spark]'") from None
     found = compiling.directory()
-    if directory is not None and found != directory.absolute() / "klamm":
-        raise ToolError(f"--directory: {directory} cannot be written to")
+    if directory is not None and found != directory.resolve() / "klamm":
+        reason = compiling.why_unsafe(directory.resolve() / "klamm")
+        raise ToolError(
+            f"--directory: {directory} cannot be written to"
+            if reason is None
+            else f"--directory: code in {directory} is not used, because {reason}"
+        )
     if found is None:
-        raise ToolError("no directory can be written to; give one with --directory")
+        raise ToolError("no directory can be written to and is safe from other users; give one with --directory")
     loaded, compiled = run()
     compiling.copy_code(found)
     value = {"directory": str(found), "compiled": compiled, "loaded": loaded}

@@ -4,7 +4,9 @@ The functions are small ones in a package of their own, beside klamm's `compilin
 """
 
 import ctypes
+import grp
 import os
+import pwd
 import resource
 import shutil
 import subprocess
@@ -39,6 +41,7 @@ from klamm.kernels import first
 assert first(20) == 41
 print(*compiling.compilations(), compiling.directory())
 """
+LONG = pytest.mark.long
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 
 
@@ -205,12 +208,106 @@ def test_processes_that_compile_at_once_leave_code_for_all(package: Path, tmp_pa
         assert run(package, tmp_path, cache, NUMBA_CPU_NAME=name)[:2] == (1, 0)
 
 
-@pytest.mark.long
-def test_a_temporary_directory_that_others_can_write_to_is_not_used(package: Path, tmp_path: Path) -> None:
-    """Code from it would be executed. Without any directory, functions are compiled and not kept."""
+@pytest.mark.parametrize("place", ["HOME", *(pytest.param(name, marks=LONG) for name in ("NUMBA_CACHE_DIR", "TMPDIR"))])
+def test_code_where_others_can_write_is_not_executed(
+    prewarmed: Path, package: Path, tmp_path: Path, place: str
+) -> None:
+    """Without any directory that is safe, functions are compiled and not kept."""
     make_read_only(package)
-    planted = tmp_path / f"klamm-compiled-{os.getuid()}"
-    planted.mkdir()
-    planted.chmod(0o777)
-    assert run(package, tmp_path)[::2] == (0, "None")
-    assert list(planted.iterdir()) == []
+    shared, temporary = tmp_path / "shared", tmp_path / "temporary"
+    planted = {
+        "NUMBA_CACHE_DIR": shared / "klamm",
+        "HOME": shared / ".cache" / "klamm" / "compiled",
+        "TMPDIR": shared / f"klamm-compiled-{os.getuid()}",
+    }[place]
+    shutil.copytree(prewarmed / "klamm", planted)
+    (planted if place == "TMPDIR" else shared).chmod(0o777)
+    temporary.mkdir()
+    given = {"HOME": "/dev/null", "NUMBA_CACHE_DIR": "", "TMPDIR": str(temporary), place: str(shared)}
+    private = "None" if place == "TMPDIR" else str(temporary / f"klamm-compiled-{os.getuid()}")
+    assert run(package, temporary, **given) == Found(0, 1, private)
+
+
+def made(path: Path, mode: int = 0o755) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(mode)
+    return path
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A directory with the code of a function."""
+    directory = made(tmp_path / "a" / "b")
+    for name in ("f.nbi", "f.nbc"):
+        (directory / name).touch(0o644)
+    return directory
+
+
+def test_who_may_change_code_that_is_executed(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from klamm import compiling
+
+    assert compiling._has_code(kept)
+    # A directory above it, the directory, a file.
+    for path in (kept.parent, kept, kept / "f.nbi"):
+        mode = path.stat().st_mode
+        for more in (0o002, 0o022):
+            path.chmod(mode | more)
+            assert not compiling._has_code(kept), (path, more)
+        path.chmod(mode)
+    kept.parent.chmod(0o1777)
+    assert compiling._has_code(kept)
+    assert compiling.why_unsafe(kept.parent) == f"others may write to {kept.parent}"
+    (kept / "f.nbc").rename(tmp_path / "f.nbc")
+    (kept / "f.nbc").symlink_to(tmp_path / "f.nbc")
+    assert not compiling._has_code(kept)
+    (tmp_path / "link").symlink_to(kept)
+    assert compiling.why_unsafe(tmp_path / "link") == f"{tmp_path / 'link'} is a symbolic link"
+    monkeypatch.setattr(compiling, "_trusted_users", lambda: frozenset({os.getuid() + 1}))
+    assert (
+        compiling.why_unsafe(kept)
+        == f"{Path(*kept.parts[:2])} belongs to the user {Path(*kept.parts[:2]).stat().st_uid}"
+    )
+
+
+def test_who_can_change_klamm_can_change_its_compiled_code(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's /usr/local, for example, belongs to a group. Directories beside klamm's code are checked."""
+    from klamm import compiling
+
+    made(kept.parent, 0o777)
+    assert not compiling._has_code(kept)
+    monkeypatch.setattr(compiling, "__file__", str(kept.parent / "compiling.py"))
+    compiling._code_directories.cache_clear()
+    assert compiling._has_code(kept)
+    made(kept, 0o777)
+    assert not compiling._has_code(kept)
+    compiling._code_directories.cache_clear()
+
+
+def test_a_group_may_write_if_it_is_the_users_own(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from klamm import compiling
+
+    user = pwd.struct_passwd(("ann", "x", os.getuid(), 7, "", "/", "/bin/sh"))
+    groups = {7: ("ann", []), 8: ("ann", ["ann"]), 9: ("users", []), 10: ("ann", ["ann", "bob"])}
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: user)
+    monkeypatch.setattr(
+        grp, "getgrgid", lambda group: grp.struct_group((groups[group][0], "x", group, groups[group][1]))
+    )
+    kept.chmod(0o775)
+    for group, is_allowed in ((0, True), (7, True), (8, True), (9, False), (10, False), (11, False)):
+        found = os.stat_result((0o040775, 0, 0, 0, os.getuid(), group, 0, 0, 0, 0))
+        compiling._is_own_group.cache_clear()
+        assert compiling._others_can_write(found) == (not is_allowed)
+    compiling._is_own_group.cache_clear()
+
+
+@pytest.mark.long
+def test_new_files_belong_to_their_user_alone_whatever_the_umask_is(package: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "kernels"
+
+    def careless() -> None:
+        without_rights_over_files()
+        os.umask(0)
+
+    assert run(package, tmp_path, cache, careless)[:2] == (0, 1)
+    assert [each for each in cache.rglob("*") if each.stat().st_mode & 0o022] == []
+    assert run(package, tmp_path, cache, careless)[:2] == (1, 0)
