@@ -4,8 +4,8 @@ What must stay true: a text that cannot be converted is reported by its index an
 """
 
 import base64
-import binascii
 import decimal
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +19,10 @@ from klamm.spark.formats.coding import Mask
 _EXACT = decimal.Context(prec=2000, rounding=decimal.ROUND_HALF_UP, Emax=10**6, Emin=-(10**6), traps=[])
 # What Arrow reads and Spark's own form means the same: no zone but Z, no fraction beyond microseconds.
 _COMMON_TIMESTAMP = r"^\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}:\d{2}(\.\d{1,6})?$"
+# Of base64: what is skipped before a group of four, and groups of which the last one is padded.
+_SPACES, _ENDS_WITH_PADDING = re.compile("[\\0- ]+"), re.compile("[^=]+={0,2}|=+")
+# Java's BigInteger refuses larger ones, which would have more than 2**31 bits.
+_MAX_POWER_OF_TEN = 2**29
 
 
 class Converter:
@@ -116,12 +120,16 @@ def mask_of(indexes: Sequence[int], length: int) -> Mask | None:
 
 def to_decimal(text: str, precision: int, scale: int) -> decimal.Decimal | None:
     """The number, rounded half up to the scale; None for a text that is none, and for a number that is too large."""
+    # Java's DecimalFormat of Locale.US, which is what Spark reads them by.
+    plain = text.replace(",", "")
     try:
-        # Java's DecimalFormat of Locale.US, which is what Spark reads them by.
-        number = decimal.Decimal(text.replace(",", "")) if "_" not in text and text == text.strip() else None
+        number = decimal.Decimal(plain) if "_" not in text and text == text.strip() else None
     except decimal.InvalidOperation:
         return None
     if number is None or not number.is_finite():
+        return None
+    _, _, exponent = plain.lower().partition("e")
+    if exponent and not _is_in_javas_range(number, exponent, scale):
         return None
     if number and number.adjusted() >= precision - scale:
         return None
@@ -132,10 +140,23 @@ def to_decimal(text: str, precision: int, scale: int) -> decimal.Decimal | None:
     return rounded if fits or not rounded else None
 
 
+def _is_in_javas_range(number: decimal.Decimal, exponent: str, scale: int) -> bool:
+    """Whether Java's BigDecimal, by which Spark reads decimals, has the number and can bring it to the scale."""
+    significant = exponent.lstrip("+-0") or "0"
+    if len(significant) > len(str(2**31)) or int(significant) >= 2**31:
+        return False
+    places = -int(number.as_tuple().exponent)
+    return places < 2**31 and (not number or places - scale <= _MAX_POWER_OF_TEN)
+
+
 def _from_base64(text: str) -> bytes | None:
+    """As Jackson reads it for Spark: groups of four, each with its padding; what is up to a space may stand between."""
+    groups = [each for part in _SPACES.split(text) for each in _ENDS_WITH_PADDING.findall(part)]
+    if any(len(each) % 4 for each in groups):
+        return None
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+        return b"".join(base64.b64decode(each, validate=True) for each in groups)
+    except ValueError:
         return None
 
 

@@ -111,6 +111,51 @@ def test_json_is_what_from_json_makes_of_it(spark: "SparkSession") -> None:
     compare(spark, "from_json", ColumnFormat("value", JSON), JSON_TYPES, JSON_SCHEMA, records)
 
 
+def document(chance: random.Random, makers: dict[str, Any], *, twice: str = "") -> str:
+    """An object of some of the fields; those that `twice` names may be there twice."""
+    names = [
+        *chance.sample(sorted(makers), chance.randrange(len(makers))),
+        *(name for name in twice if chance.random() < 0.2),
+    ]
+    return "{" + ",".join(f'"{name}":{makers[name]()}' for name in names) + "}"
+
+
+@pytest.mark.timeout(900)
+def test_fields_that_are_there_twice_exponents_and_base64_are_read_alike(spark: "SparkSession") -> None:
+    chance = random.Random(SEED)
+    parts = ("YW", "Jj", "YWJj", "YW==", "YWI=", "=", "\\n", "\\u0000", " ", "\\u007f", "\\u001f", "\\u0041", "-", "+/")
+    exponents = (
+        "", "e0", "E+1", "e-2", "e-400", "e00000000000002", "e999999999", "e-999999999", "e-2147483646", "e-2147483648",
+        "e+2147483648", "E99999999999",
+    )  # fmt: skip
+
+    def numbers() -> str:
+        digits = "".join(
+            (chance.choice(("", "-")), chance.choice(("0", "1", "0.000", "0.005", "123456.785", "12345678")))
+        )
+        return chance.choice(("{}", '"{}"')).format(digits + chance.choice(exponents))
+
+    nested: dict[str, Any] = {
+        "a": lambda: chance.choice(("1", "2", "null")),
+        "m": lambda: document(chance, {"k": nested["a"], "j": nested["a"]}, twice="kj"),
+    }
+    makers: dict[str, Any] = {
+        **nested,
+        "s": lambda: document(chance, nested, twice="am"),
+        "r": lambda: f"[{document(chance, nested, twice='am')},null,{{}}]",
+        "c": numbers,
+        "x": lambda: f'"{"".join(chance.choices(parts, k=chance.randrange(4)))}"',
+    }
+    inner = pa.struct([("a", pa.int32()), ("m", pa.map_(pa.string(), pa.int32()))])
+    types = {**{field.name: field.type for field in inner}, "s": inner, "r": pa.list_(inner)}
+    struct = "struct<a: int, m: map<string,int>>"
+    compare(
+        spark, "from_json", ColumnFormat("value", JSON), {**types, "c": pa.decimal128(9, 2), "x": pa.binary()},
+        f"a int, m map<string,int>, s {struct}, r array<{struct}>, c decimal(9,2), x binary",
+        [document(chance, makers, twice="amsr").encode() for _ in range(RECORDS)],
+    )  # fmt: skip
+
+
 @pytest.mark.timeout(900)
 def test_csv_is_what_from_csv_makes_of_it(spark: "SparkSession") -> None:
     chance = random.Random(SEED)
