@@ -136,7 +136,7 @@ def why_unsafe(path: Path) -> str | None:
             return f"{each} is a symbolic link"
         if found.st_uid not in _trusted_users():
             return f"{each} belongs to the user {found.st_uid}"
-        # In a sticky directory nobody can replace what others have made.
+        # In a sticky directory users can replace only what is their own.
         is_sticky = each != path and found.st_mode & stat.S_ISVTX
         if not is_sticky and _others_can_write(found):
             return f"others may write to {each}"
