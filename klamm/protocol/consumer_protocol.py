@@ -18,7 +18,6 @@ from typing import Final
 
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.slices import CHEAP_SLICE, Slices
 
 # Subscriptions are known only for groups of this protocol type.
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
@@ -26,6 +25,7 @@ CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 # The most topics in the subscriptions of a group's members together that are looked through: a third of a second, in
 # steps.
 MAX_SUBSCRIBED_TOPICS = 1_000_000
+TOPICS_PER_STEP = 5_000
 
 _VERSION = 1
 _NO_USER_DATA = struct.pack(">i", -1)
@@ -55,15 +55,16 @@ def subscribed_topics(subscription: bytes) -> list[str]:
 def subscribed_among(subscriptions: Sequence[bytes], topics: Iterable[str]) -> Steps[dict[str, None]]:
     """Those of the topics that one of the subscriptions has, in steps. Raises ValueError for a subscription in another
     format, and for subscriptions with more than `MAX_SUBSCRIBED_TOPICS` topics together."""
-    slices = Slices(CHEAP_SLICE)
     wanted: dict[bytes, str] = {}
     for topic in topics:
         wanted[topic.encode()] = topic
-        if slices.is_over():
+        if len(wanted) % TOPICS_PER_STEP == 0:
             yield
     found: dict[str, None] = {}
     left = MAX_SUBSCRIBED_TOPICS
+    until_next_step = TOPICS_PER_STEP
     for subscription in subscriptions:
+        until_next_step -= 1
         try:
             version, count = struct.unpack_from(">hi", subscription)
             left -= count
@@ -78,12 +79,12 @@ def subscribed_among(subscriptions: Sequence[bytes], topics: Iterable[str]) -> S
                 name = subscription[start:position]
                 if name in wanted:
                     found[wanted[name]] = None
-                if slices.is_over():
+                until_next_step -= 1
+                if until_next_step <= 0:
+                    until_next_step = TOPICS_PER_STEP
                     yield
         except struct.error:
             raise ValueError(f"a subscription that ends after {len(subscription)} bytes") from None
-        if slices.is_over():
-            yield
     return found
 
 

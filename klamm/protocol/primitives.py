@@ -5,15 +5,14 @@ IndexError or struct.error where the frame ends too early, which the reader of t
 """
 
 import struct
-from collections.abc import Generator, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 from uuid import UUID
 
-T = TypeVar("T")
+# For the modules of messages, which take steps too.
+from klamm.steps import Steps as Steps  # noqa: PLC0414
+from klamm.steps import in_one_go as in_one_go  # noqa: PLC0414
 
 Buffer = bytes | bytearray | memoryview
-Steps = Generator[None, None, T]
-"""Work that pauses every few milliseconds, so that its caller may do other work in between."""
 
 # The partitions that one step of decoding reads, in a millisecond or two.
 PARTITIONS_PER_STEP = 1000
@@ -144,16 +143,6 @@ def check_count(count: int, element_bytes: int, data: Buffer, position: int, ele
     elements[0] -= count
     if elements[0] < 0:
         raise InvalidFrame(f"{count} elements are more than a message of this kind may hold", position)
-
-
-def in_one_go(steps: Generator[object, None, T]) -> T:
-    """Takes all steps of some work without a pause. Returns their result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            value: T = end.value
-            return value
 
 
 def check_end(data: Buffer, position: int) -> None:

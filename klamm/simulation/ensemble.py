@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from klamm.environment import Environment
-from klamm.zookeeper import messages
+from klamm.steps import in_one_go
+from klamm.zookeeper import jute, messages
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.server.access_control import Caller
 from klamm.zookeeper.server.cnxn import ServerCnxn
+from klamm.zookeeper.server.long_work import LongSteps
 from klamm.zookeeper.server.requests import Requests, encode_event
 from klamm.zookeeper.server.sessions import Session
 from klamm.zookeeper.server.transactions import Txn
@@ -157,10 +159,16 @@ class EnsembleServer(ZooKeeperServer):
             self._member.catch_up()
             self._for_member(lambda: super(EnsembleServer, self).execute(connection, session, xid, request))
 
+    def execute_in_steps(self, connection: ServerCnxn, session: Session, frame: bytes) -> None:
+        if self._is_members(connection):
+            self.execute(connection, session, *jute.decode_request(frame))
+        else:
+            super().execute_in_steps(connection, session, frame)
+
     def closed(self, connection: ServerCnxn) -> None:
         super().closed(connection)
         if self._known_member is not None:
-            self._known_member.watches.forget(connection)
+            in_one_go(self._known_member.watches.forget(connection))
 
     def _for_member(self, do: Callable[[], None]) -> None:
         self._is_for_member = True
@@ -169,14 +177,14 @@ class EnsembleServer(ZooKeeperServer):
         finally:
             self._is_for_member = False
 
-    def _commit(self, txn: Txn) -> Applied:
+    def _commit_steps(self, txn: Txn) -> LongSteps[Applied]:
         if not self._lag.clients:
             self._known_member = None
-            return super()._commit(txn)
-        member, time_ms = self._member, self._environment.now_ms()
-        applied = super()._commit(txn)
+            return (yield from super()._commit_steps(txn))
+        member, time_ms, is_for_member = self._member, self._environment.now_ms(), self._is_for_member
+        applied = yield from super()._commit_steps(txn)
         member.receive(self.tree.zxid, time_ms, txn)
-        if self._is_for_member:
+        if is_for_member:
             member.catch_up()
         return applied
 
@@ -192,5 +200,5 @@ def _copy_of(tree: ZnodeTree) -> ZnodeTree:
     return ZnodeTree.restore(capture.zxid, capture.last_session_id, capture.sessions, images)
 
 
-def _refuse(txn: Txn) -> Applied:
+def _refuse(txn: Txn) -> LongSteps[Applied]:
     raise AssertionError(f"the member writes nothing by itself: {txn}")

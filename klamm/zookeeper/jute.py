@@ -9,7 +9,8 @@ with `XID_NOTIFICATION` is not a reply but a `WatcherEvent`.
 
 What must stay true:
 - Every function that takes bytes accepts any bytes: it returns a value or raises `JuteError`, nothing else. Bytes left
-  over after a value are an error too.
+  over after a response are an error too; after a request they are ignored, as in ZooKeeper.
+- What may hold thousands of things (a multi, the names of children, watches) is read and written in steps.
 - Every encoded value decodes to the same value. A null byte string and an empty byte string differ (`None`, `b""`); a
   null list or a null string decodes as an empty one.
 
@@ -20,6 +21,8 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import NamedTuple
 
+from klamm.slices import CHEAP_SLICE, Slices
+from klamm.steps import Steps, in_one_go
 from klamm.zookeeper.errors import JuteError
 from klamm.zookeeper.messages import (
     OPEN_ACL,
@@ -59,6 +62,9 @@ from klamm.zookeeper.messages import (
     UnknownRequest,
     WatcherEvent,
 )
+
+# Of a request. Kafka's brokers give a znode two at most; each access to a znode looks at all of them.
+MAX_ACL_ENTRIES = 100
 
 XID_NOTIFICATION = -1
 XID_PING = -2
@@ -276,7 +282,8 @@ def _write_optional_stat(parts: Parts, stat: Stat | None) -> None:
         parts.append(_STAT.pack(*stat))
 
 
-def _write_multi_results(parts: Parts, results: Sequence[MultiResult]) -> None:
+def _write_multi_results(parts: Parts, results: Sequence[MultiResult]) -> Steps[None]:
+    slices = Slices()
     for op, error, path, stat in results:
         parts.append(_MULTI_HEADER.pack(op, False, error))
         if op == OpCode.ERROR:
@@ -286,11 +293,18 @@ def _write_multi_results(parts: Parts, results: Sequence[MultiResult]) -> None:
             _write_string(parts, path)
         if stat is not None:
             parts.append(_STAT.pack(*stat))
+        if slices.is_over():
+            yield
     parts.append(_MULTI_END)
 
 
 def encode_response(xid: int, zxid: int, response: Response) -> bytes:
     """The whole frame of a successful reply."""
+    return in_one_go(encode_response_steps(xid, zxid, response))
+
+
+def encode_response_steps(xid: int, zxid: int, response: Response) -> Steps[bytes]:
+    """As `encode_response`, in steps."""
     parts: Parts = [b""]
     match response:
         case None:
@@ -304,13 +318,18 @@ def encode_response(xid: int, zxid: int, response: Response) -> bytes:
             _write_string(parts, path)
             _write_optional_stat(parts, optional_stat)
         case GetChildrenResponse(children, optional_stat):
-            _write_strings(parts, children)
+            parts.append(_INT.pack(len(children)))
+            slices = Slices(CHEAP_SLICE)
+            for child in children:
+                _write_string(parts, child)
+                if slices.is_over():
+                    yield
             _write_optional_stat(parts, optional_stat)
         case GetAclResponse(acl, stat):
             _write_acl(parts, acl)
             parts.append(_STAT.pack(*stat))
         case MultiResponse(results):
-            _write_multi_results(parts, results)
+            yield from _write_multi_results(parts, results)
         case SyncResponse(path):
             _write_string(parts, path)
     parts[0] = _FRAMED_REPLY_HEADER.pack(REPLY_HEADER_BYTES + sum(map(len, parts)), xid, zxid, 0)
@@ -391,14 +410,26 @@ class _Reader:
             raise JuteError(f"{count} items do not fit into {self.end - self.position} bytes")
         return max(count, 0)
 
-    def strings(self) -> list[str]:
-        return [self.string() for _ in range(self._count(4))]
+    def strings(self) -> Steps[list[str]]:
+        strings = []
+        slices = Slices(CHEAP_SLICE)
+        for _ in range(self._count(4)):
+            strings.append(self.string())
+            if slices.is_over():
+                yield
+        return strings
 
     def acl(self) -> tuple[Acl, ...]:
         if self.data.startswith(_OPEN_ACL_BYTES, self.position):  # nearly always
             self.position += len(_OPEN_ACL_BYTES)
             return OPEN_ACL
         return tuple([Acl(self.int32(), self.string(), self.string()) for _ in range(self._count(12))])
+
+    def short_acl(self) -> tuple[Acl, ...]:
+        acl = self.acl()
+        if len(acl) > MAX_ACL_ENTRIES:
+            raise JuteError(f"an ACL of {len(acl)} entries; {MAX_ACL_ENTRIES} are allowed")
+        return acl
 
     def stat(self) -> Stat:
         return Stat._make(_STAT.unpack_from(self.data, self._advance(_STAT.size)))
@@ -412,18 +443,22 @@ class _Reader:
 
 
 def _read_create(reader: _Reader, op: OpCode) -> Create:
-    path, data, acl, flags = reader.string(), reader.buffer(), reader.acl(), reader.int32()
+    path, data, acl, flags = reader.string(), reader.buffer(), reader.short_acl(), reader.int32()
     return Create(path, data, acl, flags, op, reader.int64() if op == OpCode.CREATE_TTL else 0)
 
 
-def _read_multi(reader: _Reader, _op: OpCode) -> Multi:
+def _read_multi(reader: _Reader) -> Steps[Multi]:
     operations: list[MultiOperation] = []
+    slices = Slices()
     while (number := _read_multi_header(reader)[0]) is not None:
         op = _OP_CODES.get(number)
         read = _MULTI_OPERATION_READERS.get(number)
         if op is None or read is None:
             raise JuteError(f"operation {number} in a multi")
-        operations.append(read(reader, op))
+        operation = read(reader, op)
+        operations.append(operation)
+        if slices.is_over(len(operation.acl) if isinstance(operation, Create) else 1):
+            yield
     return Multi(tuple(operations))
 
 
@@ -451,8 +486,10 @@ def _read_auth(reader: _Reader, _op: OpCode) -> Auth:
     return Auth(reader.string(), reader.buffer(), auth_type)
 
 
-def _read_set_watches(reader: _Reader, _op: OpCode) -> SetWatches:
-    return SetWatches(reader.int64(), tuple(reader.strings()), tuple(reader.strings()), tuple(reader.strings()))
+def _read_set_watches(reader: _Reader) -> Steps[SetWatches]:
+    relative_zxid = reader.int64()
+    data, exists = (yield from reader.strings()), (yield from reader.strings())
+    return SetWatches(relative_zxid, tuple(data), tuple(exists), tuple((yield from reader.strings())))
 
 
 _REQUEST_READERS: dict[int, Callable[[_Reader, OpCode], Request]] = {
@@ -460,17 +497,20 @@ _REQUEST_READERS: dict[int, Callable[[_Reader, OpCode], Request]] = {
     OpCode.EXISTS: lambda r, _: Exists(r.string(), r.boolean()),
     OpCode.GET_DATA: lambda r, _: GetData(r.string(), r.boolean()),
     OpCode.GET_ACL: lambda r, _: GetAcl(r.string()),
-    OpCode.SET_ACL: lambda r, _: SetAcl(r.string(), r.acl(), r.int32()),
+    OpCode.SET_ACL: lambda r, _: SetAcl(r.string(), r.short_acl(), r.int32()),
     OpCode.GET_CHILDREN: lambda r, op: GetChildren(r.string(), r.boolean(), op),
     OpCode.GET_CHILDREN2: lambda r, op: GetChildren(r.string(), r.boolean(), op),
     OpCode.SYNC: lambda r, _: Sync(r.string()),
-    OpCode.MULTI: _read_multi,
     OpCode.CHECK_WATCHES: lambda r, _: CheckWatches(r.string(), r.int32()),
     OpCode.REMOVE_WATCHES: lambda r, _: RemoveWatches(r.string(), r.int32()),
     OpCode.AUTH: _read_auth,
-    OpCode.SET_WATCHES: _read_set_watches,
     OpCode.PING: lambda _r, _: Ping(),
     OpCode.CLOSE_SESSION: lambda _r, _: CloseSession(),
+}
+
+_LONG_REQUEST_READERS: dict[int, Callable[[_Reader], Steps[Request]]] = {
+    OpCode.MULTI: _read_multi,
+    OpCode.SET_WATCHES: _read_set_watches,
 }
 
 
@@ -487,11 +527,17 @@ def decode_request(frame: bytes) -> tuple[int, Request | UnknownRequest]:
     xid, op = decode_request_header(frame)
     read = _REQUEST_READERS.get(op)
     if read is None:
-        return xid, UnknownRequest(op)
-    reader = _Reader(frame, _REQUEST_HEADER.size)
-    request = read(reader, OpCode(op))
-    reader.finish()
-    return xid, request
+        return in_one_go(decode_request_steps(frame))
+    return xid, read(_Reader(frame, _REQUEST_HEADER.size), OpCode(op))
+
+
+def decode_request_steps(frame: bytes) -> Steps[tuple[int, Request | UnknownRequest]]:
+    """As `decode_request`, in steps."""
+    xid, op = decode_request_header(frame)
+    read = _LONG_REQUEST_READERS.get(op)
+    if read is None:
+        return decode_request(frame) if op in _REQUEST_READERS else (xid, UnknownRequest(op))
+    return xid, (yield from read(_Reader(frame, _REQUEST_HEADER.size)))
 
 
 def decode_connect_request(frame: bytes) -> ConnectRequest:
@@ -507,14 +553,13 @@ def decode_connect_response(frame: bytes) -> ConnectResponse:
     reader = _Reader(frame)
     version, timeout_ms, session_id = reader.unpack(_CONNECT_RESPONSE)
     password, read_only = _read_connect_rest(reader)
+    reader.finish()
     return ConnectResponse(timeout_ms, session_id, password, read_only, version)
 
 
 def _read_connect_rest(reader: _Reader) -> tuple[bytes, bool | None]:
     password = reader.buffer() or b""
-    read_only = None if reader.position == reader.end else reader.boolean()
-    reader.finish()
-    return password, read_only
+    return password, None if reader.position == reader.end else reader.boolean()
 
 
 def decode_reply_header(frame: bytes) -> ReplyHeader:
@@ -532,13 +577,24 @@ def decode_event(frame: bytes) -> WatcherEvent:
     return event
 
 
-def _read_multi_response(reader: _Reader) -> MultiResponse:
+def _read_multi_response(reader: _Reader) -> Steps[MultiResponse]:
     results: list[MultiResult] = []
+    slices = Slices()
     while True:
         op, error = _read_multi_header(reader)
         if op is None:
             return MultiResponse(tuple(results))
         results.append(_read_multi_result(reader, op, error))
+        if slices.is_over():
+            yield
+
+
+def _read_children(reader: _Reader) -> Steps[GetChildrenResponse]:
+    return GetChildrenResponse((yield from reader.strings()), None)
+
+
+def _read_children_and_stat(reader: _Reader) -> Steps[GetChildrenResponse]:
+    return GetChildrenResponse((yield from reader.strings()), reader.stat())
 
 
 def _read_multi_result(reader: _Reader, op: int, error: int) -> MultiResult:
@@ -569,17 +625,28 @@ _RESPONSE_READERS: dict[int, Callable[[_Reader], Response]] = {
     OpCode.SET_ACL: lambda r: StatResponse(r.stat()),
     OpCode.GET_DATA: lambda r: GetDataResponse(r.buffer(), r.stat()),
     OpCode.GET_ACL: lambda r: GetAclResponse(r.acl(), r.stat()),
-    OpCode.GET_CHILDREN: lambda r: GetChildrenResponse(r.strings(), None),
-    OpCode.GET_CHILDREN2: lambda r: GetChildrenResponse(r.strings(), r.stat()),
-    OpCode.MULTI: _read_multi_response,
     OpCode.SYNC: lambda r: SyncResponse(r.string()),
+}
+
+_LONG_RESPONSE_READERS: dict[int, Callable[[_Reader], Steps[Response]]] = {
+    OpCode.GET_CHILDREN: _read_children,
+    OpCode.GET_CHILDREN2: _read_children_and_stat,
+    OpCode.MULTI: _read_multi_response,
 }
 
 
 def decode_response(op: int, frame: bytes) -> Response:
     """The body of a reply without error to a request of operation `op`, from the frame's content. Raises JuteError."""
+    return in_one_go(decode_response_steps(op, frame))
+
+
+def decode_response_steps(op: int, frame: bytes) -> Steps[Response]:
+    """As `decode_response`, in steps."""
     reader = _Reader(frame, REPLY_HEADER_BYTES)
-    read = _RESPONSE_READERS.get(op)
-    response = None if read is None else read(reader)
+    response: Response = None
+    if (read := _RESPONSE_READERS.get(op)) is not None:
+        response = read(reader)
+    elif (read_long := _LONG_RESPONSE_READERS.get(op)) is not None:
+        response = yield from read_long(reader)
     reader.finish()
     return response

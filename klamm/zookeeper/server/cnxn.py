@@ -14,18 +14,26 @@ import logging
 from collections import deque
 from typing import Any, Protocol, cast
 
+from klamm.slices import Slices
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.errors import JuteError
 from klamm.zookeeper.framing import MAX_REQUEST_BYTES, FrameSplitter
+from klamm.zookeeper.messages import OpCode
 from klamm.zookeeper.server.access_control import Identity
 from klamm.zookeeper.server.four_letter_words import is_four_letter_word
 from klamm.zookeeper.server.sessions import Session
 
+# A multi, or watches to set, of this size or more is executed in steps.
+LONG_REQUEST_BYTES = 16 * 1024
+# The requests of one connection that are executed before others have the loop: a few milliseconds.
+REQUESTS_PER_SLICE = 100
 MAX_HELD = 4096
 MAX_HELD_BYTES = 4 * 1024 * 1024
 FLUSH_BYTES = 64 * 1024
 WRITE_BUFFER_HIGH_BYTES = 1024 * 1024
 CONNECT_TIMEOUT_S = 10.0  # zookeeper.cnxnsessionlesstimeout
+
+_LONG_OPS = (OpCode.MULTI, OpCode.SET_WATCHES)
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +48,15 @@ class CnxnServer(Protocol):
     def connect(self, connection: "ServerCnxn", request: messages.ConnectRequest) -> None:
         """The first frame has come."""
 
+    def is_open_to(self, connection: "ServerCnxn", op: int | None) -> bool:
+        """Whether a request of this operation (None: the first frame) may be executed now. If not, the connection is
+        told when it may."""
+
     def execute(self, connection: "ServerCnxn", session: Session, xid: int, request: Any) -> None:
         """A request of the connection's session has come."""
+
+    def execute_in_steps(self, connection: "ServerCnxn", session: Session, frame: bytes) -> None:
+        """A long request of the connection's session has come."""
 
     def four_letter_word(self, connection: "ServerCnxn", word: str) -> None:
         """An operator's question has come, instead of a first frame."""
@@ -62,6 +77,8 @@ class ServerCnxn(asyncio.Protocol):
         self._writable = True
         self._reading = True
         self._closing = False
+        # A request is being executed in steps.
+        self.is_busy = False
         self._connect_timer: asyncio.TimerHandle | None = None
         self.held = 0
         self.held_bytes = 0
@@ -135,16 +152,25 @@ class ServerCnxn(asyncio.Protocol):
 
     def execute(self) -> None:
         """Executes the received requests, as far as the bounds allow, and mutes or unmutes the client accordingly."""
+        slices = Slices(REQUESTS_PER_SLICE)
         while self._frames and self._may_execute():
+            op = None if self.session is None else int.from_bytes(self._frames[0][4:8], signed=True)
+            if not self._server.is_open_to(self, op):
+                break
             frame = self._frames.popleft()
             self.received += 1
             try:
                 if self.session is None:
                     self._server.connect(self, jute.decode_connect_request(frame))
+                elif op in _LONG_OPS and len(frame) >= LONG_REQUEST_BYTES:
+                    self._server.execute_in_steps(self, self.session, frame)
                 else:
                     self._server.execute(self, self.session, *jute.decode_request(frame))
             except JuteError as error:
-                self.close(f"a frame of {len(frame)} bytes is no valid request: {error}")
+                self.refuse(frame, error)
+            if slices.is_over():
+                self._loop.call_soon(self.execute)
+                break
         if self._transport is not None and not self._closing and self._reading == bool(self._frames):
             self._reading = not self._reading
             if self._reading:
@@ -152,8 +178,17 @@ class ServerCnxn(asyncio.Protocol):
             else:
                 self._transport.pause_reading()
 
+    def refuse(self, frame: bytes, error: JuteError) -> None:
+        self.close(f"a frame of {len(frame)} bytes is no valid request: {error}")
+
     def _may_execute(self) -> bool:
-        return self._writable and not self._closing and self.held < MAX_HELD and self.held_bytes < MAX_HELD_BYTES
+        return (
+            not self.is_busy
+            and self._writable
+            and not self._closing
+            and self.held < MAX_HELD
+            and self.held_bytes < MAX_HELD_BYTES
+        )
 
     # -- replies and events
 

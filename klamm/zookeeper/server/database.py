@@ -13,8 +13,10 @@ from collections.abc import Callable
 from typing import Final
 
 from klamm.environment import Environment, File, FileSystem
+from klamm.steps import in_one_go
 from klamm.zookeeper.errors import BadArguments
-from klamm.zookeeper.server.records import encode_record
+from klamm.zookeeper.server.long_work import LongSteps, OpenTo, while_open_to
+from klamm.zookeeper.server.records import encode_record_steps
 from klamm.zookeeper.server.snapshots import publish_snapshot, recover, write_snapshot
 from klamm.zookeeper.server.transaction_log import MAX_BATCH_BYTES, TransactionLog
 from klamm.zookeeper.server.transactions import MultiTxn, Txn
@@ -47,6 +49,8 @@ class Database:
         # Of the logs that were written before this start, since the last snapshot.
         self._earlier_log_bytes = self._earlier_logs = 0
         self._snapshotting: asyncio.Task[None] | None = None
+        # A transaction is half applied.
+        self._is_applying = False
         self._durable_zxid = 0
         self._progress: asyncio.Future[None] | None = None  # a snapshot waits here for the log
         self._closing = False
@@ -74,17 +78,25 @@ class Database:
 
         Raises BadArguments when it is too large for the log (an ACL of many identities in many znodes).
         """
+        return in_one_go(self.commit_steps(txn))
+
+    def commit_steps(self, txn: Txn) -> LongSteps[Applied]:
+        """As `commit`, in steps."""
         time_ms = self._environment.now_ms()
-        record = encode_record(time_ms, txn)
+        record = yield from while_open_to(OpenTo.READS, encode_record_steps(time_ms, txn))
         if len(record) > MAX_BATCH_BYTES:
             raise BadArguments(message=f"a transaction of {len(record)} bytes; {MAX_BATCH_BYTES} are allowed")
         try:
             self._transaction_log.append(record)
-            applied = self.tree.apply(txn, self.tree.zxid + 1, time_ms)
+            self._is_applying = True
+            steps = self.tree.apply_steps(txn, self.tree.zxid + 1, time_ms)
+            applied = yield from while_open_to(OpenTo.NOTHING, steps)
         except Exception as error:
             # Log and tree may differ now, so no further transaction may be judged by this tree.
             self._on_failure(error)
             raise
+        finally:
+            self._is_applying = False
         self._operations_since_snapshot += len(txn.txns) if isinstance(txn, MultiTxn) else 1
         if self._snapshotting is None and self._is_snapshot_due():
             self._operations_since_snapshot = self._earlier_log_bytes = self._earlier_logs = 0
@@ -121,6 +133,8 @@ class Database:
             self._progress.set_result(None)
 
     async def _snapshot(self) -> None:
+        while self._is_applying:  # noqa: ASYNC110  # Each turn of the loop applies some of it.
+            await asyncio.sleep(0)
         capture = self.tree.capture()
         self._transaction_log.roll()
         try:

@@ -4,15 +4,20 @@ What must stay true:
 - What was handed over while everything applied was durable leaves at once. Anything else waits until the log is durable
   up to the zxid of that moment, even if it shows none of the transactions that wait: that is ZooKeeper's order too, and
   it makes every read see the newest write.
-- Held responses leave in the order in which they were added.
+- Held responses leave in the order in which they were added, in slices; what is handed over meanwhile waits behind
+  them.
 """
 
 import asyncio
 from collections import deque
 from typing import Final, NamedTuple
 
+from klamm.slices import Slices
 from klamm.zookeeper.server.cnxn import ServerCnxn
 from klamm.zookeeper.server.tree import ZnodeTree
+
+# The number of responses that leave before others have the loop: a few milliseconds.
+HELD_PER_SLICE = 1_000
 
 
 class _Held(NamedTuple):
@@ -48,6 +53,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._durable_zxid = tree.zxid
         self._held: Final[deque[_Held]] = deque()
+        self._is_releasing = False
         self.latency = Latency()
 
     def __len__(self) -> int:
@@ -55,7 +61,7 @@ class Outbox:
 
     def send(self, connection: ServerCnxn, payload: bytes) -> None:
         """Sends whole frames, now or once they may leave."""
-        if self._durable_zxid == self._tree.zxid:
+        if self._durable_zxid == self._tree.zxid and not self._held:
             self.latency.note(0)
             connection.send(payload)
         else:
@@ -66,7 +72,7 @@ class Outbox:
     def finish(self, connection: ServerCnxn) -> None:
         """Closes the connection after its responses."""
         connection.refuse_requests()
-        if self._durable_zxid == self._tree.zxid:
+        if self._durable_zxid == self._tree.zxid and not self._held:
             connection.finish()
         else:
             self._held.append(_Held(self._tree.zxid, self._loop.time(), connection, None))
@@ -74,19 +80,29 @@ class Outbox:
     def release(self, durable_zxid: int) -> None:
         """The log is durable up to here: lets go what waited for it, and executes what waited for room."""
         self._durable_zxid = durable_zxid
+        if not self._is_releasing:
+            self._release_slice()
+
+    def _release_slice(self) -> None:
         now_s = self._loop.time()
         held = self._held
         served: dict[ServerCnxn, None] = {}
-        while held and held[0].zxid <= durable_zxid:
+        slices = Slices(HELD_PER_SLICE)
+        self._is_releasing = False
+        while held and held[0].zxid <= self._durable_zxid:
             _, since_s, connection, payload = held.popleft()
             if payload is None:
                 connection.finish()
-                continue
-            connection.held -= 1
-            connection.held_bytes -= len(payload)
-            connection.send(payload)
-            self.latency.note((now_s - since_s) * 1000)
-            served[connection] = None
+            else:
+                connection.held -= 1
+                connection.held_bytes -= len(payload)
+                connection.send(payload)
+                self.latency.note((now_s - since_s) * 1000)
+                served[connection] = None
+            if slices.is_over():
+                self._is_releasing = True
+                self._loop.call_soon(self._release_slice)
+                break
         for connection in served:
             connection.flush()
             connection.execute()

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
+from klamm.slices import Slices
+from klamm.steps import Steps, in_one_go
 from klamm.zookeeper.messages import OPEN_ACL, Acl
 from klamm.zookeeper.server.blocks import CorruptDataError
 from klamm.zookeeper.server.transactions import (
@@ -27,6 +29,10 @@ from klamm.zookeeper.server.transactions import (
 from klamm.zookeeper.server.tree import NodeImage, SessionState
 
 T = TypeVar("T")
+
+# Nearly all znodes have one of a few short ACLs; a long one is encoded each time.
+MAX_CACHED_ENTRIES = 8
+MAX_CACHED_CHARACTERS = 100
 
 _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
@@ -61,12 +67,17 @@ def _data(value: bytes | None) -> bytes:
     return _INT.pack(-1) if value is None else _INT.pack(len(value)) + value
 
 
-@lru_cache(maxsize=256)
 def _acl(acl: tuple[Acl, ...]) -> bytes:
+    is_short = len(acl) <= MAX_CACHED_ENTRIES and all(len(entry.id) <= MAX_CACHED_CHARACTERS for entry in acl)
+    return _cached_acl(acl) if is_short else _encode_acl(acl)
+
+
+def _encode_acl(acl: tuple[Acl, ...]) -> bytes:
     entries = (_INT.pack(entry.permissions) + _text(entry.scheme) + _text(entry.id) for entry in acl)
     return _INT.pack(len(acl)) + b"".join(entries)
 
 
+_cached_acl = lru_cache(maxsize=256)(_encode_acl)
 _OPEN_ACL_BYTES: Final = _acl(OPEN_ACL)
 
 
@@ -93,17 +104,33 @@ _ENCODE: Final[dict[type, Callable[[Any], bytes]]] = {
     CheckVersionTxn: lambda txn: _kind(_CHECK_KIND) + _text(txn.path),
     CreateSessionTxn: lambda txn: _kind(_CREATE_SESSION_KIND) + encode_session(txn.session_id, txn),
     CloseSessionTxn: lambda txn: _kind(_CLOSE_SESSION_KIND) + _LONG.pack(txn.session_id),
-    MultiTxn: lambda txn: b"".join((_kind(_MULTI_KIND), _INT.pack(len(txn.txns)), *map(encode_txn, txn.txns))),
 }
 
 
 def encode_txn(txn: Txn) -> bytes:
-    return _ENCODE[type(txn)](txn)
+    return in_one_go(_txn_steps(txn))
+
+
+def _txn_steps(txn: Txn) -> Steps[bytes]:
+    if not isinstance(txn, MultiTxn):
+        return _ENCODE[type(txn)](txn)
+    parts = [_kind(_MULTI_KIND), _INT.pack(len(txn.txns))]
+    slices = Slices()
+    for one in txn.txns:
+        parts.append(_ENCODE[type(one)](one))
+        if slices.is_over(len(one.acl) if isinstance(one, CreateTxn) else 1):
+            yield
+    return b"".join(parts)
 
 
 def encode_record(time_ms: int, txn: Txn) -> bytes:
     """One transaction of a batch, with its size and time in front."""
-    body = encode_txn(txn)
+    return in_one_go(encode_record_steps(time_ms, txn))
+
+
+def encode_record_steps(time_ms: int, txn: Txn) -> Steps[bytes]:
+    """As `encode_record`, in steps."""
+    body = yield from _txn_steps(txn)
     return _RECORD.pack(len(body), time_ms) + body
 
 

@@ -4,12 +4,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Final
 
+from klamm.slices import Slices, mapped
+from klamm.steps import Steps, in_one_go
 from klamm.zookeeper import errors, jute, messages
 from klamm.zookeeper.errors import ZooKeeperError
 from klamm.zookeeper.messages import CreateMode, KeeperState, MultiResult, OpCode, Stat, WatcherEvent, WatcherType
 from klamm.zookeeper.server.access_control import Caller, digest_identity
 from klamm.zookeeper.server.cnxn import ServerCnxn
-from klamm.zookeeper.server.transactions import CreateTxn, MultiTxn, NodeTxn, Txn
+from klamm.zookeeper.server.long_work import LongSteps, OpenTo, while_open_to
+from klamm.zookeeper.server.transactions import CreateTxn, NodeTxn, Txn
 from klamm.zookeeper.server.tree import Applied, Event, MultiFailed, ZnodeTree
 from klamm.zookeeper.server.watches import Watches
 
@@ -26,20 +29,20 @@ def encode_event(event: Event, zxid: int = -1) -> bytes:
 class Requests:
     """Executes requests against the tree.
 
-    `commit(txn)` applies a prepared transaction, makes its watches fire and has it logged; `send(connection, payload)`
-    sends whole frames.
+    `commit(txn)` gives the steps that apply a prepared transaction, make its watches fire and have it logged;
+    `send(connection, payload)` sends whole frames.
     """
 
     def __init__(
         self,
         tree: ZnodeTree,
         watches: Watches[ServerCnxn],
-        commit: Callable[[Txn], Applied],
+        commit: Callable[[Txn], LongSteps[Applied]],
         send: Callable[[ServerCnxn, bytes], None],
     ) -> None:
         self._tree = tree
         self._watches = watches
-        self._commit = commit
+        self._commit_steps = commit
         self._send = send
 
     def execute(self, connection: ServerCnxn, caller: Caller, xid: int, request: Any) -> None:
@@ -50,6 +53,24 @@ class Requests:
             payload = jute.encode_error(xid, self._tree.zxid, error.code)
         else:
             payload = jute.encode_response(xid, self._tree.zxid, response)
+        self._send(connection, payload)
+
+    def steps(self, connection: ServerCnxn, caller: Caller, xid: int, request: Any) -> LongSteps[None]:
+        """As `execute`, in steps, for a request that may concern very many things."""
+        response: messages.Response = None
+        try:
+            if isinstance(request, messages.Multi):
+                response = yield from self._multi_steps(caller, request)
+            elif isinstance(request, messages.SetWatches):
+                yield from while_open_to(OpenTo.READS, self._set_watches_steps(connection, request))
+            else:
+                response = _EXECUTE[type(request)](self, connection, caller, request)
+        except ZooKeeperError as error:
+            payload = jute.encode_error(xid, self._tree.zxid, error.code)
+        else:
+            # Until the reply has left, no event may leave that comes after it.
+            encoding = jute.encode_response_steps(xid, self._tree.zxid, response)
+            payload = yield from while_open_to(OpenTo.READS, encoding)
         self._send(connection, payload)
 
     # -- writes
@@ -70,19 +91,23 @@ class Requests:
     def _delete(self, connection: ServerCnxn, caller: Caller, request: messages.Delete) -> None:
         self._commit(self._tree.prepare(request, caller))
 
+    def _commit(self, txn: Txn) -> Applied:
+        return in_one_go(self._commit_steps(txn))
+
     def _multi(self, connection: ServerCnxn, caller: Caller, request: messages.Multi) -> messages.MultiResponse:
+        return in_one_go(self._multi_steps(caller, request))
+
+    def _multi_steps(self, caller: Caller, request: messages.Multi) -> LongSteps[messages.MultiResponse]:
         request = messages.Multi(tuple([_by_flags(operation) for operation in request.operations]))
         try:
-            txn = self._tree.prepare(request, caller)
+            txn = yield from while_open_to(OpenTo.READS, self._tree.prepare_multi(request, caller))
         except MultiFailed as failed:
-            return messages.MultiResponse(tuple([MultiResult(OpCode.ERROR, code) for code in failed.codes]))
-        assert isinstance(txn, MultiTxn)
-        stats = self._commit(txn).stats
-        results = [
-            _multi_result(operation, change, stat)
-            for operation, change, stat in zip(request.operations, txn.txns, stats, strict=True)
-        ]
-        return messages.MultiResponse(tuple(results))
+            making = mapped(lambda code: MultiResult(OpCode.ERROR, code), failed.codes)
+        else:
+            stats = (yield from self._commit_steps(txn)).stats
+            done = zip(request.operations, txn.txns, stats, strict=True)
+            making = mapped(lambda one: _multi_result(*one), done)
+        return messages.MultiResponse(tuple((yield from while_open_to(OpenTo.READS, making))))
 
     # -- reads
 
@@ -114,8 +139,14 @@ class Requests:
     # -- watches
 
     def _set_watches(self, connection: ServerCnxn, caller: Caller, request: messages.SetWatches) -> None:
-        for event in self._watches.set_again(request, self._tree, connection):
+        in_one_go(self._set_watches_steps(connection, request))
+
+    def _set_watches_steps(self, connection: ServerCnxn, request: messages.SetWatches) -> Steps[None]:
+        slices = Slices()
+        for event in (yield from self._watches.set_again(request, self._tree, connection)):
             self._send(connection, encode_event(event))
+            if slices.is_over():
+                yield
 
     def _check_watches(self, connection: ServerCnxn, caller: Caller, request: messages.CheckWatches) -> None:
         if not self._watches.has(request.path, _watcher_type(request), connection):

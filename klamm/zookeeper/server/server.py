@@ -13,11 +13,16 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from klamm.environment import Environment
+from klamm.slices import Slices
+from klamm.steps import Steps, in_one_go
 from klamm.zookeeper import jute, messages
+from klamm.zookeeper.errors import JuteError
+from klamm.zookeeper.messages import OpCode
 from klamm.zookeeper.server import four_letter_words
 from klamm.zookeeper.server.access_control import Caller
 from klamm.zookeeper.server.cnxn import ServerCnxn
 from klamm.zookeeper.server.database import Database
+from klamm.zookeeper.server.long_work import LongSteps, LongWork, OpenTo, while_open_to
 from klamm.zookeeper.server.outbox import Outbox
 from klamm.zookeeper.server.requests import Requests, encode_event
 from klamm.zookeeper.server.sessions import Session, SessionTracker
@@ -26,6 +31,14 @@ from klamm.zookeeper.server.tree import Applied, Event, ZnodeTree
 from klamm.zookeeper.server.watches import Watches
 
 CONTAINER_CHECK_S: Final = 60.0  # znode.container.checkIntervalMs
+# A znode with more children is listed in steps.
+MANY_CHILDREN = 1_000
+EVENTS_PER_SLICE = 1_000
+_WRITES: Final = (
+    OpCode.CREATE, OpCode.CREATE2, OpCode.CREATE_CONTAINER, OpCode.CREATE_TTL, OpCode.DELETE, OpCode.SET_DATA,
+    OpCode.SET_ACL, OpCode.MULTI, OpCode.CLOSE_SESSION,
+)  # fmt: skip
+_OVER: Final = object()
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +81,8 @@ class ZooKeeperServer:
         self._sent = 0
         self._listener: Any = None  # asyncio.Server, uvloop's or the simulator's
         self._container_timer: asyncio.TimerHandle | None = None
+        # The connections whose next request waits for a step of long work to be over.
+        self._waiting: dict[ServerCnxn, None] = {}
         self._abandoned: asyncio.Task[None] | None = None  # kept, because the loop itself keeps no task
 
     @property
@@ -97,7 +112,8 @@ class ZooKeeperServer:
             raise
         self._tree: ZnodeTree = self._database.tree
         self._outbox = Outbox(self._tree)
-        self._requests = Requests(self._tree, self._watches, self._commit, self._outbox.send)
+        self._long_work = LongWork(self._open_again, self._fail)
+        self._requests = Requests(self._tree, self._watches, self._commit_steps, self._outbox.send)
         self._sessions = SessionTracker(self._expire, self._is_held_up)
         for session_id, state in self._tree.sessions.items():
             self._sessions.add(Session(session_id, state.timeout_ms, state.password))
@@ -115,6 +131,8 @@ class ZooKeeperServer:
         """Takes no further request, sends the responses to those taken, and closes. Idempotent."""
         if not self._closed.done():
             self._stop_taking()
+        if not self._closed.done():
+            await self._long_work.finish()
         await self._database.close()
         if not self._closed.done():  # else the last sync failed
             for connection in list(self._connections):
@@ -140,6 +158,7 @@ class ZooKeeperServer:
             return
         _log.critical("%s: the server stops, it cannot keep what it is given: %r", self._directory, error)
         self._stop_taking()
+        self._long_work.clear()
         self._outbox.clear()
         for connection in list(self._connections):
             connection.close("the server has failed")
@@ -153,11 +172,17 @@ class ZooKeeperServer:
 
     def closed(self, connection: ServerCnxn) -> None:
         del self._connections[connection]
-        self._watches.forget(connection)
+        self._waiting.pop(connection, None)
+        self._forget_watches(self._watches.forget(connection))
         if connection.session is not None and self._attached.get(connection.session.id) is connection:
             del self._attached[connection.session.id]
         self._received += connection.received
         self._sent += connection.sent
+
+    def _forget_watches(self, steps: Steps[None]) -> None:
+        """A slice now, and one in each turn of the loop."""
+        if next(steps, _OVER) is not _OVER:
+            asyncio.get_running_loop().call_soon(self._forget_watches, steps)
 
     def connect(self, connection: ServerCnxn, request: messages.ConnectRequest) -> None:
         """The first frame of a connection: begins a session or attaches to one."""
@@ -201,7 +226,11 @@ class ZooKeeperServer:
 
     def _expire(self, session: Session) -> None:
         _log.info("session 0x%x has expired: nothing heard for %d ms", session.id, session.timeout_ms)
-        self._end(session)
+        self._sessions.remove(session)
+        self._long_work.begin(self._expired(session))
+
+    def _expired(self, session: Session) -> LongSteps[None]:
+        yield from self._commit_steps(CloseSessionTxn(session.id))
         connection = self._attached.get(session.id)
         if connection is not None:
             self._outbox.finish(connection)
@@ -210,20 +239,89 @@ class ZooKeeperServer:
         connection = self._attached.get(session.id)
         return connection is not None and connection.held > 0
 
-    def _end(self, session: Session) -> None:
-        self._sessions.remove(session)
-        self._commit(CloseSessionTxn(session.id))
-
     # -- requests
 
     def execute(self, connection: ServerCnxn, session: Session, xid: int, request: Any) -> None:
         """Executes one request of a session; its reply leaves when it may."""
         if isinstance(request, messages.CloseSession):
-            self._end(session)
             connection.refuse_requests()
+            self._sessions.remove(session)
+            self._long_work.begin(self._close_session(connection, session, xid, request))
+            return
+        if isinstance(request, messages.GetChildren) and self._tree.child_count(request.path) > MANY_CHILDREN:
+            caller = Caller(session.id, connection.identities)
+            self._begin_long(connection, self._requests.steps(connection, caller, xid, request))
+            return
         self._requests.execute(connection, Caller(session.id, connection.identities), xid, request)
         if connection.is_closing:
             self._outbox.finish(connection)
+
+    def _close_session(
+        self, connection: ServerCnxn, session: Session, xid: int, request: messages.CloseSession
+    ) -> LongSteps[None]:
+        yield from self._commit_steps(CloseSessionTxn(session.id))
+        self._requests.execute(connection, Caller(session.id, connection.identities), xid, request)
+        self._outbox.finish(connection)
+
+    # -- long requests
+
+    def is_open_to(self, connection: ServerCnxn, op: int | None) -> bool:
+        """Whether the connection's next request may be executed while long work is in progress."""
+        open_to = self._long_work.open_to
+        if open_to is OpenTo.EVERYTHING or (open_to is OpenTo.READS and op is not None and op not in _WRITES):
+            return True
+        self._waiting[connection] = None
+        return False
+
+    def _open_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        for connection in self._waiting:
+            loop.call_soon(connection.execute)
+        self._waiting.clear()
+
+    def execute_in_steps(self, connection: ServerCnxn, session: Session, frame: bytes) -> None:
+        """Executes a request that may concern very many things."""
+        self._begin_long(connection, self._frame_steps(connection, session, frame))
+
+    def _begin_long(self, connection: ServerCnxn, steps: LongSteps[None]) -> None:
+        """The next request of the connection waits for the end of these steps."""
+
+        def busy() -> LongSteps[None]:
+            connection.is_busy = True
+            try:
+                yield from steps
+            finally:
+                connection.is_busy = False
+            if connection in self._connections:
+                connection.execute()
+            else:  # Its watches were forgotten before these steps may have set some.
+                self._forget_watches(self._watches.forget(connection))
+
+        connection.is_busy = True
+        self._long_work.begin(busy())
+
+    def _frame_steps(self, connection: ServerCnxn, session: Session, frame: bytes) -> LongSteps[None]:
+        try:
+            xid, request = yield from while_open_to(OpenTo.EVERYTHING, jute.decode_request_steps(frame))
+        except JuteError as error:
+            connection.refuse(frame, error)
+            return
+        # Its client may have gone, and its session with it.
+        if not connection.is_closing:
+            caller = Caller(session.id, connection.identities)
+            yield from self._requests.steps(connection, caller, xid, request)
+
+    def _commit_steps(self, txn: Txn) -> LongSteps[Applied]:
+        """As `_commit`, in steps."""
+        applied = yield from self._database.commit_steps(txn)
+        if self._on_transaction is not None:
+            self._on_transaction(self._tree.zxid, repr(txn))
+        fired = yield from while_open_to(OpenTo.NOTHING, self._watches.fire_steps(applied.events))
+        for start in range(0, len(fired), EVENTS_PER_SLICE):
+            if start:
+                yield OpenTo.NOTHING
+            self._notify(fired[start : start + EVENTS_PER_SLICE])
+        return applied
 
     def four_letter_word(self, connection: ServerCnxn, word: str) -> None:
         """Answers an operator's question and closes."""
@@ -231,23 +329,30 @@ class ZooKeeperServer:
         connection.finish()
 
     def _commit(self, txn: Txn) -> Applied:
-        applied = self._database.commit(txn)
-        if self._on_transaction is not None:
-            self._on_transaction(self._tree.zxid, repr(txn))
-        self._notify(self._watches.fire(applied.events))
-        return applied
+        return in_one_go(self._commit_steps(txn))
 
     def _notify(self, fired: Iterable[tuple[ServerCnxn, Event]]) -> None:
+        encoded, payload = None, b""
         for connection, event in fired:
-            self._outbox.send(connection, encode_event(event))
+            if event is not encoded:
+                encoded, payload = event, encode_event(event)
+            self._outbox.send(connection, payload)
 
     def _durable(self, zxid: int) -> None:
         self._outbox.release(zxid)
 
     def _delete_containers(self) -> None:
-        for txn in self._tree.prepare_delete_containers():
-            self._commit(txn)
+        self._long_work.begin(self._delete_empty_containers())
         self._container_timer = asyncio.get_running_loop().call_later(CONTAINER_CHECK_S, self._delete_containers)
+
+    def _delete_empty_containers(self) -> LongSteps[None]:
+        slices = Slices()
+        for path in self._tree.containers():
+            txn = self._tree.prepare_delete_container(path)
+            if txn is not None:
+                self._commit(txn)
+            if slices.is_over():
+                yield OpenTo.EVERYTHING
 
     def _figures(self) -> four_letter_words.Figures:
         latency = self._outbox.latency

@@ -9,6 +9,8 @@ What must stay true:
 - `prepare` changes nothing. A change is applied right after it was prepared, before anything else is prepared.
 - `apply` never fails on a change that was prepared against the same tree.
 - A multi is prepared as a whole or not at all; its operations share one zxid.
+- What may concern thousands of znodes is prepared and applied in steps. Between the steps of a preparation nothing is
+  applied; between those of an application nothing is read either.
 - The zxids given to `apply` grow by one.
 - No order here comes from a `set`.
 
@@ -20,6 +22,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from klamm.slices import Slices
+from klamm.steps import Steps, in_one_go
 from klamm.zookeeper import errors, messages
 from klamm.zookeeper.errors import ZooKeeperError, ZooKeeperErrorCode
 from klamm.zookeeper.messages import (
@@ -359,6 +363,11 @@ class ZnodeTree:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def child_count(self, path: str) -> int:
+        """How many children a znode has; 0 if there is none."""
+        node = self._nodes.get(path)
+        return 0 if node is None else node.child_count
+
     @property
     def ephemeral_count(self) -> int:
         return sum(map(len, self._ephemerals.values()))
@@ -368,11 +377,13 @@ class ZnodeTree:
     def prepare(self, request: WriteRequest, caller: Caller) -> Txn:
         """Checks a write. Raises the ZooKeeperError for the client, or MultiFailed for a multi."""
         if isinstance(request, messages.Multi):
-            return self._prepare_multi(request, caller)
+            return in_one_go(self.prepare_multi(request, caller))
         return _PREPARE[type(request)](request, self._nodes.get, caller)
 
-    def _prepare_multi(self, request: messages.Multi, caller: Caller) -> MultiTxn:
+    def prepare_multi(self, request: messages.Multi, caller: Caller) -> Steps[MultiTxn]:
+        """As `prepare`, in steps."""
         draft = _Draft(self._nodes)
+        slices = Slices()
         txns: list[NodeTxn] = []
         for index, operation in enumerate(request.operations):
             try:
@@ -384,25 +395,40 @@ class ZnodeTree:
                 raise MultiFailed(codes) from error
             draft.note(txn)
             txns.append(txn)
+            if slices.is_over(len(txn.acl) if isinstance(txn, CreateTxn) else 1):
+                yield
         return MultiTxn(tuple(txns))
 
-    def prepare_delete_containers(self) -> list[DeleteTxn]:
-        """The removal of the container znodes that have lost all their children (ContainerManager)."""
-        empty = []
-        for path in self._containers:
-            node = self._nodes[path]
-            if not node.children and node.cversion > 0:
-                empty.append(DeleteTxn(path))
-        return empty
+    def containers(self) -> list[str]:
+        """The paths of all container znodes."""
+        return list(self._containers)
+
+    def prepare_delete_container(self, path: str) -> DeleteTxn | None:
+        """The removal of a container znode, if it has lost all its children (ContainerManager)."""
+        node = self._nodes.get(path)
+        is_empty = path in self._containers and node is not None and not node.children and node.cversion > 0
+        return DeleteTxn(path) if is_empty else None
 
     def apply(self, txn: Txn, zxid: int, time_ms: int) -> Applied:
         """Applies a transaction that was prepared against this tree."""
+        return in_one_go(self.apply_steps(txn, zxid, time_ms))
+
+    def apply_steps(self, txn: Txn, zxid: int, time_ms: int) -> Steps[Applied]:
+        """As `apply`, in steps."""
         if zxid != self.zxid + 1:
             raise ValueError(f"transaction {zxid} cannot follow {self.zxid}")
         self.zxid = zxid
         events: list[Event] = []
-        changes = txn.txns if isinstance(txn, MultiTxn) else (txn,)
-        return Applied([_APPLY[type(change)](self, change, zxid, time_ms, events) for change in changes], events)
+        if isinstance(txn, CloseSessionTxn):
+            yield from self._apply_close_session(txn, zxid, events)
+            return Applied([None], events)
+        stats: list[Stat | None] = []
+        slices = Slices()
+        for change in txn.txns if isinstance(txn, MultiTxn) else (txn,):
+            stats.append(_APPLY[type(change)](self, change, zxid, time_ms, events))
+            if slices.is_over():
+                yield
+        return Applied(stats, events)
 
     def _apply_create(self, txn: CreateTxn, zxid: int, time_ms: int, events: list[Event]) -> Stat:
         parent_path = parent_of(txn.path)
@@ -444,10 +470,13 @@ class ZnodeTree:
         self.sessions[txn.session_id] = SessionState(txn.timeout_ms, txn.password)
         self.last_session_id = max(self.last_session_id, txn.session_id)
 
-    def _apply_close_session(self, txn: CloseSessionTxn, zxid: int, time_ms: int, events: list[Event]) -> None:
+    def _apply_close_session(self, txn: CloseSessionTxn, zxid: int, events: list[Event]) -> Steps[None]:
         del self.sessions[txn.session_id]
+        slices = Slices()
         for path in list(self._ephemerals.get(txn.session_id, ())):
             self._delete(path, zxid, events)
+            if slices.is_over():
+                yield
 
     def _insert(self, path: str, node: _Node) -> None:
         self._nodes[path] = node
@@ -574,7 +603,6 @@ _APPLY: Final[dict[type, Callable[[ZnodeTree, Any, int, int, list[Event]], Stat 
     CheckVersionTxn: ZnodeTree._apply_check,
     SetAclTxn: ZnodeTree._apply_set_acl,
     CreateSessionTxn: ZnodeTree._apply_create_session,
-    CloseSessionTxn: ZnodeTree._apply_close_session,
 }
 
 

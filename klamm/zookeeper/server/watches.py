@@ -2,6 +2,8 @@
 
 What must stay true:
 - A watch fires at most once, in the order of the events; of one deletion a client hears once.
+- The watches of a watcher are forgotten in steps, and so fire those that very many events concern. A forgotten watcher
+  hears nothing more.
 - No order here comes from a `set`.
 
 Source: WatchManager and DataTree.setWatches of ZooKeeper 3.5.9.
@@ -10,6 +12,8 @@ Source: WatchManager and DataTree.setWatches of ZooKeeper 3.5.9.
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
+from klamm.slices import Slices
+from klamm.steps import Steps, in_one_go
 from klamm.zookeeper import messages
 from klamm.zookeeper.messages import EventType, WatcherType
 from klamm.zookeeper.server.tree import Event, ZnodeTree, parent_of
@@ -43,21 +47,25 @@ class _WatchTable(Generic[W]):
 
     def take(self, path: str) -> dict[W, None]:
         """Ends all watches of a path and returns the watchers."""
-        watchers = self.by_path.pop(path, {})
+        watchers = {watcher: None for watcher in self.by_path.pop(path, ()) if watcher in self._by_watcher}
         for watcher in watchers:
             self._drop(self._by_watcher, watcher, path)
         return watchers
 
-    def forget(self, watcher: W) -> None:
-        for path in self._by_watcher.pop(watcher, ()):
-            self._drop(self.by_path, path, watcher)
+    def forget(self, watcher: W, slices: Slices) -> Steps[None]:
+        paths = self._by_watcher.pop(watcher, {})
+        while paths:
+            self._drop(self.by_path, paths.popitem()[0], watcher)
+            if slices.is_over():
+                yield
 
     @staticmethod
     def _drop(table: dict[K, dict[V, None]], key: K, value: V) -> None:
-        entries = table[key]
-        del entries[value]
-        if not entries:
-            del table[key]
+        entries = table.get(key)
+        if entries is not None:
+            entries.pop(value, None)
+            if not entries:
+                del table[key]
 
 
 class Watches(Generic[W]):
@@ -78,10 +86,11 @@ class Watches(Generic[W]):
         """Fires once, when a child is created or deleted, or the znode itself is deleted."""
         self._children.add(path, watcher)
 
-    def forget(self, watcher: W) -> None:
-        """Ends all watches of a watcher."""
-        self._data.forget(watcher)
-        self._children.forget(watcher)
+    def forget(self, watcher: W) -> Steps[None]:
+        """Ends all watches of a watcher, which sets no more."""
+        slices = Slices()
+        yield from self._data.forget(watcher, slices)
+        yield from self._children.forget(watcher, slices)
 
     def has(self, path: str, kind: WatcherType, watcher: W) -> bool:
         return any(table.has(path, watcher) for table in self._tables(kind))
@@ -103,10 +112,17 @@ class Watches(Generic[W]):
     def fire(self, events: Iterable[Event]) -> list[tuple[W, Event]]:
         """Whom to tell what, in order. A watcher that watches both data and children of a znode hears of its deletion
         once."""
+        return in_one_go(self.fire_steps(events))
+
+    def fire_steps(self, events: Iterable[Event]) -> Steps[list[tuple[W, Event]]]:
+        """As `fire`, in steps."""
         fired: list[tuple[W, Event]] = []
         if not self._data.by_path and not self._children.by_path:
             return fired
+        slices = Slices()
         for event in events:
+            if slices.is_over():
+                yield
             watchers = self._data.take(event.path) if event.path in self._data.by_path else {}
             if self._children.by_path:
                 if event.type == EventType.NODE_DELETED:
@@ -120,11 +136,14 @@ class Watches(Generic[W]):
                 fired += [(watcher, event) for watcher in watchers]
         return fired
 
-    def set_again(self, request: messages.SetWatches, tree: ZnodeTree, watcher: W) -> list[Event]:
+    def set_again(self, request: messages.SetWatches, tree: ZnodeTree, watcher: W) -> Steps[list[Event]]:
         """Sets the watches of a client that has reconnected; returns the events that it missed since its last zxid
         (DataTree.setWatches). A watch that has missed something is spent."""
         missed: list[Event] = []
+        slices = Slices()
         for path in request.data:
+            if slices.is_over():
+                yield
             stat = tree.find(path)
             if stat is None:
                 missed.append(Event(EventType.NODE_DELETED, path))
@@ -133,11 +152,15 @@ class Watches(Generic[W]):
             else:
                 self.add_data(path, watcher)
         for path in request.exists:
+            if slices.is_over():
+                yield
             if tree.find(path) is not None:
                 missed.append(Event(EventType.NODE_CREATED, path))
             else:
                 self.add_data(path, watcher)
         for path in request.children:
+            if slices.is_over():
+                yield
             stat = tree.find(path)
             if stat is None:
                 missed.append(Event(EventType.NODE_DELETED, path))

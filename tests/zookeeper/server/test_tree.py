@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from klamm.steps import in_one_go
 from klamm.zookeeper import errors, messages
 from klamm.zookeeper.errors import ZooKeeperError, ZooKeeperErrorCode
 from klamm.zookeeper.messages import OPEN_ACL, READ_ACL, Acl, CreateMode, EventType, OpCode, WatcherType
 from klamm.zookeeper.server.access_control import Caller, Identity, digest_identity, permits
 from klamm.zookeeper.server.records import decode_batch, encode_batch, encode_record
-from klamm.zookeeper.server.transactions import CloseSessionTxn, CreateSessionTxn, CreateTxn, Txn
+from klamm.zookeeper.server.transactions import CloseSessionTxn, CreateSessionTxn, CreateTxn, DeleteTxn, Txn
 from klamm.zookeeper.server.tree import Applied, Capture, Event, MultiFailed, NodeImage, ZnodeTree, is_valid_path
 from klamm.zookeeper.server.watches import Watches
 
@@ -215,11 +216,11 @@ def test_containers_go_when_their_last_child_has_gone() -> None:
     tree = ZnodeTree()
     create(tree, "/box", flags=CreateMode.CONTAINER, op=OpCode.CREATE_CONTAINER)
     assert tree.stat("/box").ephemeral_owner == 0
-    assert tree.prepare_delete_containers() == [], "it has never had a child"
+    assert tree.prepare_delete_container("/box") is None, "it has never had a child"
     create(tree, "/box/thing")
-    assert tree.prepare_delete_containers() == []
+    assert tree.prepare_delete_container("/box") is None
     do(tree, messages.Delete("/box/thing"))
-    assert [txn.path for txn in tree.prepare_delete_containers()] == ["/box"]
+    assert tree.prepare_delete_container("/box") == DeleteTxn("/box")
 
 
 # -- multi
@@ -361,7 +362,7 @@ def test_a_forgotten_watcher_hears_nothing() -> None:
     watches.add_data("/a", "x")
     watches.add_children("/a", "x")
     watches.add_data("/a", "y")
-    watches.forget("x")
+    in_one_go(watches.forget("x"))
     assert watches.fire([Event(EventType.NODE_DELETED, "/a")]) == [("y", Event(EventType.NODE_DELETED, "/a"))]
 
 
@@ -388,7 +389,7 @@ def test_set_watches_tells_what_was_missed_and_sets_the_rest() -> None:
         exists=("/appeared", "/not yet"),
         children=("/old", "/parent", "/gone"),
     )
-    assert watches.set_again(request, tree, "x") == [
+    assert in_one_go(watches.set_again(request, tree, "x")) == [
         Event(EventType.NODE_DATA_CHANGED, "/changed"),
         Event(EventType.NODE_DELETED, "/gone"),
         Event(EventType.NODE_CREATED, "/appeared"),

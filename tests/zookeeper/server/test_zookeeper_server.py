@@ -5,75 +5,23 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.environment import SystemEnvironment
-from klamm.simulation.world import Node, World
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.errors import ZooKeeperErrorCode
 from klamm.zookeeper.framing import MAX_REQUEST_BYTES
 from klamm.zookeeper.messages import Acl, CreateMode, EventType, OpCode, WatcherEvent
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.server.cnxn import MAX_HELD
+from support.zookeeper.stage import Stage, run
 from support.zookeeper.wire import Reply, WireClient
 
 pytestmark = pytest.mark.loop("uvloop")
-
-PORT = 2181
-
-
-class Stage:
-    """A server in a simulated world, and clients of it."""
-
-    def __init__(self, world: World, node: Node, server: ZooKeeperServer, transactions: list[tuple[int, str]]) -> None:
-        self.world, self.node, self.server, self.transactions = world, node, server, transactions
-
-    async def client(self, **options: Any) -> WireClient:
-        return await self.world.node("client").run(WireClient.connect(PORT, host=self.node.address, **options))
-
-    async def stranger(self) -> WireClient:
-        """A connection without a session."""
-        return await self.world.node("client").run(WireClient.open(PORT, self.node.address))
-
-    def hold_disk(self) -> "asyncio.Future[None]":
-        """From now on the server's disk does nothing until the future that is returned has a result."""
-        release = self.world.loop.create_future()
-        run_blocking = self.node.environment.run_blocking
-
-        async def held(function: Any, *arguments: Any) -> Any:
-            await release
-            return await run_blocking(function, *arguments)
-
-        self.node.environment.run_blocking = held  # type: ignore[method-assign]
-        return release
-
-
-def run(scenario: Callable[[Stage], Awaitable[None]], seed: int = 1, **options: Any) -> None:
-    world = World(seed)
-
-    async def play() -> None:
-        node = world.node("server")
-        transactions: list[tuple[int, str]] = []
-        server = ZooKeeperServer(
-            node.environment,
-            "/zookeeper",
-            node.address,
-            PORT,
-            on_transaction=lambda zxid, text: transactions.append((zxid, text)),
-            **options,
-        )
-        await node.run(server.start())
-        await scenario(Stage(world, node, server, transactions))
-        await node.run(server.stop())
-        await node.run(server.wait_closed())
-
-    world.run(play())
 
 
 def event(kind: EventType, path: str) -> WatcherEvent:
