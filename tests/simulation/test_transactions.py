@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from klamm.client.sender import Identity
 from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.coordinator.groups.transactional_offsets import TransactionalOffsets
 from klamm.coordinator.transactions import coordinator as coordinator_module
@@ -27,7 +28,7 @@ from klamm.protocol.records import EndTransactionMarker
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.process import SimulationFailure
-from klamm.simulation.transaction_ledger import TransactionsHang
+from klamm.simulation.transaction_ledger import Copied, Outcome, Transaction, TransactionLedger, TransactionsHang
 from klamm.simulation.transactional_workload import GROUP, PROPERTIES, TransactionalWorkload
 from klamm.simulation.verdict import compare_replicas, converge
 from klamm.simulation.workload import create_topic
@@ -178,6 +179,48 @@ def _run(scenario: Callable[[World], Coroutine[Any, Any, None]], seed: int) -> N
 async def without_faults(world: World) -> None:
     async with working_transactions(world) as (_, workload):
         await workload.ledger.until_commits(20)
+
+
+def test_copiers_stand_still_and_lose_answers() -> None:
+    """The members of the group, not the writers."""
+    world = World(1)
+    events: set[tuple[str, str]] = set()
+    world.trace.on_event = lambda where, what, _: events.add((where.partition("-")[0], what))
+    world.run(without_faults(world), time_limit_s=3600)
+    assert events >= {("copier", "stands-still"), ("copier", "lost-answer")}
+    assert not events & {("writer", "stands-still"), ("writer", "lost-answer")}
+
+
+def group_with_offsets(*, has_faults: bool) -> TransactionLedger:
+    """The ledger of a group that has committed an offset."""
+    ledger = TransactionLedger(has_faults=has_faults)
+    ledger.transactions.append(
+        Transaction("copier-0", Identity(1, 0), "one", 0.0, [Copied(INPUTS[0], 0, 1)], outcome=Outcome.COMMITTED)
+    )
+    return ledger
+
+
+def test_a_partition_with_two_owners_in_a_generation_is_found() -> None:
+    ledger = group_with_offsets(has_faults=True)
+    ledger.assigned(1, "a", INPUTS)
+    ledger.assigned(2, "b", INPUTS)
+    ledger.assigned(2, "b", INPUTS)
+    with pytest.raises(AssertionError, match="generation 1: a and b own"):
+        ledger.assigned(1, "b", INPUTS[1:])
+
+
+def test_a_group_without_offsets_may_be_forgotten_and_begin_again() -> None:
+    ledger = TransactionLedger(has_faults=True)
+    ledger.assigned(1, "a", INPUTS)
+    ledger.assigned(1, "b", INPUTS)
+
+
+def test_a_member_that_loses_its_partitions_in_time_is_found() -> None:
+    group_with_offsets(has_faults=True).lost("a", INPUTS, was_late=False)
+    ledger = group_with_offsets(has_faults=False)
+    ledger.lost("a", INPUTS, was_late=True)
+    with pytest.raises(AssertionError, match=r"a has lost .* and was never late"):
+        ledger.lost("a", INPUTS, was_late=False)
 
 
 def test_a_marker_that_reaches_only_one_partition_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

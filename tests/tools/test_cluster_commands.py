@@ -328,6 +328,37 @@ def test_a_member_that_its_group_has_removed_says_so_and_goes_on(
     assert klamm(*consume, "1") == "3\n"
 
 
+@pytest.mark.long
+def test_a_member_whose_output_stands_still_during_a_rebalance_stays_in_its_group(tmp_path: Path) -> None:
+    """For longer than its session. It commits what it has written, and then the other member gets its partition."""
+    properties = {"group.min.session.timeout.ms": 1_000, "group.initial.rebalance.delay.ms": 0, "num.partitions": 2}
+    config, source, output = (tmp_path / name for name in ("client.properties", "source", "output"))
+    config.write_text("session.timeout.ms=1000\nheartbeat.interval.ms=200\n")
+    source.write_text("".join(f"{number:1000}\n" for number in range(4_000)))
+    os.mkfifo(output)
+    with contextlib.ExitStack() as at_end, Cluster(1, properties=properties) as cluster:
+        to_cluster = ["--bootstrap-server", cluster.bootstrap, "--topic", "slow"]
+        assert main.run(["produce", *to_cluster, "--file", str(source)]) == 0
+        members = []
+        for options in (["--output", output], ["--max-messages", "1"]):
+            consume = [*KLAMM, "consume", *to_cluster, "--group", "readers", "--from-beginning", "--command-config"]
+            members.append(ManagedProcess("consume", [*consume, config, *options], tmp_path / f"{len(members)}.log"))
+            at_end.callback(members[-1].kill)
+            if len(members) == 1:
+                pipe = at_end.enter_context(output.open("rb", buffering=0))
+                assert pipe.read(1)  # More than a pipe holds comes at once.
+        slow, other = members
+        time.sleep(3)
+        assert other.alive()
+        reader = threading.Thread(target=lambda: list(iter(lambda: pipe.read(1 << 16), b"")), daemon=True)
+        reader.start()
+        assert other.wait() == 0
+        assert slow.alive()
+        assert "klamm:" not in slow.output()
+        slow.kill()
+        reader.join()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
