@@ -7,10 +7,10 @@ What must stay true:
 - Every record from a position on is handed out once, in the order of its partition's offsets. Offsets without a record
   (compaction, control records, aborted transactions with READ_COMMITTED) are skipped.
 - A position moves only when its records are handed out. Where the log no longer has the position, or has other records
-  before it (an unclean election), missing records are never skipped in silence: `auto_offset_reset` decides
-  where reading continues, and a line in the log says so, or it is an error.
+  before it (an unclean election, a topic that was deleted and created again), missing records are never skipped in
+  silence: `auto_offset_reset` decides where reading continues, and a line in the log says so, or it is an error.
 - No more than `fetch_max_bytes` of records wait to be handed out, except for a single batch, and of a partition no more
-  than two answers.
+  than two answers. Paused partitions keep no other partition waiting for room.
 
 Source: org.apache.kafka.clients.consumer.KafkaConsumer; internals.Fetcher, internals.SubscriptionState; KIP-320.
 """
@@ -21,10 +21,11 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+from uuid import UUID
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata, RetryPolicy
 from klamm.client.fetching import FetchFrom, fetch_request, leader_epoch_ends, readable_batches
-from klamm.client.offsets import list_offsets
+from klamm.client.offsets import OffsetAndMetadata, list_offsets
 from klamm.client.options import ConsumerOptions, OffsetReset
 from klamm.client.read_replicas import NO_FOLLOWER, Source
 from klamm.net.client import Disconnected, NotSent
@@ -85,6 +86,8 @@ class _Partition:
     start: int | None = None
     # The leader epoch for which it is known that the log has what was read.
     valid_epoch: int = NO_EPOCH
+    # The topic that the position is of; None until its id is known.
+    topic_id: UUID | None = None
     is_out_of_range: bool = False
     is_paused: bool = False
     # The leader has answered with an error, so its metadata is looked at before it is asked again.
@@ -124,7 +127,7 @@ class Consumer:
         self._failed_leaders: set[int] = set()
         self._backoff_s = MIN_BACKOFF_S
         self._failure: BaseException | None = None
-        self._is_interrupted = False
+        self._is_interrupted = self._is_closed = False
         # Set when the task has something to do, and when `poll` may have.
         self._wake = asyncio.Event()
         self._arrived = asyncio.Event()
@@ -137,29 +140,35 @@ class Consumer:
         """The assigned partitions."""
         return list(self._partitions)
 
-    def assign(self, positions: Mapping[TopicPartition, int | None]) -> None:
-        """Reads these partitions and no others, from these offsets; None leaves it to `auto_offset_reset`."""
+    def assign(self, positions: Mapping[TopicPartition, int | OffsetAndMetadata | None]) -> None:
+        """Reads these partitions and no others, from these offsets; None leaves it to `auto_offset_reset`.
+
+        With the leader epoch of a committed offset the log is asked first whether it still has what was read (KIP-320).
+        """
         self._partitions = {}
         self.add(positions)
         self._drop_answers()
 
-    def add(self, positions: Mapping[TopicPartition, int | None]) -> None:
+    def add(self, positions: Mapping[TopicPartition, int | OffsetAndMetadata | None]) -> None:
         """Reads these partitions too; otherwise like `assign`."""
         for partition, position in positions.items():
             self.seek(partition, position)
         self._stale = True
 
-    def seek(self, partition: TopicPartition, position: int | OffsetReset | None) -> None:
+    def seek(self, partition: TopicPartition, position: int | OffsetAndMetadata | OffsetReset | None) -> None:
         """Continues a partition at this offset, or where the reset says."""
         before = self._partitions.get(partition)
         reset = position if isinstance(position, OffsetReset) else self._options.auto_offset_reset
-        self._partitions[partition] = state = _Partition(
-            partition, None if isinstance(position, OffsetReset) else position, reset
-        )
+        if isinstance(position, OffsetAndMetadata):
+            state = _Partition(partition, position.offset, reset, position.leader_epoch)
+        else:
+            state = _Partition(partition, None if isinstance(position, OffsetReset) else position, reset)
+        self._partitions[partition] = state
         state.fetch_offset = state.position or 0
         state.start = state.position
         if before is not None:
             state.is_paused = before.is_paused
+            state.topic_id = before.topic_id
             starts = [start for start in (before.start, state.start) if start is not None]
             state.start = min(starts, default=None)
             self._drop_answers()
@@ -191,13 +200,22 @@ class Consumer:
             partition: state.position for partition, state in self._partitions.items() if state.position is not None
         }
 
+    def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """As `positions`, with the leader epochs of the records before them, for a commit."""
+        return {
+            partition: OffsetAndMetadata(state.position, leader_epoch=state.position_epoch)
+            for partition, state in self._partitions.items()
+            if state.position is not None
+        }
+
     # -- reading --------------------------------------------------------------------------------------------------
 
     async def poll(self, timeout_ms: int, max_records: int | None = None) -> list[ConsumerRecord]:
         """The next records, at most `max_poll_records`; empty if there are none within `timeout_ms`.
 
         Raises KafkaError when a partition cannot be read (NoOffset, a topic that is gone or may not be read, corrupt
-        records), and ClientError when brokers do not trust this client. Records of other partitions come first.
+        records), and ClientError when brokers do not trust this client. Records of other partitions come first. Raises
+        RuntimeError when the consumer is closed, also while the call waits.
         """
         return await self.poll_until(asyncio.get_running_loop().time() + timeout_ms / 1000, max_records)
 
@@ -207,6 +225,8 @@ class Consumer:
         self._is_interrupted = False
         while True:
             self._arrived.clear()
+            if self._is_closed:
+                raise RuntimeError("the consumer is closed")
             if self._is_interrupted:
                 return []
             if records := self._take(limit):
@@ -225,6 +245,8 @@ class Consumer:
 
     async def close(self) -> None:
         """Ends the fetches and closes the connections. Idempotent."""
+        self._is_closed = True
+        self._arrived.set()
         tasks = [self._task, *self._fetches.values()]
         for task in tasks:
             task.cancel()
@@ -342,10 +364,13 @@ class Consumer:
     def _check_metadata(self) -> None:
         """Notes the partitions that cannot be read, according to the newest metadata."""
         now_s = asyncio.get_running_loop().time()
-        for state in list(self._partitions.values()):
-            state.is_doubtful = False
-            self._check_leader(state)
-            topic = self._client.metadata.topics.get(state.name.topic)
+        for name in list(self._partitions):
+            self._partitions[name].is_doubtful = False
+            self._check_leader(self._partitions[name])
+            topic = self._client.metadata.topics.get(name.topic)
+            if topic is not None and topic.topic_id is not None:
+                self._check_topic(name, topic.topic_id)
+            state = self._partitions[name]
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else ErrorCode(topic.error_code)
             if code is ErrorCode.NONE and topic is not None and state.name.partition not in topic.partitions:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -364,6 +389,13 @@ class Consumer:
         if metadata is not None and state.valid_epoch not in (NO_EPOCH, metadata.leader_epoch):
             self._partitions[state.name] = replace(state, answers=0, fetch_offset=state.position or 0)
             self._drop_answers()
+
+    def _check_topic(self, partition: TopicPartition, topic_id: UUID) -> None:
+        """The log of a topic that was deleted and created again has other records."""
+        state = self._partitions[partition]
+        if state.topic_id not in (None, topic_id) and state.position is not None:
+            self._move(state, state.reset, f"the topic of {partition} was deleted and created again")
+        self._partitions[partition].topic_id = topic_id
 
     def _metadata(self, state: _Partition) -> PartitionMetadata | None:
         """The partition's metadata if it has a leader."""
@@ -448,21 +480,31 @@ class Consumer:
                 continue
             if isinstance(result, KafkaError):
                 self._note_error(state, result)
-            elif 0 <= result.end_offset < (state.position or 0):
+            elif result.end_offset < (state.position or 0):
                 self._truncated(state, result.end_offset)
             else:
                 state.valid_epoch = epochs[state.name]
 
     def _truncated(self, state: _Partition, end_offset: int) -> None:
-        what = (
-            f"{state.name} was truncated: the records from offset {end_offset} to {(state.position or 0) - 1} that were"
-            " read are no longer in the log"
-        )
-        if state.reset is OffsetReset.NONE:
-            self._give_up(state, NoOffset(ErrorCode.OFFSET_OUT_OF_RANGE, what))
+        """The log has other records from `end_offset` on; where that is -1 it may have none of those that were read."""
+        if end_offset < 0:
+            what = f"{state.name} no longer has the records of leader epoch {state.position_epoch} that were read"
+            self._move(state, state.reset, what)
         else:
-            logger.warning("%s; reading continues at %d", what, end_offset)
-            self.seek(state.name, end_offset)
+            what = (
+                f"{state.name} was truncated: the records from offset {end_offset} to {(state.position or 0) - 1} that"
+                " were read are no longer in the log"
+            )
+            self._move(state, end_offset, what)
+
+    def _move(self, state: _Partition, position: int | OffsetReset, why: str) -> None:
+        """Reading continues there, which the log says; without a reset this is an error."""
+        if state.reset is OffsetReset.NONE:
+            self._give_up(state, NoOffset(ErrorCode.OFFSET_OUT_OF_RANGE, why))
+        else:
+            where = f"the {position.value} offset" if isinstance(position, OffsetReset) else position
+            logger.warning("%s; reading continues at %s (auto.offset.reset=%s)", why, where, state.reset.value)
+            self.seek(state.name, position)
 
     def _give_up(self, state: _Partition, error: KafkaError) -> None:
         if state.error is None:
@@ -497,6 +539,8 @@ class Consumer:
                 versions[source.broker] = source.max_version
             if state.answers >= MAX_ANSWERS:
                 full.add(source.broker)
+        if wanted and self._held_bytes >= self._options.fetch_max_bytes:
+            self._drop_paused()
         for broker, partitions in wanted.items():
             room_bytes = self._options.fetch_max_bytes - self._held_bytes
             if room_bytes > 0 and broker not in full | self._failed_leaders | self._fetches.keys():
@@ -504,6 +548,15 @@ class Consumer:
                 self._held_bytes += max_bytes
                 fetch = self._fetch(broker, partitions, max_bytes, versions.get(broker))
                 self._fetches[broker] = start_task(fetch, self._fail)
+
+    def _drop_paused(self) -> None:
+        """Makes room: what waits for paused partitions is fetched again when they are resumed."""
+        for answer in [each for each in self._answers if each.partition.is_paused]:
+            state = answer.partition
+            if self._is_current(state):
+                self._partitions[state.name] = replace(state, answers=0, fetch_offset=state.position or 0)
+            self._answers.remove(answer)
+            self._held_bytes -= len(answer.records)
 
     def _is_wanted(self, state: _Partition) -> bool:
         return (
@@ -522,11 +575,12 @@ class Consumer:
     ) -> None:
         """One request to the leader of these partitions, or to a follower in this client's rack."""
         options = self._options
-        asked = {state.name: (state, metadata) for state, metadata in partitions}
+        # The offsets too: another broker may have answered in the meantime.
+        asked = {state.name: (state, metadata, state.fetch_offset) for state, metadata in partitions}
         request = fetch_request(
             {
-                state.name: FetchFrom(state.fetch_offset, metadata.leader_epoch, options.max_partition_fetch_bytes)
-                for state, metadata in asked.values()
+                state.name: FetchFrom(fetch_offset, metadata.leader_epoch, options.max_partition_fetch_bytes)
+                for state, metadata, fetch_offset in asked.values()
             },
             max_bytes=max_bytes,
             max_wait_ms=options.fetch_max_wait_ms,
@@ -543,8 +597,8 @@ class Consumer:
                 raise KafkaError(ErrorCode(response.error_code), f"broker {broker} refuses to fetch")
             for topic in response.responses:
                 for answer in topic.partitions:
-                    state, metadata = asked[TopicPartition(topic.topic, answer.partition_index)]
-                    if self._is_current(state):
+                    state, metadata, fetch_offset = asked[TopicPartition(topic.topic, answer.partition_index)]
+                    if self._is_current(state) and state.fetch_offset == fetch_offset:
                         self._received(state, metadata, broker, answer)
         except (NotSent, Disconnected, KafkaError):
             self._stale = self._is_failing = True

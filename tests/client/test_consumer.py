@@ -6,11 +6,13 @@ Every record is handed out once and in its order, and missing records are never 
 import asyncio
 import logging
 from collections import defaultdict
+from uuid import uuid4
 
 import pytest
 
 from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.consumer import Consumer, NoOffset
+from klamm.client.offsets import OffsetAndMetadata
 from klamm.client.options import ConsumerOptions, OffsetReset, ProducerOptions
 from klamm.client.producer import Producer, ProducerRecord
 from klamm.protocol import messages
@@ -126,6 +128,7 @@ class Log:
         self.errors = []
         self.fetches = []
         self.exists = True
+        self.topic_id = None
 
     def end(self, partition=0):
         batches = self.batches[partition]
@@ -252,7 +255,13 @@ class Log:
             controller_id=0,
             brokers=[response.MetadataResponseBroker(node_id=0, host=self.address[0], port=self.address[1])],
             topics=[
-                topic(error_code=error, name=each.name, is_internal=False, partitions=partitions if self.exists else [])
+                topic(
+                    error_code=error,
+                    name=each.name,
+                    topic_id=self.topic_id,
+                    is_internal=False,
+                    partitions=partitions if self.exists else [],
+                )
                 for each in body.topics
             ],
         )
@@ -282,6 +291,11 @@ async def read(consumer, count, **arguments):
         values += [record.value for record in await consumer.poll(5_000, **arguments)]
     assert len(values) == count
     return values
+
+
+async def until(holds):
+    while not holds():  # noqa: ASYNC110  # there is no event for what it waits for
+        await asyncio.sleep(0)
 
 
 def numbers(*range_):
@@ -496,6 +510,141 @@ def test_what_a_new_leader_does_not_have_is_told(reset, caplog):
     if reset is EARLIEST:
         assert values[-4:] == [b"new 3", b"new 4", b"new 5", b"new 6"]
         assert "events-0 was truncated: the records from offset 3 to" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["by the leader epoch", "by the topic id"])
+@pytest.mark.parametrize("reset", [EARLIEST, NONE])
+def test_the_log_of_a_new_topic_of_the_same_name_is_not_taken_for_the_old_one(reset, how, caplog):
+    """It has more records than were read of the old one, so the position is in its range."""
+    log = Log().add(*numbers(5))
+    log.topic_id = uuid4()
+    log.epoch = epoch = 7 if how == "by the leader epoch" else 0
+    log.batches[0].clear()
+    log.add(*numbers(5))
+
+    async def scenario(consumer):
+        consumer.assign({T0: 0})
+        await read(consumer, 5)
+        log.batches[0].clear()
+        if how == "by the leader epoch":
+            log.epoch, log.epoch_ends, log.topic_id = 0, {epoch: -1}, None
+        else:
+            log.errors, log.topic_id = [ErrorCode.NOT_LEADER_OR_FOLLOWER], uuid4()
+        log.add(*numbers(10, 19))
+        if reset is NONE:
+            with pytest.raises(NoOffset, match=reason):
+                await read(consumer, 9)
+        else:
+            assert await read(consumer, 9) == numbers(10, 19)
+
+    reason = "the records of leader epoch 7" if how == "by the leader epoch" else "deleted and created again"
+    with caplog.at_level(logging.WARNING):
+        against(log, scenario, auto_offset_reset=reset)
+    assert reset is NONE or reason in caplog.text
+
+
+def test_a_committed_offset_with_its_leader_epoch_is_checked_before_the_log_is_read(caplog):
+    """Another member has read 6 records, and then the log was truncated to 3."""
+    log = Log().add(*numbers(3))
+    log.epoch, log.epoch_ends = 1, {0: 3}
+    log.add(*numbers(10, 19))
+
+    async def scenario(consumer):
+        consumer.assign({T0: OffsetAndMetadata(6, leader_epoch=0), T1: OffsetAndMetadata(0)})
+        assert await read(consumer, 9) == numbers(10, 19)
+        assert consumer.offsets() == {T0: OffsetAndMetadata(12, leader_epoch=1), T1: OffsetAndMetadata(0)}
+
+    with caplog.at_level(logging.WARNING):
+        against(log, scenario)
+    assert "events-0 was truncated: the records from offset 3 to 5" in caplog.text
+
+
+def test_an_answer_that_comes_when_another_broker_has_answered_is_dropped():
+    """The leader of a partition has changed while a fetch was on its way."""
+
+    class Leader(Log):
+        leader, brokers = 1, ()
+
+        def _metadata(self, body):
+            response = super()._metadata(body)
+            broker = messages.response_class(ApiKey.METADATA).MetadataResponseBroker
+            response.brokers = [
+                broker(node_id=number, host="127.0.0.1", port=each.port) for number, each in enumerate(self.brokers)
+            ]
+            for partition in response.topics[0].partitions:
+                partition.leader_id = self.leader
+            return response
+
+    log = Leader().add(*numbers(5))
+
+    async def main():
+        held = asyncio.Queue()
+
+        def hold(asked):
+            held.put_nowait(asked)
+
+        def answer(asked):
+            return log.answer(asked.header, asked.body)
+
+        async with (
+            ScriptedBroker(answer) as informant,
+            ScriptedBroker(hold) as former,
+            ScriptedBroker(answer) as leader,
+            asyncio.timeout(30),
+        ):
+            log.brokers, log.address = (informant, former, leader), ("127.0.0.1", informant.port)
+            client = ClusterClient([log.address], retry=RetryPolicy(500, 1, 5))
+            consumer = Consumer(client, ConsumerOptions(fetch_max_wait_ms=1))
+            consumer.assign({T0: 0})
+            asked = await held.get()
+            log.leader = 2
+            consumer.add({T1: 0})  # Now it looks at the metadata again.
+            assert await read(consumer, 5) == numbers(5)
+            asked.answer(answer(asked))
+            await until(lambda: 1 not in consumer._fetches)
+            log.add(*numbers(5, 8))
+            assert await read(consumer, 3) == numbers(5, 8)
+            await consumer.close()
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_paused_partitions_leave_room_for_others():
+    log = Log()
+    for number in range(3):
+        log.add(b"%d" % number * 300).add(b"other", partition=1)
+
+    async def scenario(consumer):
+        consumer.assign({T0: 0})
+        await read(consumer, 1, max_records=1)
+        await until(lambda: consumer._held_bytes >= 500)
+        consumer.pause([T0])
+        consumer.add({T1: 0})
+        assert await read(consumer, 3) == [b"other"] * 3
+        consumer.resume([T0])
+        assert [value[:1] for value in await read(consumer, 2)] == [b"1", b"2"]
+
+    against(log, scenario, fetch_max_bytes=500)
+
+
+async def closed_while_it_polls(consumer):
+    polling = asyncio.create_task(consumer.poll(10_000))
+    await until(lambda: consumer._fetches)
+    await consumer.close()
+    for poll in (polling, consumer.poll(10_000)):
+        with pytest.raises(RuntimeError, match="the consumer is closed"):
+            await poll
+
+
+def test_a_poll_of_a_closed_consumer_is_an_error():
+    """A program that polls on would wait for records for ever, and a poll that waits for its timeout."""
+
+    async def scenario(consumer):
+        consumer.assign({T0: 0})
+        await closed_while_it_polls(consumer)
+
+    against(Log(), scenario, fetch_max_wait_ms=10_000)
 
 
 def test_a_new_leader_with_the_same_log_changes_nothing():
