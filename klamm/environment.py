@@ -210,18 +210,24 @@ class Environment(ABC):
 
     @abstractmethod
     async def run_blocking(self, function: Callable[..., T], *arguments: object) -> T:
-        """Runs `function(*arguments)` where it may wait for the disk, off the loop.
+        """Runs `function(*arguments)` where it may wait for the disk, off the loop. For short work, for which a client
+        may wait: a read, or one small file that is written.
 
         The function must not touch state that the loop's code may change meanwhile.
         """
+
+    async def run_long(self, function: Callable[..., T], *arguments: object) -> T:
+        """As `run_blocking`, for work that may take seconds: syncs of logs, recovery, deletion, copies. It has threads
+        of its own, so that no work of `run_blocking` waits for it."""
+        return await self.run_blocking(function, *arguments)
 
     async def run_foreign(self, function: Callable[..., T], *arguments: object) -> T:
         """As `run_blocking`, for an operator's own code. It may never end, so it gets a thread of its own for which the
         program's end does not wait."""
         return await self.run_blocking(function, *arguments)
 
-    def set_blocking_workers(self, count: int) -> None:  # noqa: B027  # optional
-        """From now on `run_blocking` does at least `count` pieces of work at once, and the usual few with 0."""
+    def set_long_workers(self, count: int) -> None:  # noqa: B027  # optional
+        """From now on `run_long` does at least `count` pieces of work at once, and the usual few with 0."""
 
     @abstractmethod
     async def run_in_worker(self, work: Callable[..., Generator[int, None, T]], *arguments: object) -> T:
@@ -439,15 +445,16 @@ class SystemFileSystem(FileSystem):
 
 
 class SystemEnvironment(Environment):
-    """The real clock, chance, disk and a small pool of threads for blocking work."""
+    """The real clock, chance and disk. Blocking work has a few threads, and so has long work."""
 
     has_compiled_loops = True
 
     def __init__(self, blocking_workers: int = 4) -> None:
         self.file_system = SystemFileSystem()
         self.random = random.Random()
-        self._usual_workers = self._blocking_workers = blocking_workers
-        self._pool = concurrent.futures.ThreadPoolExecutor(blocking_workers, thread_name_prefix="klamm-blocking")
+        self._usual_workers = self._long_workers = blocking_workers
+        self._pool = _threads("klamm-blocking", blocking_workers)
+        self._long_pool = _threads("klamm-long", blocking_workers)
         self._worker = Worker(self.run_blocking, self._reap)
         # One process for each call of `run_in_background` at a time.
         self._background: list[Worker] = []
@@ -465,6 +472,9 @@ class SystemEnvironment(Environment):
     async def run_blocking(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
 
+    async def run_long(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._long_pool, function, *arguments)
+
     async def run_foreign(self, function: Callable[..., T], *arguments: object) -> T:
         done: concurrent.futures.Future[T] = concurrent.futures.Future()
         done.set_running_or_notify_cancel()  # From here on a cancelled caller does not cancel it.
@@ -478,13 +488,13 @@ class SystemEnvironment(Environment):
         threading.Thread(target=run, name="klamm-foreign", daemon=True).start()
         return await asyncio.wrap_future(done)
 
-    def set_blocking_workers(self, count: int) -> None:
+    def set_long_workers(self, count: int) -> None:
         count = max(count, self._usual_workers)
-        if count != self._blocking_workers:
-            self._blocking_workers = count
+        if count != self._long_workers:
+            self._long_workers = count
             # Work that has been given to the former threads is still done.
-            self._pool.shutdown(wait=False)
-            self._pool = concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix="klamm-blocking")
+            self._long_pool.shutdown(wait=False)
+            self._long_pool = _threads("klamm-long", count)
 
     async def run_in_worker(self, work: Callable[..., Generator[int, None, T]], *arguments: object) -> T:
         return await self._worker.run(work, *arguments)
@@ -518,7 +528,7 @@ class SystemEnvironment(Environment):
         return self._worker.pid
 
     def _reap(self, process: "subprocess.Popen[bytes]") -> None:
-        self._pool.submit(process.wait)
+        self._long_pool.submit(process.wait)
 
     def host_name(self) -> str:
         return socket.getfqdn()
@@ -556,6 +566,11 @@ class SystemEnvironment(Environment):
         for worker in (self._worker, *self._background):
             worker.close()
         self._pool.shutdown()
+        self._long_pool.shutdown()
+
+
+def _threads(name: str, count: int) -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix=name)
 
 
 def _on_the_disk(

@@ -307,9 +307,9 @@ class CoordinatorLog:
         while partition in self._queued:  # noqa: ASYNC110  # Each step of the loop appends some of it.
             await asyncio.sleep(0)
         log = self._replica_manager.partition(self._topic, partition).log
-        if log.is_truncation_unsynced:
-            # Otherwise the first append after the read would flush on the loop.
-            await log.flush()
+        if log.must_prepare:
+            # Otherwise the first append after the read would hold the loop.
+            await log.prepare_append()
         offset = log.log_start_offset
         slices = Slices(BATCHES_PER_SLICE, self._loop.time)
         # Records appended during the read come from the reader, which knows them already.

@@ -71,9 +71,9 @@ class MarkerAppends:
             timestamp_ms=self._environment.now_ms(),
         )
         async for piece in pieces(marker.partitions, MARKERS_PER_SLICE):
-            unsynced = self._replica_manager.unsynced_logs((*key, None) for key in piece)
-            if unsynced:
-                await asyncio.gather(*(log.flush_before_append() for log in unsynced))
+            unprepared = self._replica_manager.unprepared_logs((*key, None) for key in piece)
+            if unprepared:
+                await asyncio.gather(*(log.prepare_append() for log in unprepared))
             for topic, number in piece:
                 if slices.is_over():
                     await asyncio.sleep(0)

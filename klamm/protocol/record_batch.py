@@ -147,6 +147,15 @@ def parse_header(buffer: Buffer, position: int = 0, *, available_bytes: int | No
     return header
 
 
+def parse_header_of_one(buffer: Buffer) -> BatchHeader | None:
+    """The header of the only batch in the buffer; None if that is not what the buffer holds."""
+    try:
+        header = parse_header(buffer)
+    except KafkaError:
+        return None
+    return header if header.size_bytes == len(buffer) else None
+
+
 def iterate_batches(buffer: Buffer, *, allow_partial_end: bool = False) -> Iterator[tuple[int, BatchHeader]]:
     """(position, header) of each batch, from the first byte to the last.
 
@@ -164,11 +173,16 @@ def iterate_batches(buffer: Buffer, *, allow_partial_end: bool = False) -> Itera
 
 def is_partial(buffer: Buffer, position: int) -> bool:
     """Whether the batch at `position` continues after the buffer's end."""
-    available = len(buffer) - position
-    if available < LOG_OVERHEAD_BYTES:
-        return True
+    size_bytes = batch_size_bytes(buffer, position)
+    return size_bytes is None or size_bytes > len(buffer) - position
+
+
+def batch_size_bytes(buffer: Buffer, position: int = 0) -> int | None:
+    """The size that the batch at `position` says it has; None if the buffer ends before that."""
+    if len(buffer) - position < LOG_OVERHEAD_BYTES:
+        return None
     length: int = _LENGTH.unpack_from(buffer, position + _LENGTH_AT)[0]
-    return length + LOG_OVERHEAD_BYTES > available
+    return length + LOG_OVERHEAD_BYTES
 
 
 def is_transactional(buffer: Buffer) -> bool:

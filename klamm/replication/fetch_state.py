@@ -36,8 +36,8 @@ class FollowerPartition(Protocol):
     @property
     def leader_epoch(self) -> int: ...
 
-    def append_records_as_follower(self, records: Buffer) -> AppendInfo | None:
-        """Appends whole batches from the leader. Raises KafkaError as `Log.append_as_follower`."""
+    def append_records_as_follower(self, records: Buffer) -> AppendInfo:
+        """Appends the first of the leader's records. Raises KafkaError as `Log.append_as_follower`."""
 
     def truncate_to(self, offset: int, prepared: Truncation | None = None) -> object:
         """Removes everything from `offset` on; `prepared` comes from `Log.prepare_truncation`."""

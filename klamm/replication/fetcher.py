@@ -38,6 +38,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.net.client import ClientError
 from klamm.protocol.apis.fetch import EpochEndOffset, FetchPartition, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.primitives import Buffer
 from klamm.protocol.vocabulary import (
     EARLIEST_TIMESTAMP,
     INITIAL_EPOCH,
@@ -51,6 +52,9 @@ from klamm.replication.fetch_state import FollowerPartition, PartitionFetch, tru
 from klamm.replication.leader_endpoint import Interrupted, LeaderEndpoint, LeaderOffset
 from klamm.replication.quota import ReplicationQuota
 from klamm.slices import Slices, slices
+from klamm.storage.follower_batches import first_batch
+from klamm.storage.log import AppendInfo, AppendOrigin
+from klamm.storage.written_ahead import PIECE_BYTES
 from klamm.tasks import OnFailure, start_task
 
 FIRST_BACKOFF_MS = 20
@@ -86,6 +90,12 @@ _NO_OFFSET = LeaderOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_OFFSET)
 _LOGGER = logging.getLogger(__name__)
 
 Fetches = dict[PartitionKey, PartitionFetch]
+
+
+class _Outdated(Exception):
+    """The rest of a leader's records cannot be appended: the partition, or its log, has changed meanwhile."""
+
+
 # A partition whose log differs from the leader's, and the leader's epoch with its end offset.
 _Diverging = tuple[PartitionKey, PartitionFetch, EpochEndOffset]
 
@@ -432,7 +442,7 @@ class ReplicaFetcher:
 
     async def _process(self, response: FetchResponse) -> None:
         """Appends the leader's records, truncates the logs that diverge, and handles the leader's errors."""
-        after_sync: list[tuple[PartitionKey, PartitionData]] = []
+        unprepared: list[tuple[PartitionKey, PartitionData]] = []
         out_of_range: Fetches = {}
         diverging: list[_Diverging] = []
         processed = Slices(PARTITIONS_PER_SLICE, asyncio.get_running_loop().time)
@@ -442,42 +452,42 @@ class ReplicaFetcher:
                 fetch = self._fetches.get(topic_partition)
                 if fetch is None:
                     continue
-                if result.records and fetch.partition.log.is_truncation_unsynced:
-                    after_sync.append((topic_partition, result))
+                if result.records and fetch.partition.log.must_prepare:
+                    unprepared.append((topic_partition, result))
                     continue
                 syncs = fetch.partition.log.syncs_on_loop
-                self._process_partition(topic_partition, fetch, result, out_of_range, diverging)
+                await self._process_partition(topic_partition, fetch, result, out_of_range, diverging)
                 pieces = APPEND_PIECES + len(result.records) // BYTES_PER_PIECE if result.records else 1
                 if fetch.partition.log.syncs_on_loop > syncs:  # flush.messages: the append waited for the disk.
                     pieces = PARTITIONS_PER_SLICE
                 if processed.is_over(pieces):
                     await asyncio.sleep(0)
-        if after_sync:
-            await self._process_after_sync(after_sync, out_of_range, diverging)
+        if unprepared:
+            await self._process_prepared(unprepared, out_of_range, diverging)
         await self._truncate_diverging(diverging)
         if self._unconfirmed:
             self._confirm_high_watermarks()
         if out_of_range:
             await self._reset_offsets(out_of_range)
 
-    async def _process_after_sync(
+    async def _process_prepared(
         self,
         results: list[tuple[PartitionKey, PartitionData]],
         out_of_range: Fetches,
         diverging: list[_Diverging],
     ) -> None:
-        """Syncs logs whose last truncation is not durable, then appends; else the append would wait for the disk."""
+        """Prepares the logs, then appends."""
         count = max(1, PARTITIONS_PER_SLICE // APPEND_PIECES)
         async for batch in slices(results, count):
             logs = [self._fetches[key].partition.log for key, _ in batch if key in self._fetches]
-            await asyncio.gather(*(log.flush_before_append() for log in logs))
+            await asyncio.gather(*(log.prepare_append() for log in logs))
             for topic_partition, result in batch:
                 fetch = self._fetches.get(topic_partition)
                 if fetch is not None:
-                    self._process_partition(topic_partition, fetch, result, out_of_range, diverging)
+                    await self._process_partition(topic_partition, fetch, result, out_of_range, diverging)
                     await asyncio.sleep(0)
 
-    def _process_partition(
+    async def _process_partition(
         self,
         topic_partition: PartitionKey,
         fetch: PartitionFetch,
@@ -504,18 +514,29 @@ class ReplicaFetcher:
         elif asked.fetch_offset != log.log_end_offset:
             self._changed[topic_partition] = fetch
         else:
-            self._append(topic_partition, fetch, result)
+            await self._append(topic_partition, fetch, result)
 
-    def _append(self, topic_partition: PartitionKey, fetch: PartitionFetch, result: PartitionData) -> None:
-        partition = fetch.partition
+    async def _append(self, topic_partition: PartitionKey, fetch: PartitionFetch, result: PartitionData) -> None:
+        """Appends the leader's records, with pauses if they are many or large, and adopts its offsets."""
         self._changed[topic_partition] = fetch
         fetch.leader_high_watermark = result.high_watermark
-        if topic_partition in self._throttled and result.records:
-            self._quota.record(len(result.records), asyncio.get_running_loop().time() * 1000)
+        records = result.records
+        if topic_partition in self._throttled and records:
+            self._quota.record(len(records), asyncio.get_running_loop().time() * 1000)
         try:
-            if result.records:
-                partition.append_records_as_follower(result.records)
-            self._adopt(topic_partition, fetch, result.high_watermark, result.log_start_offset)
+            while True:
+                if records:
+                    if len(records) <= PIECE_BYTES:
+                        info = fetch.partition.append_records_as_follower(records)
+                    else:
+                        info = await self._append_ahead(topic_partition, fetch, records)
+                    records = memoryview(records)[info.size_bytes :] if info.size_bytes else b""
+                self._adopt(topic_partition, fetch, result.high_watermark, result.log_start_offset)
+                if not records:
+                    break
+                await self._pause(topic_partition, fetch)
+        except _Outdated:
+            return
         except KafkaError as error:
             del self._changed[topic_partition]
             self._log_refused(topic_partition, fetch, error)
@@ -523,6 +544,34 @@ class ReplicaFetcher:
             fetch.failures = 0
             if self._unconfirmed:
                 self._unconfirmed.pop(topic_partition, None)
+
+    async def _append_ahead(self, topic_partition: PartitionKey, fetch: PartitionFetch, records: Buffer) -> AppendInfo:
+        """Appends the first of many records. If that is a large batch, it is written ahead."""
+        log, first = fetch.partition.log, first_batch(records)
+        end_offset = log.log_end_offset
+        async with log.writing_ahead(first, AppendOrigin.REPLICATION):
+            self._require_same(topic_partition, fetch, end_offset)
+            return fetch.partition.append_records_as_follower(first if len(first) > PIECE_BYTES else records)
+
+    async def _pause(self, topic_partition: PartitionKey, fetch: PartitionFetch) -> None:
+        """Lets others have the loop between two appends to a log, and prepares it for the next. Raises _Outdated."""
+        log = fetch.partition.log
+        end_offset = log.log_end_offset
+        await asyncio.sleep(0)
+        if log.must_prepare:
+            await log.prepare_append()
+        self._require_same(topic_partition, fetch, end_offset)
+
+    def _require_same(self, topic_partition: PartitionKey, fetch: PartitionFetch, end_offset: int) -> None:
+        """Raises _Outdated unless the partition is still copied here, and its log ends at `end_offset`."""
+        if self._fetches.get(topic_partition) is not fetch:
+            raise _Outdated
+        if not self._is_valid(topic_partition, fetch):
+            del self._changed[topic_partition]
+            self._delay(topic_partition, fetch, "it follows another leader or epoch now")
+            raise _Outdated
+        if fetch.partition.log.log_end_offset != end_offset:
+            raise _Outdated
 
     def _confirm_high_watermarks(self) -> None:
         """Adopts the leader's offsets for partitions whose last fetch found no difference."""
@@ -620,6 +669,7 @@ class ReplicaFetcher:
         """
         refusal = None
         try:
+            await self._shorten(topic_partition, fetch, offset)
             prepared = await fetch.partition.log.prepare_truncation(offset)
             if self._is_valid(topic_partition, fetch):
                 fetch.partition.truncate_to(offset, prepared)
@@ -637,6 +687,16 @@ class ReplicaFetcher:
         fetch.asked = None
         self._resume(topic_partition, fetch)
         return True
+
+    async def _shorten(self, topic_partition: PartitionKey, fetch: PartitionFetch, offset: int) -> None:
+        """Removes segments behind `offset` (-1: all), until a truncation there is a short step."""
+        while self._is_valid(topic_partition, fetch):
+            step = fetch.partition.log.truncation_step(offset)
+            if step is None:
+                return
+            prepared = await fetch.partition.log.prepare_truncation(step)
+            if self._is_valid(topic_partition, fetch):
+                fetch.partition.truncate_to(step, prepared)
 
     # -- offsets out of range -------------------------------------------------------------------------------------
 
@@ -659,6 +719,9 @@ class ReplicaFetcher:
                 self._delay(topic_partition, fetch, "the leader's log has changed while it was asked about")
                 continue
             try:
+                await self._shorten(topic_partition, fetch, -1)
+                if not self._is_valid(topic_partition, fetch):
+                    continue
                 fetch.partition.truncate_fully_and_start_at(earliest)
             except KafkaError as error:
                 self._log_refused(topic_partition, fetch, error)

@@ -41,7 +41,7 @@ from klamm.replication.fetch_state import truncation_offset
 from klamm.replication.hosted_partitions import HostedPartitions
 from klamm.replication.partition import Partition
 from klamm.replication.quota import ReplicationQuota
-from klamm.storage.log import Log
+from klamm.storage.log import AppendOrigin, Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import future_directory_name, is_possible_directory_name
 from klamm.storage.log_manager import LogManager
@@ -223,12 +223,9 @@ class LogDirMoves:
                 move.end()
 
     def directory_failed(self, path: str) -> None:
-        """Ends the moves to a directory that has failed; their future logs cannot be used."""
+        """Ends the moves to a directory that has failed."""
         failed = [key for key, move in self._moves.items() if move.future.log_directory.path == path]
         self.remove(failed)
-        for partition in self._hosted.all.values():
-            if partition.future_log is not None and partition.future_log.log_directory.path == path:
-                partition.future_log = None
 
     async def shutdown(self) -> None:
         """Interrupts all moves and waits until the last step has ended."""
@@ -298,11 +295,15 @@ class LogDirMoves:
         if cut is not None:
             await self._cut(move, cut)
         elif future.log_end_offset < current.log_start_offset:
-            future.truncate_fully_and_start_at(current.log_start_offset)
+            step = future.truncation_step(-1)
+            if step is None:
+                future.truncate_fully_and_start_at(current.log_start_offset)
+            else:
+                await self._cut(move, step)
         elif not move.is_copy:
             await self._compare(move)
             return False
-        elif future.is_truncation_unsynced or move.unsynced_bytes >= BYTES_PER_SYNC:
+        elif future.must_prepare or move.unsynced_bytes >= BYTES_PER_SYNC:
             await self._sync(move)
         elif future.log_end_offset < current.log_end_offset:
             await self._copy(move)
@@ -319,9 +320,12 @@ class LogDirMoves:
 
     async def _cut(self, move: _Move, offset: int) -> None:
         future = move.future
-        before = _end(future)
-        prepared = await future.prepare_truncation(offset)
+        before, step = _end(future), future.truncation_step(offset)
+        prepared = await future.prepare_truncation(offset if step is None else step)
         if not self._is_valid(move) or _end(future) != before:
+            return
+        if step is not None:
+            future.truncate_to(step, prepared)
             return
         future.truncate_to(offset, prepared)
         move.partition.future_log_was_cut(offset)
@@ -364,15 +368,22 @@ class LogDirMoves:
         if is_last and move.unsynced_bytes and current.config.flush_messages < _NEVER:
             await self._sync(move)
             return
-        began_s = self._loop.time()
-        future.config = current.config if is_last else _without_syncs(current.config)
-        _append(future, fetched.data)
+        async with future.writing_ahead(fetched.data, AppendOrigin.REPLICATION):
+            is_changed = future.log_end_offset != offset or partition.future_log_cut is not None
+            if not self._is_valid(move) or partition.log is not current or is_changed:
+                return
+            began_s = self._loop.time()
+            future.config = current.config if is_last else _without_syncs(current.config)
+            appended_bytes = _append(future, fetched.data)
         future.update_high_watermark(current.high_watermark)
         future.update_log_start_offset(min(current.log_start_offset, future.high_watermark))
-        self._quota.record(len(fetched.data), self._clock_ms())
+        self._quota.record(appended_bytes, self._clock_ms())
         move.failures = 0
-        move.unsynced_bytes += len(fetched.data) if future.has_unflushed else 0
-        self._adapt(move, self._loop.time() - began_s)
+        move.unsynced_bytes += appended_bytes if future.has_unflushed else 0
+        if appended_bytes < len(fetched.data):
+            move.piece_bytes = max(MIN_PIECE_BYTES, appended_bytes)  # Small batches: the rest was read in vain.
+        else:
+            self._adapt(move, self._loop.time() - began_s)
 
     def _adapt(self, move: _Move, taken_s: float) -> None:
         if taken_s > LONG_PIECE_S:
@@ -435,14 +446,15 @@ def _are_equal(partition: Partition) -> bool:
     )
 
 
-def _append(future: Log, records: Buffer) -> None:
+def _append(future: Log, records: Buffer) -> int:
+    """How many bytes were appended: what one append takes."""
     if future.log_end_offset == future.log_start_offset:
         # The current log may begin within a batch; an empty log begins with the whole batch.
         for _, header in iterate_batches(records, allow_partial_end=True):
             if header.base_offset < future.log_end_offset <= header.last_offset:
                 future.truncate_fully_and_start_at(header.base_offset)
             break
-    future.append_as_follower(records)
+    return future.append_as_follower(records).size_bytes
 
 
 def _end(log: Log) -> tuple[int, int]:

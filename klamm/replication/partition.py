@@ -493,7 +493,7 @@ class Partition:
     # -- what a follower does -------------------------------------------------------------------------------------
 
     def append_records_as_follower(self, records: Buffer) -> AppendInfo:
-        """Appends the leader's records.
+        """Appends the first of the leader's records, as many as `Log.append_as_follower` does.
 
         Raises KafkaError: NOT_LEADER_OR_FOLLOWER when this broker leads, and the errors of `Log.append_as_follower`.
         """

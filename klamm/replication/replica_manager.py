@@ -15,7 +15,8 @@ What must stay true:
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -61,9 +62,9 @@ from klamm.replication.read_replicas import ReadReplicas
 from klamm.replication.state_change_lines import StateChangeLines
 from klamm.replication.state_changes import StateChanges
 from klamm.replication.topic_metrics import TopicCounts, TopicStatistics
-from klamm.slices import SLICE, Slices, each, in_slices, slices
+from klamm.slices import SLICE, Slices, begin, each, in_slices, slices
 from klamm.storage.batch_inspection import Inspected, LargeBatch, inspect
-from klamm.storage.log import AppendInfo, Log, Oddity
+from klamm.storage.log import AppendInfo, FetchedRecords, Log, Oddity
 from klamm.storage.log_manager import LogManager
 from klamm.storage.log_validator import RecordsRefused
 from klamm.storage.producer_state import AppendOrigin
@@ -80,6 +81,10 @@ PARTITIONS_PER_SLICE = 500
 # So many are looked at between two looks at the clock: an offset of a follower may move the high watermark, which wakes
 # others.
 LOOK_SLICE = 50
+# What an aborted transaction takes in the memory of a response. For so many bytes of them, at least, a fetch may name
+# aborted transactions, however few bytes of records it asks for.
+ABORTED_TRANSACTION_BYTES = 140
+LEAST_ABORTED_BYTES = 64 * 1024
 # An append takes some microseconds to look at.
 APPENDS_PER_SLICE = 500
 # A fetch that the leader's quota holds back waits at least so long.
@@ -283,18 +288,23 @@ class ReplicaManager:
         return codes
 
     def directory_failed(self, directory: str) -> None:
-        """Takes every partition whose log is in `directory` offline, and tells the controller."""
-        self._state_changes.directory_failed(directory)
+        """Takes every partition whose log is in `directory` offline, then tells the controller."""
+        rest = begin(self._take_offline(directory))
+        if rest is not None:
+            start_task(rest, self._on_failure)
+
+    def _take_offline(self, directory: str) -> Steps[None]:
+        yield from self._state_changes.directory_failed(directory)
         self._notify_log_dir_failure()
 
     # -- produce --------------------------------------------------------------------------------------------------
 
-    def unsynced_logs(self, batches: Iterable[tuple[str, int, object]]) -> list[Log]:
-        """The logs that must be synced before these (topic, partition, batch) are appended (see `Log`)."""
+    def unprepared_logs(self, batches: Iterable[tuple[str, int, object]]) -> list[Log]:
+        """The logs to prepare (`Log.prepare_append`) before these (topic, partition, batch) are appended."""
         found = []
         for topic, partition, _ in batches:
             hosted = self._hosted.get((topic, partition))
-            if hosted is not None and hosted.log.is_truncation_unsynced:
+            if hosted is not None and hosted.log.must_prepare:
                 found.append(hosted.log)
         return found
 
@@ -342,6 +352,19 @@ class ReplicaManager:
             leader_epoch=target.leader_epoch,
             has_waited_for_disk=target.log.syncs_on_loop > syncs,
         )
+
+    @asynccontextmanager
+    async def writing_ahead(
+        self, topic: str, partition: int, records: memoryview | None, inspected: Inspected | None
+    ) -> AsyncIterator[None]:
+        """As `Log.writing_ahead`, for a client's batch. An error is left to the append."""
+        hosted = self._hosted.get((topic, partition))
+        async with AsyncExitStack() as stack:
+            if records is not None and hosted is not None and hosted.is_leader:
+                writing = hosted.log.writing_ahead(records, AppendOrigin.CLIENT, inspected)
+                with suppress(KafkaError):
+                    await stack.enter_async_context(writing)
+            yield
 
     def _appended_oddly(self, target: Partition, info: AppendInfo, sent_bytes: int) -> None:
         counts = target.topic_counts
@@ -536,7 +559,7 @@ class ReplicaManager:
                 first |= limit_bytes > 0
                 limit_bytes = min(limit_bytes, allowance_bytes)
             results[index] = await _read(readable, want, results[index], limit_bytes, first=first)
-            size_bytes = len(results[index].records or b"")
+            size_bytes = _memory_bytes(results[index])
             if readable.is_throttled:
                 self._leader_quota.record(size_bytes, self._clock_ms())
             read_bytes += size_bytes
@@ -614,6 +637,11 @@ class ReplicaManager:
             self._on_leadership(key, True, partition.leader_epoch)
 
 
+def _memory_bytes(result: PartitionData) -> int:
+    """What records and aborted transactions take in memory until they are encoded."""
+    return len(result.records or b"") + ABORTED_TRANSACTION_BYTES * len(result.aborted_transactions or ())
+
+
 def _look(
     delayed: DelayedFetch, changed: dict[PartitionKey, None], watch: Watch[PartitionKey] | None, slices: Slices
 ) -> Steps[None]:
@@ -642,7 +670,14 @@ async def _read(
     """`result` with records, or an error instead."""
     log = readable.partition.log
     try:
-        fetched = await log.read(want.fetch_offset, max_bytes, max_offset=readable.upper_bound, minimum_one_batch=first)
+        fetched, aborted = await _read_log(
+            log,
+            want.fetch_offset,
+            max_bytes,
+            readable.upper_bound,
+            first=first,
+            with_aborted=result.aborted_transactions is not None,
+        )
         # If another broker became the leader during the read, the records read may have been truncated and replaced.
         if readable.is_led_here:
             readable.partition.require_leader(readable.leader_epoch)
@@ -656,9 +691,28 @@ async def _read(
         readable.partition.topic_counts.read_failed(error)
         return PartitionData(partition_index=want.partition, error_code=error.code)
     result.records = fetched.data
-    if result.aborted_transactions is not None:
-        result.aborted_transactions = [
-            AbortedTransaction(producer_id=producer_id, first_offset=first_offset)
-            for producer_id, first_offset in log.aborted_transactions(want.fetch_offset, fetched.next_offset)
-        ]
+    if aborted is not None:
+        result.aborted_transactions = aborted
     return result
+
+
+async def _read_log(
+    log: Log, offset: int, max_bytes: int, upper_bound: int, *, first: bool, with_aborted: bool
+) -> tuple[FetchedRecords, list[AbortedTransaction] | None]:
+    """Records, and the aborted transactions among them. Of these too many would fill the memory for responses: then
+    this reads fewer records, but at least one batch if it is the `first`."""
+    most: int | None = max(max_bytes, LEAST_ABORTED_BYTES) // ABORTED_TRANSACTION_BYTES
+    while True:
+        fetched = await log.read(offset, max_bytes, max_offset=upper_bound, minimum_one_batch=first)
+        if not with_aborted or not fetched.data:
+            return fetched, [] if with_aborted else None
+        found = await in_slices(log.aborted_transactions(offset, fetched.next_offset, most))
+        if found is not None:
+            return fetched, [
+                AbortedTransaction(producer_id=producer_id, first_offset=first_offset)
+                async for producer_id, first_offset in each(found)
+            ]
+        if len(fetched.data) > max_bytes:
+            most = None  # It is a single batch.
+        else:
+            max_bytes = len(fetched.data) // 2

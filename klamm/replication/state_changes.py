@@ -460,14 +460,21 @@ class StateChanges:
                 _log.info("%d partitions can be hosted now that there is space for them", reopened)
             return reopened > 0
 
-    def directory_failed(self, directory: str) -> None:
-        """Takes every partition whose log is in `directory` offline, at once and without waiting for the lock."""
-        failed = [key for key, partition in self._hosted.all.items() if partition.log.log_directory.path == directory]
-        self._followers.remove_fetchers(failed)
-        self._log_dir_moves.remove(failed)
+    def directory_failed(self, directory: str) -> Steps[None]:
+        """Takes every partition whose log is in `directory` offline, without waiting for the lock: until its turn, a
+        partition's log refuses everything."""
         self._log_dir_moves.directory_failed(directory)
-        for key in failed:
-            self._hosted.mark_offline(key)
+        slices = Slices()
+        for key, partition in list(self._hosted.all.items()):
+            future = partition.future_log
+            if future is not None and future.log_directory.path == directory:
+                partition.future_log = None
+            if partition.log.log_directory.path == directory and self._hosted.get(key) is partition:
+                self._followers.remove_fetchers([key])
+                self._log_dir_moves.remove([key])
+                self._hosted.mark_offline(key)
+            if slices.is_over():
+                yield
 
 
 def _slices() -> Slices:

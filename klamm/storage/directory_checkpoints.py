@@ -202,7 +202,7 @@ class DirectoryCheckpoints:
         if self._directory.is_online:
             path = self._directory.path
             try:
-                await self._environment.run_blocking(self._file_system.sync_directory, path)
+                await self._environment.run_long(self._file_system.sync_directory, path)
             except OSError as error:
                 _LOGGER.warning("%s", self._directory.storage_error(error, f"syncing {path}"))
 

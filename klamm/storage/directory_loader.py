@@ -157,7 +157,7 @@ class DirectoryLoader:
         """
         attempts = 0
         while wanted and self.directory.is_online:
-            loaded, error = await self._to_its_end(self._environment.run_blocking(self._load_each, wanted))
+            loaded, error = await self._to_its_end(self._environment.run_long(self._load_each, wanted))
             if not self.directory.is_online:
                 return  # Another part has met a disk error, and the directory's logs are closed already.
             for log, found in zip(wanted, loaded, strict=False):
@@ -182,7 +182,7 @@ class DirectoryLoader:
         directory may be offline then."""
         wanted = WantedLog(*key, config, is_future=False)
         try:
-            return await self._to_its_end(self._environment.run_blocking(self._read_history, wanted))
+            return await self._to_its_end(self._environment.run_long(self._read_history, wanted))
         except OSError as error:
             self._opening_failed(error)
         except KafkaError as error:
@@ -216,7 +216,7 @@ class DirectoryLoader:
     ) -> _T | None:
         path = self.directory.file(partition_directory_name(*key))
         try:
-            return await self._to_its_end(self._environment.run_blocking(read, self._file_system, path, offset))
+            return await self._to_its_end(self._environment.run_long(read, self._file_system, path, offset))
         except OSError as error:
             self._opening_failed(error)
         except KafkaError as error:

@@ -19,7 +19,8 @@ Source: kafka.log.Log.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeGuard
 from uuid import UUID
@@ -33,16 +34,19 @@ from klamm.protocol.record_batch import (
     NO_TIMESTAMP,
     BatchHeader,
     parse_header,
+    parse_header_of_one,
     set_log_append_time,
     set_offset_and_epoch,
 )
 from klamm.protocol.records import decode_end_transaction_marker
+from klamm.slices import Slices, each, in_slices
 from klamm.storage.batch_inspection import Inspected
 from klamm.storage.checkpoints import LEADER_EPOCH_CHECKPOINT, format_leader_epoch_checkpoint
 from klamm.storage.compaction.job import CleanedGroup, CleaningJob, LastRecord, SourceSegment
 from klamm.storage.compaction.swap import begin_swap, end_swap
 from klamm.storage.disk_errors import NO_DESCRIPTORS, PASSING, SHORTAGES
-from klamm.storage.follower_batches import Batch, check_batches, group_by_segment
+from klamm.storage.follower_batches import Batch, check_batches, first_segment
+from klamm.storage.index_file import CorruptIndexError
 from klamm.storage.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import PARTITION_METADATA_FILE, LogDirectory, format_partition_metadata
@@ -53,12 +57,24 @@ from klamm.storage.open_files import OpenFiles
 from klamm.storage.producer_state import AppendOrigin, BatchMetadata, ProducerState
 from klamm.storage.retention import RULES, RetainedLog
 from klamm.storage.segment import CLEANED_SUFFIX, LogSegment
+from klamm.storage.shared_flush import SharedFlush
 from klamm.storage.truncation import Steps, Truncation, find_truncation, take_at_once, take_off_loop
 from klamm.storage.unsynced_files import sync
+from klamm.storage.written_ahead import PIECE_BYTES, WrittenAhead
 
 __all__ = ["AppendInfo", "AppendOrigin", "FetchedRecords", "Log", "LogHost", "Oddity"]
 
 _LOGGER = logging.getLogger(__name__)
+
+# While more inactive segments than these are to be flushed, appends should wait: a client can begin segments faster
+# than a disk can sync their files, and each takes memory until then.
+MAX_UNFLUSHED_SEGMENTS = 64
+# Of this many segments the index entries are written in one slice.
+SEGMENTS_PER_SLICE = 50
+# Of aborted transactions, or of segments in which they are looked for.
+ABORTED_PER_SLICE = 5_000
+# The files of a segment that is deleted are renamed, in some hundred microseconds.
+DELETED_PER_SLICE = 20
 
 
 class Oddity(Enum):
@@ -113,6 +129,12 @@ class Log:
     # Why the sync before the next append failed: that append fails, too, instead of trying again on the loop.
     _unsynced_because: KafkaError | None = None
     _damage_told: str | None = None
+    # The segment that is being preallocated, and what is set when that has ended.
+    _preallocating: LogSegment | None = None
+    _preallocated: asyncio.Event | None = None
+    _ahead: WrittenAhead | None = None
+    # A producer snapshot to be written: the steps that make it, its offset, and the truncations before it.
+    _snapshot: tuple[Generator[None, None, bytes], int, int] | None = None
 
     def __init__(
         self,
@@ -150,18 +172,19 @@ class Log:
         self.checkpointed_start_offset = loaded.log_start_offset
         self._log_end_offset = loaded.log_end_offset
         self._high_watermark = loaded.log_start_offset
-        # The segment that is being preallocated, and what is set when that has ended.
-        self._preallocating: LogSegment | None = None
-        self._preallocated: asyncio.Event | None = None
         self._is_closed = False
         self._is_abandoned = False
         # Whether a truncation, perhaps by a process that was killed since, may not be durable. If a machine crash undid
         # it below newer records, the log would mix two histories, and recovery could not detect that.
         self.is_truncation_unsynced = not loaded.is_clean
+        # Whether `prepare_append` should come before the next append.
+        self.must_prepare = False
+        self._flushes: SharedFlush | None = None
         # Tells cleanings whether the records that they have read are still those of the log.
         self._truncations = 0
         self._reader = LogReader(environment, loaded.segments, self)
         self.leader_epochs = LeaderEpochCache(loaded.leader_epochs, self._write_leader_epochs)
+        self._update_must_prepare()
 
     def __repr__(self) -> str:
         return f"<Log {self.name} [{self._log_start_offset}, {self._log_end_offset})>"
@@ -212,7 +235,7 @@ class Log:
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self._segments)
+        return self._segments.size_bytes
 
     @property
     def segment_count(self) -> int:
@@ -372,29 +395,23 @@ class Log:
         )
 
     def append_as_follower(self, records: Buffer) -> AppendInfo:
-        """Appends the leader's records: whole batches with their offsets, and maybe a part of one more.
+        """Appends the first of the leader's records: whole batches with their offsets, and maybe a part of one more.
 
-        Records that fill several segments may be appended in part: if the first segment's append has synced the log
-        (flush.messages, or the first append after a truncation), the rest, which may wait for the disk as well, is
-        left to the next fetch.
+        `size_bytes` of the result says how much was appended: what is a short step, in one segment. The rest is for
+        further appends, each of which may have to be prepared (`must_prepare`). If it is 0, there is no whole batch.
 
         Raises KafkaError: CORRUPT_MESSAGE; OFFSET_OUT_OF_RANGE when the records do not follow the log's end.
         """
         self._check_usable()
-        now_ms = self._environment.now_ms()
         batches = check_batches(records, self._log_end_offset, self.name)
         if not batches:
             end = self._log_end_offset
             return AppendInfo(end, end - 1, NO_TIMESTAMP, -1, self._log_start_offset, None, 0)
-        view = memoryview(records)
-        appended: list[Batch] = []
-        syncs = self.syncs_on_loop
-        for group in group_by_segment(batches, self._segments.active, self.config.max_segment_bytes):
-            start, last = group[0].position, group[-1]
-            self._append(view[start : last.position + last.header.size_bytes], group, now_ms)
-            appended += group
-            if self.syncs_on_loop > syncs:
-                break
+        appended = first_segment(batches, self._segments.active, self.config.max_segment_bytes)
+        last = appended[-1]
+        end = last.position + last.header.size_bytes
+        whole = records if end == len(records) else memoryview(records)[:end]
+        self._append(whole, appended, self._environment.now_ms())
         return AppendInfo(
             appended[0].header.base_offset,
             appended[-1].header.last_offset,
@@ -402,7 +419,7 @@ class Log:
             -1,
             self._log_start_offset,
             None,
-            appended[-1].position + appended[-1].header.size_bytes,
+            end,
         )
 
     def _duplicate(self, batch: BatchMetadata) -> AppendInfo:
@@ -446,10 +463,10 @@ class Log:
                 # records would be in the log and count as replicated.
                 spare = self._file_system.open(self._segments.active.path)
             segment = self._segment_for(len(records), first, last, newest.max_timestamp, now_ms)
-            segment.append(records, last.last_offset, newest.max_timestamp, newest.last_offset)
+            is_written = self._ahead is not None and self._end_ahead(records, segment)
+            segment.append(records, last.last_offset, newest.max_timestamp, newest.last_offset, is_written=is_written)
             self._log_end_offset = last.next_offset
-            for batch in batches:
-                self._update_producer_state(segment, batch)
+            self._update_producer_state(segment, batches)
         except OSError as error:
             raise self._storage_error(error, "appending") from error
         finally:
@@ -458,10 +475,107 @@ class Log:
         if spare is not None:
             self._flush_now(now_ms)
 
-    def _update_producer_state(self, segment: LogSegment, batch: Batch) -> None:
-        completed = self._producer_state.update(batch.header, batch.marker)
-        if completed is not None:
-            segment.transaction_index.note(completed)
+    def _update_producer_state(self, segment: LogSegment, batches: Sequence[Batch]) -> None:
+        ended = []
+        for batch in batches:
+            completed = self._producer_state.update(batch.header, batch.marker)
+            if completed is not None:
+                ended.append(completed)
+        if ended:
+            segment.transaction_index.note(ended)
+
+    # -- what comes before an append ------------------------------------------------------------------------------
+
+    async def prepare_append(self) -> None:
+        """Does what the next append would hold the loop for, or should wait for (`must_prepare`): a sync after a
+        truncation, or of segments that were begun too fast; reading large indexes; the append of a batch that is being
+        written ahead. If the sync after a truncation fails, the next append raises the error."""
+        while self._ahead is not None:
+            await self._ahead.ended.wait()
+        try:
+            if self._is_flush_due():
+                await self._join_flush(self._is_flush_due)
+            if self._segments.active.is_slow_to_load:
+                await self._load_active_indexes()
+        except KafkaError as error:
+            if self.is_truncation_unsynced:
+                self._unsynced_because = error
+        self._update_must_prepare()
+
+    async def _load_active_indexes(self) -> None:
+        segment = self._segments.active
+        try:
+            for index in (segment.offset_index, segment.time_index):
+                if not index.is_loaded:
+                    entries = await self._environment.run_blocking(index.read_entries)
+                    # An append may have loaded the index meanwhile, and added to it.
+                    if not index.is_loaded:
+                        index.adopt(entries)
+        except (CorruptIndexError, OSError):
+            pass  # The append rebuilds them, or raises the error.
+
+    def _is_flush_due(self) -> bool:
+        unflushed = self._segments.count_from(self.recovery_point) - 1
+        return self.is_truncation_unsynced or unflushed > MAX_UNFLUSHED_SEGMENTS
+
+    def _update_must_prepare(self) -> None:
+        self.must_prepare = self._ahead is not None or self._is_flush_due() or self._segments.active.is_slow_to_load
+
+    @asynccontextmanager
+    async def writing_ahead(
+        self, records: Buffer, origin: AppendOrigin, inspected: Inspected | None = None
+    ) -> AsyncIterator[None]:
+        """Writes a large batch in pieces, so that its append, which should follow inside this context with the same
+        objects, is a short step (`written_ahead.py`). What is not one large batch is left to the append, and so is a
+        batch that must be inspected first.
+
+        Raises KafkaError(KAFKA_STORAGE_ERROR).
+        """
+        if inspected is not None and inspected.found.batch is not None:
+            records = inspected.found.batch
+        now_ms = self._environment.now_ms()
+        header = parse_header_of_one(records) if PIECE_BYTES < len(records) <= self.config.segment_bytes else None
+        if header is None or (inspected is None and demands_on(header, self.config, origin, now_ms) is not None):
+            yield
+            return
+        while self._ahead is not None:
+            await self._ahead.ended.wait()
+        self._check_usable()
+        header = header._replace(base_offset=self._log_end_offset)
+        try:
+            segment = self._segment_for(len(records), header, header, header.max_timestamp, now_ms)
+            ahead = self._ahead = WrittenAhead(segment, records)
+            self.must_prepare = True
+            while self._ahead is ahead and not ahead.is_whole:
+                ahead.write_piece()
+                await asyncio.sleep(0)
+        except OSError as error:
+            self._drop_ahead()
+            raise self._storage_error(error, "appending") from error
+        try:
+            yield
+        finally:
+            if self._ahead is ahead:
+                self._drop_ahead()
+
+    def _end_ahead(self, records: Buffer, segment: LogSegment) -> bool:
+        """Whether `records` are written ahead in `segment`. If not, what is written ahead is thrown away."""
+        assert self._ahead is not None
+        ahead, self._ahead = self._ahead, None
+        ahead.ended.set()
+        self._update_must_prepare()
+        if ahead.holds(records, segment):
+            return True
+        ahead.segment.cut_behind_end()
+        return False
+
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            try:
+                self._end_ahead(b"", self._segments.active)
+            except OSError as error:
+                # A client has chosen these bytes; a later append before them could make them batches.
+                raise self.log_directory.fail(error, f"cutting {self.name}") from error
 
     def _segment_for(
         self, size_bytes: int, first: BatchHeader, last: BatchHeader, max_timestamp: int, now_ms: int
@@ -484,6 +598,7 @@ class Log:
     def roll(self) -> None:
         """Begins a new segment, unless the active segment is empty."""
         self._check_usable()
+        self._drop_ahead()
         try:
             self._roll(self._log_end_offset, self._environment.now_ms())
         except OSError as error:
@@ -499,13 +614,36 @@ class Log:
             active.trim()
         active.become_inactive()
         self._producer_state.end_offset = base_offset
-        self._snapshots.take_if_room(self._producer_state)
+        self._take_snapshot()
         self._segments.add(segment)
+        self._update_must_prepare()
         self._host.log_rolled(self)
         self._host.segment_begun(self)
         # Truncations and a clean stop leave snapshots that are no segment's.
-        self._snapshots.keep_only(self._segments.base_offsets)
+        self._snapshots.drop_stray(self._segments.has_base)
         return segment
+
+    def _take_snapshot(self) -> None:
+        """Of a large state the next flush writes it, unless there is a newer one by then."""
+        state = self._producer_state
+        if state.is_large:
+            self._snapshot = state.begin_snapshot(), state.end_offset, self._truncations
+        else:
+            self._snapshots.take_if_room(state)
+
+    async def _write_snapshot(self) -> None:
+        if self._snapshot is None:
+            return
+        steps, offset, truncations = self._snapshot
+        self._snapshot = None
+        is_wanted = lambda: not self._is_closed and self._truncations == truncations  # noqa: E731  # short
+        try:
+            await self._snapshots.take_in_steps(steps, offset, self._environment, is_wanted)
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            _LOGGER.warning("No producer snapshot of %s: %s", self.name, error)
+        self._snapshots.drop_stray(self._segments.has_base)
 
     async def preallocate(self) -> None:
         """Reserves the disk space of a whole segment (segment.bytes) for the active segment, off the loop.
@@ -527,7 +665,7 @@ class Log:
         segment.is_preallocated = True
         has_failed = False
         try:
-            await self._environment.run_blocking(file.allocate, self.config.segment_bytes)
+            await self._environment.run_long(file.allocate, self.config.segment_bytes)
         except OSError as error:
             has_failed = True
             _LOGGER.warning("%s is not preallocated: %s", segment.path, error)
@@ -535,6 +673,7 @@ class Log:
             self._preallocating = None
         try:
             if not segment.is_gone and (has_failed or segment is not self._segments.active):
+                self._drop_ahead()
                 segment.trim()
         except OSError as error:
             raise self._storage_error(error, "trimming") from error
@@ -568,12 +707,15 @@ class Log:
             self._host.delete_later(self, paths)
 
     def delete_old_segments(self, now_ms: int) -> int:
-        """Deletes the segments that are past retention (`retention.RULES`). Returns how many."""
+        """Deletes segments that are past retention (`retention.RULES`), some of the oldest. Returns how many: until it
+        is none, there may be more."""
         self._check_usable()
         count = 0
         try:
             log = self._retained()
             for rule in RULES:
+                if count >= DELETED_PER_SLICE:
+                    break
                 breach = rule(log, now_ms)
                 if breach is not None:
                     for line in breach.lines:
@@ -587,11 +729,17 @@ class Log:
 
     def _retained(self) -> RetainedLog:
         return RetainedLog(
-            self._segments, self.config, self._log_start_offset, self._high_watermark, self._log_end_offset
+            self._segments,
+            self.config,
+            self._log_start_offset,
+            self._high_watermark,
+            self._log_end_offset,
+            DELETED_PER_SLICE,
         )
 
     def _delete(self, oldest: Sequence[LogSegment], now_ms: int) -> None:
         if len(oldest) == len(self._segments):
+            self._drop_ahead()
             self._roll(self._log_end_offset, now_ms)
         # The epochs are written first: if the disk fails then, the segments are still there.
         self._move_start(max(self._log_start_offset, self._segments.following_base(oldest[-1])))
@@ -712,6 +860,13 @@ class Log:
 
     # -- truncation -----------------------------------------------------------------------------------------------
 
+    def truncation_step(self, offset: int) -> int | None:
+        """Where to truncate first, on the way to `offset` (-1: everything), so that each truncation is a short step:
+        newer segments go first, some at a time. None if few are left, or none."""
+        if self._segments.count_from(offset) - 1 <= DELETED_PER_SLICE:
+            return None
+        return self._segments.base_offsets[-1 - DELETED_PER_SLICE]
+
     async def prepare_truncation(self, offset: int) -> Truncation | None:
         """Does the long part of `truncate_to(offset)` off the loop. None if there is none, or the log has changed.
 
@@ -748,6 +903,7 @@ class Log:
         if offset < self._segments.first.base_offset:
             self.truncate_fully_and_start_at(offset)
             return True
+        self._drop_ahead()
         _LOGGER.info("Truncating %s to offset %d", self.name, offset)
         try:
             truncation = prepared if self._is_valid(prepared, offset) else take_at_once(self._find_truncation(offset))
@@ -793,6 +949,7 @@ class Log:
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Removes all records. The next record gets `offset`."""
         self._check_usable()
+        self._drop_ahead()
         try:
             # Opened first: its close frees the one descriptor that the new segment needs at a time.
             self._segments.active.file()
@@ -821,11 +978,13 @@ class Log:
         self.recovery_point = min(self.recovery_point, end)
         if self.first_dirty_offset is not None:
             self.first_dirty_offset = min(self.first_dirty_offset, self._segments.active.base_offset)
-        self.is_truncation_unsynced = True
+        self.is_truncation_unsynced = self.must_prepare = True
         self._snapshots.delete_after(end)
         self._producer_state = producer_state
+        if self._snapshot is not None:
+            self._snapshot = None
         if not producer_state.is_empty:
-            self._snapshots.take_if_room(producer_state)
+            self._take_snapshot()
         self.update_high_watermark(min(self._high_watermark, end))
         self._host.log_truncated(self)
 
@@ -876,15 +1035,31 @@ class Log:
         """About how many bytes a fetch from `offset` can get: at least 1 if any, and very many on an older segment."""
         return self._reader.readable_bytes(offset, min(max_offset, self._log_end_offset))
 
-    def aborted_transactions(self, fetch_offset: int, upper_offset: int) -> list[tuple[int, int]]:
-        """(producer id, first offset) of the aborted transactions with records in [fetch_offset, upper_offset)."""
-        found = []
+    def aborted_transactions(
+        self, fetch_offset: int, upper_offset: int, most: int | None = None
+    ) -> Generator[None, None, list[tuple[int, int]] | None]:
+        """(producer id, first offset) of the aborted transactions with records in [fetch_offset, upper_offset); None if
+        there are more than `most`. In steps; if the log is truncated meanwhile, some may be missing."""
+        found: list[tuple[int, int]] = []
+        slices = Slices(ABORTED_PER_SLICE)
         for segment in self._segments.starting_with(fetch_offset):
-            entries, are_all = segment.find_aborted(fetch_offset, upper_offset)
-            found += [(entry.producer_id, entry.first_offset) for entry in entries]
+            steps = segment.find_aborted(fetch_offset, upper_offset, found)
+            while True:
+                count = len(found)
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    are_all = end.value
+                    break
+                if most is not None and len(found) > most:
+                    return None
+                if slices.is_over(1 + len(found) - count):
+                    yield
             if are_all:
                 break
-        return found
+            if slices.is_over():
+                yield
+        return None if most is not None and len(found) > most else found
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int, int] | None:
         """(timestamp, offset, leader epoch) of the first record at or after `timestamp_ms`; None if no record is."""
@@ -907,23 +1082,32 @@ class Log:
     # -- durability -----------------------------------------------------------------------------------------------
 
     async def flush(self) -> None:
-        """Syncs everything appended so far, and moves the recovery point to its end."""
+        """Syncs everything appended before this call, and moves the recovery point to its end, or further."""
+        await self._join_flush(None)
+
+    async def _join_flush(self, is_needed: Callable[[], bool] | None) -> None:
+        if self._flushes is None:
+            self._flushes = SharedFlush()
+        await self._flushes.join(self._flush, is_needed)
+
+    async def _flush(self) -> None:
         if self._preallocated is not None:
             await self._preallocated.wait()  # Until then the recovery point stays before that segment.
         self._check_usable()
+        # What is appended while the index entries are written has its own entries, which may not be written yet.
+        end, generation = self._log_end_offset, self._reader.generation
         try:
-            for segment in self._segments.starting_with(self.recovery_point):
-                segment.write_pending()
+            await self._write_snapshot()
+            async for segment in each(self._segments.starting_with(self.recovery_point), SEGMENTS_PER_SLICE):
+                if self._is_abandoned:
+                    return
+                if not segment.is_gone:
+                    segment.write_pending()
         except OSError as error:
+            if self._is_abandoned:
+                return
             raise self._storage_error(error, "flushing") from error
-        await self._sync()
-
-    async def flush_before_append(self) -> None:
-        """Syncs, so that the next append need not wait for the disk. If this fails, that append raises the error."""
-        try:
-            await self.flush()
-        except KafkaError as error:
-            self._unsynced_because = error
+        await self._sync(end, generation)
 
     def begin_shared_sync(self) -> Callable[[], None]:
         """Writes what is only in memory. The returned function is to be called after everything that is in the file
@@ -931,7 +1115,8 @@ class Log:
         """
         self._check_usable()
         try:
-            self._snapshots.take_if_room(self._producer_state)
+            if not self._producer_state.is_large:
+                self._snapshots.take_if_room(self._producer_state)
             for segment in self._segments.starting_with(self.recovery_point):
                 segment.write_all()
         except OSError as error:
@@ -944,13 +1129,13 @@ class Log:
 
         return synced
 
-    async def _sync(self) -> None:
-        end, generation = self._log_end_offset, self._reader.generation
+    async def _sync(self, end: int, generation: int) -> None:
+        """Syncs, and moves the recovery point to `end` unless the log has been truncated since `generation`."""
         now_ms = self._environment.now_ms()
         pending = self._unsynced.pending()
         started_s = self._environment.work_clock_s()
         try:
-            missing = await self._environment.run_blocking(sync, self._file_system, pending) if pending else []
+            missing = await self._environment.run_long(sync, self._file_system, pending) if pending else []
             if self._is_abandoned:
                 return
             self._unsynced.settle(pending, missing)
@@ -1000,46 +1185,65 @@ class Log:
         self.recovery_point = max(self.recovery_point, end)
         self.last_flush_ms = now_ms
         self.is_truncation_unsynced = False
+        self._update_must_prepare()
 
-    def release_unused(self) -> None:
+    async def release_unused(self) -> None:
         """Frees memory and file handles of segments that were not used since the last call."""
-        if self._is_closed or not self.log_directory.is_online:
-            return
         try:
-            for segment in self._segments:
+            async for segment in each(self._segments, SEGMENTS_PER_SLICE):
+                if self._is_closed or not self.log_directory.is_online:
+                    return
                 if segment.was_used:
                     segment.was_used = False
-                else:
+                elif not segment.is_gone:
                     segment.release()
+            self._update_must_prepare()
         except OSError as error:
             raise self._storage_error(error, "closing idle files") from error
 
-    def remove_expired_producers(self, now_ms: int, expiration_ms: int) -> None:
+    async def remove_expired_producers(self, now_ms: int, expiration_ms: int) -> None:
         """Forgets producers that have been idle for `expiration_ms` (transactional.id.expiration.ms)."""
-        self._producer_state.remove_expired(now_ms, expiration_ms)
+        # A truncation meanwhile gives the log another state.
+        await in_slices(self._producer_state.remove_expired(now_ms, expiration_ms))
 
     async def close(self) -> None:
         """Writes the producer snapshot, syncs everything and closes all files. Idempotent."""
         if self._is_closed:
             return
         self._check_usable()
+        self._drop_ahead()
+        self._is_closed = True
+        self._reader.invalidate()
         try:
-            self._snapshots.take(self._producer_state)
-            for segment in self._segments:
+            state = self._producer_state
+            if state.is_large and state.end_offset > self._snapshots.latest_offset:
+                steps = state.begin_snapshot()
+                await self._snapshots.take_in_steps(steps, state.end_offset, self._environment, lambda: True)
+            else:
+                self._snapshots.take(state)
+            async for segment in each(self._segments, SEGMENTS_PER_SLICE):
                 segment.close()
         except OSError as error:
             raise self._storage_error(error, "closing") from error
-        self._is_closed = True
-        self._reader.invalidate()
-        await self._sync()
+        await self._sync(self._log_end_offset, self._reader.generation)
 
     def abandon(self) -> None:
-        """Closes all files and writes nothing, because the log is deleted or its disk has failed. Idempotent."""
+        """Ends all use of the log, which is deleted or whose disk has failed; nothing more is written. The steps of
+        `close_abandoned` should follow. Idempotent."""
         self._is_closed = self._is_abandoned = True
         self._reader.invalidate()
-        for segment in self._segments:
+        if self._ahead is not None:
+            self._ahead.ended.set()
+            self._ahead = None
+
+    def close_abandoned(self) -> Generator[None, None, None]:
+        """Closes all files."""
+        closed = Slices(SEGMENTS_PER_SLICE)
+        for segment in list(self._segments):
             segment.is_gone = True
             segment.close_handles()
+            if closed.is_over():
+                yield
 
     # -- common ---------------------------------------------------------------------------------------------------
 

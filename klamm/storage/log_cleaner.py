@@ -115,7 +115,7 @@ class LogCleaner:
         settings: CleanerSettings,
         checkpoint: Callable[[Log], Awaitable[None]],
         checkpoint_recovery_points: Callable[[Log], Awaitable[None]],
-        cleaned: Callable[[Log], None],
+        cleaned: Callable[[Log], Awaitable[None]],
         on_failure: OnFailure,
     ) -> None:
         self._environment = environment
@@ -241,7 +241,7 @@ class LogCleaner:
             self._mark_uncleanable(key, str(error))
         finally:
             del self._cleanings[key]
-        self._cleaned(log)
+        await self._cleaned(log)
         return is_clean or key in self._postponed
 
     async def _clean(self, cleaner: _Cleaner, cleaning: _Cleaning) -> bool:
@@ -306,7 +306,7 @@ class LogCleaner:
     async def _discard(self, job: CleaningJob) -> None:
         """Removes what the cleaning has written. What stays for now goes before the next cleaning."""
         with suppress(OSError):
-            await self._environment.run_blocking(remove_cleaned_files, self._environment.file_system, job.directory)
+            await self._environment.run_long(remove_cleaned_files, self._environment.file_system, job.directory)
 
     def _process_died(self, cleaner: _Cleaner, key: PartitionKey, error: WorkerFailed) -> None:
         """What kills every process, such as the kernel for want of memory, is not the log's fault: a death counts only

@@ -477,7 +477,7 @@ class _Loader:
             marker = decode_end_transaction_marker(batch, 0, header) if header.is_control else None
             completed = state.update(header, marker)
             if completed is not None:
-                segment.transaction_index.note(completed)
+                segment.transaction_index.note([completed])
 
         damage = segment.recover(each)
         segment.release()

@@ -14,7 +14,7 @@ Source: kafka.log.LogManager.
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -26,7 +26,7 @@ from klamm.environment import Environment, FileSystem
 from klamm.metrics import Histogram, MetricName, Metrics
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import Slices, each
+from klamm.slices import Slices, begin, each
 from klamm.storage.directory_checkpoints import DirectoryCheckpoints
 from klamm.storage.directory_loader import DirectoryLoader, LoadingProgress, WantedLog
 from klamm.storage.disk_errors import PASSING, SHORTAGE_BACK_OFF_MS, SHORTAGES
@@ -129,6 +129,11 @@ class LogManager:
         self._log_counts = {directory.path: 0 for directory in self._directories}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._timers: dict[asyncio.TimerHandle, None] = {}
+        self._removing = asyncio.Lock()
+        # The logs that are being flushed because they have rolled or were truncated, and whether that has happened
+        # again since.
+        self._rolled: dict[Log, bool] = {}
+        self._truncated: dict[Log, bool] = {}
         self._loading: list[LoadingProgress] = []
         self._is_loaded = False
         self._is_stopping = False
@@ -222,7 +227,7 @@ class LogManager:
 
     async def _load_all(self, loaders: Sequence[DirectoryLoader], topic_configs: Mapping[str, LogConfig]) -> None:
         threads = self.settings.recovery_threads_per_directory
-        self._environment.set_blocking_workers(threads * len(loaders))
+        self._environment.set_long_workers(threads * len(loaders))
         self._loading = [LoadingProgress(loader, asyncio.get_running_loop().time) for loader in loaders]
         parts = []
         for progress in self._loading:
@@ -230,7 +235,7 @@ class LogManager:
             wanted = iter(self._wanted(progress.loader, topic_configs))
             parts += [self._load_some(progress, wanted) for _ in range(threads)]
         results = await asyncio.gather(*parts, return_exceptions=True)
-        self._environment.set_blocking_workers(0)
+        self._environment.set_long_workers(0)
         for failure in results:
             if failure is not None:
                 await self._restore_clean_marks(loaders)
@@ -392,6 +397,16 @@ class LogManager:
         del logs[log.topic, log.partition]
         self._log_counts[log.log_directory.path] -= 1
 
+    def _abandon(self, log: Log) -> None:
+        log.abandon()
+        self._begin(log.close_abandoned())
+
+    def _begin(self, steps: Generator[None, None, None]) -> None:
+        """Takes the first step at once, and the others later."""
+        rest = begin(steps)
+        if rest is not None:
+            start_task(rest, self._on_failure)
+
     def _remove_half_created(self, directory: LogDirectory, path: str) -> bool:
         """Returns whether all files are removed, so that the log may be created in another directory."""
         try:
@@ -451,7 +466,7 @@ class LogManager:
         if not self.is_future(log):
             self.cleaner.removed(log)
         self._remove(log)
-        log.abandon()
+        self._abandon(log)
         self._checkpoints[directory.path].rewrite_soon()
         self._remove_tree_later(log.config.file_delete_delay_ms, target)
 
@@ -510,7 +525,7 @@ class LogManager:
             self._file_system.rename(source.directory, target)  # P1
         except OSError as error:
             raise directory.storage_error(error, f"replacing {source.directory} by {future.directory}") from error
-        source.abandon()
+        self._abandon(source)
         self._remove(source)
         self._remove(future)
         self._add(future)
@@ -547,7 +562,7 @@ class LogManager:
         """Syncs the names in a log directory, after a shortage again. False if its disk fails or the broker stops."""
         while True:
             try:
-                await self._environment.run_blocking(self._file_system.sync_directory, directory.path)
+                await self._environment.run_long(self._file_system.sync_directory, directory.path)
                 return True
             except OSError as error:
                 _LOGGER.warning("%s", directory.storage_error(error, f"syncing {directory.path}"))
@@ -558,7 +573,23 @@ class LogManager:
     # -- what logs ask for (LogHost) ------------------------------------------------------------------------------
 
     def log_rolled(self, log: Log) -> None:
-        self._spawn(self._flush(log))
+        self._for_each_burst(self._rolled, log, self._flush)
+
+    def _for_each_burst(
+        self, pending: dict[Log, bool], log: Log, work: Callable[[Log], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Does the work for a log; once more at its end, if this is called again meanwhile."""
+
+        async def run() -> None:
+            while pending[log]:
+                pending[log] = False
+                await work(log)
+            del pending[log]
+
+        is_pending = log in pending
+        pending[log] = True
+        if not is_pending:
+            self._spawn(run())
 
     def segment_begun(self, log: Log) -> None:
         if log.config.preallocate:
@@ -572,7 +603,7 @@ class LogManager:
 
     def log_truncated(self, log: Log) -> None:
         self.cleaner.abort(log)
-        self._spawn(self._settle_truncation(log))
+        self._for_each_burst(self._truncated, log, self._settle_truncation)
 
     async def _settle_truncation(self, log: Log) -> None:
         await self._checkpoints[log.log_directory.path].truncated(log)
@@ -600,7 +631,9 @@ class LogManager:
 
         async def run() -> None:
             try:
-                await self._environment.run_blocking(remove, self._file_system, garbage())
+                # One after another: a deletion that takes long must not take all threads of long work.
+                async with self._removing:
+                    await self._environment.run_long(remove, self._file_system, garbage())
             except OSError as error:
                 if error.errno in SHORTAGES:
                     self._after(SHORTAGE_BACK_OFF_MS, run)
@@ -662,7 +695,7 @@ class LogManager:
                 begun.append((log.directory, log.begin_shared_sync()))
         try:
             directories = [directory.path, *(path for path, _ in begun)]
-            if not await self._environment.run_blocking(self._file_system.sync_file_system, directories):
+            if not await self._environment.run_long(self._file_system.sync_file_system, directories):
                 return
         except FileNotFoundError:
             return  # A log was deleted or has moved.
@@ -733,15 +766,21 @@ class LogManager:
     async def _apply_retention(self) -> None:
         async with aclosing(self._each_online()) as logs:
             async for log in logs:
-                if not self.cleaner.is_cleaning(log):
-                    self._retain(log)
+                await self._retain(log)
 
-    def _retain(self, log: Log) -> None:
+    async def _retain(self, log: Log) -> None:
         try:
-            log.delete_old_segments(self._environment.now_ms())
-            log.release_unused()
+            while self._has(log) and not self.cleaner.is_cleaning(log):
+                if not log.delete_old_segments(self._environment.now_ms()):
+                    break
+                await asyncio.sleep(0)
+            await log.release_unused()
         except KafkaError as error:
             _LOGGER.warning("Retention of %s: %s", log.name, error)
+
+    def _has(self, log: Log) -> bool:
+        """Whether the log is still one of these."""
+        return self._logs.get((log.topic, log.partition)) is log or self.is_future(log)
 
     async def _flush_dirty(self) -> None:
         async with aclosing(self._each_online()) as logs:
@@ -758,7 +797,7 @@ class LogManager:
     async def _expire_producers(self) -> None:
         async with aclosing(self._each_online()) as logs:
             async for log in logs:
-                log.remove_expired_producers(self._environment.now_ms(), self.settings.producer_expiration_ms)
+                await log.remove_expired_producers(self._environment.now_ms(), self.settings.producer_expiration_ms)
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -782,15 +821,22 @@ class LogManager:
     def _directory_failed(self, path: str, error: OSError) -> None:
         """Called from within the failing operation, so the logs are closed only after it has ended."""
         _LOGGER.error("Log directory %s goes offline: %s", path, error)
-        asyncio.get_running_loop().call_soon(self._close_failed, path, error)
+        asyncio.get_running_loop().call_soon(lambda: self._begin(self._close_failed(path, error)))
 
-    def _close_failed(self, path: str, error: OSError) -> None:
+    def _close_failed(self, path: str, error: OSError) -> Generator[None, None, None]:
+        closed = Slices()
         for log in self.logs_in(path):
+            # Until its turn a log refuses everything, because its directory has failed.
+            if not self._has(log):
+                continue
             if not self.is_future(log):
                 self.cleaner.removed(log)
                 self._lost[log.topic, log.partition] = None
             self._remove(log)
             log.abandon()
+            yield from log.close_abandoned()
+            if closed.is_over():
+                yield
         self._on_directory_failure(path, error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -10,12 +10,14 @@ What must stay true:
 Reads first try bytes that are in memory; only a cold page needs work off the loop.
 """
 
+import asyncio
 import logging
 from typing import NamedTuple, Protocol
 
 from klamm.environment import Environment, File
 from klamm.protocol.errors import KafkaError, corrupt_message
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, parse_header
+from klamm.slices import Slices
 from klamm.storage import batch_scan
 from klamm.storage.index_file import CorruptIndexError
 from klamm.storage.log_segments import LogSegments
@@ -24,6 +26,8 @@ from klamm.storage.timestamp_lookup import Found, TimestampLookup
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_REMEMBERED = 64
+# The largest timestamp of a segment that was not used lately is on the disk.
+SEGMENTS_PER_SLICE = 500
 # The size reported for records that a long poll need not wait for: more than any min_bytes.
 _PLENTY_BYTES = 2**31 - 1
 
@@ -233,7 +237,10 @@ class LogReader:
         return await lookup.share(key, lambda: self._find_timestamp(lookup, timestamp_ms, start_offset))
 
     async def _find_timestamp(self, lookup: TimestampLookup, timestamp_ms: int, start_offset: int) -> Found | None:
+        looked_at = Slices(SEGMENTS_PER_SLICE, asyncio.get_running_loop().time)
         for segment in self._segments.starting_with(start_offset):
+            if looked_at.is_over():
+                await asyncio.sleep(0)
             if segment.is_gone or segment.largest_timestamp() < timestamp_ms:
                 continue
             file, end = segment.pin(), segment.size_bytes

@@ -1,9 +1,12 @@
 """The segments of one log, in the order of their base offsets."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from operator import attrgetter
 
 from klamm.storage.segment import LogSegment
+
+_SIZE_BYTES = attrgetter("size_bytes")
 
 
 class LogSegments:
@@ -33,6 +36,11 @@ class LogSegments:
     def base_offsets(self) -> list[int]:
         return list(self._base_offsets)
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all log files. Quick, because a log may have very many segments."""
+        return sum(map(_SIZE_BYTES, self._segments))
+
     def add(self, segment: LogSegment) -> None:
         """Adds a segment in the order of base offsets."""
         at = bisect_right(self._base_offsets, segment.base_offset)
@@ -40,9 +48,15 @@ class LogSegments:
         self._base_offsets.insert(at, segment.base_offset)
 
     def remove(self, segment: LogSegment) -> None:
-        at = self._segments.index(segment)
+        at = bisect_left(self._base_offsets, segment.base_offset)
+        assert self._segments[at] is segment
         del self._segments[at]
         del self._base_offsets[at]
+
+    def has_base(self, offset: int) -> bool:
+        """Whether a segment begins at `offset`."""
+        at = bisect_left(self._base_offsets, offset)
+        return at < len(self._base_offsets) and self._base_offsets[at] == offset
 
     def floor(self, offset: int) -> LogSegment | None:
         """The last segment whose base offset is at most `offset`."""
@@ -53,6 +67,10 @@ class LogSegments:
         """The next segment, None after the active one."""
         at = bisect_right(self._base_offsets, segment.base_offset)
         return self._segments[at] if at < len(self._segments) else None
+
+    def count_from(self, offset: int) -> int:
+        """How many segments `starting_with` returns."""
+        return len(self._segments) - max(0, bisect_right(self._base_offsets, offset) - 1)
 
     def starting_with(self, offset: int) -> list[LogSegment]:
         """The segment that holds `offset`, and all later segments."""

@@ -5,15 +5,20 @@ more of the log is replayed, so snapshots are written without waiting for the di
 """
 
 import logging
+from bisect import bisect_left
+from collections.abc import Callable, Generator
+from contextlib import suppress
 
-from klamm.environment import FileSystem
+from klamm.environment import Environment, FileSystem
 from klamm.protocol.errors import KafkaError
+from klamm.slices import in_slices
 from klamm.storage.disk_errors import PASSING
 from klamm.storage.producer_state import ProducerState
 from klamm.storage.segment import SNAPSHOT_SUFFIX, file_name
 from klamm.storage.unsynced_files import UnsyncedFiles
 
 _LOGGER = logging.getLogger(__name__)
+_HALF_WRITTEN_SUFFIX = ".tmp"
 
 
 class ProducerSnapshots:
@@ -34,21 +39,21 @@ class ProducerSnapshots:
         """The offsets of the snapshots, ascending. A snapshot holds the state before its offset."""
         return self._offsets
 
+    @property
+    def latest_offset(self) -> int:
+        """0 if there is no snapshot."""
+        return self._offsets[-1] if self._offsets else 0
+
     def directory_renamed(self, directory: str) -> None:
         self._directory = directory
 
     def take(self, state: ProducerState) -> None:
         """Writes a snapshot of `state` unless the latest snapshot is as new."""
-        if state.end_offset <= (self._offsets[-1] if self._offsets else 0):
+        if state.end_offset <= self.latest_offset:
             return
         path, content = self._path(state.end_offset), state.to_snapshot()
         if not self._has_already(state.end_offset, path, content):
-            file = self._file_system.open(path, create=True)
-            try:
-                file.truncate(0)
-                file.write(0, content)
-            finally:
-                file.close()
+            _write(self._file_system, path, content)
             self._unsynced.mark(path)
             self._unsynced.mark(self._directory)
         self._offsets.append(state.end_offset)
@@ -59,6 +64,28 @@ class ProducerSnapshots:
             return False
         self._distrusted = tuple(other for other in self._distrusted if other != offset)
         return self._file_system.read_file(path) == content
+
+    async def take_in_steps(
+        self, steps: Generator[None, None, bytes], offset: int, environment: Environment, is_wanted: Callable[[], bool]
+    ) -> None:
+        """As `take`, of a large state: `steps` make the content, and it is written off the loop. If it is not wanted in
+        the end, there is no snapshot."""
+        content = await in_slices(steps)
+        try:
+            await environment.run_long(_write, self._file_system, self._path(offset) + _HALF_WRITTEN_SUFFIX, content)
+            # The directory may have another name by now.
+            path = self._path(offset)
+            if is_wanted() and offset > self.latest_offset:
+                self._file_system.rename(path + _HALF_WRITTEN_SUFFIX, path)
+                self._unsynced.mark(path)
+                self._unsynced.mark(self._directory)
+                self._offsets.append(offset)
+                return
+        except FileNotFoundError:
+            return  # The log was deleted, or has moved, while this was being written.
+        finally:
+            with suppress(OSError):
+                self._file_system.remove(self._path(offset) + _HALF_WRITTEN_SUFFIX)
 
     def take_if_room(self, state: ProducerState) -> None:
         """As `take`, but tolerates a full disk: a snapshot of an open log only saves work."""
@@ -94,8 +121,9 @@ class ProducerSnapshots:
 
     def delete(self, offset: int) -> None:
         """Removes the snapshot at `offset` if there is one."""
-        if offset in self._offsets:
-            self._offsets.remove(offset)
+        at = bisect_left(self._offsets, offset)
+        if self._offsets[at : at + 1] == [offset]:
+            del self._offsets[at]
             path = self._path(offset)
             self._unsynced.forget(path)
             self._unsynced.mark(self._directory)
@@ -120,6 +148,12 @@ class ProducerSnapshots:
             self.delete(offset)
         self._distrusted = ()
 
+    def drop_stray(self, is_segment: Callable[[int], bool]) -> None:
+        """Removes the last snapshot but one unless it is at the base offset of a segment. Where this follows each
+        snapshot, the latest one is the only other stray."""
+        if len(self._offsets) > 1 and not is_segment(self._offsets[-2]):
+            self.delete(self._offsets[-2])
+
     def keep_only(self, segment_offsets: list[int]) -> None:
         """Removes all snapshots except the latest and those at the segments' base offsets."""
         kept = {*segment_offsets, *self._offsets[-1:]}
@@ -128,3 +162,12 @@ class ProducerSnapshots:
 
     def _path(self, offset: int) -> str:
         return f"{self._directory}/{file_name(offset, SNAPSHOT_SUFFIX)}"
+
+
+def _write(file_system: FileSystem, path: str, content: bytes) -> None:
+    file = file_system.open(path, create=True)
+    try:
+        file.truncate(0)
+        file.write(0, content)
+    finally:
+        file.close()

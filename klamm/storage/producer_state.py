@@ -23,20 +23,25 @@ Source: kafka.log.ProducerStateManager.
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
 from klamm.checksum import crc32c
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader, advance_sequence
 from klamm.protocol.records import ControlRecordType, EndTransactionMarker
+from klamm.slices import CHEAP_SLICE, Slices
 
 NO_PRODUCER_EPOCH = -1
 NO_OFFSET = -1
 BATCHES_TO_RETAIN = 5
-# So many producers have all their batches in a snapshot; of more, it has the last one only: it is written in one step.
+# So many producers have all their batches in a snapshot; of more, it has the last one only, because it would be large.
 PRODUCERS_WITH_ALL_BATCHES = 2_000
+# The snapshot of more producers takes more than one step.
+PRODUCERS_AT_ONCE = 2_000
+ENTRIES_PER_SLICE = 5_000
 
 _SNAPSHOT_VERSION = 1
 _SNAPSHOT_HEADER = struct.Struct(">hIi")
@@ -99,9 +104,18 @@ class CompletedTransaction(NamedTuple):
 class ProducerEntry:
     """The state of one producer. `batches` holds its last batches, the oldest first."""
 
-    __slots__ = ("batches", "coordinator_epoch", "last_timestamp_ms", "producer_epoch", "transaction_first_offset")
+    __slots__ = (
+        "batches",
+        "coordinator_epoch",
+        "image",
+        "last_timestamp_ms",
+        "producer_epoch",
+        "transaction_first_offset",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, image: int = 0) -> None:
+        # The number of the snapshot that was begun last when the entry was made (`ProducerState.begin_snapshot`).
+        self.image = image
         self.producer_epoch = NO_PRODUCER_EPOCH
         self.batches: list[BatchMetadata] = []
         self.last_timestamp_ms = -1
@@ -111,6 +125,15 @@ class ProducerEntry:
     @property
     def last_sequence(self) -> int:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    def copy(self, image: int) -> "ProducerEntry":
+        copied = ProducerEntry(image)
+        copied.producer_epoch = self.producer_epoch
+        copied.batches = self.batches.copy()
+        copied.last_timestamp_ms = self.last_timestamp_ms
+        copied.coordinator_epoch = self.coordinator_epoch
+        copied.transaction_first_offset = self.transaction_first_offset
+        return copied
 
     def move_to_epoch(self, producer_epoch: int) -> None:
         """Forgets the batches of the old epoch, because the new epoch has its own sequence."""
@@ -131,11 +154,20 @@ class ProducerEntry:
 class ProducerState:
     """The state after every batch below `end_offset`."""
 
-    __slots__ = ("_entries", "_first_unstable_offset", "_has_expired", "_ongoing", "_unreplicated", "end_offset")
+    __slots__ = (
+        "_entries",
+        "_first_unstable_offset",
+        "_has_expired",
+        "_images",
+        "_ongoing",
+        "_unreplicated",
+        "end_offset",
+    )
 
     def __init__(self, end_offset: int = 0, *, has_expired: bool = False) -> None:
         self.end_offset = end_offset
         self._entries: dict[int, ProducerEntry] = {}
+        self._images = 0  # the snapshots that were begun
         self._has_expired = has_expired  # whether a producer has, or it is not known
         # First offset of an open transaction -> producer id, in the order of the offsets.
         self._ongoing: dict[int, int] = {}
@@ -264,9 +296,12 @@ class ProducerState:
         )
 
     def _entry(self, producer_id: int) -> ProducerEntry:
+        """The entry, to be changed. A snapshot that is being written keeps the old one."""
         entry = self._entries.get(producer_id)
         if entry is None:
-            entry = self._entries[producer_id] = ProducerEntry()
+            entry = self._entries[producer_id] = ProducerEntry(self._images)
+        elif entry.image != self._images:
+            entry = self._entries[producer_id] = entry.copy(self._images)
         return entry
 
     # -- what else happens to a log -------------------------------------------------------------------------------
@@ -285,16 +320,16 @@ class ProducerState:
         if self._first_unstable_offset in stable:
             self._find_first_unstable()
 
-    def remove_expired(self, now_ms: int, expiration_ms: int) -> None:
+    def remove_expired(self, now_ms: int, expiration_ms: int) -> Generator[None, None, None]:
         """Forgets producers that have been idle for `expiration_ms` and have no transaction open."""
-        expired = [
-            producer_id
-            for producer_id, entry in self._entries.items()
-            if entry.transaction_first_offset == NO_OFFSET and now_ms - entry.last_timestamp_ms >= expiration_ms
-        ]
-        for producer_id in expired:
-            del self._entries[producer_id]
-            self._has_expired = True
+        looked_at = Slices(CHEAP_SLICE)
+        for producer_id, entry in list(self._entries.items()):
+            is_idle = entry.transaction_first_offset == NO_OFFSET and now_ms - entry.last_timestamp_ms >= expiration_ms
+            if is_idle and self._entries.get(producer_id) is entry:
+                del self._entries[producer_id]
+                self._has_expired = True
+            if looked_at.is_over():
+                yield
 
     def _find_first_unstable(self) -> None:
         first = next(iter(self._ongoing), None)
@@ -305,24 +340,20 @@ class ProducerState:
 
     # -- snapshots ------------------------------------------------------------------------------------------------
 
+    @property
+    def is_large(self) -> bool:
+        """Whether a snapshot takes more than one step: `begin_snapshot` instead of `to_snapshot`."""
+        return len(self._entries) > PRODUCERS_AT_ONCE
+
     def to_snapshot(self) -> bytes:
         """The content of the snapshot file for `end_offset`."""
-        pack = _SNAPSHOT_ENTRY.pack
-        has_room = len(self._entries) <= PRODUCERS_WITH_ALL_BATCHES
-        parts = [pack(*_EXPIRED)] if self._has_expired else []
-        for producer_id, entry in self._entries.items():
-            epoch = entry.producer_epoch
-            timestamp_ms, first_offset = entry.last_timestamp_ms, entry.transaction_first_offset
-            for sequence, offset, delta, batch_ms in entry.batches[:-1] if has_room else ():
-                # Kafka leaves out an entry that has expired; an earlier one must not then be its producer's last.
-                expires_ms = min(batch_ms, timestamp_ms)
-                parts.append(pack(producer_id, epoch, sequence, offset, delta, expires_ms, -1, NO_OFFSET))
-            sequence, offset, delta, _ = entry.batches[-1] if entry.batches else _NO_BATCH
-            parts.append(
-                pack(producer_id, epoch, sequence, offset, delta, timestamp_ms, entry.coordinator_epoch, first_offset)
-            )
-        body = struct.pack(">i", len(parts)) + b"".join(parts)
-        return struct.pack(">hI", _SNAPSHOT_VERSION, crc32c(body)) + body
+        return in_one_go(_snapshot(self._entries.items(), self._has_expired))
+
+    def begin_snapshot(self) -> Generator[None, None, bytes]:
+        """The steps that make the content of the snapshot file for the present `end_offset`. The state may change
+        between them."""
+        self._images += 1
+        return _snapshot(list(self._entries.items()), self._has_expired)
 
     @classmethod
     def from_snapshot(cls, content: bytes, end_offset: int, path: str) -> "ProducerState":
@@ -367,6 +398,28 @@ class ProducerState:
             entry.transaction_first_offset = loaded.transaction_first_offset
             self._ongoing[loaded.transaction_first_offset] = producer_id
         return True
+
+
+def _snapshot(entries: Collection[tuple[int, ProducerEntry]], has_expired: bool) -> Generator[None, None, bytes]:
+    pack = _SNAPSHOT_ENTRY.pack
+    has_room = len(entries) <= PRODUCERS_WITH_ALL_BATCHES
+    parts = [pack(*_EXPIRED)] if has_expired else []
+    slices = Slices(ENTRIES_PER_SLICE)
+    for producer_id, entry in entries:
+        epoch = entry.producer_epoch
+        timestamp_ms, first_offset = entry.last_timestamp_ms, entry.transaction_first_offset
+        for sequence, offset, delta, batch_ms in entry.batches[:-1] if has_room else ():
+            # Kafka leaves out an entry that has expired; an earlier one must not then be its producer's last.
+            expires_ms = min(batch_ms, timestamp_ms)
+            parts.append(pack(producer_id, epoch, sequence, offset, delta, expires_ms, -1, NO_OFFSET))
+        sequence, offset, delta, _ = entry.batches[-1] if entry.batches else _NO_BATCH
+        parts.append(
+            pack(producer_id, epoch, sequence, offset, delta, timestamp_ms, entry.coordinator_epoch, first_offset)
+        )
+        if slices.is_over():
+            yield
+    body = struct.pack(">i", len(parts)) + b"".join(parts)
+    return struct.pack(">hI", _SNAPSHOT_VERSION, crc32c(body)) + body
 
 
 def snapshot_entries(content: bytes, path: str) -> Iterator[SnapshotEntry]:

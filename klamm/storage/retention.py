@@ -4,11 +4,13 @@ What must stay true:
 - Only whole segments are past retention, from the oldest on without a gap, all below the high watermark.
 - An active segment without records stays.
 - Each rule sees the log as the rule before it has left it.
+- A rule names `limit` segments at most, because their deletion is one step. It is asked again until it names none.
 
 Source: kafka.log.Log.deleteOldSegments.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from klamm.storage.log_config import LogConfig
@@ -24,6 +26,7 @@ class RetainedLog(NamedTuple):
     log_start_offset: int
     high_watermark: int
     log_end_offset: int
+    limit: int
 
 
 class Breach(NamedTuple):
@@ -56,7 +59,7 @@ def breach_of_size(log: RetainedLog, _now_ms: int) -> Breach | None:
     retention_bytes = log.config.retention_bytes
     if retention_bytes < 0 or "delete" not in log.config.cleanup_policy:
         return None
-    size_bytes = sum(segment.size_bytes for segment in log.segments)
+    size_bytes = log.segments.size_bytes
     excess_bytes = size_bytes - retention_bytes
     if excess_bytes < 0:
         return None
@@ -95,9 +98,9 @@ RULES: tuple[Rule, ...] = (breach_of_time, breach_of_size, breach_of_log_start_o
 
 
 def _oldest_while(log: RetainedLog, deletable: Callable[[LogSegment, int], bool]) -> list[LogSegment]:
-    """The oldest segments for which `deletable(segment, the offset after it)` is true."""
+    """The oldest segments for which `deletable(segment, the offset after it)` is true, `limit` at most."""
     doomed: list[LogSegment] = []
-    for segment in log.segments:
+    for segment in islice(log.segments, log.limit):
         following = log.segments.following(segment)
         upper_bound = log.log_end_offset if following is None else following.base_offset
         if log.high_watermark < upper_bound or not deletable(segment, upper_bound):

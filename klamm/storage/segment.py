@@ -13,7 +13,7 @@ Source: kafka.log.LogSegment.
 """
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from klamm.environment import Buffer, File, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -24,7 +24,7 @@ from klamm.storage.index_file import CorruptIndexError, IndexFile
 from klamm.storage.offset_index import OffsetIndex
 from klamm.storage.open_files import OpenFiles
 from klamm.storage.time_index import TimeEntry, TimeIndex
-from klamm.storage.transaction_index import AbortedTransaction, TransactionIndex
+from klamm.storage.transaction_index import TransactionIndex
 from klamm.storage.unsynced_files import UnsyncedFiles
 
 LOG_SUFFIX = ".log"
@@ -37,6 +37,8 @@ CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
 
 _MAX_RELATIVE_OFFSET = 2**31 - 1
+# Indexes of about so many entries are read in a millisecond.
+_ENTRIES_AT_ONCE = 5_000
 
 
 def file_name(offset: int, suffix: str) -> str:
@@ -144,11 +146,13 @@ class LogSegment:
         """As `TransactionIndex.packed`."""
         return b"" if self._transaction_index is None else self._transaction_index.packed
 
-    def find_aborted(self, start_offset: int, end_offset: int) -> tuple[list[AbortedTransaction], bool]:
+    def find_aborted(
+        self, start_offset: int, end_offset: int, found: list[tuple[int, int]]
+    ) -> Generator[None, None, bool]:
         """As `TransactionIndex.find`."""
-        return (
-            ([], False) if self._transaction_index is None else self._transaction_index.find(start_offset, end_offset)
-        )
+        if self._transaction_index is None:
+            return False
+        return (yield from self._transaction_index.find(start_offset, end_offset, found))
 
     def _path_of(self, kind: str) -> str:
         return f"{self._directory}/{file_name(self.base_offset, kind)}{self._suffix}"
@@ -323,14 +327,25 @@ class LogSegment:
         """Whether `offset` can be stored relative to the base offset."""
         return 0 <= offset - self.base_offset <= _MAX_RELATIVE_OFFSET
 
-    def append(self, records: Buffer, last_offset: int, max_timestamp_ms: int, offset_of_max_timestamp: int) -> None:
-        """Writes whole batches at the end. If the disk has no space, the segment is unchanged."""
+    def append(
+        self,
+        records: Buffer,
+        last_offset: int,
+        max_timestamp_ms: int,
+        offset_of_max_timestamp: int,
+        *,
+        is_written: bool = False,
+    ) -> None:
+        """Writes whole batches at the end. If the disk has no space, the segment is unchanged.
+
+        `is_written`: all but the header of the first batch is there already (`write_behind_end`).
+        """
         position = self.size_bytes
         self.load_indexes()
         max_timestamp = self.max_timestamp
         file = self.file()
         try:
-            file.write(position, records)
+            file.write(position, records[:HEADER_SIZE_BYTES] if is_written else records)
         except OSError:
             file.truncate(position)
             raise
@@ -346,6 +361,22 @@ class LogSegment:
             self.time_index.maybe_append(self.max_timestamp, self._offset_of_max_timestamp)
             self._bytes_since_index_entry = 0
         self._bytes_since_index_entry += len(records)
+
+    def write_behind_end(self, start: int, piece: Buffer) -> None:
+        """Writes a piece of what is to be appended: its bytes from `start` on."""
+        self.file().write(self.size_bytes + start, piece)
+
+    def cut_behind_end(self) -> None:
+        """Removes what was written there and is not appended."""
+        if not self.is_gone:
+            self.file().truncate(self.size_bytes)
+
+    @property
+    def is_slow_to_load(self) -> bool:
+        """Whether the indexes are not in memory and may be too large to be read on the loop."""
+        if self._offset_index is not None and self._offset_index.is_loaded and self.time_index.is_loaded:
+            return False
+        return self.size_bytes // max(self._index_interval_bytes, HEADER_SIZE_BYTES) > _ENTRIES_AT_ONCE
 
     def load_indexes(self) -> None:
         """Reads the offset and time index if necessary. Rebuilds them if they are missing or corrupt."""

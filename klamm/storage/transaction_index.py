@@ -12,7 +12,7 @@ Source: kafka.log.TransactionIndex.
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from klamm.environment import FileSystem
@@ -63,10 +63,11 @@ class TransactionIndex:
     def is_empty(self) -> bool:
         return not self._fields
 
-    def find(self, start_offset: int, end_offset: int) -> tuple[list[AbortedTransaction], bool]:
-        """The transactions that begin before `end_offset` and have their markers at `start_offset` or after it. And
-        whether these are all: no later segment has more of them."""
-        fields, found = self._fields, []
+    def find(self, start_offset: int, end_offset: int, found: list[tuple[int, int]]) -> Generator[None, None, bool]:
+        """Adds to `found`, a block in each step, (producer id, first offset) of the transactions that begin before
+        `end_offset` and have their markers at `start_offset` or after it. Returns whether these are all: no later
+        segment has more of them."""
+        fields = self._fields
         position = self._position(start_offset)
         while position < len(fields):
             block = position // _BLOCK_FIELDS
@@ -74,11 +75,12 @@ class TransactionIndex:
             if self._least_first_offsets[block] < end_offset:
                 for at in range(position, block_end, _FIELDS):
                     if fields[at + 1] < end_offset:
-                        found.append(AbortedTransaction(*fields[at : at + _FIELDS]))
+                        found.append((fields[at], fields[at + 1]))
             if fields[block_end - 1] >= end_offset:  # the last stable offset: what ends later begins there or later
-                return found, True
+                return True
             position = block_end
-        return found, False
+            yield
+        return False
 
     def _position(self, offset: int) -> int:
         """Where the fields of the first entry begin whose marker is at `offset` or after it."""
@@ -103,26 +105,32 @@ class TransactionIndex:
         self._fields = fields
         self._summarize_from(0)
 
-    def note(self, completed: CompletedTransaction) -> None:
-        """Appends the transaction if it was aborted."""
-        if completed.is_aborted:
-            self.append(
+    def note(self, completed: Iterable[CompletedTransaction]) -> None:
+        """Appends those of these transactions that were aborted."""
+        self.append(
+            [
                 AbortedTransaction(
-                    completed.producer_id,
-                    completed.first_offset,
-                    completed.last_offset,
-                    completed.last_stable_offset,
+                    transaction.producer_id,
+                    transaction.first_offset,
+                    transaction.last_offset,
+                    transaction.last_stable_offset,
                 )
-            )
+                for transaction in completed
+                if transaction.is_aborted
+            ]
+        )
 
-    def append(self, entry: AbortedTransaction) -> None:
-        """Writes the entry at once: no recovery may lack it. On a full disk it goes out with the next flush."""
-        self._fields.extend(entry)
-        if len(self._fields) % _BLOCK_FIELDS == _FIELDS:
-            self._least_first_offsets.append(entry.first_offset)
-        elif entry.first_offset < self._least_first_offsets[-1]:
-            self._least_first_offsets[-1] = entry.first_offset
-        self.file.append(pack_entries([entry]))
+    def append(self, entries: Sequence[AbortedTransaction]) -> None:
+        """Writes the entries at once: no recovery may lack them. On a full disk they go out with the next flush."""
+        if not entries:
+            return
+        for entry in entries:
+            self._fields.extend(entry)
+            if len(self._fields) % _BLOCK_FIELDS == _FIELDS:
+                self._least_first_offsets.append(entry.first_offset)
+            elif entry.first_offset < self._least_first_offsets[-1]:
+                self._least_first_offsets[-1] = entry.first_offset
+        self.file.append(pack_entries(entries))
         try:
             self.file.write_pending()
         except OSError as error:

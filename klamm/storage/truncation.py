@@ -91,7 +91,7 @@ async def take_off_loop(steps: Steps, environment: Environment) -> Truncation:
         work = next(steps)
         while True:
             try:
-                result = await environment.run_blocking(work)
+                result = await environment.run_long(work)
             except (OSError, KafkaError, CorruptIndexError) as error:
                 work = steps.throw(error)
             else:

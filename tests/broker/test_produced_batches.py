@@ -109,7 +109,7 @@ async def test_the_first_records_after_an_unclean_start_wait_for_the_disk_off_th
     async with running(tmp_path) as (cluster, client):
         await client.create_topic("t", partitions=2)
         for log in cluster.broker.parts.log_manager.logs.values():
-            log.is_truncation_unsynced = True
+            log.is_truncation_unsynced = log.must_prepare = True
         for number in range(5):
             batch = build_batch([Record(None, b"%d" % number, cluster.environment.now_ms())])
             body = ProduceRequest.of(None, -1, 10_000, [("t", [(0, batch), (1, bytearray(batch))])])

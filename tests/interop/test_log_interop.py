@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from klamm.environment import SystemEnvironment
 from klamm.protocol import record_batch as rb
 from klamm.protocol.compression import CompressionType
+from klamm.protocol.primitives import in_one_go
 from klamm.protocol.records import (
     ControlRecordType,
     EndTransactionMarker,
@@ -25,6 +26,7 @@ from klamm.storage.log import AppendOrigin, Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import MetaProperties, read_meta_properties
 from klamm.storage.log_manager import LogManager
+from support.logs import aborted_in
 from support.one_broker import Client
 from support.oracles import RealKafka, java_tool
 from support.partition_records import consume
@@ -127,7 +129,7 @@ def write_as_producers(log: Log) -> list[tuple[int, bytes | None, bytes | None]]
         value, timestamp_ms = b"%d.%d" % (producer, sequence), NOW_MS - days_ago * DAY_MS
         info = log.append_as_leader(sequenced(value, producer, sequence, timestamp_ms), 0, now_ms=NOW_MS)
         written.append((info.first_offset, None, value))
-    log.remove_expired_producers(NOW_MS, 20 * DAY_MS)
+    in_one_go(log.producer_state.remove_expired(NOW_MS, 20 * DAY_MS))
     assert set(log.producer_state.entries) >= {6000, 6001} and 6002 not in log.producer_state.entries
     return written
 
@@ -149,7 +151,7 @@ async def append_to_kafka(bootstrap: str, *batches: tuple[bytes, int, int]) -> l
 async def read_data(log: Log, *, committed: bool) -> list[tuple[int, bytes | None, bytes | None]]:
     """(offset, key, value), as a consumer of either isolation level sees them."""
     position, found = log.log_start_offset, []
-    aborted = sorted(log.aborted_transactions(0, log.log_end_offset), key=lambda entry: entry[1]) if committed else []
+    aborted = sorted(aborted_in(log, 0, log.log_end_offset), key=lambda entry: entry[1]) if committed else []
     open_aborted: set[int] = set()
     end = log.last_stable_offset if committed else log.log_end_offset
     while position < end:
@@ -179,7 +181,7 @@ def test_kafkas_dump_tool_reads_our_directories(kafka_jars: Path, tmp_path: Path
         log = manager.get_or_create("t", 0, uuid.uuid4(), CONFIG)
         written = fill(log, 200)
         assert len(log.segment_base_offsets) > 3
-        return written, log.log_end_offset, dict(log.producer_state.entries), log.aborted_transactions(0, 10**6)
+        return written, log.log_end_offset, dict(log.producer_state.entries), aborted_in(log, 0, 10**6)
 
     written, end, producers, aborted = run_with_logs(tmp_path, MetaProperties("c", 1), write)
     directory = tmp_path / "t-0"

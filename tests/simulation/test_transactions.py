@@ -6,7 +6,7 @@ transactions must be decided within their timeout, and the rest is copied.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -245,7 +245,11 @@ def test_a_last_stable_offset_that_ignores_open_transactions_is_found(monkeypatc
 
 
 def test_an_empty_index_of_aborted_transactions_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Log, "aborted_transactions", lambda *_: [])
+    def nothing(*_: object) -> Generator[None, None, list[tuple[int, int]]]:
+        yield
+        return []
+
+    monkeypatch.setattr(Log, "aborted_transactions", nothing)
     with pytest.raises(AssertionError, match=r"a read_committed consumer has read .*, which was aborted"):
         _run(without_faults, 1)
 

@@ -96,7 +96,7 @@ def step(hostile: Hostile, log: Log) -> None:
         case 11:
             log.update_high_watermark(offset)
             maybe(log.delete_old_segments, now_ms)
-            log.remove_expired_producers(now_ms, 1000)
+            asyncio.run(log.remove_expired_producers(now_ms, 1000))
         case _:
             maybe(log.roll)
             maybe_await(log.flush())

@@ -88,10 +88,10 @@ def test_a_record_of_1970_is_no_preallocation():
 def test_the_transaction_index_is_kafkas():
     environment = DiskEnvironment()
     index = new(TransactionIndex, environment)
-    index.append(AbortedTransaction(7, BASE + 1, BASE + 2, BASE + 3))
+    index.append([AbortedTransaction(7, BASE + 1, BASE + 2, BASE + 3)])
     content = environment.file_system.read_file("/index")
     assert content.hex() == "0000" + "".join(f"{value:016x}" for value in (7, BASE + 1, BASE + 2, BASE + 3))
-    index.append(AbortedTransaction(8, BASE + 4, BASE + 5, BASE + 6))
+    index.append([AbortedTransaction(8, BASE + 4, BASE + 5, BASE + 6)])
     again = new(TransactionIndex, environment)
     again.load()
     assert again.entries == index.entries

@@ -28,11 +28,11 @@ class Slowly(DiskEnvironment):
     def __init__(self):
         super().__init__()
         self.loading = self.ended = self.most_at_once = 0
-        self.blocking_workers = []
+        self.long_workers = []
         self.after_each = lambda: None
 
-    def set_blocking_workers(self, count):
-        self.blocking_workers.append(count)
+    def set_long_workers(self, count):
+        self.long_workers.append(count)
 
     async def run_blocking(self, function, *arguments):
         if function.__name__ != DirectoryLoader._load_each.__name__:
@@ -120,11 +120,11 @@ async def test_each_directory_has_its_own_recovery_threads(threads):
     environment = Slowly()
     await filled(environment)
     environment.disk.crash(lose_unsynced=False)
-    environment.most_at_once, environment.blocking_workers = 0, []
+    environment.most_at_once, environment.long_workers = 0, []
     manager = manager_of(environment, threads)
     await manager.load({})
     assert environment.most_at_once == 2 * threads
-    assert environment.blocking_workers == [2 * threads, 0]
+    assert environment.long_workers == [2 * threads, 0]
     assert len(manager.logs) == 2 * LOGS
 
 
@@ -155,12 +155,12 @@ async def test_a_directory_that_fails_while_another_thread_loads_from_it_keeps_n
 
 
 @pytest.mark.loop("asyncio")
-async def test_more_pieces_of_blocking_work_run_at_once_when_they_may():
+async def test_more_pieces_of_long_work_run_at_once_when_they_may():
     """Before, four threads did all of it, whatever num.recovery.threads.per.data.dir was."""
     environment = SystemEnvironment(blocking_workers=1)
-    environment.set_blocking_workers(6)
+    environment.set_long_workers(6)
     barrier = threading.Barrier(6, timeout=20)
-    await asyncio.gather(*(environment.run_blocking(barrier.wait) for _ in range(6)))
-    environment.set_blocking_workers(0)
-    assert await environment.run_blocking(lambda: 7) == 7
+    await asyncio.gather(*(environment.run_long(barrier.wait) for _ in range(6)))
+    environment.set_long_workers(0)
+    assert await environment.run_long(lambda: 7) == 7
     environment.close()

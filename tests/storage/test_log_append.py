@@ -8,13 +8,16 @@ from klamm.protocol import record_batch as rb
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.records import ControlRecordType, Record, build_batch, decode_records
+from klamm.storage import follower_batches
 from klamm.storage.log import AppendOrigin, Oddity
 from klamm.storage.log_config import LogConfig
 from support.logs import (
     DIRECTORY,
     NOW_MS,
     DiskEnvironment,
+    aborted_in,
     append,
+    append_all,
     batch,
     changed,
     marker,
@@ -229,9 +232,9 @@ def test_the_last_stable_offset_waits_for_the_marker_and_the_high_watermark(log)
     assert log.last_stable_offset == 1
     log.update_high_watermark(4)
     assert log.last_stable_offset == 4
-    assert log.aborted_transactions(0, 4) == [(7, 1)]
-    assert log.aborted_transactions(0, 1) == []
-    assert log.aborted_transactions(4, 10) == []
+    assert aborted_in(log, 0, 4) == [(7, 1)]
+    assert aborted_in(log, 0, 1) == []
+    assert aborted_in(log, 4, 10) == []
 
 
 def test_a_marker_of_an_older_coordinator_is_fenced(log):
@@ -269,7 +272,7 @@ async def test_a_follower_takes_batches_as_they_are(environment, log):
     fetched = await log.read(0, 10_000, max_offset=10, minimum_one_batch=True)
     assert bytes(fetched.data) == bytes(sent)
     assert list(log.leader_epochs.entries) == [(1, 0), (2, 2)]
-    assert log.aborted_transactions(0, 10) == [(8, 2)]
+    assert aborted_in(log, 0, 10) == [(8, 2)]
     assert log.producer_state.entries[7].last_sequence == 4
     log.update_high_watermark(10)
     assert log.last_stable_offset == 10
@@ -279,12 +282,27 @@ def test_what_a_follower_refuses(log):
     log.append_as_follower(batch(b"a", base_offset=4))
     assert refused(log.append_as_follower, batch(b"a", base_offset=4)) == ErrorCode.OFFSET_OUT_OF_RANGE
     backwards = batch(b"a", base_offset=7) + batch(b"b", base_offset=6)
-    assert refused(log.append_as_follower, backwards) == ErrorCode.OFFSET_OUT_OF_RANGE
-    corrupt = batch(b"a", base_offset=7)
+    assert refused(append_all, log, backwards) == ErrorCode.OFFSET_OUT_OF_RANGE
+    assert log.log_end_offset == 8
+    corrupt = batch(b"a", base_offset=10)
     corrupt[-1] ^= 1
-    assert refused(log.append_as_follower, batch(b"a", base_offset=5) + corrupt) == ErrorCode.CORRUPT_MESSAGE
-    assert log.log_end_offset == 5
+    assert refused(append_all, log, batch(b"a", base_offset=8) + corrupt) == ErrorCode.CORRUPT_MESSAGE
+    assert log.log_end_offset == 9
     assert log.append_as_follower(b"").size_bytes == 0
+
+
+async def test_one_append_of_a_follower_takes_some_of_many_batches(log, monkeypatch):
+    monkeypatch.setattr(follower_batches, "BATCHES_PER_SLICE", 3)
+    sent = b"".join(bytes(batch(b"x", base_offset=i)) for i in range(10))
+    size_bytes = len(sent) // 10
+    assert log.append_as_follower(sent + sent[:20]).size_bytes == 3 * size_bytes
+    assert log.log_end_offset == 3
+    monkeypatch.setattr(follower_batches, "BYTES_PER_SLICE", 2 * size_bytes)
+    assert log.append_as_follower(sent[3 * size_bytes :]).size_bytes == 2 * size_bytes
+    monkeypatch.setattr(follower_batches, "BYTES_PER_SLICE", 1)
+    assert log.append_as_follower(sent[5 * size_bytes :]).size_bytes == size_bytes
+    append_all(log, sent[6 * size_bytes :] + sent[:20])
+    assert await read_all(log) == [(i, b"x") for i in range(10)]
 
 
 def test_a_follower_that_found_no_room_still_knows_where_its_epochs_begin(environment, log):
@@ -301,9 +319,8 @@ def test_a_follower_that_found_no_room_still_knows_where_its_epochs_begin(enviro
 
 async def test_a_follower_splits_what_does_not_fit_into_one_segment(environment):
     log = open_log(environment, LogConfig(segment_bytes=200))
-    await log.flush()  # Otherwise the first append waits for the disk, and the rest is left to the next fetch.
     sent = b"".join(bytes(batch(b"x" * 20, base_offset=i)) for i in range(10))
-    log.append_as_follower(sent)
+    append_all(log, sent)
     assert log.log_end_offset == 10
     assert len(log.segment_base_offsets) == 5
     assert await read_all(log) == [(i, b"x" * 20) for i in range(10)]
@@ -314,7 +331,7 @@ async def test_a_follower_splits_what_does_not_fit_into_one_segment(environment)
 
 async def test_offsets_too_far_apart_for_one_segment(log):
     log.append_as_follower(batch(b"a", base_offset=0))
-    log.append_as_follower(batch(b"b", base_offset=2**31) + batch(b"c", base_offset=2**33))
+    append_all(log, batch(b"b", base_offset=2**31) + batch(b"c", base_offset=2**33))
     assert log.segment_base_offsets == [0, 2**31, 2**33]
     assert await read_all(log) == [(0, b"a"), (2**31, b"b"), (2**33, b"c")]
 

@@ -103,7 +103,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def release(self):
-        self.log.release_unused()
+        asyncio.run(self.log.release_unused())
 
     @rule(is_clean=st.booleans())
     def restart(self, is_clean):

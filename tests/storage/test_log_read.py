@@ -13,7 +13,7 @@ from klamm.simulation import disk
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_reader import LogReader
-from support.logs import NOW_MS, DiskEnvironment, append, batch, marker, open_log, read_all, records_in
+from support.logs import NOW_MS, DiskEnvironment, aborted_in, append, batch, marker, open_log, read_all, records_in
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=150)
 FOREVER = 2**62
@@ -163,8 +163,8 @@ async def test_a_segment_that_is_deleted_while_it_is_searched_is_out_of_range(se
     for i in range(100):
         append(log, b"%d" % (2 * i), b"%d" % (2 * i + 1))
     log.update_high_watermark(200)
-    log.release_unused()
-    log.release_unused()
+    await log.release_unused()
+    await log.release_unused()
     log.config = LogConfig(segment_bytes=1000, index_interval_bytes=150, retention_bytes=0)
     environment.before_blocking = lambda: log.delete_old_segments(NOW_MS)
     try:
@@ -202,8 +202,8 @@ async def test_an_orderly_close_while_a_read_waits(seed):
     log = open_log(environment, SMALL)
     for i in range(20):
         append(log, b"%d" % i)
-    log.release_unused()
-    log.release_unused()
+    await log.release_unused()
+    await log.release_unused()
 
     async def slowly(function, *arguments):
         await asyncio.sleep(0)
@@ -247,8 +247,8 @@ async def test_the_largest_timestamp_of_an_idle_log_survives_a_clean_stop(enviro
     log = open_log(environment, LogConfig(retention_ms=1000))
     for i in range(3):
         append(log, b"%d" % i, timestamp_ms=NOW_MS + i * 1000)
-    log.release_unused()
-    log.release_unused()
+    await log.release_unused()
+    await log.release_unused()
     await log.close()
     again = open_log(environment, LogConfig(retention_ms=1000), is_clean=True)
     assert await again.offset_for_timestamp(NOW_MS + 2000) == (NOW_MS + 2000, 2, 0)
@@ -289,17 +289,17 @@ async def test_aborted_transactions_across_segments(environment):
         log.append_as_leader(marker(kind, i), 0, origin=AppendOrigin.COORDINATOR, now_ms=NOW_MS)
         if i % 3 == 0:
             expected.append((i, first))
-    assert log.aborted_transactions(0, 40) == expected
-    assert log.aborted_transactions(14, 27) == [(9, 18), (12, 24)]
+    assert aborted_in(log, 0, 40) == expected
+    assert aborted_in(log, 14, 27) == [(9, 18), (12, 24)]
     await log.close()
     for is_clean in (True, False):
         again = open_log(environment, LogConfig(segment_bytes=200), is_clean=is_clean)
-        assert again.aborted_transactions(0, 40) == expected
+        assert aborted_in(again, 0, 40) == expected
 
 
 async def test_idle_segments_give_back_their_memory_and_are_read_again(log):
     for _ in range(2):
-        log.release_unused()
+        await log.release_unused()
     assert all(segment._file is None and not segment.offset_index.is_loaded for segment in log._segments)
     assert await read_all(log, max_bytes=300) == ALL
     append(log, b"more")

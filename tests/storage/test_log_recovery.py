@@ -16,7 +16,7 @@ from klamm.protocol.records import ControlRecordType
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_config import LogConfig
 from klamm.storage.producer_state import ProducerState
-from support.logs import NOW_MS, DiskEnvironment, append, batch, marker, open_log, read_all
+from support.logs import NOW_MS, DiskEnvironment, aborted_in, append, batch, marker, open_log, read_all
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=150)
 PARTITION = "/data/t-0"
@@ -59,7 +59,7 @@ async def state_of(log):
         "offsets": (log.log_start_offset, log.log_end_offset, log.last_stable_offset),
         "epochs": list(log.leader_epochs.entries),
         "producers": producers,
-        "aborted": log.aborted_transactions(log.log_start_offset, log.log_end_offset),
+        "aborted": aborted_in(log, log.log_start_offset, log.log_end_offset),
         "segments": log.segment_base_offsets,
         "timestamps": [await log.offset_for_timestamp(NOW_MS + i) for i in range(0, 110, 3)],
     }

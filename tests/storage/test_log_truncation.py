@@ -10,7 +10,7 @@ from klamm.protocol.records import ControlRecordType
 from klamm.storage import truncation
 from klamm.storage.log import AppendOrigin, Oddity
 from klamm.storage.log_config import LogConfig
-from support.logs import DIRECTORY, NOW_MS, DiskEnvironment, append, marker, open_log, read_all
+from support.logs import DIRECTORY, NOW_MS, DiskEnvironment, aborted_in, append, marker, open_log, read_all
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=150)
 
@@ -84,13 +84,13 @@ async def test_a_truncation_while_a_flush_is_under_way(environment, log):
 async def test_an_append_after_a_sync_that_failed_does_not_sync_on_the_loop(environment, log, monkeypatch):
     log.truncate_to(30)
     environment.disk.fail("write", "*index", errno.ENOSPC, times=None)
-    await log.flush_before_append()
+    await log.prepare_append()
     environment.disk.mend()
     with monkeypatch.context() as patched, pytest.raises(KafkaError) as refused:
         patched.setattr(type(log), "_flush_now", lambda *_, **__: pytest.fail("it syncs on the loop"))
         append(log, b"refused")
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
-    await log.flush_before_append()
+    await log.prepare_append()
     append(log, b"taken")
     assert log.recovery_point == 30
     assert (await read_all(log))[30:] == [(30, b"taken")]
@@ -111,9 +111,9 @@ def test_truncating_forgets_producers_and_transactions(environment):
     append(log, b"b", base_sequence=1, **header)
     log.append_as_leader(marker(ControlRecordType.ABORT, 5), 0, origin=AppendOrigin.COORDINATOR, now_ms=NOW_MS)
     log.update_high_watermark(3)
-    assert (log.last_stable_offset, log.aborted_transactions(0, 3)) == (3, [(5, 0)])
+    assert (log.last_stable_offset, aborted_in(log, 0, 3)) == (3, [(5, 0)])
     log.truncate_to(2)
-    assert (log.last_stable_offset, log.aborted_transactions(0, 3)) == (0, [])
+    assert (log.last_stable_offset, aborted_in(log, 0, 3)) == (0, [])
     log.truncate_to(1)
     assert log.producer_state.entries[5].last_sequence == 0
     log.truncate_to(0)
@@ -385,8 +385,8 @@ async def state_of(log):
 async def test_a_prepared_truncation_does_what_one_at_once_does(offset, config):
     prepared, at_once = (idempotent(DiskEnvironment(), 100, config) for _ in range(2))
     for log in (prepared, at_once):
-        log.release_unused()
-        log.release_unused()
+        await log.release_unused()
+        await log.release_unused()
     found = await prepared.prepare_truncation(offset)
     assert (found is None) == (offset == 100)
     assert prepared.truncate_to(offset, found) == at_once.truncate_to(offset)

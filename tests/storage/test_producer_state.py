@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record_batch import BatchHeader
 from klamm.protocol.records import ControlRecordType, EndTransactionMarker
 from klamm.storage import producer_state
@@ -46,7 +47,7 @@ def test_an_unknown_producer_begins_with_sequence_0():
 def expired():
     state = ProducerState()
     state.update(data(0, 16, timestamp=1000), None)
-    state.remove_expired(2000, 1000)
+    in_one_go(state.remove_expired(2000, 1000))
     return state
 
 
@@ -177,9 +178,9 @@ def test_idle_producers_expire_unless_a_transaction_is_open():
     state.update(data(0, 0, producer=1, timestamp=1000), None)
     state.update(data(1, 0, producer=2, timestamp=1000, attributes=TRANSACTIONAL), None)
     state.update(data(2, 0, producer=3, timestamp=1500), None)
-    state.remove_expired(1999, 1000)
+    in_one_go(state.remove_expired(1999, 1000))
     assert set(state.entries) == {1, 2, 3}
-    state.remove_expired(2000, 1000)
+    in_one_go(state.remove_expired(2000, 1000))
     assert set(state.entries) == {2, 3}
 
 

@@ -8,6 +8,7 @@ A log may know less than all its batches say: what it has forgotten as expired, 
 that was loaded may have this forgotten or not, because an older snapshot may be from before; but it is nothing else.
 """
 
+import asyncio
 import os
 from typing import NamedTuple
 
@@ -251,7 +252,7 @@ class World:
     def expire(self, ms):
         self.wait(ms)
         now_ms = self.environment.clock_ms
-        self.log.remove_expired_producers(now_ms, EXPIRATION_MS)
+        asyncio.run(self.log.remove_expired_producers(now_ms, EXPIRATION_MS))
         for producer_id, known in list(self.known.items()):
             if known.opened < 0 and now_ms - known.timestamp_ms >= EXPIRATION_MS:
                 del self.known[producer_id]

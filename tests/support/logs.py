@@ -176,6 +176,17 @@ def append(log: Log, *values: bytes, leader_epoch: int = 0, now_ms: int = NOW_MS
     return log.append_as_leader(batch(*values, **header), leader_epoch, now_ms=now_ms)
 
 
+def append_all(log: Log, records) -> None:
+    """Appends the leader's records as a follower does, in as many appends as that takes."""
+    while size_bytes := log.append_as_follower(records).size_bytes:
+        records = records[size_bytes:]
+
+
+def aborted_in(log: Log, fetch_offset: int, upper_offset: int) -> list[tuple[int, int]]:
+    """(producer id, first offset) of the aborted transactions with records there."""
+    return in_one_go(log.aborted_transactions(fetch_offset, upper_offset))
+
+
 def records_in(data) -> list[tuple[int, bytes]]:
     """(offset, value) of every record in these batches."""
     return [

@@ -54,6 +54,8 @@ class Machine(FailingDisk):
         await asyncio.sleep(0)
         return function(*arguments)
 
+    run_long = run_blocking
+
     def now_ms(self) -> int:
         return NOW_MS
 

@@ -26,7 +26,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, ResourceType
-from klamm.replication.replica_manager import PARTITIONS_PER_SLICE, Wanted
+from klamm.replication.replica_manager import ABORTED_TRANSACTION_BYTES, PARTITIONS_PER_SLICE, Wanted
 from klamm.slices import Slices, each, in_slices, mapped
 
 # Clients of earlier versions do not know zstd.
@@ -86,7 +86,8 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
     sizes = [len(result.records) for result in results if result.records]
     if quota is not None and quota.throttles_fetch(RESPONSE_BYTES + sum(sizes) + PARTITION_BYTES * len(sizes)):
         return FetchResponse(session_id=services.fetch_sessions.throttled(exchange))
-    request.connection.has_read(sum(sizes))
+    aborted = [len(result.aborted_transactions) for result in results if result.aborted_transactions]
+    request.connection.has_read(sum(sizes) + ABORTED_TRANSACTION_BYTES * sum(aborted))
     allowed = iter(results)
     topics: dict[str, FetchableTopic] = {}
     slices = Slices(PARTITIONS_PER_SLICE)

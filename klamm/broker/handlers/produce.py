@@ -29,6 +29,7 @@ from klamm.replication.replica_manager import ProduceResult
 from klamm.slices import Slices, mapped
 from klamm.slices import slices as pieces
 from klamm.storage.batch_inspection import Inspected, LargeBatch
+from klamm.storage.written_ahead import PIECE_BYTES
 
 ACKS = (ACKS_NONE, 1, ACKS_ALL)
 # Versions up to this one carry message sets, which have their own rules; later versions carry exactly one record batch.
@@ -75,10 +76,12 @@ def handle(request: Request[ProduceRequest]) -> object:
     batches = [_checked(request, topic.name, one) for topic in body.topic_data for one in topic.partition_data]
     _check_acks(body)
     appended: list[tuple[str, int, ProduceResult]] = []
-    unsynced = request.services.replica_manager.unsynced_logs(batches)
+    unprepared = request.services.replica_manager.unprepared_logs(batches)
     try:
         slices = Slices(BATCHES_PER_SLICE, asyncio.get_running_loop().time) if len(batches) > 1 else None
-        for topic, number, records in batches if not unsynced else ():
+        for topic, number, records in batches if not unprepared else ():
+            if records is not None and len(records) > PIECE_BYTES:
+                break
             result = _append(request, topic, number, records)
             appended.append((topic, number, result))
             if result.has_waited_for_disk:
@@ -144,7 +147,7 @@ async def _append_with_pauses(
     appended: list[tuple[str, int, ProduceResult]],
     on_appended: Callable[[], None],
 ) -> object:
-    """Appends the remaining batches, after the logs that must be durable first have been synced.
+    """Appends the remaining batches, each after its log is prepared.
 
     Batches are inspected one after another, so that a client has one at a time in the worker; other clients' batches
     are appended meanwhile, even to the same partition.
@@ -153,10 +156,13 @@ async def _append_with_pauses(
     slices = Slices(BATCHES_PER_SLICE, asyncio.get_running_loop().time)
     try:
         async for piece in pieces(batches, CHECKS_PER_SLICE):
-            await asyncio.gather(*(log.flush_before_append() for log in replica_manager.unsynced_logs(piece)))
+            await asyncio.gather(*(log.prepare_append() for log in replica_manager.unprepared_logs(piece)))
         for topic, number, records in batches[len(appended) :]:
             if slices.is_over():
                 await asyncio.sleep(0)
+            # Others that waited with this request may have appended first.
+            for log in replica_manager.unprepared_logs([(topic, number, records)]):
+                await log.prepare_append()
             appended.append((topic, number, await _append_inspected(request, topic, number, records)))
             if appended[-1][2].has_waited_for_disk:
                 await asyncio.sleep(0)
@@ -172,13 +178,16 @@ async def _append_with_pauses(
 async def _append_inspected(
     request: Request[ProduceRequest], topic: str, number: int, records: memoryview | None
 ) -> ProduceResult:
-    inspected = None
+    replica_manager, inspected = request.services.replica_manager, None
     while True:
         try:
-            return _append(request, topic, number, records, inspected)
+            if inspected is None and (records is None or len(records) <= PIECE_BYTES):
+                return _append(request, topic, number, records)
+            async with replica_manager.writing_ahead(topic, number, records, inspected):
+                return _append(request, topic, number, records, inspected)
         except LargeBatch as large:
             try:
-                inspected = await request.services.replica_manager.inspect(large)
+                inspected = await replica_manager.inspect(large)
             except KafkaError as error:
                 return ProduceResult(error.code, error_message=error.message)
 

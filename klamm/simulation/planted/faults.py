@@ -166,7 +166,7 @@ async def _snapshot_of_earlier_znodes(its: Database) -> None:
     its._transaction_log.roll()
     path = await write_snapshot(its._environment, its._directory, capture, lambda: not its._closing)
     if path is not None:
-        await its._environment.run_blocking(publish_snapshot, its._environment.file_system, path)
+        await its._environment.run_long(publish_snapshot, its._environment.file_system, path)
     its.tree.release_capture()
     its._snapshotting = None
 

@@ -61,7 +61,7 @@ class Database:
         file_system = self._environment.file_system
         self._lock = await self._environment.run_blocking(_take_directory, file_system, self._directory)
         try:
-            recovered = await self._environment.run_blocking(recover, file_system, self._directory)
+            recovered = await self._environment.run_long(recover, file_system, self._directory)
         except BaseException:
             self._lock.close()
             raise
@@ -143,7 +143,7 @@ class Database:
                 self._progress = asyncio.get_running_loop().create_future()
                 await self._progress
             if path is not None and not self._closing:
-                await self._environment.run_blocking(publish_snapshot, self._environment.file_system, path)
+                await self._environment.run_long(publish_snapshot, self._environment.file_system, path)
         except Exception as error:
             self._on_failure(error)
         finally:

@@ -73,7 +73,7 @@ async def write_snapshot(
     """
     path = f"{directory}/{SNAPSHOT_PREFIX}{capture.zxid:016x}.tmp"
     salt = environment.random.getrandbits(32)
-    file = await environment.run_blocking(_create, environment.file_system, path)
+    file = await environment.run_long(_create, environment.file_system, path)
     try:
         start = encode_snapshot_start(capture.zxid, capture.last_session_id, capture.sessions)
         chunk = bytearray(encode_header(SNAPSHOT_MAGIC, salt) + encode_block(start, salt))
@@ -84,12 +84,12 @@ async def write_snapshot(
             for payload in _payloads(images):
                 chunk += encode_block(payload, salt)
                 if len(chunk) >= WRITE_BYTES:
-                    position += await environment.run_blocking(file.write, position, chunk)
+                    position += await environment.run_long(file.write, position, chunk)
                     chunk = bytearray()
             await asyncio.sleep(0)
         chunk += encode_block(b"", salt)
-        await environment.run_blocking(file.write, position, chunk)
-        await environment.run_blocking(file.sync)
+        await environment.run_long(file.write, position, chunk)
+        await environment.run_long(file.sync)
     finally:
         file.close()
     return path

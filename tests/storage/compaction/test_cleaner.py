@@ -30,7 +30,7 @@ from support.cleaning import (
     start_cleaning,
     values_of,
 )
-from support.logs import NOW_MS, DiskEnvironment, marker, open_log, records_in
+from support.logs import NOW_MS, DiskEnvironment, aborted_in, marker, open_log, records_in
 
 PARTITION = "/data/t-0"
 
@@ -223,11 +223,11 @@ async def test_aborted_records_leave_the_log_and_count_for_nothing(environment, 
     assert await values_of(log) == [(0, b"a", b"1"), (2, b"b", b"committed"), (5, b"x", b"2")]
     # Both markers stay: this cleaning has met their batches.
     assert [stored.offset for stored in await records_of(log, control=True)] == [3, 4]
-    assert log.aborted_transactions(0, 5) == [(1, 1)]
+    assert aborted_in(log, 0, 5) == [(1, 1)]
     assert findings(environment) == []
     await log.close()
     reopened = open_log(environment, COMPACTED, is_clean=True)
-    assert reopened.aborted_transactions(0, 5) == [(1, 1)]
+    assert aborted_in(reopened, 0, 5) == [(1, 1)]
     assert reopened.last_stable_offset == reopened.log_end_offset
 
 
@@ -237,7 +237,7 @@ async def test_markers_leave_when_no_batch_needs_them_and_their_time_is_over(env
     end_transaction(log, ControlRecordType.ABORT, 1)
     end_transaction(log, ControlRecordType.COMMIT, 2)
     put(log, (b"b", b"new"))
-    log.remove_expired_producers(2**62, 0)
+    await log.remove_expired_producers(2**62, 0)
     first_dirty = 0
     seen = []
     for i in range(4):
@@ -249,7 +249,7 @@ async def test_markers_leave_when_no_batch_needs_them_and_their_time_is_over(env
         seen.append([stored.offset for stored in await records_of(log, control=True)])
     assert seen[0] == [2, 3]
     assert seen[-1] == []
-    assert log.aborted_transactions(0, 100) == []
+    assert aborted_in(log, 0, 100) == []
     assert findings(environment) == []
 
 

@@ -24,7 +24,7 @@ from klamm.storage.compaction.plain_kernel import PlainKernel
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_verification import verify_log
 from support.cleaning import COMPACTED, DELETE_RETENTION_MS, batches_of, put, records_of, values_of
-from support.logs import DiskEnvironment, marker, open_log
+from support.logs import DiskEnvironment, aborted_in, marker, open_log
 
 CONFIG = dataclasses.replace(COMPACTED, segment_bytes=800)
 KEYS = [b"a", b"b", b"c", b"d", b"\0\0\0\0", b"\0\0\0\1"]
@@ -196,7 +196,7 @@ class Run:
 
     def committed(self, found) -> list[int]:
         """The offsets that a consumer sees that leaves out aborted transactions."""
-        aborted = self.log.aborted_transactions(0, self.log.last_stable_offset)
+        aborted = aborted_in(self.log, 0, self.log.last_stable_offset)
         appended = {record.offset: record for record in self.history.records}
         return [
             offset

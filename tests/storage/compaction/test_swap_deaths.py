@@ -13,7 +13,7 @@ from klamm.protocol.records import ControlRecordType
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_verification import verify_log
 from support.cleaning import COMPACTED, clean_log, put, values_of
-from support.logs import NOW_MS, DiskEnvironment, marker, open_log
+from support.logs import NOW_MS, DiskEnvironment, aborted_in, marker, open_log
 
 PARTITION = "/data/t-0"
 CONFIG = dataclasses.replace(COMPACTED, segment_bytes=450)
@@ -53,10 +53,10 @@ def restarted(environment) -> DiskEnvironment:
 async def check(environment, committed_before) -> None:
     # A start that trusts what was synced reads the transaction indexes as they are.
     trusting = open_log(environment, CONFIG, recovery_point=SYNCED)
-    assert trusting.aborted_transactions(0, trusting.log_end_offset)
+    assert aborted_in(trusting, 0, trusting.log_end_offset)
     log = open_log(environment, CONFIG, recovery_point=0)
     values = {offset: (key, value) for offset, key, value in await values_of(log)}
-    aborted = {first for _, first in log.aborted_transactions(0, log.log_end_offset)}
+    aborted = {first for _, first in aborted_in(log, 0, log.log_end_offset)}
     for offset, (key, _) in committed_before.items():
         later = [o for o, (k, _) in committed_before.items() if k == key and o > offset]
         assert offset in values or later, (
@@ -77,7 +77,7 @@ async def check(environment, committed_before) -> None:
 
 
 async def committed_values(log):
-    aborted = {first for _, first in log.aborted_transactions(0, log.log_end_offset)}
+    aborted = {first for _, first in aborted_in(log, 0, log.log_end_offset)}
     return {offset: (key, value) for offset, key, value in await values_of(log) if offset not in aborted}
 
 
