@@ -2,7 +2,7 @@
 
 What must stay true:
 - A request that may not be executed twice is never sent twice: after it was written, a disconnection is an error.
-- Retries end: at the policy's deadline, after at most one more attempt.
+- Retries end: no attempt begins after the policy's deadline.
 - A broker that is cut off from the cluster does not hold the client back: metadata with an older leader epoch is
   ignored (KIP-320), and before a further attempt the client asks another broker.
 - There is at most one connection per broker address.
@@ -26,8 +26,10 @@ from klamm.net.client import (
     ConnectFailed,
     Connection,
     ConnectionOptions,
+    Connector,
     Disconnected,
     HungUp,
+    NoAnswer,
     NotSent,
     Response,
     check_sasl,
@@ -119,7 +121,7 @@ class RetryPolicy:
 
 
 class Attempts:
-    """The attempts of one call under a policy: waits between them, and says which one is the last."""
+    """The attempts of one call under a policy: waits between them, and says when no time is left for another."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._loop = asyncio.get_running_loop()
@@ -128,8 +130,8 @@ class Attempts:
         self._max_backoff_s = policy.max_backoff_ms / 1000
 
     @property
-    def is_last(self) -> bool:
-        """Whether no time is left for another attempt after the one that begins now."""
+    def are_over(self) -> bool:
+        """Whether no time is left for another attempt."""
         return self._loop.time() + self._backoff_s >= self._deadline_s
 
     async def pause(self) -> None:
@@ -139,12 +141,17 @@ class Attempts:
 
 
 class _Connecting:
-    """The attempts to connect to one address, one at a time, how many have failed and why the last one has."""
+    """The attempts to connect to one address, one at a time, how many have failed and why the last one has.
 
-    def __init__(self) -> None:
+    `since_s` is the time at which the first attempt since the last connection began; None while one is open.
+    """
+
+    def __init__(self, connector: Connector) -> None:
+        self.connector = connector
         self.turn = asyncio.Lock()
         self.failures = 0
         self.error: ClientError | None = None
+        self.since_s: float | None = None
 
 
 class _LookUp:
@@ -201,6 +208,9 @@ class ClusterClient:
         self._closed = False
         self._refreshes = 0
         self._avoided: Mapping[Address, str] = {}
+        # Clients made by `another`, until they are closed.
+        self._parent: ClusterClient | None = None
+        self._children: dict[ClusterClient, None] = {}
 
     async def send_to_any(
         self,
@@ -240,31 +250,30 @@ class ClusterClient:
 
         return await self._repeat(attempt, errors_of, repeatable)
 
-    async def reach(self, timeout_ms: int) -> None:
-        """Connects to a bootstrap address, and tries again for half of `timeout_ms` while none answers.
+    async def reach(self, timeout_ms: int, refused_timeout_ms: int) -> None:
+        """Connects to a bootstrap address, and tries again for `timeout_ms` while none answers.
 
-        Other requests are tried for much longer; a person who gave a wrong address wants to know soon. A program that
-        says nothing has `timeout_ms` too, but with TLS or SASL as long as any connection: those take several round
-        trips. Raises ConnectFailed, with the reason for each address, or AuthenticationFailed.
+        It ends after `refused_timeout_ms` when there is nothing to wait for: at each address nothing listens, the host
+        is unknown, or another program answers. A person who gave a wrong address wants to know soon, but a broker may
+        be about to start. Raises ConnectFailed, with the reason for each address, or AuthenticationFailed.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_ms / 2 / 1000
-        options = self._options
-        if options.ssl_context is None and options.authenticate is None:
-            options = replace(options, connect_timeout_ms=min(timeout_ms, options.connect_timeout_ms))
-        while errors := await self._connect_to_one(options):
+        deadline_s, refused_s = (loop.time() + each_ms / 1000 for each_ms in (timeout_ms, refused_timeout_ms))
+        attempts = Attempts(replace(self.retry, deadline_ms=timeout_ms))
+        while errors := await self._connect_to_one(max(1, round((deadline_s - loop.time()) * 1000))):
             if final := [error for error in errors if not isinstance(error, NotSent)]:
                 raise final[0]
-            if loop.time() >= deadline:
+            is_awaited = any(isinstance(error, NoAnswer) for error in errors)
+            if attempts.are_over or (not is_awaited and loop.time() >= refused_s):
                 raise ConnectFailed("; ".join(map(str, errors)))
-            await asyncio.sleep(self.retry.backoff_ms / 1000)
+            await attempts.pause()
 
-    async def _connect_to_one(self, options: ConnectionOptions) -> list[BaseException]:
+    async def _connect_to_one(self, at_most_ms: int) -> list[BaseException]:
         """Connects to all bootstrap addresses at once, until one answers; else the error of each."""
         settled = asyncio.Event()
 
         async def connect_to(address: Address) -> None:
-            await self._connection(address, options)
+            await self._connection(address, at_most_ms=at_most_ms)
             settled.set()
 
         attempts = asyncio.gather(*map(connect_to, self._bootstrap), return_exceptions=True)
@@ -338,11 +347,27 @@ class ClusterClient:
         does, would hold up those behind it.
         """
         client = ClusterClient(self._bootstrap, self._options, self.retry)
+        client._parent, self._children[client] = self, None
         client.metadata = copy.copy(self.metadata)
         client.metadata.topics = dict(self.metadata.topics)
         client.read_replicas = self.read_replicas
         client._avoided = self._avoided
         return client
+
+    def waits(self, longer_than_s: float) -> dict[Address, str]:
+        """The brokers that this client, and those made by `another`, have waited for, and what for."""
+        since_s = asyncio.get_running_loop().time() - longer_than_s
+        found = {
+            address: f"{address[0]}:{address[1]}: no answer yet" if connecting.error is None else str(connecting.error)
+            for address, connecting in self._connecting.items()
+            if connecting.since_s is not None and connecting.since_s < since_s and connecting.turn.locked()
+        }
+        for address, connection in self._connections.items():
+            if (api := connection.unanswered(longer_than_s)) is not None:
+                found[address] = f"{connection}: no answer to {api} yet"
+        for child in self._children:
+            found |= child.waits(longer_than_s)
+        return found
 
     @property
     def is_closed(self) -> bool:
@@ -366,6 +391,8 @@ class ClusterClient:
     async def close(self) -> None:
         """Closes all connections; pending requests fail with Disconnected."""
         self._closed = True
+        if self._parent is not None:
+            self._parent._children.pop(self, None)
         connections = list(self._connections.values())
         self._connections.clear()
         for connection in connections:
@@ -380,23 +407,25 @@ class ClusterClient:
     ) -> T:
         attempts = Attempts(self.retry)
         while True:
-            is_last = attempts.is_last
             try:
                 result = await attempt()
-                if is_last or not any(code in RETRIABLE_ERRORS for code in errors_of(result)):
+                if not any(code in RETRIABLE_ERRORS for code in errors_of(result)) or attempts.are_over:
                     return result
             except (NotSent, _NoLeader) as error:
-                if is_last or self._closed or isinstance(error, Avoided):
+                if attempts.are_over or self._closed or isinstance(error, Avoided):
                     raise
             except Disconnected:
-                if is_last or self._closed or not repeatable:
+                if attempts.are_over or self._closed or not repeatable:
                     raise
             await attempts.pause()
 
-    async def _connection(self, address: Address, options: ConnectionOptions | None = None) -> Connection:
+    async def _connection(self, address: Address, *, at_most_ms: int | None = None) -> Connection:
         if (silence := self._avoided.get(address)) is not None:
             raise Avoided(f"{address[0]}:{address[1]}: {silence}")
-        connecting = self._connecting.setdefault(address, _Connecting())
+        connecting = self._connecting.get(address)
+        if connecting is None:
+            connector = Connector(self._options, self._options.connect_timeout_max_ms, self._receive_buffer)
+            connecting = self._connecting[address] = _Connecting(connector)
         failures = connecting.failures
         async with connecting.turn:
             if self._closed:
@@ -408,12 +437,15 @@ class ClusterClient:
                 # An attempt has failed while this request waited for it. A broker that hangs would let each of many
                 # requests wait for its own, one after another.
                 raise type(connecting.error)(*connecting.error.args)
+            if connecting.since_s is None:
+                connecting.since_s = asyncio.get_running_loop().time()
             try:
-                connection = await connect(*address, options or self._options, self._receive_buffer)
+                connection = await connecting.connector.connect(*address, at_most_ms=at_most_ms)
             except ClientError as error:
                 connecting.failures += 1
                 connecting.error = error
                 raise
+            connecting.since_s = None
             if self._closed:
                 connection.close()
                 raise ConnectFailed("this client is closed")
@@ -520,6 +552,7 @@ def make_client(options: ClientOptions, random: Random) -> ClusterClient:
         ConnectionOptions(
             client_id=options.client_id,
             connect_timeout_ms=options.connect_timeout_ms,
+            connect_timeout_max_ms=options.connect_timeout_max_ms,
             request_timeout_ms=options.request_timeout_ms,
             ssl_context=None if tls is None else client_context(tls),
             authenticate=None if sasl is None else authenticator(sasl, random),

@@ -6,7 +6,7 @@ failed for a transient reason. Its callers say how brokers are looked up (`Route
 What must stay true:
 - Every item has a result: what its broker answered, or the KafkaError of the last attempt. The error of one item does
   not affect the others.
-- The call ends: at the deadline of the client's policy, after at most one more attempt.
+- The call ends: no attempt begins after the deadline of the client's policy.
 - A request that may not be executed twice is not sent again once it was written.
 """
 
@@ -98,15 +98,14 @@ async def fan_out(
     results: dict[K, T | KafkaError] = {}
     attempts, open_, stale = Attempts(retry or client.retry), wanted, False
     while open_:
-        is_last = attempts.is_last
         try:
             again = await _attempt(client, await route(open_, stale), ask, results, retriable, repeatable)
         except (NotSent, Disconnected) as error:
-            if is_last or client.is_closed or isinstance(error, Avoided):
+            if attempts.are_over or client.is_closed or isinstance(error, Avoided):
                 raise
             again = set(open_)
         open_ = [item for item in open_ if item in again]
-        if is_last or client.is_closed:
+        if attempts.are_over or client.is_closed:
             break
         if open_:
             await attempts.pause()
@@ -283,24 +282,36 @@ def in_turn(client: ClusterClient) -> Callable[[], int | None]:
     return any_broker
 
 
-async def ask_every_broker(client: ClusterClient, ask: Callable[[int], Awaitable[T]]) -> list[T]:
-    """What `ask(broker_id)` returns for each live broker, by broker id.
+async def ask_every_broker(client: ClusterClient, ask: Callable[[int], Awaitable[T]]) -> dict[int, T | KafkaError]:
+    """What `ask(broker_id)` returns for each live broker, by broker id, or why it has not answered.
 
     What a broker coordinates moves when the broker dies, so all are asked again when one is lost or not ready. Raises
-    KafkaError and ClientError.
+    KafkaError and ClientError when a broker answers with an error that does not pass, or no broker is known.
     """
+
+    async def asked(broker_id: int) -> tuple[T | KafkaError, bool]:
+        """Also says whether to ask again."""
+        try:
+            return await ask(broker_id), False
+        except (NotSent, Disconnected) as error:
+            return _unreachable(error), not isinstance(error, Avoided)
+        except KafkaError as error:
+            if error.code not in {*RETRIABLE_ERRORS, ErrorCode.BROKER_NOT_AVAILABLE}:
+                raise
+            return error, True
+
     attempts = Attempts(client.retry)
     while True:
-        is_last = attempts.is_last
         try:
             await client.refresh_metadata_once(())
-            return await asyncio.gather(*map(ask, sorted(client.metadata.brokers)))
         except (NotSent, Disconnected) as error:
-            if is_last or client.is_closed or isinstance(error, Avoided):
+            if attempts.are_over or client.is_closed or isinstance(error, Avoided):
                 raise
-        except KafkaError as error:
-            if is_last or error.code not in {*RETRIABLE_ERRORS, ErrorCode.BROKER_NOT_AVAILABLE}:
-                raise
+        else:
+            broker_ids = sorted(client.metadata.brokers)
+            answers = await asyncio.gather(*map(asked, broker_ids))
+            if not any(again for _, again in answers) or attempts.are_over or client.is_closed:
+                return {broker_id: answer for broker_id, (answer, _) in zip(broker_ids, answers, strict=True)}
         await attempts.pause()
 
 

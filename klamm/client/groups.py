@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from klamm.client.cluster import ClusterClient
-from klamm.client.fan_out import ask_every_broker, coordinators, error_of, fan_out
+from klamm.client.fan_out import ask_every_broker, checked, coordinators, error_of, fan_out
 from klamm.net.client import Connection, UnsupportedVersion
 from klamm.protocol.apis.delete_groups import DeleteGroupsRequest
 from klamm.protocol.apis.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
@@ -73,9 +73,21 @@ class GroupDescription:
 async def list_groups(client: ClusterClient, states: Collection[str] = ()) -> list[GroupListing]:
     """The groups of all brokers in these states (in any state if empty), sorted by name.
 
-    Raises KafkaError and ClientError.
+    Raises KafkaError and ClientError, also when one broker does not answer.
     """
-    answers = await ask_every_broker(client, lambda broker_id: _list_groups(client, broker_id, states))
+    return sorted_groups(map(checked, (await list_groups_of_brokers(client, states)).values()))
+
+
+async def list_groups_of_brokers(
+    client: ClusterClient, states: Collection[str] = ()
+) -> dict[int, list[GroupListing] | KafkaError]:
+    """The groups that each broker coordinates, by broker id, or why it has not answered. Raises KafkaError and
+    ClientError."""
+    return await ask_every_broker(client, lambda broker_id: _list_groups(client, broker_id, states))
+
+
+def sorted_groups(answers: Iterable[Iterable[GroupListing]]) -> list[GroupListing]:
+    """The groups of several brokers, each once, sorted by name."""
     found = {listing.group: listing for answer in answers for listing in answer}
     return [found[name] for name in sorted(found)]
 

@@ -22,8 +22,12 @@ class ClientOptions:
 
     bootstrap: "tuple[Address, ...]"
     client_id: str = "klamm"
+    # The time for a connection doubles with each failure in a row, up to the largest.
     connect_timeout_ms: int = 10_000
+    connect_timeout_max_ms: int = 30_000
     request_timeout_ms: int = 30_000
+    # How long a command tries again while nothing listens at any bootstrap address.
+    refused_timeout_ms: int = 1_000
     # How long a request is repeated while a leader changes or a broker starts again.
     retry_timeout_ms: int = 60_000
     # The wait before the first repetition, which doubles up to the largest.

@@ -27,11 +27,16 @@ T = TypeVar("T")
 INT_MAX: Final = 2**31 - 1
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 
+API_TIMEOUT: Final = "default.api.timeout.ms"
+TIMEOUTS: Final = (API_TIMEOUT, "request.timeout.ms", "socket.connection.setup.timeout.ms")
+"""How long a client waits: for a call with its repetitions, for an answer, for a connection."""
+
 # The field of ClientOptions, and the smallest value, of each property that is a number.
 _NUMBERS: Final = {
     "socket.connection.setup.timeout.ms": ("connect_timeout_ms", 1),
+    "socket.connection.setup.timeout.max.ms": ("connect_timeout_max_ms", 1),
     "request.timeout.ms": ("request_timeout_ms", 1),
-    "default.api.timeout.ms": ("retry_timeout_ms", 1),
+    API_TIMEOUT: ("retry_timeout_ms", 1),
     "retry.backoff.ms": ("retry_backoff_ms", 1),
     "retry.backoff.max.ms": ("retry_backoff_max_ms", 1),
 }
@@ -105,7 +110,6 @@ PROPERTIES_WITHOUT_EFFECT: Final = (
     "reconnect.backoff.ms",
     "retries",
     "send.buffer.bytes",
-    "socket.connection.setup.timeout.max.ms",
 )
 """Properties of Java's clients that klamm's client accepts and that change nothing."""
 
@@ -146,11 +150,16 @@ def client_options(
         options = replace(defaults or ClientOptions(()), bootstrap=bootstrap, security=security_options(security))
     except SecurityError as error:
         raise PropertyError(str(error)) from None
-    return replace(
+    options = replace(
         options,
         client_id=given.get("client.id") or options.client_id,
         client_rack=given.get("client.rack", ""),
         **numbers(given, _NUMBERS),
+    )
+    return replace(
+        options,
+        connect_timeout_max_ms=max(options.connect_timeout_ms, options.connect_timeout_max_ms),
+        refused_timeout_ms=options.retry_timeout_ms if API_TIMEOUT in given else options.refused_timeout_ms,
     )
 
 

@@ -478,7 +478,7 @@ class PartitionQueue:
     async def _send_first(self) -> None:
         """Sends the first batch once, with the client's patience, and waits a little if that was not enough."""
         batch = self.batches[0]
-        why = "the leader did not answer"
+        why = ""
 
         def error_of(response: ProduceResponse | None) -> list[int]:
             nonlocal why
@@ -494,7 +494,7 @@ class PartitionQueue:
                 response = await self._send_to_leader(batch, error_of)
                 result = None if response is None else self._result(response)
         except TimeoutError:
-            raise self._timed_out(why) from None
+            raise self._timed_out(why or f"{self._leader_text()} did not answer") from None
         except (NotSent, Disconnected) as error:
             why = str(error)
         except KafkaError as error:
@@ -699,6 +699,11 @@ class PartitionQueue:
         why = "; ".join(filter(None, reasons)) or _EXPLANATIONS.get(code, "")
         what = f"{self.topic}-{self.number}: a batch of {count} records in {len(batch.data)} bytes was refused"
         return _RefusedByLeader(code, f"{what}: {why}" if why else what)
+
+    def _leader_text(self) -> str:
+        topic = self.client.metadata.topics.get(self.topic)
+        state = None if topic is None else topic.partitions.get(self.number)
+        return "the leader" if state is None else f"the leader, broker {state.leader},"
 
     def _timed_out(self, why: str) -> "_Refused":
         return _Refused(

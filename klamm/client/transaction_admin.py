@@ -16,6 +16,7 @@ from klamm.client.fan_out import (
     Route,
     ask_every_broker,
     by_topic,
+    checked,
     coordinators,
     error_of,
     fan_out,
@@ -94,8 +95,26 @@ async def list_transactions(
 ) -> list[TransactionListing]:
     """The transactional ids of all coordinators, sorted; in all states and of all producers if none is named.
 
-    Raises KafkaError and ClientError.
+    Raises KafkaError and ClientError, also when one broker does not answer.
     """
+    answers = await list_transactions_of_brokers(
+        client, states=states, producer_ids=producer_ids, longer_than_ms=longer_than_ms
+    )
+    return sorted_transactions(map(checked, answers.values()))
+
+
+def sorted_transactions(answers: Iterable[Iterable[TransactionListing]]) -> list[TransactionListing]:
+    return sorted((each for answer in answers for each in answer), key=lambda each: each.transactional_id)
+
+
+async def list_transactions_of_brokers(
+    client: ClusterClient,
+    *,
+    states: Collection[str] = (),
+    producer_ids: Collection[int] = (),
+    longer_than_ms: int = ANY_DURATION,
+) -> dict[int, list[TransactionListing] | KafkaError]:
+    """What each broker coordinates, by broker id, or why it has not answered. Raises KafkaError and ClientError."""
 
     def build(version: int) -> ListTransactionsRequest:
         if longer_than_ms >= 0 and version < 1:
@@ -114,8 +133,7 @@ async def list_transactions(
             for each in response.transaction_states
         ]
 
-    answers = await ask_every_broker(client, ask)
-    return sorted((each for answer in answers for each in answer), key=lambda each: each.transactional_id)
+    return await ask_every_broker(client, ask)
 
 
 async def describe_transactions(

@@ -585,27 +585,30 @@ class _Coordinator:
         """
         build = request if callable(request) else lambda version: request
         attempts = Attempts(self._client.retry)
+
+        def are_over() -> bool:
+            return attempts.are_over or self._client.is_closed
+
         while True:
-            is_last = attempts.is_last or self._client.is_closed
             waits_for_markers = False
             try:
                 broker = (await self._route([self._key], self._is_stale))[self._key]
                 self._is_stale = True
                 if isinstance(broker, Unroutable):
-                    if is_last or not broker.is_transient:
+                    if not broker.is_transient or are_over():
                         raise broker.error
                 else:
                     connection = await self._client.connection_to(broker)
                     response = await connection.send(api_key, build)
                     codes = set(codes_of(response)) - {ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED}
-                    if is_last or not codes or not codes <= _TRANSIENT:
+                    if not codes or not codes <= _TRANSIENT or are_over():
                         self._is_stale = False
                         return response
                     self._is_stale = bool(codes & _MOVED)
                     waits_for_markers = ErrorCode.CONCURRENT_TRANSACTIONS in codes
             except (NotSent, Disconnected):
                 self._is_stale = True
-                if is_last:
+                if are_over():
                     raise
             if waits_for_markers:
                 await asyncio.sleep(CONCURRENT_TRANSACTIONS_BACKOFF_S)

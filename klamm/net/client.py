@@ -75,6 +75,10 @@ class Avoided(NotSent):
     """The broker is known not to answer (`ClusterClient.avoid`), so that no retry helps for now."""
 
 
+class NoAnswer(ConnectFailed):
+    """Nothing has answered in time: the host is out of reach, or the program at the port hangs or says nothing."""
+
+
 class Disconnected(ClientError):
     """The connection ended; whether the broker has executed the request is unknown."""
 
@@ -107,11 +111,12 @@ class ConnectionOptions:
     session ends. It sends with `Connection.exchange`, returns after how many milliseconds the session ends (0: never),
     and raises AuthenticationFailed when the broker refuses. Without `negotiate_versions` no ApiVersions is sent, and
     every request must name its version (so do brokers among themselves). `socket_receive_buffer_bytes` is SO_RCVBUF; 0
-    and less leave it to the system.
+    and less leave it to the system. `connect_timeout_max_ms`: what `connect_timeout_ms` grows to (see `Connector`).
     """
 
     client_id: str | None = "klamm"
     connect_timeout_ms: int = 10_000
+    connect_timeout_max_ms: int = 30_000
     request_timeout_ms: int = 30_000
     max_in_flight: int = 5
     max_response_bytes: int = 128 * 1024 * 1024
@@ -169,6 +174,16 @@ class Connection(FrameReader):
     def has_broken_off(self) -> bool:
         """Whether the connection was closed because what came is no response."""
         return isinstance(self._end, InvalidResponse)
+
+    def unanswered(self, longer_than_s: float) -> str | None:
+        """The API of the oldest request if it waits for longer than this, without the time that its answer may take by
+        itself, as a Fetch or a JoinGroup does."""
+        if not self._pending:
+            return None
+        oldest = self._pending[0]
+        allowed_s = longer_than_s + max(0, oldest.timeout_ms - self._options.request_timeout_ms) / 1000
+        since_s = oldest.timer.when() - oldest.timeout_ms / 1000
+        return oldest.api_key.message_name if asyncio.get_running_loop().time() - since_s > allowed_s else None
 
     @property
     def was_open(self) -> bool:
@@ -459,7 +474,7 @@ async def connect(
     except TimeoutError:
         connection.close()
         what = "a connection, but no answer of a Kafka broker," if connection.was_open else "no connection"
-        raise ConnectFailed(f"{connection}: {what} within {options.connect_timeout_ms} ms") from None
+        raise NoAnswer(f"{connection}: {what} within {options.connect_timeout_ms} ms") from None
     except OSError as error:
         hung_up = isinstance(error, (ConnectionResetError, ssl.SSLError))
         if options.ssl_context is not None and hung_up and await _speaks_plaintext(host, port, options):
@@ -507,11 +522,12 @@ class Connector:
         """The time for the next connection to the same broker."""
         return min(self._options.connect_timeout_ms << min(self._failures, 30), self._max_timeout_ms)
 
-    async def connect(self, host: str, port: int) -> Connection:
-        """As `connect`. Failures at another address do not count."""
+    async def connect(self, host: str, port: int, *, at_most_ms: int | None = None) -> Connection:
+        """As `connect`, in no more than `at_most_ms`. Failures at another address do not count."""
         if self._address != (host, port):
             self._address, self._failures = (host, port), 0
-        options = replace(self._options, connect_timeout_ms=self.timeout_ms)
+        timeout_ms = self.timeout_ms if at_most_ms is None else min(self.timeout_ms, at_most_ms)
+        options = replace(self._options, connect_timeout_ms=timeout_ms)
         try:
             connection = await connect(host, port, options, self._receive_buffer)
         except ClientError:

@@ -5,7 +5,7 @@
 | 0 | done; a server was stopped by SIGTERM or Ctrl-C; the reader of the output has closed it |
 | 1 | failed; the reason is on stderr |
 | 2 | the command was called wrongly |
-| 3 | a verification could not find out whether all is well |
+| 3 | a broker has not answered, or a verification could not find out; the output names what is missing |
 | 130 | interrupted by Ctrl-C; `produce` and `consume` also by SIGTERM |
 """
 
@@ -18,7 +18,7 @@ from typing import Final
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
-EXIT_UNVERIFIED: Final = 3
+EXIT_INCOMPLETE: Final = 3
 EXIT_INTERRUPTED: Final = 130
 
 # The text that asyncio and uvloop give the error about an address that cannot be bound.
@@ -35,14 +35,14 @@ class ToolError(Exception):
 
 @contextmanager
 def unverified_after_errors() -> Iterator[None]:
-    """For verifications: an error is no verdict, so it ends the command with EXIT_UNVERIFIED."""
+    """For verifications: an error is no verdict, so it ends the command with EXIT_INCOMPLETE."""
     try:
         yield
     except BrokenPipeError:
         raise
     except (ToolError, OSError) as error:
         message = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        raise ToolError(message, EXIT_UNVERIFIED) from error
+        raise ToolError(message, EXIT_INCOMPLETE) from error
 
 
 def describe_os_error(error: OSError) -> str:

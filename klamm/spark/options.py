@@ -33,6 +33,7 @@ from klamm.client.properties import (
     producer_options,
 )
 from klamm.net.security import REFUSED
+from klamm.patterns import InvalidPattern, Pattern
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from klamm.spark.formats import options as format_options
 from klamm.spark.formats.options import FormatOptionError
@@ -477,8 +478,8 @@ def _topics(given: _Given) -> Topics:
         return Topics(subscribe=names)
     if name == "subscribePattern":
         try:
-            re.compile(text)
-        except re.error as error:
+            Pattern(text)
+        except InvalidPattern as error:
             raise OptionError(
                 f"option subscribePattern is {text!r}, which is not a valid regular expression: {error}"
             ) from None

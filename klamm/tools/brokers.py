@@ -1,6 +1,7 @@
 """`klamm brokers`: the brokers of a cluster, live ones and those that assignments still name."""
 
 import json
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -12,8 +13,8 @@ from klamm.tools.clients import (
     AsJson,
     BootstrapServer,
     CommandConfig,
-    client_in_thread,
-    command_options,
+    client_within,
+    exit_incomplete,
 )
 from klamm.tools.cluster_facts import ClusterFacts, read_facts
 from klamm.tools.output import TABS, print_line, print_lines
@@ -26,17 +27,15 @@ app = typer.Typer(help="List, describe and empty brokers.", no_args_is_help=True
 @app.command("list", epilog="Example: klamm brokers list --bootstrap-server 127.0.0.1:9092")
 def list_brokers(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    timeout: Timeout = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """List brokers with their leaders, replicas, replicas that are behind, and sizes; a star marks the controller."""
-    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
         facts = client.call(read_facts)
-    if as_json:
-        print_line(json.dumps(views.values(facts)))
-        return
-    print_lines(views.table_lines(facts))
+    print_lines([json.dumps(views.values(facts))] if as_json else views.table_lines(facts))
+    exit_incomplete(_silent(facts, facts.brokers))
 
 
 @app.command(epilog="Example: klamm brokers describe --broker 1 --broker 2")
@@ -45,22 +44,31 @@ def describe(
         list[int] | None, typer.Option("--broker", metavar="ID", help="The broker's id; may be repeated. Default: all.")
     ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    timeout: Timeout = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe brokers: software, log directories and disks, throttles, and each replica that is behind or moving."""
-    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
-        facts = client.call(read_facts)
+    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+        facts = client.call(read_facts, chosen=broker or ())
     chosen = _known(facts, broker or [])
     if as_json:
         print_line(json.dumps(views.values(facts, chosen)))
-        return
-    for broker_id in chosen:
-        print_lines(views.description_lines(facts, broker_id), keep=TABS)
+    else:
+        for broker_id in chosen:
+            print_lines(views.description_lines(facts, broker_id), keep=TABS)
+    exit_incomplete(_silent(facts, chosen))
 
 
 app.command(epilog="Example: klamm brokers decommission --broker 3 --throttle 50000000")(decommission)
+
+
+def _silent(facts: ClusterFacts, chosen: Iterable[int]) -> dict[int, str]:
+    """Those of the chosen brokers, and the controller, that have not answered, and why."""
+    found = {broker_id: facts.brokers[broker_id].error for broker_id in chosen if broker_id in facts.brokers}
+    if facts.controller_error is not None:
+        found.setdefault(facts.view.controller_id, f"it has listed no reassignments: {facts.controller_error}")
+    return {broker_id: error for broker_id, error in found.items() if error is not None}
 
 
 def _known(facts: ClusterFacts, wanted: list[int]) -> list[int]:

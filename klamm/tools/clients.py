@@ -2,20 +2,23 @@
 
 import re
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Final, ParamSpec, TypeVar
 
 import typer
 
-from klamm.processes.errors import ToolError
+from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.tools.output import print_line
 from klamm.tools.properties import read_properties
 from klamm.tools.words import address_text
 
 if TYPE_CHECKING:
+    import asyncio
     from typing import Concatenate
 
     from klamm.client.cluster import ClusterClient
@@ -65,8 +68,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 # Of a string in a request.
 MAX_STRING_BYTES: Final = 2**15 - 1
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
-# How long a broker is looked for, before a person is told that there is none.
-LOOK_MS: Final = 2_000
+# A person is told what a command waits for after this time.
+TELL_AFTER_S: Final = 2.0
+LOOK_AGAIN_S: Final = 0.5
 
 # What codes mean that brokers send without a message.
 _MEANINGS: Final = {
@@ -85,12 +89,19 @@ def run_with_client(
     bootstrap_server: str,
     command_config: Path | None,
     work: "Callable[[ClusterClient], Awaitable[T]]",
-    *,
-    timeout_ms: int | None = None,
 ) -> T:
     """The result of `work(client)`, for commands that do one thing. Raises ToolError as `client_in_thread`."""
-    with client_in_thread(command_options(bootstrap_server, command_config, timeout_ms)) as client:
+    with client_in_thread(command_options(bootstrap_server, command_config)) as client:
         return client.call(work)
+
+
+def client_within(
+    bootstrap_server: str, command_config: Path | None, timeout_ms: int | None, default_timeout_ms: int
+) -> "AbstractContextManager[ClientInThread]":
+    """As `client_in_thread`, for commands that give up soon unless --timeout or --command-config says otherwise."""
+    return client_in_thread(
+        command_options(bootstrap_server, command_config, timeout_ms, default_timeout_ms=default_timeout_ms)
+    )
 
 
 @contextmanager
@@ -112,21 +123,49 @@ def cluster_errors() -> Iterator[None]:
 def client_in_thread(options: "ClientOptions") -> Iterator["ClientInThread"]:
     """A client whose event loop runs in another thread, for commands that wait for input or print meanwhile.
 
-    Raises ToolError, within about two seconds when no broker can be reached, and for errors of the cluster.
+    A person is told on stderr what it waits for. Raises ToolError when no broker can be reached, and for errors of the
+    cluster.
     """
     from klamm.client import threads
 
-    async def begin(shared: "ClusterClient") -> "ClusterClient":
+    async def begin(shared: "ClusterClient") -> "tuple[ClusterClient, asyncio.Task[None]]":
+        import asyncio
+
         client = shared.another()
-        await _reach(client, options)
-        return client
+        teller = asyncio.ensure_future(_tell_waits(client))
+        try:
+            await reach_cluster(client, options)
+        except BaseException:
+            teller.cancel()
+            await client.close()
+            raise
+        return client, teller
+
+    async def end() -> None:
+        teller.cancel()
+        await client.close()
 
     with cluster_errors():
-        client = threads.call(options, begin)
+        client, teller = threads.call(options, begin)
         try:
             yield ClientInThread(options, client)
         finally:
-            threads.call(options, lambda _: client.close())
+            threads.call(options, lambda _: end())
+
+
+async def _tell_waits(client: "ClusterClient") -> None:
+    """Tells a person once for each broker and reason what the client waits for, from `TELL_AFTER_S` on."""
+    import asyncio
+
+    if not sys.stderr.isatty():
+        return
+    told: set[str] = set()
+    while True:
+        await asyncio.sleep(LOOK_AGAIN_S)
+        for what in client.waits(TELL_AFTER_S).values():
+            if what not in told:
+                told.add(what)
+                print_line(f"klamm: waiting: {what}", file=sys.stderr)
 
 
 class ClientInThread:
@@ -164,27 +203,36 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def command_options(
-    bootstrap_server: str, command_config: Path | None, timeout_ms: int | None = None
+    bootstrap_server: str,
+    command_config: Path | None,
+    timeout_ms: int | None = None,
+    *,
+    default_timeout_ms: int | None = None,
 ) -> "ClientOptions":
     """The options of a command's client. Raises ToolError for a property that is not understood.
 
-    `timeout_ms` replaces default.api.timeout.ms, and neither a connection nor an answer takes longer.
+    `timeout_ms` is what the user has said with --timeout. It replaces default.api.timeout.ms, and neither a connection
+    nor an answer takes longer. `default_timeout_ms` does the same when neither the option nor the file says a time.
     """
     from dataclasses import replace
 
-    from klamm.client.properties import client_options, parse_addresses
+    from klamm.client.properties import TIMEOUTS, client_options, parse_addresses
 
     with property_errors(command_config):
-        options = client_options(
-            command_properties(command_config), bootstrap=parse_addresses("--bootstrap-server", bootstrap_server)
-        )
-    if timeout_ms is None:
+        properties = command_properties(command_config)
+        options = client_options(properties, bootstrap=parse_addresses("--bootstrap-server", bootstrap_server))
+    limit_ms = timeout_ms
+    if limit_ms is None and not any(name in properties for name in TIMEOUTS):
+        limit_ms = default_timeout_ms
+    if limit_ms is None:
         return options
     return replace(
         options,
-        retry_timeout_ms=timeout_ms,
-        connect_timeout_ms=min(options.connect_timeout_ms, timeout_ms),
-        request_timeout_ms=min(options.request_timeout_ms, timeout_ms),
+        retry_timeout_ms=limit_ms,
+        connect_timeout_ms=min(options.connect_timeout_ms, limit_ms),
+        connect_timeout_max_ms=min(options.connect_timeout_max_ms, limit_ms),
+        request_timeout_ms=min(options.request_timeout_ms, limit_ms),
+        refused_timeout_ms=options.refused_timeout_ms if timeout_ms is None else timeout_ms,
     )
 
 
@@ -211,6 +259,35 @@ def succeeded(result: T | KafkaError) -> T:
     return result
 
 
+def is_silent(error: KafkaError) -> bool:
+    """Whether the broker has not answered, so that nothing is known of what it was asked about."""
+    return error.code is ErrorCode.NETWORK_EXCEPTION
+
+
+def silence_text(broker_id: int, why: str) -> str:
+    return f"broker {broker_id} does not answer: {why}"
+
+
+def silent_brokers(answers: Mapping[int, object]) -> dict[int, str]:
+    """The brokers among these that have not answered, and why. Raises ToolError if that is all of them."""
+    silent = {
+        broker_id: answer.message or error_name(answer.code)
+        for broker_id, answer in answers.items()
+        if isinstance(answer, KafkaError)
+    }
+    if len(silent) == len(answers):
+        raise ToolError("; ".join(silence_text(*each) for each in silent.items()) or "no broker is known")
+    return silent
+
+
+def exit_incomplete(silent: Mapping[int, str]) -> None:
+    """Names the brokers that have not answered, if any, and ends the command. Call it after the results are printed."""
+    for broker_id, why in sorted(silent.items()):
+        print_line(f"klamm: {silence_text(broker_id, why)}", file=sys.stderr)
+    if silent:
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
 def error_line(error: KafkaError) -> str:
     """One line for an error of the cluster: Kafka's name and code, and further details."""
     name = error_name(error.code)
@@ -218,11 +295,12 @@ def error_line(error: KafkaError) -> str:
     return f"{name}: {text}" if text else name
 
 
-async def _reach(client: "ClusterClient", options: "ClientOptions") -> None:
+async def reach_cluster(client: "ClusterClient", options: "ClientOptions") -> None:
+    """Connects the client to a bootstrap address. Raises ToolError when no broker answers."""
     from klamm.net.client import ConnectFailed
 
     try:
-        await client.reach(LOOK_MS)
+        await client.reach(options.retry_timeout_ms, options.refused_timeout_ms)
     except ConnectFailed as error:
         addresses = ",".join(address_text(host, port) for host, port in options.bootstrap)
         raise ToolError(f"no broker answers at {addresses}: {error}") from error

@@ -3,7 +3,7 @@
 A broker that does not answer is a fact, not an error: the look ends within the client's time, with what the others say.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -110,10 +110,12 @@ async def read_facts(
     view: ClusterView | None = None,
     listing: "Callable[[], Awaitable[Reassigned]] | None" = None,
     limits: "Callable[[Sequence[str]], Awaitable[TopicLimits]] | None" = None,
+    chosen: Collection[int] = (),
 ) -> ClusterFacts:
     """One look; `view` is of the client's metadata, if the caller has just asked for them, and `listing` asks for the
     reassignments in another way than `list_reassignments`, `limits` for those of topics in another way than
-    `read_topic_limits`. Raises ClientError when no broker answers.
+    `read_topic_limits`. Of the brokers only the `chosen` ones are asked, or all. Raises ClientError when no broker
+    answers.
 
     All brokers, the controller and the configs of topics are asked at the same time, so that one broker that hangs
     costs the time of one request.
@@ -124,7 +126,7 @@ async def read_facts(
     topics = list(dict.fromkeys(key.topic for key in view.partitions))
     (moving, controller_error), (brokers, forbidden), (min_isr, throttled, topics_error) = await asyncio.gather(
         listing() if listing is not None else list_reassignments(client),
-        _read_brokers(client, view),
+        _read_brokers(client, view, chosen),
         read_topic_limits(client, topics) if limits is None else limits(topics),
     )
     if isinstance(controller_error, KafkaError) and _is_forbidden(controller_error):
@@ -164,7 +166,9 @@ async def list_reassignments(client: "ClusterClient") -> "Reassigned":
         await own.close()
 
 
-async def _read_brokers(client: "ClusterClient", view: ClusterView) -> tuple[dict[int, BrokerFacts], list[str]]:
+async def _read_brokers(
+    client: "ClusterClient", view: ClusterView, chosen: Collection[int]
+) -> tuple[dict[int, BrokerFacts], list[str]]:
     """What each live broker says, and what this client may not see."""
     import asyncio
 
@@ -172,12 +176,13 @@ async def _read_brokers(client: "ClusterClient", view: ClusterView) -> tuple[dic
     from klamm.client.configs import ConfigResource, describe_configs
     from klamm.client.log_dirs import describe_log_dirs
 
-    resources = {broker_id: ConfigResource(ConfigResourceType.BROKER, str(broker_id)) for broker_id in view.brokers}
+    asked = [broker_id for broker_id in view.brokers if not chosen or broker_id in chosen]
+    resources = {broker_id: ConfigResource(ConfigResourceType.BROKER, str(broker_id)) for broker_id in asked}
     # A broker that has just died is not asked again: that it does not answer is the fact.
     once = RetryPolicy(0)
     configs, log_dirs = await asyncio.gather(
         describe_configs(client, resources.values(), [PROTOCOL, KLAMM_KEY, ROLES, *BROKER_THROTTLES], retry=once),
-        describe_log_dirs(client, view.brokers, retry=once),
+        describe_log_dirs(client, asked, retry=once),
     )
     forbidden = [
         what
@@ -185,9 +190,10 @@ async def _read_brokers(client: "ClusterClient", view: ClusterView) -> tuple[dic
         if any(_is_forbidden(answer) for answer in answers.values())
     ]
     brokers = {
-        broker_id: await _broker(client, view, broker_id, configs[resources[broker_id]], log_dirs[broker_id])
-        for broker_id in view.brokers
+        broker_id: BrokerFacts(broker_id, known.address, known.rack) for broker_id, known in view.brokers.items()
     }
+    for broker_id in asked:
+        brokers[broker_id] = await _broker(client, view, broker_id, configs[resources[broker_id]], log_dirs[broker_id])
     return brokers, forbidden
 
 

@@ -10,20 +10,20 @@ from typing import Annotated
 import typer
 
 from klamm.processes.errors import ToolError
-from klamm.tools.output import TABS, print_line, print_lines
+from klamm.tools.output import print_line, print_lines
 from klamm.visible import visible
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Make the changes without asking.")]
 Force = Annotated[bool, typer.Option("--force", help="The same as --yes, as Kafka's tool has it.")]
 
 
-def confirm(plan: Iterable[str], question: str, *, yes: bool) -> None:
+def confirm(plan: Iterable[str], question: str, *, yes: bool, keep: str = "") -> None:
     """Shows the plan and returns if its changes may be made.
 
-    `question` is "Delete 3 topics?" for example. Raises typer.Abort when the answer is no, and ToolError when there is
-    no terminal to ask.
+    `question` is "Delete 3 topics?" for example; `keep` is that of `print_lines`. Raises typer.Abort when the answer is
+    no, and ToolError when there is no terminal to ask.
     """
-    print_lines(plan, keep=TABS, file=sys.stderr)
+    print_lines(plan, keep=keep, file=sys.stderr)
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

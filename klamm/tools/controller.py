@@ -19,7 +19,7 @@ from klamm.processes.errors import ToolError
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, run_with_client
 from klamm.tools.cluster_view import joined
 from klamm.tools.http_reading import HTTP_TIMEOUT_S, WrongAnswer, http_address, read_body, read_lines
-from klamm.tools.output import TABS, print_line, print_lines
+from klamm.tools.output import TABS, print_line, print_lines, stream_line
 from klamm.tools.words import address_text
 from klamm.tools.zookeeper_access import open_znodes
 from klamm.visible import visible
@@ -127,7 +127,7 @@ def events(
     """Show the controller's recent decisions and actions; with --follow also the new ones as they happen."""
     connect = zookeeper_address(zookeeper, bootstrap_server, command_config)
     for record in controller_records(connect, follow):
-        print_line(json.dumps(record) if as_json else record_line(record), flush=True)
+        stream_line(json.dumps(record) if as_json else record_line(record))
 
 
 def controller_records(
@@ -301,7 +301,7 @@ def zookeeper_address(zookeeper: str | None, bootstrap_server: str, command_conf
 
 
 async def zookeeper_of_brokers(client: "ClusterClient") -> str:
-    """The zookeeper.connect of the first broker that answers.
+    """The zookeeper.connect of a broker that answers.
 
     Raises KafkaError when no broker answers, and ToolError when no broker is known or it has no zookeeper.connect.
     """
@@ -312,7 +312,7 @@ async def zookeeper_of_brokers(client: "ClusterClient") -> str:
 
     await client.refresh_metadata(())
     failures: list[KafkaError] = []
-    for broker_id in sorted(client.metadata.brokers):
+    for broker_id in client.brokers_to_ask():
         resource = ConfigResource(ConfigResourceType.BROKER, str(broker_id))
         # A broker that hangs or has just died is not asked again: another one may answer.
         found = (await describe_configs(client, [resource], ["zookeeper.connect"], retry=RetryPolicy(0)))[resource]

@@ -18,7 +18,7 @@ import typer
 
 from klamm.processes.errors import ToolError, describe_os_error
 from klamm.tools.clients import AsJson
-from klamm.tools.output import print_line, print_lines
+from klamm.tools.output import print_line, print_lines, stream_line
 
 if TYPE_CHECKING:
     from klamm.faults.commands import Command
@@ -125,7 +125,7 @@ def history(
         wait_ms = WAIT_MS if follow else 0
         found = port.request("GET", f"/v1/history?after={after}&timeout_ms={wait_ms}")
         for entry in found["entries"]:
-            print_line(json.dumps(entry) if as_json else _entry_line(entry), flush=True)
+            stream_line(json.dumps(entry) if as_json else _entry_line(entry))
         if found["next"] == after and not follow:
             break
         after = found["next"]

@@ -26,6 +26,8 @@ COORDINATOR_WIDTH: Final = 25
 class Kind(Enum):
     ROW = "row"
     NOTE = "note"
+    SILENT = "silent"
+    """A broker has not answered."""
     ERROR = "error"
 
 
@@ -48,8 +50,8 @@ class PartitionRow:
     client_id: str | None
 
 
-def error(text: str) -> Line:
-    return Line(f"klamm: {text}", Kind.ERROR)
+def error(text: str, kind: Kind = Kind.ERROR) -> Line:
+    return Line(f"klamm: {text}", kind)
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------

@@ -9,15 +9,15 @@ import json
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
-from klamm.processes.errors import EXIT_FAILED, ToolError
-from klamm.protocol.errors import KafkaError, error_name
+from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
+from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
 from klamm.tools import group_views as views
 from klamm.tools.clients import (
@@ -26,9 +26,11 @@ from klamm.tools.clients import (
     BootstrapServer,
     ClientInThread,
     CommandConfig,
-    client_in_thread,
-    command_options,
+    client_within,
     error_line,
+    is_silent,
+    silence_text,
+    silent_brokers,
     succeeded,
 )
 from klamm.tools.group_resets import (
@@ -56,6 +58,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+G = TypeVar("G")
+
 DEFAULT_TIMEOUT_MS: Final = 5000
 STATES: Final = ("PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty")
 # Groups in these states have no members whose commits would overwrite a reset.
@@ -68,7 +72,15 @@ Topics = Annotated[
     list[str] | None,
     typer.Option("--topic", metavar="TOPIC[:0,1]", help="A topic, or some partitions of it. May be repeated."),
 ]
-Timeout = Annotated[int, typer.Option("--timeout", min=1, metavar="MS", help="How long to retry transient errors.")]
+Timeout = Annotated[
+    int | None,
+    typer.Option(
+        "--timeout",
+        min=1,
+        metavar="MS",
+        help="How long to wait for brokers and to retry; 5000 unless --command-config says.",
+    ),
+]
 Watch = Annotated[bool, typer.Option("--watch", help="Refresh the output until Ctrl-C.")]
 
 
@@ -97,17 +109,17 @@ def list_groups(
         ),
     ] = None,
     watch: Watch = False,
-    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    timeout: Timeout = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """List consumer groups."""
     states = parse_states(state) if state else []
-    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
         show(
             lambda: consumer_groups(client, states),
-            lambda listings: views.list_lines(listings, with_state=state is not None),
-            views.list_value,
+            lambda listed: [*views.list_lines(listed.groups, with_state=state is not None), *listed.troubles],
+            lambda listed: views.list_value(listed.groups),
             watch=watch,
             as_json=as_json,
         )
@@ -123,7 +135,7 @@ def describe(
     state: Annotated[bool, typer.Option("--state", help="Show state and coordinator.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="With --members: show each member's partitions.")] = False,
     watch: Watch = False,
-    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    timeout: Timeout = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
@@ -131,22 +143,24 @@ def describe(
     check_scope(group, all_groups)
     if offsets + members + state > 1:
         raise typer.BadParameter("give only one of --offsets, --members and --state", param_hint="describe")
-    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
 
-        def look() -> "list[GroupDescription]":
+        def look() -> "Found[GroupDescription]":
             return described(client, chosen(client, group, all_groups))
 
-        def describe_members(found: "list[GroupDescription]") -> Iterator[Line]:
-            return (line for each in found for line in views.member_lines(each, verbose=verbose))
+        def describe_members(found: "Found[GroupDescription]") -> Iterator[Line]:
+            yield from (line for each in found.groups for line in views.member_lines(each, verbose=verbose))
+            yield from found.troubles
 
-        def describe_state(found: "list[GroupDescription]") -> Iterator[Line]:
-            return (line for each in found for line in views.state_lines(each))
+        def describe_state(found: "Found[GroupDescription]") -> Iterator[Line]:
+            yield from (line for each in found.groups for line in views.state_lines(each))
+            yield from found.troubles
 
         options = {"watch": watch, "as_json": as_json}
         if members:
-            show(look, describe_members, lambda found: list(map(views.members_value, found)), **options)
+            show(look, describe_members, lambda found: list(map(views.members_value, found.groups)), **options)
         elif state:
-            show(look, describe_state, lambda found: list(map(views.state_value, found)), **options)
+            show(look, describe_state, lambda found: list(map(views.state_value, found.groups)), **options)
         else:
             show(lambda: positions(client, look()), _position_lines, _positions_value, **options)
 
@@ -156,7 +170,7 @@ def delete(
     group: Groups = None,
     all_groups: AllGroups = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    timeout: Timeout = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
@@ -164,11 +178,12 @@ def delete(
     from klamm.client.groups import delete_groups
 
     check_scope(group, all_groups)
-    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
-        deleted = client.call(delete_groups, chosen(client, group, all_groups))
+    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+        names = chosen(client, group, all_groups)
+        deleted = client.call(delete_groups, names.groups)
     results = {name: reason_of(error) for name, error in deleted.items()}
     values = [{"group": name, "error": reason} for name, reason in results.items()]
-    finish(views.deletion_lines(results), values, as_json=as_json)
+    finish([*views.deletion_lines(results), *names.troubles], values, as_json=as_json)
 
 
 @app.command("delete-offsets", epilog="Example: klamm groups delete-offsets --group billing --topic orders:0,1")
@@ -178,7 +193,7 @@ def delete_offsets(
         list[str], typer.Option("--topic", metavar="TOPIC[:0,1]", help="A topic, or some partitions. May be repeated.")
     ],
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    timeout: Timeout = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
@@ -186,7 +201,7 @@ def delete_offsets(
     from klamm.client.offsets import delete_consumer_group_offsets
 
     wanted = [parse_topic(each) for each in topic]
-    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
         existing = partitions_of(client, [name for name, numbers in wanted if numbers is None])
         partitions = [each for name, numbers in wanted for each in _partitions(name, numbers, existing)]
         deleted = client.call(delete_consumer_group_offsets, group, partitions)
@@ -239,7 +254,7 @@ def reset_offsets(
     execute: Annotated[bool, typer.Option("--execute", help="Commit the new offsets.")] = False,
     export: Annotated[bool, typer.Option("--export", help="Print the new offsets as CSV.")] = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    timeout: Timeout = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
@@ -273,13 +288,16 @@ def reset_offsets(
     if not dry_run and not execute:
         tell(Line("WARN: No action will be performed as the --execute option is missing.", Kind.NOTE))
     failed = False
-    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
         found = described(client, chosen(client, group, all_groups))
+        for line in found.troubles:
+            failed = True
+            tell(line)
         offsets = ClusterOffsets(client)
         partitions = None if all_topics else [each for name, numbers in wanted for each in offsets.scope(name, numbers)]
         # All groups are planned before any offset is committed, so one group's error does not affect the others.
         plans: dict[str, Plan] = {}
-        for each in found:
+        for each in found.groups:
             plans[each.group], trouble = _plan(scenario, each, partitions, offsets)
             failed |= trouble is not None
             for line in [*_warnings(plans[each.group]), *([trouble] if trouble else [])]:
@@ -351,34 +369,63 @@ def _read(path: Path) -> str:
 # -- the cluster's answers --------------------------------------------------------------------------------------------
 
 
-def consumer_groups(client: ClientInThread, states: Collection[str] = ()) -> "list[GroupListing]":
-    """The groups of consumers in these states, or in any."""
-    from klamm.client.groups import list_groups
+@dataclass(frozen=True)
+class Found(Generic[G]):
+    """What is known of groups, and lines about brokers and groups of which nothing is known."""
 
-    return [each for each in client.call(list_groups, states) if each.is_of_consumers]
-
-
-def chosen(client: ClientInThread, named: list[str] | None, all_groups: bool) -> list[str]:
-    return [each.group for each in consumer_groups(client)] if all_groups else list(named or [])
+    groups: list[G]
+    troubles: list[Line] = field(default_factory=list)
 
 
-def described(client: ClientInThread, names: Iterable[str]) -> "list[GroupDescription]":
-    """The groups sorted by name, including those that do not exist."""
+def consumer_groups(client: ClientInThread, states: Collection[str] = ()) -> "Found[GroupListing]":
+    """The groups of consumers in these states, or in any. Raises ToolError when no broker answers."""
+    from klamm.client.groups import list_groups_of_brokers, sorted_groups
+
+    answers = client.call(list_groups_of_brokers, states)
+    silent = silent_brokers(answers)
+    listed = sorted_groups(answer for answer in answers.values() if not isinstance(answer, KafkaError))
+    return Found(
+        [each for each in listed if each.is_of_consumers],
+        [views.error(f"{silence_text(*each)}; its groups are not known", Kind.SILENT) for each in silent.items()],
+    )
+
+
+def chosen(client: ClientInThread, named: list[str] | None, all_groups: bool) -> Found[str]:
+    if not all_groups:
+        return Found(list(named or []))
+    listed = consumer_groups(client)
+    return Found([each.group for each in listed.groups], listed.troubles)
+
+
+def described(client: ClientInThread, names: Found[str]) -> "Found[GroupDescription]":
+    """The groups sorted by name, including those that do not exist. Raises ToolError when none can be described."""
     from klamm.client.groups import describe_groups
 
-    found = [succeeded(result) for _, result in sorted(client.call(describe_groups, names).items())]
-    for group in found:
-        if not group.is_of_consumers:
-            raise ToolError(f"GroupId {group.group} is not a consumer group ({group.protocol_type}).")
+    found: Found[GroupDescription] = Found([], list(names.troubles))
+    failed: KafkaError | None = None
+    for name, result in sorted(client.call(describe_groups, names.groups).items()):
+        if isinstance(result, KafkaError):
+            failed = result
+            found.troubles.append(_trouble(f"group {name}", result))
+        elif not result.is_of_consumers:
+            raise ToolError(f"GroupId {name} is not a consumer group ({result.protocol_type}).")
+        else:
+            found.groups.append(result)
+    if failed is not None and len(names.groups) == 1:
+        raise ToolError(error_line(failed)) from failed
     return found
 
 
-def committed_by(client: ClientInThread, names: Iterable[str]) -> dict[str, dict[TopicPartition, int]]:
+def _trouble(what: str, error: KafkaError) -> Line:
+    return views.error(f"{what} is not known: {error_line(error)}", Kind.SILENT if is_silent(error) else Kind.ERROR)
+
+
+def committed_by(client: ClientInThread, names: Iterable[str]) -> dict[str, dict[TopicPartition, int] | KafkaError]:
     """The offsets that each group has committed."""
     from klamm.client.offsets import list_consumer_group_offsets
 
     return {
-        name: {key: each.offset for key, each in succeeded(offsets).items()}
+        name: offsets if isinstance(offsets, KafkaError) else {key: each.offset for key, each in offsets.items()}
         for name, offsets in client.call(list_consumer_group_offsets, names).items()
     }
 
@@ -405,12 +452,12 @@ def partitions_of(client: ClientInThread, topics: Iterable[str]) -> dict[str, li
 
 def log_offsets(
     client: ClientInThread, partitions: Iterable[TopicPartition], timestamp: int
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, str]]:
-    """The first offset at or after this time of each partition, or an end of its log; and the names of errors."""
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, KafkaError]]:
+    """The first offset at or after this time of each partition, or an end of its log; and the errors."""
     from klamm.client.offsets import list_offsets
 
     results = client.call(list_offsets, dict.fromkeys(sorted(set(partitions)), timestamp))
-    missing = {key: error_name(each.code) for key, each in results.items() if isinstance(each, KafkaError)}
+    missing = {key: each for key, each in results.items() if isinstance(each, KafkaError)}
     return {key: each.offset for key, each in results.items() if not isinstance(each, KafkaError)}, missing
 
 
@@ -424,37 +471,48 @@ class Position:
 
     group: "GroupDescription"
     rows: Sequence[views.PartitionRow]
-    missing: Mapping[TopicPartition, str]
+    missing: Mapping[TopicPartition, KafkaError]
 
 
-def positions(client: ClientInThread, groups: "Sequence[GroupDescription]") -> list[Position]:
+def positions(client: ClientInThread, found: "Found[GroupDescription]") -> Found[Position]:
     """The offsets of groups; one call asks for the ends of all their partitions."""
-    committed = committed_by(client, [each.group for each in groups if each.state != "Dead"])
-    keys = {each.group: _consumed(each, committed.get(each.group, {})) for each in groups}
-    ends, missing = log_offsets(client, (key for of_group in keys.values() for key in of_group), LATEST_TIMESTAMP)
-    return [
-        Position(
-            each,
-            views.partition_rows(each, committed.get(each.group, {}), ends),
-            {key: missing[key] for key in keys[each.group] if key in missing},
-        )
-        for each in groups
+    answers = committed_by(client, [each.group for each in found.groups if each.state != "Dead"])
+    committed = {name: offsets for name, offsets in answers.items() if not isinstance(offsets, KafkaError)}
+    troubles = [
+        _trouble(f"what group {name} has committed", error)
+        for name, error in answers.items()
+        if isinstance(error, KafkaError)
     ]
+    keys = {each.group: _consumed(each, committed.get(each.group, {})) for each in found.groups}
+    ends, missing = log_offsets(client, (key for of_group in keys.values() for key in of_group), LATEST_TIMESTAMP)
+    return Found(
+        [
+            Position(
+                each,
+                views.partition_rows(each, committed.get(each.group, {}), ends),
+                {key: missing[key] for key in keys[each.group] if key in missing},
+            )
+            for each in found.groups
+        ],
+        [*found.troubles, *troubles],
+    )
 
 
 def _consumed(group: "GroupDescription", committed: Iterable[TopicPartition]) -> list[TopicPartition]:
     return sorted({*committed, *(key for member in group.members for key in member.assignment)})
 
 
-def _position_lines(found: Iterable[Position]) -> Iterator[Line]:
-    for position in found:
+def _position_lines(found: Found[Position]) -> Iterator[Line]:
+    for position in found.groups:
         yield from views.offset_lines(position.group, position.rows)
-        for key, reason in position.missing.items():
-            yield Line(f"Warning: the log end offset of {key} is not known: {reason}", Kind.NOTE)
+        for key, error in position.missing.items():
+            kind = Kind.SILENT if is_silent(error) else Kind.NOTE
+            yield Line(f"Warning: the log end offset of {key} is not known: {error_line(error)}", kind)
+    yield from found.troubles
 
 
-def _positions_value(found: Iterable[Position]) -> list[dict[str, Any]]:
-    return [views.offsets_value(position.group, position.rows) for position in found]
+def _positions_value(found: Found[Position]) -> list[dict[str, Any]]:
+    return [views.offsets_value(position.group, position.rows) for position in found.groups]
 
 
 class ClusterOffsets:
@@ -464,12 +522,12 @@ class ClusterOffsets:
         self._client = client
 
     def committed(self, group: str) -> Mapping[TopicPartition, int]:
-        return committed_by(self._client, [group])[group]
+        return succeeded(committed_by(self._client, [group])[group])
 
     def at(self, partitions: Sequence[TopicPartition], timestamp: int) -> Mapping[TopicPartition, int]:
         found, missing = log_offsets(self._client, partitions, timestamp)
-        for key, reason in missing.items():
-            raise ToolError(f"the offsets of {key} are not known: {reason}")
+        for key, error in missing.items():
+            raise ToolError(f"the offsets of {key} are not known: {error_line(error)}")
         return {key: found[key] for key in partitions}
 
     def scope(self, topic: str, numbers: Sequence[int] | None) -> list[TopicPartition]:
@@ -519,21 +577,24 @@ def tell(line: Line) -> None:
 
 
 def finish(lines: Iterable[Line], value: Any, *, as_json: bool) -> None:
-    """Prints the lines; with `as_json`, prints the value and only the error lines. The command fails on any error."""
-    failed = False
+    """Prints the lines; with `as_json`, prints the value and only the lines about errors and silent brokers, which
+    decide the exit code."""
+    kinds = set()
     for line in lines:
-        failed |= line.kind is Kind.ERROR
-        if not as_json or line.kind is Kind.ERROR:
+        kinds.add(line.kind)
+        if not as_json or line.kind in (Kind.ERROR, Kind.SILENT):
             tell(line)
     if as_json:
         print_line(json.dumps(value))
-    if failed:
+    if Kind.ERROR in kinds:
         raise typer.Exit(EXIT_FAILED)
+    if Kind.SILENT in kinds:
+        raise typer.Exit(EXIT_INCOMPLETE)
 
 
 def show(
     look: Callable[[], Any],
-    to_lines: Callable[[Any], Iterator[Line]],
+    to_lines: Callable[[Any], Iterable[Line]],
     to_value: Callable[[Any], Any],
     *,
     watch: bool,

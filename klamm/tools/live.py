@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from klamm.processes.errors import ToolError
-from klamm.tools.output import print_line, print_lines
+from klamm.tools.output import print_line, stream_line
 from klamm.visible import visible
 
 REFRESH_EVERY_S: Final = 1.0
@@ -22,7 +22,7 @@ def watch(look: Callable[[], Any], to_lines: Callable[[Any], Iterable[str]], *, 
     if not as_json and sys.stdout.isatty():
         _in_place(shown, look, to_lines)
         return
-    print_lines([json.dumps(shown)] if as_json else to_lines(shown), flush=True)
+    _stream([json.dumps(shown)] if as_json else to_lines(shown))
     trouble = ""
     while True:
         time.sleep(REFRESH_EVERY_S)
@@ -36,7 +36,12 @@ def watch(look: Callable[[], Any], to_lines: Callable[[Any], Iterable[str]], *, 
         trouble = ""
         if now != shown:
             shown = now
-            print_lines([json.dumps(shown)] if as_json else to_lines(shown), flush=True)
+            _stream([json.dumps(shown)] if as_json else to_lines(shown))
+
+
+def _stream(lines: Iterable[str]) -> None:
+    for line in lines:
+        stream_line(line)
 
 
 def _in_place(shown: Any, look: Callable[[], Any], to_lines: Callable[[Any], Iterable[str]]) -> None:

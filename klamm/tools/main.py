@@ -3,7 +3,6 @@
 Importing this module must stay quick: a sub-command imports its own modules when it runs.
 """
 
-import os
 import sys
 from typing import Annotated, Any, NoReturn
 
@@ -11,6 +10,7 @@ import typer
 from typer.main import get_command
 
 from klamm import __version__
+from klamm.patterns import PatternTooSlow
 from klamm.processes.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ToolError, describe_os_error
 from klamm.tools import (
     broker,
@@ -34,12 +34,10 @@ from klamm.tools.cockpit import command as cockpit
 from klamm.tools.configs import commands as configs
 from klamm.tools.elect import commands as elect
 from klamm.tools.log import commands as log
-from klamm.tools.output import print_line, print_lines
+from klamm.tools.output import finish, prepare, print_line, print_lines, print_traceback
 from klamm.tools.reassign import command as reassign
 from klamm.tools.topics import commands as topics
 from klamm.tools.verify import command as verify
-
-STDOUT = 1
 
 app = typer.Typer(
     name="klamm",
@@ -111,25 +109,35 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Runs a command line and returns its exit code; errors are printed on stderr."""
+    prepare()
+    code = _run(arguments)
+    try:
+        finish()
+    except ToolError as error:
+        return code or _explain(error)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
     try:
         # Outside its stand-alone mode typer returns the code of an Exit, and raises everything else.
         command = get_command(app)
         _keep_examples_whole(command)
         code = command.main(args=arguments, prog_name="klamm", standalone_mode=False)
-        sys.stdout.flush()
         return code if isinstance(code, int) else EXIT_OK
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        return _reader_gone()
+        # The reader closed the output (klamm consume | head).
+        return EXIT_OK
     except SystemExit as leaving:
         # typer turns a broken pipe into this exception.
         if isinstance(leaving.__context__, BrokenPipeError):
-            return _reader_gone()
+            return EXIT_OK
         raise
     except Exception as error:
         if _debugging(arguments):
-            raise
+            print_traceback(error)
         return _explain(error)
 
 
@@ -139,12 +147,6 @@ def _keep_examples_whole(command: Any) -> None:
         command.epilog = f"\b\n{command.epilog}"
     for each in getattr(command, "commands", {}).values():
         _keep_examples_whole(each)
-
-
-def _reader_gone() -> int:
-    """The reader closed the output (klamm consume | head); Python must not complain when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
-    return EXIT_OK
 
 
 def _debugging(arguments: list[str]) -> bool:
@@ -162,8 +164,14 @@ def _explain(error: Exception) -> int:
         code = EXIT_USAGE
         message = error.format_message()  # type: ignore[attr-defined]  # see _CallError
     else:
-        code = error.exit_code if isinstance(error, ToolError) else EXIT_FAILED
         message = _message(error)
+        match error:
+            case ToolError():
+                code = error.exit_code
+            case PatternTooSlow():
+                code = EXIT_USAGE
+            case _:
+                code = EXIT_FAILED
     # A command line without arguments prints the help, which is not an error and gets no prefix.
     if not message or message.startswith("Usage:"):
         print_lines(message.split("\n"), file=sys.stderr)
@@ -174,7 +182,7 @@ def _explain(error: Exception) -> int:
 
 def _message(error: Exception) -> str:
     match error:
-        case ToolError():
+        case ToolError() | PatternTooSlow():
             return str(error)
         case OSError():
             return describe_os_error(error)

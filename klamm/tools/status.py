@@ -14,8 +14,7 @@ from klamm.tools.clients import (
     BootstrapServer,
     ClientInThread,
     CommandConfig,
-    client_in_thread,
-    command_options,
+    client_within,
 )
 from klamm.tools.cluster_facts import KLAMM, ClusterFacts, read_facts
 from klamm.tools.health import Finding, diagnose, is_healthy
@@ -29,18 +28,26 @@ CONTROLLER_TIMEOUT_S: Final = 2.0
 # Of more brokers the screen shows only those with a fault.
 MOST_BROKERS: Final = 12
 
-Timeout = Annotated[int, typer.Option("--timeout", min=1, metavar="MS", help="How long a broker may take to answer.")]
+Timeout = Annotated[
+    int | None,
+    typer.Option(
+        "--timeout",
+        min=1,
+        metavar="MS",
+        help="How long to wait for a broker; 5000 unless --command-config says.",
+    ),
+]
 
 
 def status(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh the screen until Ctrl-C.")] = False,
-    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    timeout: Timeout = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Show whether the cluster is healthy and, if not, why and what to do. Exits with 1 when it is not healthy."""
-    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
         if watch:
             _watch(client, as_json=as_json)
         facts, controller = _facts(client)

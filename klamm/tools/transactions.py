@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from klamm.processes.errors import EXIT_FAILED, ToolError
+from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
 from klamm.progress import progress
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import TopicPartition
@@ -28,13 +28,16 @@ from klamm.tools.clients import (
     CommandConfig,
     TopicName,
     check_transactional_id,
-    client_in_thread,
-    command_options,
+    client_within,
     error_line,
+    exit_incomplete,
+    is_silent,
+    silent_brokers,
     succeeded,
 )
 from klamm.tools.confirm import Yes, confirm
 from klamm.tools.output import TABS, print_line, print_lines
+from klamm.tools.patterns import expression
 from klamm.tools.words import counted
 from klamm.visible import visible
 
@@ -59,7 +62,15 @@ TRANSACTION_TIMEOUT_MS: Final = 60_000
 NONE: Final = "None"
 INT64_MAX: Final = 2**63 - 1
 
-Timeout = Annotated[int, typer.Option("--timeout", min=1, metavar="MS", help="How long to retry transient errors.")]
+Timeout = Annotated[
+    int | None,
+    typer.Option(
+        "--timeout",
+        min=1,
+        metavar="MS",
+        help="How long to wait for brokers and to retry; 10000 unless --command-config says.",
+    ),
+]
 Partition = Annotated[int, typer.Option("--partition", min=0, max=2**31 - 1, help="The partition's number.")]
 OneId = Annotated[
     str,
@@ -88,23 +99,25 @@ def list_transactions(
         str | None, typer.Option(metavar="REGEX", help="Only transactional ids that match this as a whole.")
     ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    timeout: Timeout = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """List transactional ids with their coordinators, producer ids and states. Needs Kafka 3.0."""
-    from klamm.client.transaction_admin import list_transactions as listed
+    from klamm.client.transaction_admin import list_transactions_of_brokers as listed
+    from klamm.client.transaction_admin import sorted_transactions
 
-    try:
-        pattern = re.compile(transactional_id_pattern or ".*", re.DOTALL)
-    except re.error as error:
-        raise typer.BadParameter(
-            f"{transactional_id_pattern!r} is no regular expression: {error}", param_hint="--transactional-id-pattern"
-        ) from None
-    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
-        found = client.call(listed, longer_than_ms=max(duration_filter, -1))
-    found = [each for each in found if pattern.fullmatch(each.transactional_id)]
+    pattern = expression(transactional_id_pattern or ".*", "--transactional-id-pattern", re.DOTALL)
+    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+        answers = client.call(listed, longer_than_ms=max(duration_filter, -1))
+    silent = silent_brokers(answers)
+    found = [
+        each
+        for each in sorted_transactions(answer for answer in answers.values() if not isinstance(answer, KafkaError))
+        if pattern.fullmatch(each.transactional_id)
+    ]
     show(list_lines(found), [asdict(each) for each in found], as_json=as_json)
+    exit_incomplete(silent)
 
 
 @app.command(epilog="Example: klamm transactions describe --transactional-id copier-1")
@@ -113,7 +126,7 @@ def describe(
         list[str], typer.Option("--transactional-id", metavar="ID", help="The transactional id. May be repeated.")
     ],
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    timeout: Timeout = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
@@ -125,10 +138,17 @@ def describe(
 
     for each in transactional_id:
         check_transactional_id(each)
-    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
         described = client.call(describe_transactions, transactional_id)
-    found = [succeeded(described[each]) for each in dict.fromkeys(transactional_id)]
-    show(description_lines(found, now_ms()), [description_value(each) for each in found], as_json=as_json)
+    found = [each for each in described.values() if not isinstance(each, KafkaError)]
+    failed = {name: each for name, each in described.items() if isinstance(each, KafkaError)}
+    if not found and len(failed) == 1:
+        raise ToolError(error_line(*failed.values()))
+    if found:
+        show(description_lines(found, now_ms()), [description_value(each) for each in found], as_json=as_json)
+    for name, error in failed.items():
+        print_line(f"klamm: transactional id {name} is not known: {error_line(error)}", file=sys.stderr)
+    _exit_with(failed)
 
 
 @app.command("describe-producers", epilog="Example: klamm transactions describe-producers --topic orders --partition 0")
@@ -139,12 +159,12 @@ def describe_producers(
         int | None, typer.Option(metavar="ID", help="Ask the replica on this broker instead of the leader.")
     ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    timeout: Timeout = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe a partition's producers: epochs, last sequence, where an open transaction begins. Needs Kafka 2.8."""
-    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
         states = succeeded(_producers(client, [TopicPartition(topic, partition)], broker_id).popitem()[1])
     show(producer_lines(states), [asdict(each) for each in states], as_json=as_json)
 
@@ -163,7 +183,7 @@ def find_hanging(
         ),
     ] = DEFAULT_MAX_TRANSACTION_TIMEOUT_MINUTES,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    timeout: Timeout = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
@@ -174,7 +194,7 @@ def find_hanging(
     """
     if partition is not None and topic is None:
         raise typer.BadParameter("needs --topic", param_hint="--partition")
-    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
         partitions = _partitions(client, topic, partition, broker_id)
         found, errors = _open_transactions(client, partitions, broker_id)
         oldest_ms = now_ms() - max_transaction_timeout * 60_000
@@ -191,8 +211,9 @@ def find_hanging(
             f" --start-offset {first.producer.transaction_start_offset}",
             file=sys.stderr,
         )
-    if hanging or errors:
+    if hanging:
         raise typer.Exit(EXIT_FAILED)
+    _exit_with(errors)
 
 
 @app.command(epilog="Example: klamm transactions abort --topic orders --partition 0 --start-offset 1200 --yes")
@@ -217,7 +238,7 @@ def abort(
     ] = None,
     yes: Yes = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    timeout: Timeout = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
@@ -232,7 +253,7 @@ def abort(
             "--producer-id, --producer-epoch and --coordinator-epoch belong together", param_hint="--producer-id"
         )
     key = TopicPartition(topic, partition)
-    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
         if start_offset is not None:
             states = succeeded(_producers(client, [key], None)[key])
             state = next((each for each in states if each.transaction_start_offset == start_offset), None)
@@ -263,14 +284,14 @@ def force_terminate(
     transactional_id: OneId,
     yes: Yes = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    timeout: Timeout = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Abort the open or prepared transaction of a transactional id, and fence its producer."""
     from klamm.client.transactions import TransactionManager
 
-    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
         described = client.call(_described, transactional_id)
         state = "" if described is None else f": {described.state}, {counted(len(described.partitions), 'partition')}"
         confirm([f"To terminate: {transactional_id}{state}"], "Abort what is open and fence the producer?", yes=yes)
@@ -278,6 +299,12 @@ def force_terminate(
         identity = client.call(lambda cluster: TransactionManager(cluster, transactional_id, timeout_ms).init())
     line = f"Terminated {transactional_id}: producer id {identity.producer_id}, epoch {identity.producer_epoch}."
     show([line], {"transactional_id": transactional_id, **identity._asdict()}, as_json=as_json)
+
+
+def _exit_with(errors: Mapping[Any, KafkaError]) -> None:
+    """Ends the command with the exit code of these errors, if there are any."""
+    if errors:
+        raise typer.Exit(EXIT_INCOMPLETE if all(map(is_silent, errors.values())) else EXIT_FAILED)
 
 
 # -- the cluster's answers --------------------------------------------------------------------------------------------

@@ -43,7 +43,9 @@ class TopicCounts:
         from klamm.processes.readiness import CLIENT_ID
         from klamm.tools.clients import command_options
 
-        options = replace(command_options(self._bootstrap, None, ANSWER_TIMEOUT_MS), client_id=CLIENT_ID)
+        options = replace(
+            command_options(self._bootstrap, None, default_timeout_ms=ANSWER_TIMEOUT_MS), client_id=CLIENT_ID
+        )
         with asyncio.Runner() as runner:
             client = make_client(options, SystemEnvironment().random)
             while not self._ended.is_set():

@@ -11,6 +11,7 @@ from klamm.net.client import (
     ConnectFailed,
     ConnectionOptions,
     Disconnected,
+    NoAnswer,
 )
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, response_class
@@ -250,7 +251,7 @@ async def test_requests_to_a_broker_that_hangs_wait_for_one_attempt_to_connect_t
     client = ClusterClient([("127.0.0.1", 1)], ConnectionOptions(connect_timeout_ms=200))
     client.metadata.brokers = {3: server.sockets[0].getsockname()}
     found = await asyncio.gather(*[client.connection_to(3) for _ in range(5)], return_exceptions=True)
-    assert [type(error) for error in found] == [ConnectFailed] * 5
+    assert [type(error) for error in found] == [NoAnswer] * 5
     assert len(accepted) == 1
     with pytest.raises(ConnectFailed):
         await client.connection_to(3)

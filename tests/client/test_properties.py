@@ -29,6 +29,7 @@ def test_every_property_with_an_effect() -> None:
         "bootstrap.servers": " a:1 , [::1]:2,",
         "client.id": "me",
         "socket.connection.setup.timeout.ms": "1",
+        "socket.connection.setup.timeout.max.ms": "6",
         "request.timeout.ms": " 2 ",
         "default.api.timeout.ms": "3",
         "retry.backoff.ms": "4",
@@ -44,7 +45,16 @@ def test_every_property_with_an_effect() -> None:
     }
     tls = TlsOptions(truststore_path="/trust.pem", keystore_path="/key.pem", key_password="k", check_host_name=False)
     assert client_options(properties) == ClientOptions(
-        (("a", 1), ("::1", 2)), "me", 1, 2, 3, 4, 5, SecurityOptions(tls, SaslOptions("PLAIN", "u", "p"))
+        (("a", 1), ("::1", 2)),
+        "me",
+        connect_timeout_ms=1,
+        connect_timeout_max_ms=6,
+        request_timeout_ms=2,
+        retry_timeout_ms=3,
+        refused_timeout_ms=3,
+        retry_backoff_ms=4,
+        retry_backoff_max_ms=5,
+        security=SecurityOptions(tls, SaslOptions("PLAIN", "u", "p")),
     )
 
 

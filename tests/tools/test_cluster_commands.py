@@ -172,11 +172,19 @@ def test_assigned_replicas(klamm: Run) -> None:
     assert "PartitionCount: 3" in klamm("topics", "describe", "--topic", "assigned")
 
 
+@pytest.fixture
+def impatient(tmp_path: Path) -> list[str]:
+    """Options of a user who does not want to wait."""
+    (tmp_path / "impatient.properties").write_text(
+        "default.api.timeout.ms=500\nsocket.connection.setup.timeout.ms=500\n"
+    )
+    return ["--command-config", str(tmp_path / "impatient.properties")]
+
+
 @pytest.mark.parametrize("command", ["topics list", "consume --topic t", "produce --topic t --file /dev/null"])
-def test_no_broker_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    monkeypatch.setattr("klamm.tools.clients.LOOK_MS", 200)
+def test_no_broker_there(capsys: pytest.CaptureFixture[str], impatient: list[str], command: str) -> None:
     nobody = f"127.0.0.1:{free_port()}"
-    assert main.run([*command.split(), "--bootstrap-server", nobody]) == 1
+    assert main.run([*command.split(), "--bootstrap-server", nobody, *impatient]) == 1
     told = f"klamm: no broker answers at {nobody}: {nobody}: connection refused, no program listens at this port\n"
     assert capsys.readouterr().err == told
 
@@ -186,11 +194,11 @@ def test_no_broker_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not a Kafka broker, its answer is a frame of 1213486160 bytes"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "not a Kafka broker, its answer is a frame of 1397966893 bytes"),
-        (b"", "a connection, but no answer of a Kafka broker, within 2000 ms"),
+        (b"", "a connection, but no answer of a Kafka broker, within 500 ms"),
     ],
 )
-def test_another_program_than_a_broker_is_told_within_two_seconds(
-    capsys: pytest.CaptureFixture[str], answer: bytes, message: str
+def test_another_program_than_a_broker_is_told(
+    capsys: pytest.CaptureFixture[str], impatient: list[str], answer: bytes, message: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -204,9 +212,8 @@ def test_another_program_than_a_broker_is_told_within_two_seconds(
         server = threading.Thread(target=serve)
         server.start()
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        began = time.monotonic()
-        assert main.run(["topics", "list", "--bootstrap-server", f"{address},nowhere.invalid:9092"]) == 1
-        assert time.monotonic() - began < 9, "less than connect_timeout_ms"
+        servers = f"{address},nowhere.invalid:9092"
+        assert main.run(["topics", "list", "--bootstrap-server", servers, *impatient]) == 1
         listening.shutdown(socket.SHUT_RDWR)
         server.join()
         for connection in accepted:

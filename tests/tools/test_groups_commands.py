@@ -20,7 +20,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 from klamm.tools import live, main
-from klamm.tools.groups import parse_states, positions
+from klamm.tools.groups import Found, parse_states, positions
 from support.processes import ManagedProcess
 from support.scripted_cluster import ScriptedCluster
 
@@ -123,9 +123,10 @@ class Committed:
 def test_a_partition_without_a_leader_is_shown_without_lag() -> None:
     coordinator = Coordinator(0, "h", 1)
     described = [GroupDescription(name, state, "", coordinator) for name, state in (("g", "Empty"), ("no", "Dead"))]
-    of_group, of_none = positions(Committed(), described)  # type: ignore[arg-type]
+    of_group, of_none = positions(Committed(), Found(described)).groups  # type: ignore[arg-type]
     assert [row.lag for row in of_group.rows] == [2, None]
-    assert of_group.missing == {TopicPartition("t", 1): "LEADER_NOT_AVAILABLE (5)"}
+    assert [each.code for each in of_group.missing.values()] == [ErrorCode.LEADER_NOT_AVAILABLE]
+    assert list(of_group.missing) == [TopicPartition("t", 1)]
     assert (of_none.rows, of_none.missing) == ([], {})
 
 

@@ -194,11 +194,13 @@ def test_a_reader_that_has_enough_is_no_error(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_with(monkeypatch, ToolError("that is that"))
-    with pytest.raises(ToolError):
-        main.run(["--debug", "topics", "list"])
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fail_with(monkeypatch, ToolError("that is\x1b[2J that"))
     assert main.run(["topics", "list"]) == 1
+    assert capsys.readouterr().err == "klamm: that is\\u001b[2J that\n"
+    assert main.run(["--debug", "topics", "list"]) == 1
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert (first, last) == ("Traceback (most recent call last):", "klamm: that is\\u001b[2J that")
 
 
 def test_an_address_in_use_is_told_as_such() -> None:

@@ -86,7 +86,7 @@ TARGET = ("abort", "--topic", "t", "--partition", "0")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("list", "--transactional-id-pattern", "("), "'(' is no regular expression"),
+        (("list", "--transactional-id-pattern", "("), "'(' is not a valid regular expression"),
         (("find-hanging", "--partition", "1"), "needs --topic"),
         (TARGET, "give exactly one of --start-offset and --producer-id"),
         ((*TARGET, "--start-offset", "1", "--producer-id", "2"), "give exactly one of"),

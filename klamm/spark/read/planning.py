@@ -15,7 +15,6 @@ Source: org.apache.spark.sql.kafka010.KafkaOffsetReaderAdmin, KafkaMicroBatchStr
 
 import asyncio
 import logging
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -25,6 +24,7 @@ from klamm.client.cluster import ClusterClient, TopicMetadata
 from klamm.client.fan_out import checked
 from klamm.client.offsets import list_offsets
 from klamm.client.threads import call
+from klamm.patterns import Pattern
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (
     EARLIEST_TIMESTAMP,
@@ -500,7 +500,7 @@ async def _describe(
         elsewhere = elsewhere or patience.has_begun
         if topics.subscribe_pattern is not None:
             known = (await client.refresh_metadata(None, elsewhere=elsewhere)).topics
-            pattern = re.compile(topics.subscribe_pattern)
+            pattern = Pattern(topics.subscribe_pattern)
             names = sorted(name for name in known if pattern.fullmatch(name) and name not in INTERNAL_TOPICS)
         else:
             names = list(topics.subscribe) or sorted({partition.topic for partition in topics.assign})

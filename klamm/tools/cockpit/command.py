@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from klamm.processes.errors import ToolError, describe_os_error
-from klamm.tools.clients import DEFAULT_BOOTSTRAP, LOOK_MS, AsJson, BootstrapServer, CommandConfig, command_options
+from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, command_options
 from klamm.tools.output import print_line
 from klamm.tools.words import address_text
 from klamm.tools.zookeeper_access import ZooKeeper
@@ -207,7 +207,7 @@ async def _serve(
     from klamm.client.cluster import make_client
     from klamm.environment import SystemEnvironment
     from klamm.processes.garbage import GarbageCollection
-    from klamm.tools.clients import cluster_errors
+    from klamm.tools.clients import cluster_errors, reach_cluster
     from klamm.tools.cockpit.cluster import open_cluster
     from klamm.tools.cockpit.server import Failure
 
@@ -217,7 +217,7 @@ async def _serve(
     await server.open()
     with cluster_errors():
         client = make_client(options, SystemEnvironment().random)
-        await client.reach(LOOK_MS)
+        await reach_cluster(client, options)
         cluster = await open_cluster(client, zookeeper, failure.report)
         await _show(make_cockpit(cluster), server, failure, as_json=as_json)
     garbage.stop()

@@ -8,7 +8,7 @@ import uvloop
 
 from klamm.client.cluster import make_client
 from klamm.environment import SystemEnvironment
-from klamm.tools.clients import LOOK_MS, cluster_errors, command_options
+from klamm.tools.clients import cluster_errors, command_options, reach_cluster
 from klamm.tools.cockpit.answers import Cockpit
 from klamm.tools.cockpit.cluster import LiveCluster, open_cluster
 from klamm.tools.cockpit.server import Failure, WebServer
@@ -29,8 +29,9 @@ class CockpitServer:
         self._server = WebServer(self._host, self._port, self._failure.report)
         await self._server.open()
         with cluster_errors():
-            client = make_client(command_options(self._bootstrap, None), SystemEnvironment().random)
-            await client.reach(LOOK_MS)
+            options = command_options(self._bootstrap, None)
+            client = make_client(options, SystemEnvironment().random)
+            await reach_cluster(client, options)
             self._cluster = await open_cluster(client, self._zookeeper, self._failure.report)
         reach = ("--bootstrap-server", self._bootstrap)
         await self._server.show(Cockpit(self._cluster, False, reach, ("--zookeeper", self._zookeeper)))

@@ -17,8 +17,6 @@ from klamm.tools.cluster_view import ClusterView, read_cluster
 from klamm.tools.elect.batches import NOT_NEEDED
 from klamm.tools.elect.plans import Committed, PartitionLogEnds, Scope, UncleanPlan, leaderless, unclean_plan
 
-# A broker that hangs must not hold up the others.
-REPLICA_TIMEOUT_MS = 3_000
 COMMITS_TIMEOUT_S = 10.0
 
 
@@ -56,9 +54,7 @@ async def replica_ends(
         if broker_id in view.brokers
     ]
     ends: dict[TopicPartition, dict[int, int | KafkaError]] = {}
-    for (topic, number, broker_id), end in (
-        await list_replica_offsets(client, asked, timeout_ms=REPLICA_TIMEOUT_MS) if asked else {}
-    ).items():
+    for (topic, number, broker_id), end in (await list_replica_offsets(client, asked) if asked else {}).items():
         known = end.offset if isinstance(end, ListedOffset) else end
         ends.setdefault(TopicPartition(topic, number), {})[broker_id] = known
     return ends

@@ -33,7 +33,7 @@ def choose(
     start_ms = _start(start_time, now_ms if end_ms is None else end_ms, now_ms)
     window_ms = None if window is None else parse_window(window)
     options = _options(start_ms, end_ms, window_ms, hot_keys, now_ms)
-    return Choice(lambda name: names.fullmatch(name) is not None, options, now_ms)
+    return Choice(names.fullmatch, options, now_ms)
 
 
 def _start(start_time: str | None, end_ms: int, now_ms: int) -> int | None:

@@ -45,7 +45,7 @@ from klamm.storage.transaction_index import TransactionIndex
 from klamm.storage.unsynced_files import UnsyncedFiles
 from klamm.tools.broker_files import READ_ONLY
 from klamm.tools.log.decoders import Decode
-from klamm.tools.output import print_line, print_lines
+from klamm.tools.output import print_line, print_lines, stream_line
 
 CHECKPOINT_SUFFIX: Final = "-checkpoint"
 RECORD_INDENT: Final = "| "
@@ -97,13 +97,13 @@ class _Printer:
     def line(self, text: str) -> None:
         """A line that has no values, such as a heading."""
         if not self._as_json:
-            print_line(text)
+            stream_line(text, flush=False)
 
     def item(self, path: str, kind: str, item: Item, *, prefix: str = "") -> None:
         if self._as_json:
-            print_line(json.dumps({"file": path, "type": kind, **item}))
+            stream_line(json.dumps({"file": path, "type": kind, **item}), flush=False)
         else:
-            print_line(f"{prefix}{_text(item)}")
+            stream_line(f"{prefix}{_text(item)}", flush=False)
 
     def damage(self, path: str, position: int | None, what: str) -> None:
         self.is_damaged = True

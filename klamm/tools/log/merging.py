@@ -20,7 +20,7 @@ from klamm.state_changes import story as stories
 from klamm.state_changes.causal import Fact, causal_order
 from klamm.state_changes.entries import EARLIEST, END_OF_TIME, Said, first_partition, names, parse
 from klamm.state_changes.merging import Run, Wanted, merge
-from klamm.tools.output import data_output, print_line, print_lines
+from klamm.tools.output import data_output, print_line, print_lines, stream_line
 from klamm.tools.patterns import expression
 
 # What a causal order and a story hold in memory.
@@ -197,12 +197,10 @@ def _print_lines(runs: Iterator[Run]) -> None:
 def _print_json(runs: Iterator[Run], paths: Sequence[str], choice: Choice) -> None:
     partition_of = _partition_of(choice)
     for run in runs:
-        lines = []
         for entry, file in zip(run.entries, run.files, strict=True):
             named = partition_of(entry)
             where: dict[str, Any] = {"topic": named[0], "partition": named[1]} if named else {}
-            lines.append(json.dumps({**described(parse(entry)), **where, "file": paths[file]}))
-        print_lines(lines)
+            stream_line(json.dumps({**described(parse(entry)), **where, "file": paths[file]}), flush=False)
 
 
 def _print_story(runs: Iterator[Run], as_json: bool) -> None:

@@ -19,8 +19,8 @@ from klamm.config.properties import PropertiesError, parse_properties
 from klamm.environment import FileSystem, SystemEnvironment
 from klamm.processes.errors import (
     EXIT_FAILED,
+    EXIT_INCOMPLETE,
     EXIT_OK,
-    EXIT_UNVERIFIED,
     ToolError,
     describe_os_error,
     unverified_after_errors,
@@ -149,7 +149,7 @@ def _outcome(is_damaged: bool, *, is_open: bool) -> tuple[str, int]:
     """What is known, and the exit code. Damage counts, whatever else could not be verified."""
     if is_damaged:
         return "damaged", EXIT_FAILED
-    return ("unverified", EXIT_UNVERIFIED) if is_open else ("sound", EXIT_OK)
+    return ("unverified", EXIT_INCOMPLETE) if is_open else ("sound", EXIT_OK)
 
 
 def _verdict(is_damaged: bool, unverified: int, chosen: int) -> str:
@@ -386,4 +386,4 @@ def _topic_pattern(text: str | None) -> Callable[[str], bool]:
     if text is None:
         return lambda topic: True
     pattern = expression(text, "--topic")
-    return lambda topic: pattern.fullmatch(topic) is not None
+    return pattern.fullmatch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.processes.errors import EXIT_FAILED, ToolError
-from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
+from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, exit_incomplete
 from klamm.tools.files import check_result_file
 from klamm.tools.output import print_line, print_lines
 from klamm.tools.zookeeper_access import ZooKeeper
@@ -200,6 +200,9 @@ def _print_plan(
             print_lines(views.generated_lines(current, proposed))
     if found.unmovable:
         raise typer.Exit(EXIT_FAILED)
+    if any(broker.log_dirs for broker in cluster.brokers.values()):
+        why = "the sizes of replicas that only it has are not known"
+        exit_incomplete({broker_id: why for broker_id, broker in cluster.brokers.items() if not broker.log_dirs})
 
 
 def _value(placements: "dict[TopicPartition, Placement]") -> Any:

@@ -14,7 +14,7 @@ import typer
 
 from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.patterns import topic_expression
+from klamm.tools.patterns import named_topics
 from klamm.tools.reassign.model import Cluster
 
 DEFAULT_TOLERANCE: Final = 0.05
@@ -160,9 +160,11 @@ def parse_balance(text: str, option: str = "--balance") -> frozenset[Balance]:
 
 
 def matching_topics(pattern: str, topics: Iterable[str], option: str = "--topic") -> list[str]:
-    """The topics whose whole name matches. Raises typer.BadParameter; ToolError when no topic matches."""
-    expression = topic_expression(pattern, option)
-    found = sorted(topic for topic in topics if expression.fullmatch(topic))
+    """The topics that have this name, or whose whole name matches.
+
+    Raises typer.BadParameter; ToolError when no topic matches.
+    """
+    found = named_topics(pattern, topics, option).all
     if not found:
         raise ToolError(f"{option}: no topic matches {pattern!r}")
     return found

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import typer
 
+from klamm.client.properties import API_TIMEOUT
 from klamm.processes.errors import EXIT_FAILED, EXIT_INTERRUPTED, ToolError
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.clients import client_in_thread, command_options, ended_by_sigterm
+from klamm.tools.clients import client_in_thread, command_options, command_properties, ended_by_sigterm
 from klamm.tools.confirm import confirm
 from klamm.tools.output import print_line, print_lines
 from klamm.tools.reassign import views
@@ -73,10 +74,11 @@ class Reached:
             async def on_wire(client: "ClusterClient") -> T:
                 return await work(WireAccess(client))
 
-            options = replace(
-                command_options(self.bootstrap_server, self.command_config, REQUEST_TIMEOUT_MS),
-                retry_timeout_ms=RETRY_TIMEOUT_MS if looks_again else CONTROLLER_AWAITED_MS,
-            )
+            options = command_options(self.bootstrap_server, self.command_config, default_timeout_ms=REQUEST_TIMEOUT_MS)
+            if looks_again:
+                options = replace(options, retry_timeout_ms=RETRY_TIMEOUT_MS)
+            elif API_TIMEOUT not in command_properties(self.command_config):
+                options = replace(options, retry_timeout_ms=CONTROLLER_AWAITED_MS)
             with client_in_thread(options) as client:
                 return client.call(on_wire)
 

@@ -23,6 +23,7 @@ from klamm.tools.clients import (
     client_in_thread,
     command_options,
     error_line,
+    exit_incomplete,
     run_with_client,
     succeeded,
 )
@@ -56,7 +57,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True, rich_markup_mode=None)
 
-TopicPattern = Annotated[str, typer.Option("--topic", help="The topic's name, or a regular expression for several.")]
+TopicPattern = Annotated[
+    str,
+    typer.Option(
+        "--topic", help="The topic's name, or a regular expression for several. What could be a name is not a pattern."
+    ),
+]
 OptionalPattern = Annotated[
     str | None, typer.Option("--topic", help="The topic's name, or a regular expression for several.")
 ]
@@ -259,6 +265,7 @@ def describe(
                 "not with --zookeeper: only brokers know min.insync.replicas", param_hint=each.value
             )
     selection = select(topic, exclude_internal=exclude_internal)
+    silent: dict[int, str] = {}
 
     def shown(found: "Topics") -> dict[str, list[int]]:
         selection.require(found.topics, if_exists=if_exists)
@@ -273,7 +280,9 @@ def describe(
 
         found = await with_deletions(client, await read_topics(client, selection), selection)
         numbers = shown(found)
-        return await explain(client, found, numbers, about_preferred=off_preferred_partitions), numbers
+        topics, quiet = await explain(client, found, numbers, about_preferred=off_preferred_partitions)
+        silent.update(quiet)
+        return topics, numbers
 
     async def on_znodes(znodes: "KafkaZooKeeper") -> "tuple[Mapping[str, TopicDescription], dict[str, list[int]]]":
         from klamm.tools.topics.on_znodes import read_topics
@@ -295,6 +304,7 @@ def describe(
         topics = {name: each for name, each in topics.items() if each.configs}
         numbers = {name: [] for name in topics}
     _show(topics, numbers, filters, as_json=as_json)
+    exit_incomplete(silent)
 
 
 def _show(
@@ -360,12 +370,14 @@ def alter(
         raise typer.BadParameter(
             "needs --partitions", param_hint="--replica-assignment" if wanted.assignment else "--disable-rack-aware"
         )
-    selection = select(topic)
+    selection = select(topic, only_marked_patterns=True)
+    pattern: list[str] = []
 
     def plan(view: "ClusterView", *, place: bool) -> list[Alteration]:
         from dataclasses import replace
 
         existing = _selected(view, selection, if_exists)
+        pattern.extend(selection.pattern_lines(view.of_topics()))
         return [
             replace(
                 each,
@@ -381,7 +393,8 @@ def alter(
     def ask(changes: Sequence[Alteration], configs: Mapping[str, Mapping[str, str | None]]) -> None:
         lines = [line for each in changes for line in alteration_lines(each, configs.get(each.topic, {}))]
         warning = [KEY_WARNING] if any(each.partitions is not None for each in changes) else []
-        confirm([*lines, *warning], question("Alter", [each.topic for each in changes]), yes=yes or force)
+        topics = question("Alter", [each.topic for each in changes])
+        confirm([*pattern, *lines, *warning], topics, yes=yes or force, keep=TABS)
 
     if zookeeper is None:
         errors = _alter_over_wire(
@@ -477,14 +490,15 @@ def delete(
     as_json: AsJson = False,
 ) -> None:
     """Delete topics with all their records."""
-    selection = select(topic)
-    lines: dict[str, list[str]] = {}
+    selection = select(topic, only_marked_patterns=True)
+    marked: dict[str, list[str]] = {}
     errors: dict[str, str | None] = {}
 
     def ask(view: "ClusterView") -> list[str]:
         found = _selected(view, selection, if_exists)
         if found:
-            confirm(deletion_lines(found), question("Delete", list(found)), yes=yes or force)
+            lines = [*selection.pattern_lines(view.of_topics()), *deletion_lines(found)]
+            confirm(lines, question("Delete", list(found)), yes=yes or force, keep=TABS)
         return list(found)
 
     if zookeeper is None:
@@ -502,11 +516,11 @@ def delete(
         names = ask(run_with_zookeeper(zookeeper, read_znodes))
         for name, outcome in run_with_zookeeper(zookeeper, partial(on_znodes.delete_topics, names=names)).items():
             errors[name] = error_line(outcome) if isinstance(outcome, KafkaError) else None
-            lines[name] = [] if isinstance(outcome, KafkaError) else on_znodes.marked_lines(name, outcome)
+            marked[name] = [] if isinstance(outcome, KafkaError) else on_znodes.marked_lines(name, outcome)
     if as_json:
         _print_json([{"topic": name, "error": error} for name, error in errors.items()])
     else:
-        print_lines(line for of_topic in lines.values() for line in of_topic)
+        print_lines(line for of_topic in marked.values() for line in of_topic)
     _raise_errors(errors)
 
 
@@ -515,9 +529,8 @@ def delete(
 
 def _selected(view: "ClusterView", selection: Selection, if_exists: bool) -> "dict[str, dict[int, PartitionView]]":
     of_topics = view.of_topics()
-    names = selection.of(of_topics)
-    selection.require(names, if_exists=if_exists)
-    return {name: of_topics[name] for name in names}
+    selection.require(of_topics, if_exists=if_exists)
+    return {name: of_topics[name] for name in selection.of(of_topics)}
 
 
 def _raise_errors(errors: Mapping[str, str | None]) -> None:

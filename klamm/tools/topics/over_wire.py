@@ -19,7 +19,7 @@ from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType
 from klamm.slices import slices
-from klamm.tools.clients import succeeded
+from klamm.tools.clients import is_silent, succeeded
 from klamm.tools.cluster_facts import TOPICS_AT_ONCE
 from klamm.tools.cluster_view import ClusterView, PartitionView, read_cluster
 from klamm.tools.topics.descriptions import TopicDescription
@@ -29,8 +29,6 @@ from klamm.tools.topics.selection import Selection
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 UNCLEAN = "unclean.leader.election.enable"
-# A broker that hangs must not hold up the description of the others.
-REPLICA_TIMEOUT_MS = 3_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +77,11 @@ def _description(
 
 async def explain(
     client: ClusterClient, found: Topics, shown: Mapping[str, Iterable[int]], *, about_preferred: bool
-) -> dict[str, TopicDescription]:
-    """The topics with the reasons of the shown partitions. Asks the replicas that are not in sync where they end."""
+) -> tuple[dict[str, TopicDescription], dict[int, str]]:
+    """The topics with the reasons of the shown partitions, and the brokers that did not answer.
+
+    Asks the replicas that are not in sync where they end.
+    """
     live = found.live
     replicas = [
         TopicPartitionReplica(name, number, broker_id)
@@ -89,7 +90,7 @@ async def explain(
         if not is_healthy(partition := found.topics[name].partitions[number], found.topics[name], live)
         for broker_id in replicas_to_ask(partition, live)
     ]
-    ends = await list_replica_offsets(client, replicas, timeout_ms=REPLICA_TIMEOUT_MS) if replicas else {}
+    ends = await list_replica_offsets(client, replicas) if replicas else {}
     by_topic: dict[str, dict[int, dict[int, int | KafkaError]]] = {}
     for (name, number, broker_id), end in ends.items():
         of_partition = by_topic.setdefault(name, {}).setdefault(number, {})
@@ -98,7 +99,12 @@ async def explain(
     for name, numbers in shown.items():
         log_ends: Mapping[int, LogEnds] = by_topic.get(name, {})
         explained_topics[name] = explained(found.topics[name], numbers, live, log_ends, about_preferred=about_preferred)
-    return explained_topics
+    silent = {
+        broker_id: end.message
+        for (_, _, broker_id), end in ends.items()
+        if isinstance(end, KafkaError) and is_silent(end)
+    }
+    return explained_topics, silent
 
 
 async def own_configs(

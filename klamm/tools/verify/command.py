@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.processes.errors import EXIT_FAILED, EXIT_OK, EXIT_UNVERIFIED, ToolError, unverified_after_errors
+from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_OK, ToolError, unverified_after_errors
 from klamm.progress import progress
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
@@ -134,7 +134,7 @@ def replicas(
 def topic_filter(pattern: str) -> Callable[[str], bool]:
     """Kafka's IncludeList: a regular expression for whole names, in which commas separate alternatives."""
     names = topic_expression(pattern.replace(" ", ""), "--topic-white-list")
-    return lambda name: names.fullmatch(name) is not None
+    return names.fullmatch
 
 
 def _finish(report: "Report", as_json: bool) -> None:
@@ -144,7 +144,7 @@ def _finish(report: "Report", as_json: bool) -> None:
         print_line(json.dumps(report_json(report)))
     else:
         print_lines(summary_lines(report))
-    codes = {Outcome.EQUAL: EXIT_OK, Outcome.DIFFERENT: EXIT_FAILED, Outcome.UNVERIFIED: EXIT_UNVERIFIED}
+    codes = {Outcome.EQUAL: EXIT_OK, Outcome.DIFFERENT: EXIT_FAILED, Outcome.UNVERIFIED: EXIT_INCOMPLETE}
     raise typer.Exit(codes[report.outcome])
 
 

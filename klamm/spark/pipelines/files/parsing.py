@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from klamm.patterns import Pattern
 from klamm.spark.formats.settings import BINARY, STRING, Mode
 from klamm.spark.options import OptionError, Topics, read_options, write_options
 from klamm.spark.pipelines.files.keys import BATCH_MODES, FILE, STREAM_MODES, Key, Kind
@@ -574,7 +575,7 @@ def is_klamm(form: str) -> bool:
 
 def _is_read(topic: str, topics: Topics) -> bool:
     if topics.subscribe_pattern is not None:
-        return re.fullmatch(topics.subscribe_pattern, topic) is not None
+        return Pattern(topics.subscribe_pattern).fullmatch(topic)
     return topic in topics.subscribe or topic in {partition.topic for partition in topics.assign}
 
 
