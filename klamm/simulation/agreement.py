@@ -10,8 +10,9 @@ What must come true in a healed cluster:
   stay.
 - Metadata caches equal the znodes; there are no offsets of topics that do not exist.
 - Topics and brokers run with the stored configurations.
-- The broker that /controller names acts as the controller, and no other broker does. Its context equals the znodes, and
-  no work is left: no event, no request, no reassignment, no deletion. All partitions and replicas are online.
+- The broker that /controller names acts as the controller, and no other broker does. Its context equals the znodes, the
+  broker epochs included, so it has noticed each bounce. No work is left: no event, no request, no reassignment, no
+  deletion. All partitions and replicas are online.
 - The brokers' gauges of their replicas and fetchers equal a recount of the znodes, those of their groups a recount of
   the groups in the memory of all brokers.
 - Offsets committed by a leader are committed by its followers.
@@ -58,7 +59,7 @@ REQUESTS = (REASSIGN_PARTITIONS_PATH, PREFERRED_REPLICA_ELECTION_PATH)
 def disagreements(cluster: SimulatedCluster) -> list[str]:
     """One line for each difference between a broker's state and the znodes; brokers that are down are left out."""
     state = cluster.state
-    found = [*_unfinished_requests(state), *_active_controllers(cluster)]
+    found = [*_unfinished_requests(state), *_active_controllers(cluster), *_bounced(state)]
     groups = _known_groups(cluster)
     for one in cluster.brokers.values():
         if one.broker is not None:
@@ -95,6 +96,11 @@ def _unfinished_requests(state: StateChecker) -> Iterator[str]:
     for path in REQUESTS:
         if state.exists(path):
             yield f"{path} is still there"
+
+
+def _bounced(state: StateChecker) -> Iterator[str]:
+    for (topic, number), broker_id in state.bounced():
+        yield f"replica {broker_id} of {topic}-{number} has bounced, and has not left the ISR since"
 
 
 def _different(what: str, believed: Mapping[Any, Any], true: Mapping[Any, Any]) -> Iterator[str]:
@@ -300,6 +306,8 @@ def _of_controller(state: StateChecker, controller: KafkaController) -> Iterator
             yield f"has not told broker {broker_id} all: {queue.size} requests wait behind {queue.sending}"
     if list(context.live_broker_ids) != state.live_brokers():
         yield f"knows brokers {list(context.live_broker_ids)}; true are {state.live_brokers()}"
+    epochs = {broker_id: broker.epoch for broker_id, broker in context.live_or_shutting_down_brokers.items()}
+    yield from _different("takes as the epoch of broker", epochs, state.broker_epochs())
     yield from _unfinished(context)
     true = _assignments(state)
     known = {
@@ -364,7 +372,7 @@ def uncommitted(cluster: SimulatedCluster) -> list[str]:
             continue
         marks = {}
         for broker_id in cluster.state.replicas(topic)[number]:
-            log = hosted_partition(cluster, broker_id, (topic, number))
+            log = cluster.hosted_partition(broker_id, (topic, number))
             marks[broker_id] = None if log is None else (log.log.high_watermark, log.log.log_end_offset)
         leader = marks.get(truth.leader)
         if leader is None or any(mark != (leader[1], leader[1]) for mark in marks.values()):
@@ -377,7 +385,7 @@ def undecided(cluster: SimulatedCluster) -> list[str]:
     after all transactional producers have ended."""
     found = []
     for key, truth in cluster.state.partitions().items():
-        partition = None if truth.leader == NO_LEADER else hosted_partition(cluster, truth.leader, key)
+        partition = None if truth.leader == NO_LEADER else cluster.hosted_partition(truth.leader, key)
         if partition is not None and partition.log.last_stable_offset < partition.log.high_watermark:
             found.append(
                 f"{key[0]}-{key[1]}: the last stable offset is {partition.log.last_stable_offset}, the high watermark"
@@ -392,9 +400,3 @@ def undecided(cluster: SimulatedCluster) -> list[str]:
             if not known.state.is_over or transactional_id in each.writes
         ]
     return found
-
-
-def hosted_partition(cluster: SimulatedCluster, broker_id: int, key: PartitionKey) -> Partition | None:
-    """A broker's hosted partition; None if the broker does not host it or is down."""
-    broker = cluster.brokers[broker_id].broker
-    return None if broker is None else broker.parts.replica_manager.hosted_partition(key)

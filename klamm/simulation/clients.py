@@ -81,7 +81,8 @@ class Clients:
                 cluster,
                 [(ORDERS_TOPIC, 0)],
                 [(COPIES_TOPIC, 0), (COPIES_TOPIC, 1)],
-                writers=1,
+                # Their transactions overlap.
+                writers=2,
                 pause_s=shape.producer_pause_s,
             )
             if "transactions" in names

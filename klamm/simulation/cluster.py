@@ -27,14 +27,15 @@ from klamm.config.versions import ApiVersion
 from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.net.client import Address, ConnectionOptions
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
-from klamm.simulation.deletion_witness import WitnessedBroker
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, PartitionKey
+from klamm.replication.partition import Partition
 from klamm.simulation.ensemble import EnsembleServer, Lag
 from klamm.simulation.process import ProcessDead, SimulationFailure
+from klamm.simulation.rules import Rules
 from klamm.simulation.state_checker import StateChecker
+from klamm.simulation.witnessed_broker import WitnessedBroker
 from klamm.simulation.world import Node, World
 from klamm.zookeeper.errors import ZooKeeperError
-from klamm.zookeeper.server.tree import ZnodeTree
 
 LOG_DIRS = ("/disk-a", "/disk-b")
 BROKER_PORT = 9092
@@ -84,7 +85,7 @@ class SimulatedZooKeeper:
             node.address,
             ZOOKEEPER_PORT,
             self.lag,
-            on_transaction=lambda zxid, transaction: self._on_transaction(server.tree, zxid, transaction),
+            on_transaction=lambda zxid, transaction: self._on_transaction(server, zxid, transaction),
         )
         await node.run(server.start())
         self._checker.recovered(server.tree)
@@ -100,25 +101,26 @@ class SimulatedZooKeeper:
         self._transaction.clear()
         await self._transaction.wait()
 
-    def _on_transaction(self, tree: ZnodeTree, zxid: int, transaction: str) -> None:
+    def _on_transaction(self, server: EnsembleServer, zxid: int, transaction: str) -> None:
         self._world.trace.add("zookeeper", "znodes", zxid, transaction)
         try:
-            self._checker.changed(tree, transaction)
+            self._checker.changed(server.tree, transaction, server.writer)
         except SimulationFailure as error:
             self._world.loop.fail(str(error))
             raise
         if self._world.recorder is not None:
-            self._world.recorder.changed(tree, transaction)
+            self._world.recorder.changed(server.tree, transaction)
         self._transaction.set()
 
 
 class SimulatedBroker:
     """One broker and its supervisor. `broker` is None while it is not up."""
 
-    def __init__(self, world: World, broker_id: int, config: BrokerConfig) -> None:
+    def __init__(self, world: World, broker_id: int, config: BrokerConfig, rules: Rules) -> None:
         self.broker_id = broker_id
         self.node: Node = world.node(f"broker-{broker_id}")
-        self.broker: Broker | None = None
+        self.broker: WitnessedBroker | None = None
+        self._rules = rules
         self.disk_is_faulty = False
         self.is_short_of_descriptors = False
         # A bit of a log has changed, and no operator has removed that log yet.
@@ -217,7 +219,7 @@ class SimulatedBroker:
 
     async def _live(self) -> None:
         """Runs the broker; raises the error that ends it."""
-        broker = WitnessedBroker(self._config, self.node.environment, self._faulty)
+        broker = WitnessedBroker(self._config, self.node, self._rules, self._faulty)
         if self._world.recorder is not None:
             self._world.recorder.starts(self.broker_id, broker)
         await self.node.run(broker.start())
@@ -275,6 +277,7 @@ class SimulatedCluster:
         self.replication_factor = replication_factor or min(3, brokers)
         min_insync_replicas = min_insync_replicas or max(1, self.replication_factor - 1)
         self.brokers: dict[int, SimulatedBroker] = {}
+        rules = Rules(self.state, self.hosted_partition, lambda violation: world.loop.fail(str(violation), violation))
         for broker_id in range(brokers):
             config = BrokerConfig.from_properties(
                 PROPERTIES
@@ -287,7 +290,7 @@ class SimulatedCluster:
                 | (RACK_AWARE | {"broker.rack": self.racks[broker_id]} if has_racks else {})
                 | (properties or {})
             )
-            self.brokers[broker_id] = SimulatedBroker(world, broker_id, config)
+            self.brokers[broker_id] = SimulatedBroker(world, broker_id, config, rules)
         self.have_topic_ids = all(ApiVersion.parse(version) >= ApiVersion.V2_8_IV1 for version in protocols)
         self.zookeeper.lag.clients.update(self.brokers[broker_id].node.address for broker_id in lagging)
 
@@ -332,6 +335,11 @@ class SimulatedCluster:
                 for partition, replicas in self.state.replicas(topic).items()
             )
         )
+
+    def hosted_partition(self, broker_id: int, key: PartitionKey) -> Partition | None:
+        """A broker's hosted partition; None if the broker does not host it or is down."""
+        broker = self.brokers[broker_id].broker
+        return None if broker is None else broker.parts.replica_manager.hosted_partition(key)
 
     def leader(self, topic: str, partition: int) -> int:
         """The partition's leader in ZooKeeper; -1 when it has no leader."""

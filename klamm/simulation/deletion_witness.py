@@ -12,10 +12,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from klamm.broker.broker import Broker
-from klamm.broker.parts import BrokerParts
 from klamm.broker.services import Services
-from klamm.config.broker import BrokerConfig
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps
@@ -32,31 +29,18 @@ LOAD_CHECK_INTERVAL_S = 0.05
 MOST_CLOCK_ERROR_MS = 5_000
 
 
-class WitnessedBroker(Broker):
-    """A broker with unchanged behaviour that calls `on_stale` for offsets that should be gone."""
+def watch_deletions(services: Services, on_stale: OnFailure) -> None:
+    """From now on the broker is checked after each UpdateMetadata; `on_stale` gets the SimulationFailure."""
+    manager = services.replica_manager
+    update_metadata = manager.update_metadata
 
-    def __init__(self, config: BrokerConfig, environment: Environment, on_stale: OnFailure) -> None:
-        super().__init__(config, environment)
-        self._on_stale = on_stale
+    async def witnessed(request: UpdateMetadataRequest, apply: Callable[[], Steps[T]], correlation_id: int = 0) -> T:
+        result = await update_metadata(request, apply, correlation_id)
+        if deleted := _deleted(request):
+            start_task(_check(services, deleted), on_stale)
+        return result
 
-    def assemble(self) -> BrokerParts:
-        parts = super().assemble()
-        services, manager = parts.services, parts.replica_manager
-        update_metadata = manager.update_metadata
-
-        async def witnessed(
-            request: UpdateMetadataRequest, apply: Callable[[], Steps[T]], correlation_id: int = 0
-        ) -> T:
-            result = await update_metadata(request, apply, correlation_id)
-            if deleted := _deleted(request):
-                start_task(_check(services, deleted), self._on_stale)
-            return result
-
-        manager.update_metadata = witnessed  # type: ignore[method-assign]  # the request is seen nowhere else
-        # A broker survives such faults of the program; a simulation must find them.
-        parts.controller.on_illegal_transition = lambda message: self._on_stale(SimulationFailure(message))
-        parts.dispatcher.on_unencodable = lambda _connection, error: self._on_stale(error)
-        return parts
+    manager.update_metadata = witnessed  # type: ignore[method-assign]  # the request is seen nowhere else
 
 
 def _deleted(request: UpdateMetadataRequest) -> list[PartitionKey]:

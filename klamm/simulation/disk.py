@@ -139,6 +139,12 @@ class Disk:
         """The length of each file, by its path."""
         return {path: len(inode.content) for path, inode in self._files(self._root, "/")}
 
+    def contents(self, directory: str, suffix: str) -> list[bytes]:
+        """What is in the files of a directory whose names end so, in the order of their names. Raises OSError."""
+        entries = self.find_directory(directory).entries
+        files = [entries[name] for name in sorted(entries) if name.endswith(suffix)]
+        return [bytes(file.content) for file in files if isinstance(file, _Inode)]
+
     def used_bytes(self) -> int:
         """The length of all files together."""
         return sum(self.sizes().values())

@@ -130,6 +130,8 @@ class EnsembleServer(ZooKeeperServer):
         self._known_member: _Member | None = None
         # Whether the current operation belongs to a client of the member.
         self._is_for_member = False
+        # The session whose request is being executed; None for the server's own transactions.
+        self.writer: int | None = None
 
     @property
     def _member(self) -> _Member:
@@ -149,6 +151,13 @@ class EnsembleServer(ZooKeeperServer):
             self._for_member(lambda: super(EnsembleServer, self).connect(connection, request))
 
     def execute(self, connection: ServerCnxn, session: Session, xid: int, request: Any) -> None:
+        self.writer = session.id
+        try:
+            self._execute(connection, session, xid, request)
+        finally:
+            self.writer = None
+
+    def _execute(self, connection: ServerCnxn, session: Session, xid: int, request: Any) -> None:
         if not self._is_members(connection):
             super().execute(connection, session, xid, request)
         elif isinstance(request, READS):
@@ -164,6 +173,18 @@ class EnsembleServer(ZooKeeperServer):
             self.execute(connection, session, *jute.decode_request(frame))
         else:
             super().execute_in_steps(connection, session, frame)
+
+    def _frame_steps(self, connection: ServerCnxn, session: Session, frame: bytes) -> LongSteps[None]:
+        steps = super()._frame_steps(connection, session, frame)
+        while True:
+            self.writer = session.id
+            try:
+                open_to = next(steps)
+            except StopIteration:
+                return
+            finally:
+                self.writer = None
+            yield open_to
 
     def closed(self, connection: ServerCnxn) -> None:
         super().closed(connection)

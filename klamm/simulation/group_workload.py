@@ -1,10 +1,14 @@
 """A consumer group in a simulated cluster: members that join, own partitions and commit, and a ledger of the answers.
 
 A member behaves as clients do: it finds the coordinator, joins and synchronizes, fetches the committed offsets of its
-partitions, continues from there and commits. Members run on machines of their own, which may die or be stalled.
+partitions, continues from there and commits. Members run on machines of their own, which may die or be stalled. Now and
+then a request of a member's former generation arrives late, when the member is in the next one.
 
 What must stay true, and is checked with every answer (a contradiction is an AssertionError and ends the run):
-- In one generation of a group a partition has one owner.
+- In one generation of a group a partition has one owner. A member owns what the leader of its generation has given to
+  it, and nothing else.
+- Generations only rise: a member that joins after another one had its assignment is in no earlier generation, and no
+  commit of an earlier generation is acknowledged then.
 - The new owner of a partition finds at least the last offset whose commit was acknowledged before it asked, and no
   offset that no member has committed. The same holds for a client that asks after all members have left.
 
@@ -16,6 +20,8 @@ an answer is only checked for offsets that no member has committed.
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
@@ -42,6 +48,8 @@ HEARTBEAT_INTERVAL_S = 0.5
 BACK_OFF_S = 0.1
 REQUEST_TIMEOUT_MS = 20_000
 FAILURES_UNTIL_NEW_CLIENT = 5
+# How often a request of the former generation comes late.
+LATE_SHARE = 0.5
 PROTOCOL_TYPE, PROTOCOL = "consumer", "simulated"
 
 # Error codes that make a member join again, with or without its id.
@@ -76,8 +84,26 @@ class GroupLedger:
         self.latest_generation = -1
         self.progress = asyncio.Event()
         self._owners: dict[int, dict[PartitionKey, str]] = defaultdict(dict)
+        # What leaders have given to each member in a generation: more than one, if the first did not reach the log. A
+        # static member is known by its instance id, under which it may come back with another member id.
+        self._given: dict[tuple[int, str], list[list[PartitionKey]]] = defaultdict(list)
 
-    def assigned(self, generation: int, member: str, partitions: Sequence[PartitionKey]) -> None:
+    def given(self, generation: int, identity: str, partitions: Sequence[PartitionKey]) -> None:
+        """A leader assigns these partitions to the member with this instance id, or member id."""
+        self._given[generation, identity].append(list(partitions))
+
+    def assigned(
+        self, generation: int, member: str, identity: str, partitions: Sequence[PartitionKey], least_generation: int
+    ) -> None:
+        """The coordinator has told a member what it owns; `least_generation` was the latest when the member joined."""
+        assert generation >= least_generation, (
+            f"{self.group_id}: {member} is in generation {generation} after generation {least_generation}"
+        )
+        given = self._given[generation, identity]
+        assert list(partitions) in given, (
+            f"{self.group_id}, generation {generation}: {member} ({identity}) owns {list(partitions)}, and the leader"
+            f" has given it {given}"
+        )
         owners = self._owners[generation]
         for partition in partitions:
             owner = owners.setdefault(partition, member)
@@ -91,7 +117,11 @@ class GroupLedger:
             f"{self.attempted[partition]} is the last attempted one"
         )
 
-    def committed(self, partition: PartitionKey, offset: int) -> None:
+    def committed(self, partition: PartitionKey, offset: int, generation: int, least_generation: int) -> None:
+        """A commit of a generation is acknowledged; `least_generation` was the latest when it was sent."""
+        assert generation >= least_generation, (
+            f"{self.group_id}: a commit of generation {generation} is acknowledged after generation {least_generation}"
+        )
         self.acknowledged[partition] = max(self.acknowledged[partition], offset)
         self.commits += 1
         self.progress.set()
@@ -131,6 +161,8 @@ class GroupMember:
         self._new_client = new_client
         self._ledger = ledger
         self._membership = Membership(ledger.group_id, group_instance_id)
+        # As it was in the last generation of which this member was told its assignment.
+        self._former = replace(self._membership)
         self._coordinator_id = coordinator_id
         self._asked_id = -1
         self._stop = asyncio.Event()
@@ -145,6 +177,7 @@ class GroupMember:
         self._coordinator: Connection | None = None
         self._failures = 0
         self._membership.forget()
+        self._former = replace(self._membership)
         self._running = self.node.run(self._run())
         self._running.add_done_callback(self._ended)
 
@@ -243,7 +276,7 @@ class GroupMember:
     # -- a member's steps ---------------------------------------------------------------------------------------------
 
     async def _join(self) -> None:
-        membership = self._membership
+        membership, latest = self._membership, self._ledger.latest_generation
         request = join_request(
             membership,
             PROTOCOL_TYPE,
@@ -259,11 +292,38 @@ class GroupMember:
         membership.member_id, membership.generation_id = joined.member_id, joined.generation_id
         is_leader = joined.leader == joined.member_id
         assignments = self._assign([member.member_id for member in joined.members]) if is_leader else {}
+        for each in joined.members if is_leader else ():
+            assigned = self._partitions(assignments[each.member_id])
+            self._ledger.given(joined.generation_id, each.group_instance_id or each.member_id, assigned)
         synced = await self._ask(ApiKey.SYNC_GROUP, sync_request(membership, PROTOCOL_TYPE, PROTOCOL, assignments))
         self._check(synced.error_code)
-        indexes = bytes(synced.assignment or b"")
-        self.owned = [self._ledger.partitions[index] for index in indexes]
-        self._ledger.assigned(membership.generation_id, self.name, self.owned)
+        self.owned = self._partitions(bytes(synced.assignment or b""))
+        self._ledger.assigned(membership.generation_id, self.name, _identity(membership), self.owned, latest)
+        former, self._former = self._former, replace(membership)
+        if former.generation_id >= 0 and not former.is_same_member(membership) and self._random.random() < LATE_SHARE:
+            with suppress(_Retry):
+                await self._send_late(former)
+
+    async def _send_late(self, former: Membership) -> None:
+        """A request of the member's former generation, which the coordinator refuses."""
+        latest, coordinator = self._ledger.latest_generation, self._coordinator
+        if self._random.random() < 0.5:
+            synced = await self._ask(ApiKey.SYNC_GROUP, sync_request(former, PROTOCOL_TYPE, PROTOCOL, {}))
+            # A former coordinator, which does not know the present generation, may answer.
+            if synced.error_code == ErrorCode.NONE and self._coordinator is coordinator:
+                owned = self._partitions(bytes(synced.assignment or b""))
+                self._ledger.assigned(former.generation_id, self.name, _identity(former), owned, latest)
+            return
+        partition = self._random.choice(self._ledger.partitions)
+        offset = max(0, self._ledger.attempted[partition])
+        self._ledger.attempted[partition] = offset
+        response = await self._ask(ApiKey.OFFSET_COMMIT, commit_request(former, {TopicPartition(*partition): offset}))
+        (error_code,) = response.error_codes().values()
+        if error_code == ErrorCode.NONE:
+            self._ledger.committed(partition, offset, former.generation_id, latest)
+
+    def _partitions(self, assignment: bytes) -> list[PartitionKey]:
+        return [self._ledger.partitions[index] for index in assignment]
 
     def _assign(self, member_ids: list[str]) -> dict[str, bytes]:
         """Assigns each partition to one member in turn; an assignment is a byte for each partition."""
@@ -306,12 +366,13 @@ class GroupMember:
 
     async def _commit(self, partition: PartitionKey, offset: int) -> None:
         self._ledger.attempted[partition] = max(self._ledger.attempted[partition], offset)
+        generation, latest = self._membership.generation_id, self._ledger.latest_generation
         request = commit_request(self._membership, {TopicPartition(*partition): offset}, metadata=self.name)
         response = await self._ask(ApiKey.OFFSET_COMMIT, request)
         (error_code,) = response.error_codes().values()
         self._check(error_code)
         self._failures = 0
-        self._ledger.committed(partition, offset)
+        self._ledger.committed(partition, offset, generation, latest)
 
     async def _leave(self) -> None:
         if not self._membership.member_id:
@@ -320,6 +381,10 @@ class GroupMember:
             await self._ask(ApiKey.LEAVE_GROUP, leave_request(self._membership))
         except _Retry:
             return  # The member's session will expire.
+
+
+def _identity(membership: Membership) -> str:
+    return membership.group_instance_id or membership.member_id
 
 
 class GroupWorkload:

@@ -7,7 +7,9 @@ What must stay true, at every moment and not only when the cluster has come to r
 - A replica that is elected has every record that was below a high watermark of a former leader; so has a replica that
   joins the ISR.
 - The controller's gauges, which change with each event, equal a recount, and its state machines make no transition that
-  is not in their tables.
+  is not in their tables. Each of its events ends once (`event_witness`).
+- What a broker knows of the cluster does not get older: the epoch of the controller that it obeys, and the leader epoch
+  of each partition in its metadata.
 
 Topics whose leaders may be elected from outside the ISR, and topics that have been deleted once, are left out: the
 records of the first may go, and a broker may still have a log of the second from before.
@@ -16,12 +18,14 @@ records of the first may go, and a broker may still have a log of the second fro
 import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple, NoReturn
+from uuid import UUID
 
 from klamm.broker.broker import Broker
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.replication.partition import Partition
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.process import SimulationFailure
+from klamm.simulation.witnessed_broker import WitnessedBroker
 from klamm.znodes.topics import LeaderAndIsr
 
 LOOK_INTERVAL_S = 0.05
@@ -37,6 +41,13 @@ class _Term(NamedTuple):
     leader_epoch: int
 
 
+class _Known(NamedTuple):
+    """What a broker knows of the cluster. The leader epochs of a topic count only for its id."""
+
+    controller_epoch: int
+    leader_epochs: dict[tuple[UUID, int], int]
+
+
 class Invariants:
     """Looks at a cluster from `start` to `stop`. A violation fails the run."""
 
@@ -45,6 +56,7 @@ class Invariants:
         self._state = cluster.state
         self._committed: dict[PartitionKey, int] = {}
         self._marks: dict[_Term, int] = {}
+        self._known: dict[Broker, _Known] = {}
         self._deleted: dict[str, None] = {}
         self._looking: asyncio.Task[None] | None = None
         self.looks = 0
@@ -72,8 +84,12 @@ class Invariants:
         states, brokers = self._state.partitions(), self._brokers()
         hosted = {broker_id: _hosted(broker) for broker_id, broker in brokers.items()}
         marks = {}
+        known: dict[Broker, _Known] = {}
         for broker_id, broker in brokers.items():
             _check_counts(broker)
+            broker.events.look()
+            known[broker] = _known(broker)
+            _check_is_not_older(broker_id, self._known.get(broker), known[broker])
             for key, partition in hosted[broker_id].items():
                 log = partition.log
                 if not 0 <= log.log_start_offset <= log.last_stable_offset <= log.high_watermark <= log.log_end_offset:
@@ -81,9 +97,9 @@ class Invariants:
                 if partition.is_leader and key in states and key[0] not in self._deleted:
                     term = _Term(broker, key, partition.leader_epoch)
                     marks[term] = self._check_leader(term, broker_id, partition, states[key], hosted)
-        self._marks = marks
+        self._marks, self._known = marks, known
 
-    def _brokers(self) -> dict[int, Broker]:
+    def _brokers(self) -> dict[int, WitnessedBroker]:
         return {one.broker_id: one.broker for one in self._cluster.brokers.values() if one.broker is not None}
 
     # -- what is committed --------------------------------------------------------------------------------------------
@@ -132,6 +148,32 @@ class Invariants:
 
 def _hosted(broker: Broker) -> _Hosted:
     return broker.parts.services.replica_manager.partitions
+
+
+def _known(broker: Broker) -> _Known:
+    snapshot = broker.parts.metadata_cache.snapshot
+    epochs = {
+        (topic_id, number): partition.leader_epoch
+        for topic, partitions in snapshot.topics.items()
+        if (topic_id := snapshot.topic_ids.get(topic)) is not None
+        for number, partition in partitions.items()
+    }
+    return _Known(broker.parts.replica_manager.controller_epoch, epochs)
+
+
+def _check_is_not_older(broker_id: int, before: _Known | None, now: _Known) -> None:
+    if before is None:
+        return
+    if now.controller_epoch < before.controller_epoch:
+        raise SimulationFailure(
+            f"broker {broker_id} obeys a controller of epoch {now.controller_epoch} after {before.controller_epoch}"
+        )
+    for key, epoch in now.leader_epochs.items():
+        if epoch < before.leader_epochs.get(key, -1):
+            raise SimulationFailure(
+                f"in the metadata of broker {broker_id} partition {key[1]} of topic {key[0]} goes back from leader"
+                f" epoch {before.leader_epochs[key]} to {epoch}"
+            )
 
 
 def _check_follower(broker_id: int, follower: Partition, mark: int) -> None:

@@ -8,7 +8,11 @@ What must stay true, of each partition while its topic lives:
   allowed otherwise (`unclean.leader.election.enable`).
 - Only the controller of the current epoch changes a leader or its epoch. (A leader before 2.7-IV2 writes the ISR
   itself, with the controller epoch that it knows.)
-And of the cluster: each controller's epoch is one more than that of the one before.
+- A replica that has bounced (its broker was registered anew while it was in sync) leaves the ISR once, if another
+  member has not bounced: it may have lost records.
+And of the cluster: each controller's epoch is one more than that of the one before, and a session in which a former
+controller was elected neither elects leaders nor deletes topics, marks and notifications. A mark for deletion goes with
+its topic or after it: a controller that dies in between leaves the deletion to its successor.
 
 A ZooKeeper that dies may forget only its last transactions, which no client has seen yet; it has every znode that these
 have not changed (`recovered`).
@@ -20,10 +24,15 @@ from dataclasses import dataclass
 
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.simulation.process import SimulationFailure
-from klamm.znodes.brokers import BROKER_IDS_PATH
+from klamm.znodes.brokers import BROKER_IDS_PATH, broker_path
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
 from klamm.znodes.configs import config_path, decode_config, topic_entity
-from klamm.znodes.requests import delete_topic_path
+from klamm.znodes.requests import (
+    DELETE_TOPICS_PATH,
+    ISR_CHANGES_PATH,
+    LOG_DIR_EVENTS_PATH,
+    delete_topic_path,
+)
 from klamm.znodes.topics import TOPICS_PATH, LeaderAndIsr, TopicAssignment, partition_state_path, topic_path
 from klamm.zookeeper.errors import NoNode
 from klamm.zookeeper.messages import Stat
@@ -35,6 +44,12 @@ _STATE = re.compile(rf"path='({TOPICS_PATH}/([^/']+)/partitions/([0-9]+)/state)'
 _CONFIG = re.compile(rf"path='{config_path(topic_entity(''))}([^/']+)'")
 _UNCLEAN = "unclean.leader.election.enable"
 _EPOCH = f"path='{CONTROLLER_EPOCH_PATH}'"
+_ELECTION = f"CreateTxn(path='{CONTROLLER_PATH}'"
+_REGISTRATION = re.compile(rf"CreateTxn\(path='{BROKER_IDS_PATH}/([0-9]+)'")
+# What only a controller deletes.
+_DELETION = re.compile(
+    rf"DeleteTxn\(path='(?:{TOPICS_PATH}|{DELETE_TOPICS_PATH}|{ISR_CHANGES_PATH}|{LOG_DIR_EVENTS_PATH})/[^']*'"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +66,16 @@ class StateChecker:
 
     def __init__(self) -> None:
         self._tree = ZnodeTree()
+        self._session_id: int | None = None
         self._states: dict[PartitionKey, LeaderAndIsr] = {}
         self._leaders: dict[Leadership, int] = {}
         self._controller_epoch = 0
+        # The sessions in which controllers were elected; the last one may be the controller's.
+        self._elected: dict[int, None] = {}
+        # Replicas that have bounced, and are still to leave the ISR.
+        self._bounced: dict[tuple[PartitionKey, int], None] = {}
+        # The topics that are marked for deletion, with the zxid of their creation.
+        self._marked: dict[str, int] = {}
         self._unclean: dict[str, None] = {}
         # Told of each change of a partition's state: key, old state, new state.
         self.on_change: Callable[[PartitionKey, LeaderAndIsr | None, LeaderAndIsr | None], object] = _ignore
@@ -70,22 +92,38 @@ class StateChecker:
                 )
         self._tree = tree
         self._controller_epoch = self._read_controller_epoch()
+        self._marked = self._read_marked()
+        owner = self._tree.get_data(CONTROLLER_PATH, _ANYBODY)[1].ephemeral_owner if self.exists(CONTROLLER_PATH) else 0
+        # An election that is forgotten has not ended the office of the one before.
+        self._elected = {id_: None for id_ in self._elected if id_ != owner} | {owner: None} if owner else {}
         self._states = {key: state for key in self._states if (state := self._read(key)) is not None}
         for leadership in list(self._leaders):
             state = self._states.get((leadership.topic, leadership.partition))
             if state is None or leadership.leader_epoch > state.leader_epoch:
                 del self._leaders[leadership]
 
-    def changed(self, tree: ZnodeTree, transaction: str) -> None:
-        """A transaction has been applied to the tree."""
+    def changed(self, tree: ZnodeTree, transaction: str, session_id: int | None = None) -> None:
+        """A transaction has been applied to the tree; `session_id` is that of the client who has asked for it."""
         self._tree = tree
+        self._session_id = session_id
         if _EPOCH in transaction:
             self._check_controller_epoch()
+        if _ELECTION in transaction and session_id is not None:
+            self._elected.pop(session_id, None)
+            self._elected[session_id] = None
+        if deletion := _DELETION.search(transaction):
+            self._check_is_no_former_controller(deletion[0])
+        if DELETE_TOPICS_PATH in transaction:
+            self._check_marks()
         for topic in _CONFIG.findall(transaction):
             if self.config(topic_entity(topic)).get(_UNCLEAN) == "true":
                 self._unclean[topic] = None
         for _, topic, partition in dict.fromkeys(_STATE.findall(transaction)):
             self._check_partition((topic, int(partition)))
+        for broker_id in _REGISTRATION.findall(transaction):
+            self._registered(int(broker_id))
+        if self._bounced:
+            self._excuse_bounced()
 
     # -- queries ----------------------------------------------------------------------------------------------------
 
@@ -125,6 +163,10 @@ class StateChecker:
     def is_marked_for_deletion(self, topic: str) -> bool:
         return self.exists(delete_topic_path(topic))
 
+    def broker_epochs(self) -> dict[int, int]:
+        """The epoch of each registered broker."""
+        return {id_: self._tree.get_data(broker_path(id_), _ANYBODY)[1].czxid for id_ in self.live_brokers()}
+
     def live_brokers(self) -> list[int]:
         return sorted(map(int, self._children(BROKER_IDS_PATH)))
 
@@ -148,7 +190,54 @@ class StateChecker:
         """The leader of a partition in an epoch; None when that epoch had no leader."""
         return self._leaders.get(Leadership(topic, partition, leader_epoch))
 
+    def bounced(self) -> list[tuple[PartitionKey, int]]:
+        """The replicas that have bounced and have never left the ISR since; none in a cluster that has come to rest."""
+        return list(self._bounced)
+
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _check_is_no_former_controller(self, what: str) -> None:
+        elected = list(self._elected)
+        if self._session_id in elected[:-1]:
+            raise SimulationFailure(
+                f"session 0x{self._session_id:x}, in which a former controller was elected, writes {what}; the last"
+                f" election was in session 0x{elected[-1]:x}"
+            )
+
+    def _check_marks(self) -> None:
+        before, self._marked = self._marked, self._read_marked()
+        for topic, created in before.items():
+            if topic not in self._marked and self._created(topic) == created:
+                raise SimulationFailure(f"topic {topic} loses its mark for deletion before it is deleted")
+
+    def _read_marked(self) -> dict[str, int]:
+        """The topics that were there before their mark: a mark may also name a topic that did not exist."""
+        found = {}
+        for topic in self._children(DELETE_TOPICS_PATH):
+            mark = self._tree.get_data(delete_topic_path(topic), _ANYBODY)[1]
+            if (created := self._created(topic)) is not None and created < mark.czxid:
+                found[topic] = created
+        return found
+
+    def _created(self, topic: str) -> int | None:
+        path = topic_path(topic)
+        return self._tree.get_data(path, _ANYBODY)[1].czxid if self.exists(path) else None
+
+    def _registered(self, broker_id: int) -> None:
+        """A broker has begun another life, in which it may lack records of the former one."""
+        for key, state in self._states.items():
+            if broker_id in state.isr:
+                self._bounced[key, broker_id] = None
+
+    def _excuse_bounced(self) -> None:
+        """Where all members of the ISR have bounced or are gone, none is known to have all records: one stays."""
+        live = self.live_brokers()
+        left: dict[tuple[PartitionKey, int], None] = {}
+        for key, broker_id in self._bounced:
+            members = self._states[key].isr if key in self._states else ()
+            if broker_id in members and any(each in live and (key, each) not in self._bounced for each in members):
+                left[key, broker_id] = None
+        self._bounced = left
 
     def _check_controller_epoch(self) -> None:
         epoch = self._read_controller_epoch()
@@ -185,6 +274,8 @@ class StateChecker:
         is_election = old is None or (state.leader, state.leader_epoch) != (old.leader, old.leader_epoch)
         if is_election and state.controller_epoch < self._controller_epoch:
             return f"the epoch of this controller is over, it is {self._controller_epoch}"
+        if is_election:
+            self._check_is_no_former_controller(f"the state of {key[0]}-{key[1]}")
         if old is None:
             return None
         if state.leader != old.leader and state.leader_epoch == old.leader_epoch:

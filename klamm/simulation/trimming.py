@@ -12,7 +12,6 @@ from klamm.client.delete_records import delete_records_request
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import PartitionKey, TopicPartition
-from klamm.simulation.agreement import hosted_partition
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.verdict import replica_bytes
 from klamm.simulation.workload import ATTEMPT_TIMEOUT_MS, PartitionClient, Producer, records_of
@@ -84,7 +83,7 @@ class Trimming:
         """AssertionError unless every log begins where it may."""
         leader_id = self._cluster.leader(*self.key)
         for one in self._cluster.brokers.values():
-            partition = None if one.broker is None else hosted_partition(self._cluster, one.broker_id, self.key)
+            partition = None if one.broker is None else self._cluster.hosted_partition(one.broker_id, self.key)
             if partition is None:
                 continue
             start, high_watermark = partition.log.log_start_offset, partition.log.high_watermark

@@ -15,7 +15,7 @@ from klamm.protocol.errors import KafkaError
 from klamm.protocol.record_batch import iterate_batches
 from klamm.protocol.records import Record, decode_records
 from klamm.protocol.vocabulary import ACKS_ALL, NO_LEADER, PartitionKey
-from klamm.simulation.agreement import disagreements, hosted_partition, leftovers, uncommitted
+from klamm.simulation.agreement import disagreements, leftovers, uncommitted
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.process import Process, SimulationFailure
@@ -247,7 +247,7 @@ def check_leader_epochs(cluster: SimulatedCluster, trimmed: Collection[str] = ()
     """Every replica knows the start offset of each leader epoch with records; truncation needs it. AssertionError."""
     for key, state in cluster.state.partitions().items():
         for broker_id in () if key[0] in trimmed else state.isr:
-            partition = hosted_partition(cluster, broker_id, key)
+            partition = cluster.hosted_partition(broker_id, key)
             assert partition is not None, f"broker {broker_id} does not host {key[0]}-{key[1]}"
             begins: dict[int, int] = {}
             for base_offset, epoch in _epochs(replica_bytes(cluster.brokers[broker_id], key)).items():

@@ -9,7 +9,6 @@ What must stay true: this module only looks, and it names every wait, also one w
 from collections.abc import Iterator, Sequence
 
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
-from klamm.simulation.agreement import hosted_partition
 from klamm.simulation.cluster import SimulatedBroker, SimulatedCluster
 from klamm.simulation.world import Node
 from klamm.znodes.controller_store import NO_CONTROLLER
@@ -62,7 +61,7 @@ def _of_follower(cluster: SimulatedCluster, key: PartitionKey, state: LeaderAndI
     """Why a replica is not in sync."""
     if down := [*_of_broker(cluster, broker_id), *_of_broker(cluster, state.leader)]:
         return down
-    follower, leader = (hosted_partition(cluster, one, key) for one in (broker_id, state.leader))
+    follower, leader = (cluster.hosted_partition(one, key) for one in (broker_id, state.leader))
     for one, hosted in ((broker_id, follower), (state.leader, leader)):
         if hosted is None or hosted.leader_epoch != state.leader_epoch:
             knows = "does not host it" if hosted is None else f"knows epoch {hosted.leader_epoch}"

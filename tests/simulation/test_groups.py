@@ -16,7 +16,7 @@ from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.determinism import assert_same_trace
-from klamm.simulation.group_workload import SESSION_TIMEOUT_MS, GroupWorkload
+from klamm.simulation.group_workload import SESSION_TIMEOUT_MS, GroupMember, GroupWorkload
 from klamm.simulation.process import SimulationFailure
 from klamm.simulation.verdict import converge
 from klamm.simulation.workload import create_topic
@@ -221,14 +221,22 @@ def test_a_coordinator_that_forgets_offsets_is_found(monkeypatch: pytest.MonkeyP
 
 
 def test_two_owners_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: every member gets everything."""
+    """A planted fault: the leader gives everything to every member."""
+    everything = bytes(range(len(PARTITIONS)))
+    monkeypatch.setattr(GroupMember, "_assign", lambda _, member_ids: dict.fromkeys(member_ids, everything))
+    with pytest.raises(SimulationFailure, match=r"generation 1: workers-\d and workers-\d own"):
+        _run(members_come_and_go, 1)
+
+
+def test_an_assignment_that_the_leader_has_not_given_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: every member gets everything from the coordinator."""
     answer_sync = Group.answer_sync
 
     def generous(self: Group, member: Member, result: SyncResult) -> bool:
         return answer_sync(self, member, result._replace(assignment=bytes(range(len(PARTITIONS)))))
 
     monkeypatch.setattr(Group, "answer_sync", generous)
-    with pytest.raises(SimulationFailure, match=r"generation 1: workers-\d and workers-\d own"):
+    with pytest.raises(SimulationFailure, match="the leader has given it"):
         _run(members_come_and_go, 1)
 
 

@@ -16,6 +16,7 @@ class Server:
 
     def __init__(self):
         self.tree = ZnodeTree()
+        self.txns = []
         self.checker = StateChecker()
         self.checker.recovered(self.tree)
         for path in ("/brokers", "/brokers/topics"):
@@ -32,9 +33,29 @@ class Server:
     def set(self, path, data):
         self.apply(SetDataTxn(path, data, 0))
 
-    def apply(self, txn):
+    def forget(self, count):
+        """ZooKeeper starts again without its last transactions."""
+        del self.txns[-count:]
+        self.tree = ZnodeTree()
+        for txn in self.txns:
+            self.tree.apply(txn, self.tree.zxid + 1, 0)
+        self.checker.recovered(self.tree)
+
+    def apply(self, txn, session_id=None):
+        self.txns.append(txn)
         self.tree.apply(txn, self.tree.zxid + 1, 0)
-        self.checker.changed(self.tree, repr(txn))
+        self.checker.changed(self.tree, repr(txn), session_id)
+
+    def register(self, broker_id):
+        path = f"/brokers/ids/{broker_id}"
+        if self.checker.exists(path):
+            self.apply(DeleteTxn(path))
+        self.create(path, b"")
+
+    def elect(self, session_id):
+        if self.checker.exists("/controller"):
+            self.apply(DeleteTxn("/controller"))
+        self.apply(MultiTxn((CreateTxn("/controller", b"", OPEN_ACL, session_id, 0),)), session_id)
 
 
 @pytest.fixture
@@ -99,6 +120,78 @@ def test_nobody_but_the_leader_takes_a_replica_in(server, leader):
 def test_transactions_of_several_operations_are_looked_into(server):
     with pytest.raises(SimulationFailure, match="an epoch went back"):
         server.apply(MultiTxn((SetDataTxn(STATE, LeaderAndIsr(1, 0, (1,), 2).encode(), 0),)))
+
+
+def test_a_controller_of_the_past_writes_nothing(server):
+    server.create("/admin", None)
+    for path in ("/admin/delete_topics", "/admin/delete_topics/t"):
+        server.create(path, None)
+    deletions = [DeleteTxn("/admin/delete_topics/t"), DeleteTxn(STATE)]
+    election = SetDataTxn(STATE, LeaderAndIsr(2, 4, (2,), 2).encode(), 0)
+    server.elect(1)
+    server.elect(2)
+    for txn in (MultiTxn((election,)), *deletions):
+        with pytest.raises(SimulationFailure, match="session 0x1, in which a former controller was elected, writes"):
+            server.apply(txn, 1)
+        if txn is deletions[1]:
+            server.create(STATE, FIRST.encode())
+    # As a leader before 2.7 it may change an ISR; and it may be elected again. Operators are no controllers.
+    server.apply(SetDataTxn(STATE, LeaderAndIsr(2, 4, (2,), 2).encode(), 0), 2)
+    server.apply(SetDataTxn(STATE, LeaderAndIsr(2, 4, (2, 1), 2).encode(), 0), 1)
+    server.elect(1)
+    server.apply(SetDataTxn(STATE, LeaderAndIsr(1, 5, (1, 2), 2).encode(), 0), 1)
+    server.apply(DeleteTxn(STATE), 7)
+
+
+def test_an_election_that_is_forgotten_ends_no_office(server):
+    server.elect(1)
+    server.elect(2)
+    # ZooKeeper dies, and has not kept the end of the first office nor the second election.
+    server.forget(2)
+    server.apply(SetDataTxn(STATE, LeaderAndIsr(2, 4, (2,), 2).encode(), 0), 1)
+    server.elect(2)
+    server.forget(1)
+    # The first office has ended, and the second has not begun.
+    server.elect(1)
+    server.apply(DeleteTxn(STATE), 1)
+
+
+def test_a_mark_for_deletion_goes_with_its_topic(server):
+    mark = "/admin/delete_topics/t"
+    for path in ("/admin", "/admin/delete_topics", mark):
+        server.create(path, None)
+    with pytest.raises(SimulationFailure, match="topic t loses its mark for deletion before it is deleted"):
+        server.apply(DeleteTxn(mark))
+    # The mark of a topic that was not there says nothing of the next one.
+    server.create("/admin/delete_topics/u", None)
+    server.create("/brokers/topics/u", None)
+    server.apply(DeleteTxn("/admin/delete_topics/u"))
+    server.create("/admin/delete_topics/u", None)
+    server.apply(MultiTxn((DeleteTxn("/admin/delete_topics/u"), DeleteTxn("/brokers/topics/u"))))
+
+
+def test_a_replica_that_has_bounced_leaves_the_isr(server):
+    for path in ("/brokers/ids",):
+        server.create(path, None)
+    for broker_id in (0, 1, 2):
+        server.register(broker_id)
+    server.set(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode())
+    # The first registration of each counts like any other, and 0 has left since.
+    assert server.checker.bounced() == []
+    server.register(2)
+    assert server.checker.bounced() == [(("t", 0), 2)]
+    server.set(STATE, LeaderAndIsr(1, 4, (1, 2), 2).encode())
+    assert server.checker.bounced() == [(("t", 0), 2)]
+    server.set(STATE, LeaderAndIsr(1, 4, (1,), 2).encode())
+    assert server.checker.bounced() == []
+    # Of several that have bounced, or are gone, one stays.
+    server.set(STATE, LeaderAndIsr(1, 4, (1, 2), 2).encode())
+    server.register(2)
+    assert server.checker.bounced() != []
+    server.apply(DeleteTxn("/brokers/ids/1"))
+    assert server.checker.bounced() == []
+    server.register(0)
+    assert server.checker.bounced() == []
 
 
 def test_the_epoch_of_controllers_goes_up_by_one(server):

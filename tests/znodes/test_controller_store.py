@@ -1,6 +1,7 @@
 """The controller's store against the embedded server, also when the connection is lost after any of its requests."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from klamm.znodes.controller_store import NO_CONTROLLER, ControllerEpoch, Contro
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, is_legal_topic_name
+from klamm.zookeeper.messages import Delete, MultiOperation, MultiResult
 from support.zookeeper.stores import playing, playing_with_losses, with_losses
 
 
@@ -357,6 +359,32 @@ async def test_a_topic_is_deleted_with_all_that_belongs_to_it(tmp_path: Path) ->
         await store.delete_topic_guarded("never there", guard)
 
 
+async def test_the_mark_for_deletion_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TopicDeletionManager removes the topic, its configuration and the mark in this order. Here one multi does it,
+    after the partitions: whatever write a controller dies after, the mark is there while anything else is."""
+    async with playing(tmp_path) as (_, plain):
+        store = controller_store(plain)
+        guard = await elected(store)
+        await plain.create_topic("t", {0: [1], 1: [1]}, None, {"a": "b"})
+        await plain.create_partition_states({("t", number): LeaderAndIsr(1, 0, (1,), 1) for number in range(2)}, None)
+        await plain.mark_topic_for_deletion("t")
+        # The paths that each write deletes.
+        writes: list[list[str]] = []
+        multi = store.client.multi
+
+        async def recorded(operations: Sequence[MultiOperation]) -> list[MultiResult]:
+            writes.append([operation.path for operation in operations if isinstance(operation, Delete)])
+            return await multi(operations)
+
+        monkeypatch.setattr(store.client, "multi", recorded)
+        await store.delete_topic_guarded("t", guard)
+        below = [path for paths in writes[:-1] for path in paths]
+        assert below[-1] == "/brokers/topics/t/partitions"
+        assert all(f"/brokers/topics/t/partitions/{number}/state" in below for number in range(2))
+        assert sorted(writes[-1]) == ["/admin/delete_topics/t", "/brokers/topics/t", "/config/topics/t"]
+        assert await plain.topic_deletions() == []
+
+
 async def test_a_deletion_leaves_the_next_topic_of_that_name_alone(tmp_path: Path) -> None:
     """Whenever the controller is cut off, or dies: the mark goes with the topic, and what is new stays."""
     async with playing_with_losses(tmp_path) as (proxy, plain, other):
@@ -373,7 +401,10 @@ async def test_a_deletion_leaves_the_next_topic_of_that_name_alone(tmp_path: Pat
 
         async def create_again(step: int) -> None:
             topic = f"t{step}"
-            if not await other.topic_exists(topic):
+            if await other.topic_exists(topic):
+                # The next controller goes on with this deletion.
+                assert await other.topic_deletions() == [topic]
+            else:
                 assert await other.topic_deletions() == []
                 await other.create_topic(topic, {0: [2]}, None, {"new": "1"})
                 created.append(topic)

@@ -30,6 +30,7 @@ from klamm.replication.replica import Replica
 from klamm.replication.replica_manager import ReplicaManager
 from klamm.replication.state_changes import StateChanges
 from klamm.simulation.planted.fault import PlantedFault, Replacement
+from klamm.simulation.planted.guards import GUARDS
 from klamm.simulation.planted.scenarios import (
     copiers_at_work,
     copy_of_a_rotten_log,
@@ -222,7 +223,7 @@ def _whole_or_not(*_: object, **__: object) -> Iterator[None]:
 RECORDS_ARE_LOST = (
     "the leader has lost batches before|was acknowledged, the log has|replicas differ|a consumer has read"
     "|records and .* acknowledged|had been acknowledged|which was committed"
-    "|the last stable offset|the ISR.* and ends at|is elected .* and ends at"
+    "|the last stable offset|the ISR.* and ends at|is elected .* and ends at|acknowledges the records before"
 )
 
 # What the ledger says when outputs do not move with the offsets.
@@ -240,7 +241,7 @@ FAULTS = (
             Replacement(ReplicaFetcher, "_truncate", _truncate_to_high_watermark),
             Replacement(Partition, "diverging_epoch", _never_diverging),
         ),
-        "invariants, workload, group_workload",
+        "rules, invariants, workload, group_workload",
         RECORDS_ARE_LOST,
         10,
     ),
@@ -270,7 +271,7 @@ FAULTS = (
         "a controller writes without the check of the controller epoch",
         (Replacement(batches, "write", _write_unguarded),),
         "state_checker",
-        "the epoch of this controller is over|an epoch went back",
+        "the epoch of this controller is over|an epoch went back|in which a former controller was elected",
         40,
     ),
     PlantedFault(
@@ -393,6 +394,7 @@ FAULTS = (
         "had been acknowledged",
         10,
     ),
+    *GUARDS,
 )
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
