@@ -128,8 +128,7 @@ def to_decimal(text: str, precision: int, scale: int) -> decimal.Decimal | None:
         return None
     if number is None or not number.is_finite():
         return None
-    _, _, exponent = plain.lower().partition("e")
-    if exponent and not _is_in_javas_range(number, exponent, scale):
+    if ("e" in plain or "E" in plain) and not _is_in_javas_range(number, plain, scale):
         return None
     if number and number.adjusted() >= precision - scale:
         return None
@@ -140,8 +139,9 @@ def to_decimal(text: str, precision: int, scale: int) -> decimal.Decimal | None:
     return rounded if fits or not rounded else None
 
 
-def _is_in_javas_range(number: decimal.Decimal, exponent: str, scale: int) -> bool:
+def _is_in_javas_range(number: decimal.Decimal, text: str, scale: int) -> bool:
     """Whether Java's BigDecimal, by which Spark reads decimals, has the number and can bring it to the scale."""
+    _, _, exponent = text.lower().partition("e")
     significant = exponent.lstrip("+-0") or "0"
     if len(significant) > len(str(2**31)) or int(significant) >= 2**31:
         return False
@@ -151,13 +151,20 @@ def _is_in_javas_range(number: decimal.Decimal, exponent: str, scale: int) -> bo
 
 def _from_base64(text: str) -> bytes | None:
     """As Jackson reads it for Spark: groups of four, each with its padding; what is up to a space may stand between."""
-    groups = [each for part in _SPACES.split(text) for each in _ENDS_WITH_PADDING.findall(part)]
-    if any(len(each) % 4 for each in groups):
-        return None
+    found = _usual_base64(text)
+    if found is not None:
+        return found
+    groups = [_usual_base64(each) for part in _SPACES.split(text) for each in _ENDS_WITH_PADDING.findall(part)]
+    return b"".join(filter(None, groups)) if None not in groups else None
+
+
+def _usual_base64(text: str) -> bytes | None:
+    """Without anything between the groups, and with padding at the end at most."""
     try:
-        return b"".join(base64.b64decode(each, validate=True) for each in groups)
+        found = base64.b64decode(text, validate=True)
     except ValueError:
         return None
+    return found if len(text) == 4 * ((len(found) + 2) // 3) else None
 
 
 def _pattern(text: str | None) -> Any:
