@@ -18,7 +18,8 @@ from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-TIME_SIZE = len("yyyy-MM-dd HH:mm:ss,SSS")
+FORM = "yyyy-MM-dd HH:mm:ss,SSS"
+TIME_SIZE = len(FORM)
 EARLIEST = b"0000-00-00 00:00:00,000"
 # Behind every time.
 END_OF_TIME = b"~"

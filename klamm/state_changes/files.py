@@ -4,14 +4,18 @@ What must stay true: a file is open only while a block of it is read, so any num
 each, a block and one entry are in memory.
 """
 
+import codecs
 import zlib
 from collections.abc import Callable
 
 from klamm.environment import FileSystem
-from klamm.state_changes.entries import BEGINNING, BEGINNING_OF_LINE, TIME_SIZE
+from klamm.state_changes.entries import BEGINNING, BEGINNING_OF_LINE, FORM, TIME_SIZE
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW_BITS = 31
+# Editors write it before the first line. Some shells write UTF-16.
+_UTF_8_MARK = codecs.BOM_UTF8
+_UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # What is read to find the first time; it stays in memory until the merge reaches the file.
 _FIRST_BYTES = 4 * 1024
 # A line break, a bracket and a time.
@@ -91,24 +95,31 @@ class StateChangeFile:
         """Leaves out bytes that belong to no entry, or to an entry that begins before `begin`."""
         # The byte before `begin` says whether a line begins there.
         self._position = max(begin - 1, 0)
-        skipped = self._skip_to_entry(b"" if begin else b"\n")
+        first = b"" if begin else self._first_bytes()
+        skipped = self._skip_to_entry(first)
         if not self._rest and not begin and skipped != b"\n":
-            self._warn(f"{self.path}: no line begins with a time of the form yyyy-MM-dd HH:mm:ss,SSS")
+            is_utf_16 = first[1:].startswith(_UTF_16_MARKS)
+            why = "it is UTF-16; convert it to UTF-8" if is_utf_16 else f"no line begins with a time of the form {FORM}"
+            self._warn(f"{self.path}: {why}")
         self._begin = self._position - len(self._rest)
         self.time_at = 1 if self._rest[:1] == b"[" else 0
+
+    def _first_bytes(self) -> bytes:
+        """The first bytes of the file, without a mark of UTF-8, behind the end of a line."""
+        data = b""
+        while len(data) < len(_UTF_8_MARK) and not self._is_over:
+            data += self._more(min(self._block_bytes, _FIRST_BYTES))
+        return b"\n" + data.removeprefix(_UTF_8_MARK)
 
     def _skip_to_entry(self, data: bytes) -> bytes:
         """Makes the next entry the rest; `data` are the bytes before those that are read next. Returns the last bytes
         that belong to no entry."""
         self._rest = b""
-        while not self._is_over:
-            data += self._more(min(self._block_bytes, _FIRST_BYTES))
-            match = BEGINNING_OF_LINE.search(data)
-            if match is not None:
-                self._rest = data[match.start() + 1 :]
-                break
-            # A line may begin at the end of this block.
-            data = data[-LONGEST_BEGINNING:]
+        while (match := BEGINNING_OF_LINE.search(data)) is None and not self._is_over:
+            # A line may begin at the end of what was read so far.
+            data = data[-LONGEST_BEGINNING:] + self._more(min(self._block_bytes, _FIRST_BYTES))
+        if match is not None:
+            self._rest = data[match.start() + 1 :]
         return data
 
     def _more(self, size_bytes: int) -> bytes:

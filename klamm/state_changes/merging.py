@@ -209,6 +209,8 @@ def _merged(sources: Sequence[_Source], horizon: bytes) -> Run:
 
 def _selected(block: bytes, time_at: int, wanted: Wanted) -> tuple[list[bytes], list[bytes]]:
     """(times, entries) of the entries in a block of whole entries that the selector chooses."""
+    if b"\r" in block:
+        block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
     entries = _split(block, time_at) if wanted.selects is None else _choose(block, time_at, wanted, wanted.selects)
     end = time_at + TIME_SIZE
     return [entry[time_at:end] for entry in entries], entries

@@ -76,6 +76,20 @@ def test_the_same_lines_in_the_same_order(
     assert capsysbinary.readouterr().out == theirs
 
 
+def test_files_from_other_systems(kafka_jars: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Line ends of Windows, a mark before the first line, a last line without its end, NULs."""
+    (tmp_path / "state-change.log.0").write_bytes(b"\xef\xbb\xbf" + lines(0).replace("\n", "\r\n").encode())
+    (tmp_path / "state-change.log.1").write_text(lines(1).rstrip("\n"))
+    (tmp_path / "state-change.log.2").write_text(lines(2).replace("TRACE", "TR\0ACE"))
+    arguments = ["--logs-regex", f"{tmp_path}/state-change.log.*", "--topic", "t.1"]
+    theirs = java_tool(kafka_jars, "kafka.tools.StateChangeLogMerger", *arguments)
+    assert main.run(["log", "merge", *arguments]) == 0
+    # Kafka's tool leaves the mark where it is.
+    assert capsysbinary.readouterr().out == theirs.replace(b"\xef\xbb\xbf", b"")
+    # It takes the 31st of February for the 3rd of March.
+    assert main.run(["log", "merge", *arguments, "--start-time", "2021-02-31 10:00:00,000"]) == 2
+
+
 @pytest.mark.long
 def test_the_story_of_a_partition_as_kafka_has_logged_it(
     kafka_jars: Path,

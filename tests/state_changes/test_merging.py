@@ -124,6 +124,37 @@ def test_only_entries_between_start_and_end_are_merged(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("block_bytes", [7, 1 << 16])
+def test_files_from_other_systems_are_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool, block_bytes: int
+) -> None:
+    """Line ends of Windows, a mark before the first line, a last line without its end, NULs, and no UTF-8."""
+    monkeypatch.setattr(merging, "_MIN_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(merging, "_MAX_BLOCK_BYTES", block_bytes)
+    first = line("10:00:00,000", "first")
+    trace = line("10:00:00,002", "trace\n\tat a\n\tat b")
+    odd = line("10:00:00,004", "odd \0 ä")
+    windows = b"\xef\xbb\xbf" + (first + trace + odd).replace("\n", "\r\n").removesuffix("\r\n").encode("latin-1")
+    (tmp_path / "windows").write_bytes(gzip.compress(windows) if packed else windows)
+    (tmp_path / "linux").write_text(line("10:00:00,001", "second") + line("10:00:00,003", "last").rstrip("\n"))
+    lost: list[str] = []
+    runs = merging.merge(
+        SystemFileSystem(), [str(tmp_path / "windows"), str(tmp_path / "linux")], Wanted(), lost.append
+    )
+    entries = [entry.decode("latin-1") for run in runs for entry in run.entries]
+    assert entries == stripped(first, line("10:00:00,001", "second"), trace, line("10:00:00,003", "last"), odd)
+    assert lost == []
+
+
+def test_utf_16_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(line("10:00:00,000", "first"), encoding="utf-16")
+    lost: list[str] = []
+    assert list(merging.merge(SystemFileSystem(), [str(path)], Wanted(), lost.append)) == []
+    assert lost == [f"{path}: it is UTF-16; convert it to UTF-8"]
+
+
 def test_damaged_files_are_named_and_the_rest_is_merged(tmp_path: Path) -> None:
     good, other = line("10:00:00,000", "good"), line("10:00:00,001", "other")
     paths = write(tmp_path, one=good, two_gz=other, three="no time here\n", four="")

@@ -98,6 +98,8 @@ def test_a_file_that_cannot_be_read_makes_1(logs: Path, capsysbinary: pytest.Cap
         (["--logs", "a", "--topic", "t", "--partitions", "0,x"], "'x' is not a partition"),
         (["--logs", "a", "--topic", "t", "--partitions", "0,0"], "names a partition twice"),
         (["--logs", "a", "--start-time", "10:00"], "'10:00' is not of the form yyyy-MM-dd HH:mm:ss,SSS"),
+        (["--logs", "a", "--start-time", "2021-02-31 10:00:00,000"], "is not a time of any calendar"),
+        (["--logs", "a", "--end-time", "2021-02-28 24:00:00,000"], "is not a time of any calendar"),
         (["--logs", "a", "--topic", "t", "--story"], "needs --topic and exactly one of --partitions"),
         (["--logs", "a", "--spark", "--output", "/"], "/ exists already"),
         (["--logs", "a", "--spark"], "--spark and --output belong together"),

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ from klamm.environment import SystemFileSystem
 from klamm.processes.errors import EXIT_FAILED, EXIT_OK, ToolError
 from klamm.state_changes import story as stories
 from klamm.state_changes.causal import Fact, causal_order
-from klamm.state_changes.entries import EARLIEST, END_OF_TIME, Said, first_partition, names, parse
+from klamm.state_changes.entries import EARLIEST, END_OF_TIME, FORM, Said, first_partition, names, parse
 from klamm.state_changes.merging import Run, Wanted, merge
 from klamm.tools.output import data_output, print_line, print_lines, stream_line
 from klamm.tools.patterns import expression
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2},[0-9]{3}")
-_TIME_FORM: Final = "yyyy-MM-dd HH:mm:ss,SSS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,12 @@ def _time(option: str, text: str | None, default: bytes) -> bytes:
         return default
     text = text.replace('"', " ").strip()
     if not _TIME.fullmatch(text):
-        raise typer.BadParameter(f"{text!r} is not of the form {_TIME_FORM}", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is not of the form {FORM}", param_hint=option)
+    try:
+        datetime.fromisoformat(text.replace(",", "."))
+    except ValueError:
+        if text.encode() != EARLIEST:
+            raise typer.BadParameter(f"{text!r} is not a time of any calendar", param_hint=option) from None
     return text.encode()
 
 
