@@ -9,9 +9,13 @@ import pytest
 from klamm.controller.event_manager import ControllerEventManager
 from klamm.controller.events import ControllerEvent, ControllerState, Question
 from klamm.controller.state_change_log import StateChangeLog
+from klamm.protocol.apis.fetch import FetchPartition
+from klamm.protocol.errors import ErrorCode
 from klamm.protocol.record_batch import BatchHeader, parse_header
 from klamm.protocol.records import Record, build_batch
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import ACKS_ALL, READ_COMMITTED, PartitionKey
+from klamm.replication.isr import CommittedIsr, PendingExpandIsr
+from klamm.replication.partition import Partition
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.event_witness import EventWitness
 from klamm.simulation.group_rules import _Sender, _violation
@@ -89,14 +93,65 @@ def test_an_append_below_min_insync_replicas_is_found() -> None:
         world.run(with_dead_followers(world), TIME_LIMIT_S)
 
 
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("uncommitted-reads", r"has given a consumer records up to \d+ with read_committed"),
+        ("fenced-producer", r"of a producer that was fenced: its epoch is 1"),
+    ],
+)
+def test_what_a_leader_does_with_transactions_is_judged(fault: str, found: str) -> None:
+    world = World(1)
+    with BY_NAME[fault].planted(), pytest.raises(SimulationFailure, match=found):
+        world.run(with_an_open_transaction(world), TIME_LIMIT_S)
+
+
+def test_a_leader_that_does_right_with_transactions_breaks_no_rule() -> None:
+    world = World(1)
+    world.run(with_an_open_transaction(world), TIME_LIMIT_S)
+
+
+async def with_an_open_transaction(world: World) -> None:
+    """An open transaction is read, and its producer is fenced and goes on."""
+    cluster = SimulatedCluster(world, replication_factor=3)
+    await cluster.start()
+    node, client = world.node("client"), cluster.client()
+    await node.run(create_topic(client, KEY[0], partitions=1, replication_factor=3))
+    await cluster.until(lambda: KEY in cluster.state.partitions())
+    leader = cluster.brokers[cluster.leader(*KEY)]
+    await cluster.until(lambda: getattr(cluster.hosted_partition(leader.broker_id, KEY), "is_leader", False))
+    assert leader.broker is not None
+    manager = leader.broker.parts.replica_manager
+    batches = [
+        build_batch(
+            [Record(None, b"v", 0)], producer_id=1, producer_epoch=epoch, base_sequence=0, is_transactional=True
+        )
+        for epoch in (0, 1, 0)
+    ]
+
+    async def use() -> None:
+        for batch in batches:
+            result = manager.append_records(*KEY, memoryview(bytearray(batch)), ACKS_ALL)
+            await manager.wait_replicated([(*KEY, result)], 5_000)
+            wanted = [(KEY[0], FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1000))]
+            await manager.fetch(wanted, isolation_level=READ_COMMITTED, max_wait_ms=0, min_bytes=0, max_bytes=1000)
+
+    await leader.node.run(use())
+    await node.run(client.close())
+    await cluster.close()
+
+
+def ruled(rules: Rules, **state: Any) -> RuledPartition:
+    partition = RuledPartition.__new__(RuledPartition)
+    partition.__dict__.update(topic_partition=KEY, topic=KEY[0], partition=0, _rules=rules, _broker_id=1, **state)
+    return partition
+
+
 def test_a_partition_that_goes_back_or_takes_another_for_the_leader_is_found() -> None:
     broken: list[str] = []
     state = SimpleNamespace(leader_of=lambda topic, partition, epoch: 2)
     rules = Rules(state, lambda broker_id, key: None, lambda violation: broken.append(str(violation)))  # type: ignore[arg-type]
-    partition = RuledPartition.__new__(RuledPartition)
-    partition.__dict__.update(
-        topic_partition=KEY, topic=KEY[0], partition=0, leader_epoch=5, _rules=rules, _broker_id=1
-    )
+    partition = ruled(rules, leader_epoch=5)
     partition._check_epoch(SimpleNamespace(leader_epoch=6, leader=2))  # type: ignore[arg-type]
     partition._check_epoch(SimpleNamespace(leader_epoch=6, leader=-1))  # type: ignore[arg-type]
     assert broken == []
@@ -106,6 +161,46 @@ def test_a_partition_that_goes_back_or_takes_another_for_the_leader_is_found() -
         "events-0: broker 1 goes back from leader epoch 5 to 4",
         "events-0: broker 1 takes 1 for the leader in epoch 7, in which 2 leads",
     ]
+
+
+def test_what_the_followers_lack_is_neither_acknowledged_nor_in_the_isr(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken: list[str] = []
+    known = {KEY: SimpleNamespace(leader_epoch=5, isr=(1, 2, 3))}
+    followers: Any = {2: follower(5, 10), 3: None, 4: follower(5, 9), 5: follower(4, 0)}
+    state: Any = SimpleNamespace(partitions=lambda: known)
+    rules = Rules(state, lambda broker_id, key: followers[broker_id], lambda violation: broken.append(str(violation)))
+    partition = ruled(
+        rules,
+        leader_epoch=5,
+        log=SimpleNamespace(log_end_offset=10),
+        isr_state=CommittedIsr((1, 2)),
+        _term_begins_at=10,
+    )
+    partition.__dict__.update(topic_config=SimpleNamespace(min_insync_replicas=2))
+    monkeypatch.setattr(Partition, "acknowledgement", lambda *_: ErrorCode.NONE)
+    monkeypatch.setattr(Partition, "_propose", lambda *_: None)
+    # 3 is down, and 5 may have had the records in the present epoch: nobody can tell.
+    partition.acknowledgement(10, 5)
+    for each in (2, 3, 5):
+        partition._propose(PendingExpandIsr((1,), each))
+    assert broken == []
+    known[KEY].isr = (1, 2, 4)
+    partition.acknowledgement(10, 5)
+    partition._propose(PendingExpandIsr((1,), 4))
+    known[KEY].isr = ()
+    partition.isr_state = CommittedIsr((1,))
+    partition.acknowledgement(10, 5)
+    assert broken == [
+        "events-0: broker 1 acknowledges the records before 10 of epoch 5 in epoch 5; of the ISR (1, 2, 4) [1, 2] have"
+        " them, min.insync.replicas is 2",
+        "events-0: broker 1 takes 4 into the ISR, which lacks records before 10, where leader epoch 5 begins",
+        "events-0: broker 1 acknowledges the records before 10 of epoch 5 in epoch 5; of the ISR (1,) [1] have them,"
+        " min.insync.replicas is 2",
+    ]
+
+
+def follower(leader_epoch: int, end: int) -> Any:
+    return SimpleNamespace(leader_epoch=leader_epoch, log=SimpleNamespace(log_end_offset=end))
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
