@@ -11,7 +11,7 @@
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -26,11 +26,12 @@ _BIND_ERROR = re.compile(r"error while attempting to bind on address \('(?P<host
 
 
 class ToolError(Exception):
-    """The command has failed; the message is one line with the reason."""
+    """The command has failed; the message is one line with the reason, and each of `details` is a line after it."""
 
-    def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
+    def __init__(self, message: str, exit_code: int = EXIT_FAILED, *, details: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.details = tuple(details)
 
 
 @contextmanager
@@ -41,8 +42,9 @@ def unverified_after_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except (ToolError, OSError) as error:
-        message = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        raise ToolError(message, EXIT_INCOMPLETE) from error
+        if isinstance(error, OSError):
+            raise ToolError(describe_os_error(error), EXIT_INCOMPLETE) from error
+        raise ToolError(str(error), EXIT_INCOMPLETE, details=error.details) from error
 
 
 def describe_os_error(error: OSError) -> str:

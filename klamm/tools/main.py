@@ -176,7 +176,8 @@ def _explain(error: Exception) -> int:
     if not message or message.startswith("Usage:"):
         print_lines(message.split("\n"), file=sys.stderr)
     else:
-        print_line(f"klamm: {message}", file=sys.stderr)
+        details = error.details if isinstance(error, ToolError) else ()
+        print_lines([f"klamm: {message}", *details], file=sys.stderr)
     return code
 
 

@@ -55,7 +55,8 @@ def run(
     try:
         pipeline = parse(_content(file), str(file), None if print_program else os.environ)
     except PipelineFileError as error:
-        raise ToolError(str(error)) from None
+        first, *others = error.lines
+        raise ToolError(first, details=others) from None
     if print_program:
         print_lines(program(pipeline).rstrip("\n").split("\n"))
         return

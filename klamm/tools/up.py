@@ -105,7 +105,9 @@ def up(
         with view.watching(cluster.bootstrap):
             watch(cluster, view, restart=restart)
     except ServerFailed as error:
-        raise ToolError(str(error)) from error
+        # The end of the server's log may follow.
+        reason, *log = str(error).split("\n")
+        raise ToolError(reason, details=log) from error
     except KeyboardInterrupt:
         # Ctrl-C is the usual end of a running cluster, and an interruption of a cluster that was not ready yet.
         if not cluster.ready:

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from klamm.processes.errors import EXIT_INCOMPLETE, ToolError, unverified_after_errors
+from klamm.tools import main
 from klamm.tools.output import TABS, data_output, print_line, print_lines
 from klamm.visible import visible
 
@@ -43,6 +45,18 @@ def test_a_line_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     print_line("a\n2*  broker\t\x1b[2J")
     print_lines(["a\tb\r", "c\u2028d"], keep=TABS, file=sys.stderr)
     assert capsys.readouterr() == ("a\\u000a2*  broker\\u0009\\u001b[2J\n", "a\tb\\u000d\nc\\u2028d\n")
+
+
+def test_an_error_is_a_line_and_so_is_each_of_its_details(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> None:
+        with unverified_after_errors():
+            raise ToolError("two are wrong:\n", details=["a\n: x", "b: y"])
+
+    monkeypatch.setattr(main, "get_command", fails)
+    assert main.run([]) == EXIT_INCOMPLETE
+    assert capsys.readouterr().err == "klamm: two are wrong:\\u000a\na\\u000a: x\nb: y\n"
 
 
 @given(st.text())

@@ -227,9 +227,11 @@ async def cancel(access: Access, active: Collection[TopicPartition]) -> None:
         if error is not None and error.code != ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
     }
     if errors:
-        lines = "\n".join(f"{key}: {error_line(error)}" for key, error in sorted(errors.items()))
         plural = "" if len(errors) == 1 else "s"
-        raise ToolError(f"Error cancelling partition reassignment{plural} for:\n{lines}")
+        raise ToolError(
+            f"Error cancelling partition reassignment{plural} for:",
+            details=[f"{key}: {error_line(error)}" for key, error in sorted(errors.items())],
+        )
 
 
 async def restore_order(access: Access, record: Record) -> dict[str, str]:

@@ -263,6 +263,16 @@ def test_a_wrong_file_ends_with_1(
     assert told.replace("FILE", str(file)) in capsys.readouterr().err
 
 
+def test_each_problem_of_a_file_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text(
+        "source: {options: {subscribe: a, kafka.bootstrap.servers: 'b:1'}}\nsink: {format: csv}\n\"x\\n\": 1\ny: 2\n"
+    )
+    assert main.run(["pipeline", "run", str(file), "--check"]) == 1
+    told = [line.partition("; allowed")[0] for line in capsys.readouterr().err.splitlines()]
+    assert told == [f"klamm: {file}:3:1: unknown key x\\u000a", f"{file}:4:1: unknown key y"]
+
+
 def test_checks_and_the_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["pipeline", "run", str(tmp_path / "none.yaml"), "--check"]) == 1
     assert "none.yaml" in capsys.readouterr().err

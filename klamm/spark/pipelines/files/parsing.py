@@ -57,11 +57,12 @@ class Problem(NamedTuple):
 
 
 class PipelineFileError(ValueError):
-    """A file that is not a pipeline; `problems` has at least one."""
+    """A file that is not a pipeline; `problems` has at least one, and `lines` each of them with its place."""
 
     def __init__(self, path: str, problems: Sequence[Problem]) -> None:
         self.problems = sorted(set(problems))
-        super().__init__("\n".join(f"{path}:{line}:{column}: {text}" for line, column, text in self.problems))
+        self.lines = [f"{path}:{line}:{column}: {text}" for line, column, text in self.problems]
+        super().__init__("\n".join(self.lines))
 
 
 class Variable(NamedTuple):
