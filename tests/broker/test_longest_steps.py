@@ -33,6 +33,7 @@ from support.group_wire import find_coordinator
 from support.one_broker import Client, running, until
 from support.opcodes import MAX_OPCODES, Steps, counted_steps
 from support.quotas import client_quotas
+from support.transaction_wire import Producer
 
 # Those of a step without elements, which come in addition.
 FIXED_OPCODES = 2_500
@@ -42,6 +43,9 @@ MAX_ELEMENTS = {
     (ApiKey.ALTER_CONFIGS, "configs"): MAX_CONFIGS,
     (ApiKey.INCREMENTAL_ALTER_CONFIGS, "configs"): MAX_CONFIGS,
 }
+
+LONG_NAME = 16_000
+LONG_NAMES = 8
 
 # Some of them lie in each phase of a request: decoding, the handler, encoding.
 TURNS_UNTIL_HANG_UP = (1, 2, 4, 8, 50, 250)
@@ -110,6 +114,36 @@ async def test_no_step_grows_with_the_request(tmp_path: Path, small_steps: None)
             with counted_steps() as steps:
                 await answered(client, frame)
             if steps.opcodes > max_opcodes(key, path):
+                too_long.append(f"{key.name} {'.'.join(path)}: {steps.opcodes} opcodes, most in {steps.function}")
+    assert not too_long, "\n".join(too_long)
+
+
+class LongNames(Filling):
+    """Each name is nearly as long as a request can hold in its first versions."""
+
+    def _element(self, kind: Any, version: int, path: tuple[str, ...], index: int) -> Any:
+        element = super()._element(kind, version, path, index)
+        return element.ljust(LONG_NAME, "x") if kind == "String" else element
+
+
+async def test_no_step_grows_with_the_length_of_names(tmp_path: Path) -> None:
+    """With usual slices, which would have many names."""
+    too_long = []
+    for key in APIS:
+        if key not in HAND_WRITTEN:
+            compile_codecs(key)
+    ids = dict.fromkeys(("group_id", "key", "member_id", "group_instance_id"), "x" * LONG_NAME)
+    properties = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
+    properties |= {"transaction_state_log_num_partitions": 1, "transaction_state_log_replication_factor": 1}
+    properties |= {"transaction_state_log_min_isr": 1}
+    properties["zookeeper_session_timeout_ms"] = 60_000  # counting makes steps slow
+    async with running(tmp_path, auto_create_topics_enable=False, **properties) as (_, client):
+        await find_coordinator(client, "g")
+        await Producer.begin(client, "t")
+        for key, path in CASES:
+            with counted_steps() as steps:
+                await answered(client, frame_of(key, path, LongNames(LONG_NAMES, **ids)))
+            if steps.opcodes > MAX_OPCODES:
                 too_long.append(f"{key.name} {'.'.join(path)}: {steps.opcodes} opcodes, most in {steps.function}")
     assert not too_long, "\n".join(too_long)
 

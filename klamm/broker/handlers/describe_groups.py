@@ -16,8 +16,9 @@ from klamm.slices import Slices, mapped
 Group = DescribeGroupsResponse.DescribedGroup
 Member = Group.DescribedGroupMember
 
-# A slice describes so many groups and members together, or fewer with more data than this for each.
+# A slice describes so many groups and members together, or fewer with longer names or more data than this for each.
 GROUPS_PER_SLICE = 500
+CHARACTERS_PER_PIECE = 50
 BYTES_PER_PIECE = 2_000
 
 
@@ -42,7 +43,7 @@ def _described(request: Request[DescribeGroupsRequest]) -> Steps[DescribeGroupsR
     slices = Slices(GROUPS_PER_SLICE)
     for group_id in dict.fromkeys(request.body.groups):
         groups.append((yield from _describe(request, group_id, slices)))
-        if slices.is_over():
+        if slices.is_over(1 + len(group_id) // CHARACTERS_PER_PIECE):
             yield
     return DescribeGroupsResponse(groups=groups)
 

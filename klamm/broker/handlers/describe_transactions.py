@@ -18,8 +18,9 @@ from klamm.slices import CHEAP_SLICE, Slices, mapped
 Transaction = DescribeTransactionsResponse.TransactionState
 Topic = Transaction.TopicData
 
-# The number of ids that are described in one slice.
+# The number of ids that are described in one slice, or fewer that are longer.
 TRANSACTIONS_PER_SLICE = 500
+CHARACTERS_PER_PIECE = 50
 
 
 def error_response(
@@ -46,7 +47,7 @@ def _described(request: Request[DescribeTransactionsRequest]) -> Steps[DescribeT
     for name in request.body.transactional_ids:
         if name not in transactions:
             transactions[name] = yield from _describe(request, name, looked_at)
-        if described.is_over():
+        if described.is_over(1 + len(name) // CHARACTERS_PER_PIECE):
             yield
     return DescribeTransactionsResponse(transaction_states=list(transactions.values()))
 
