@@ -538,8 +538,9 @@ class ReplicaFetcher:
         except _Outdated:
             return
         except KafkaError as error:
-            del self._changed[topic_partition]
-            self._log_refused(topic_partition, fetch, error)
+            if self._fetches.get(topic_partition) is fetch:
+                del self._changed[topic_partition]
+                self._log_refused(topic_partition, fetch, error)
         else:
             fetch.failures = 0
             if self._unconfirmed:

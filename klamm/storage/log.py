@@ -533,9 +533,12 @@ class Log:
         """
         if inspected is not None and inspected.found.batch is not None:
             records = inspected.found.batch
-        now_ms = self._environment.now_ms()
-        header = parse_header_of_one(records) if PIECE_BYTES < len(records) <= self.config.segment_bytes else None
-        if header is None or (inspected is None and demands_on(header, self.config, origin, now_ms) is not None):
+        now_ms, config = self._environment.now_ms(), self.config
+        most = config.segment_bytes
+        if origin is AppendOrigin.CLIENT:
+            most = min(most, config.max_message_bytes)  # The append refuses more.
+        header = parse_header_of_one(records) if PIECE_BYTES < len(records) <= most else None
+        if header is None or (inspected is None and demands_on(header, config, origin, now_ms) is not None):
             yield
             return
         while self._ahead is not None:
@@ -545,29 +548,33 @@ class Log:
         try:
             segment = self._segment_for(len(records), header, header, header.max_timestamp, now_ms)
             ahead = self._ahead = WrittenAhead(segment, records)
-            self.must_prepare = True
+        except OSError as error:
+            raise self._storage_error(error, "appending") from error
+        self.must_prepare = True
+        try:
+            await self._write_ahead(ahead)
+            yield
+        finally:  # Also of a task that is cancelled: other appends wait for this.
+            if self._ahead is ahead:
+                self._drop_ahead()
+
+    async def _write_ahead(self, ahead: WrittenAhead) -> None:
+        """Returns when all is written, or thrown away already."""
+        try:
             while self._ahead is ahead and not ahead.is_whole:
                 ahead.write_piece()
                 await asyncio.sleep(0)
         except OSError as error:
-            self._drop_ahead()
             raise self._storage_error(error, "appending") from error
-        try:
-            yield
-        finally:
-            if self._ahead is ahead:
-                self._drop_ahead()
 
     def _end_ahead(self, records: Buffer, segment: LogSegment) -> bool:
         """Whether `records` are written ahead in `segment`. If not, what is written ahead is thrown away."""
         assert self._ahead is not None
         ahead, self._ahead = self._ahead, None
-        ahead.ended.set()
         self._update_must_prepare()
-        if ahead.holds(records, segment):
-            return True
-        ahead.segment.cut_behind_end()
-        return False
+        is_kept = ahead.holds(records, segment)
+        ahead.end(is_kept=is_kept)
+        return is_kept
 
     def _drop_ahead(self) -> None:
         if self._ahead is not None:
@@ -1233,7 +1240,7 @@ class Log:
         self._is_closed = self._is_abandoned = True
         self._reader.invalidate()
         if self._ahead is not None:
-            self._ahead.ended.set()
+            self._ahead.end(is_kept=True)
             self._ahead = None
 
     def close_abandoned(self) -> Generator[None, None, None]:

@@ -338,7 +338,7 @@ class LogSegment:
     ) -> None:
         """Writes whole batches at the end. If the disk has no space, the segment is unchanged.
 
-        `is_written`: all but the header of the first batch is there already (`write_behind_end`).
+        `is_written`: all but the header of the first batch is there already (`written_ahead.py`).
         """
         position = self.size_bytes
         self.load_indexes()
@@ -361,15 +361,6 @@ class LogSegment:
             self.time_index.maybe_append(self.max_timestamp, self._offset_of_max_timestamp)
             self._bytes_since_index_entry = 0
         self._bytes_since_index_entry += len(records)
-
-    def write_behind_end(self, start: int, piece: Buffer) -> None:
-        """Writes a piece of what is to be appended: its bytes from `start` on."""
-        self.file().write(self.size_bytes + start, piece)
-
-    def cut_behind_end(self) -> None:
-        """Removes what was written there and is not appended."""
-        if not self.is_gone:
-            self.file().truncate(self.size_bytes)
 
     @property
     def is_slow_to_load(self) -> bool:

@@ -23,11 +23,13 @@ PIECE_BYTES = 2 * 1024 * 1024
 
 
 class WrittenAhead:
-    """What is written ahead of its append into `segment`, from its present end on."""
+    """What is written ahead of its append into `segment`, from its present end on. Raises OSError."""
 
-    __slots__ = ("ended", "position", "records", "segment", "written_bytes")
+    __slots__ = ("_file", "ended", "position", "records", "segment", "written_bytes")
 
     def __init__(self, segment: LogSegment, records: Buffer) -> None:
+        # Kept open: what is written can be cut for certain, even when file descriptors run out.
+        self._file = segment.pin()
         self.segment = segment
         self.position = segment.size_bytes
         self.records = records
@@ -43,10 +45,19 @@ class WrittenAhead:
         """Raises OSError."""
         start = self.written_bytes
         piece = memoryview(self.records)[start : start + PIECE_BYTES]
-        self.segment.write_behind_end(start, piece)
+        self._file.write(self.position + start, piece)
         self.written_bytes = start + len(piece)
 
     def holds(self, records: Buffer, segment: LogSegment) -> bool:
         """Whether an append of `records` to `segment` finds all of them written already."""
         is_there = records is self.records and segment is self.segment and segment.size_bytes == self.position
         return is_there and self.is_whole
+
+    def end(self, *, is_kept: bool) -> None:
+        """Throws the bytes away, unless they are to be kept or their file is. Raises OSError."""
+        self.ended.set()
+        try:
+            if not is_kept and not self.segment.is_gone:
+                self._file.truncate(self.segment.size_bytes)
+        finally:
+            self.segment.unpin()

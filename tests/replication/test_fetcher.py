@@ -23,6 +23,9 @@ from klamm.replication.isr import IsrStatistics
 from klamm.replication.partition import Partition
 from klamm.replication.quota import UNLIMITED, ReplicationQuota
 from klamm.replication.topic_metrics import TopicCounts
+from klamm.storage import log as log_module
+from klamm.storage import written_ahead
+from klamm.storage.written_ahead import WrittenAhead
 from support.fetch_messages import fetch_response, forgotten_of, wanted_of
 from support.logs import NOW_MS, DiskEnvironment, append, batch, open_log, read_all
 from support.metrics import Values
@@ -922,6 +925,29 @@ async def test_an_answer_for_a_removed_partition_is_dropped():
         await leader.next(ApiKey.FETCH)
         log = follower.partitions[T0].log
         assert (log.log_end_offset, log.high_watermark) == (0, 0)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_a_partition_that_leaves_while_a_large_batch_is_written_gets_nothing(monkeypatch, is_full):
+    for module in (fetcher, log_module, written_ahead):
+        monkeypatch.setattr(module, "PIECE_BYTES", 100)
+    async with following() as (follower, leader):
+        follower.follow(T0, T1)
+        write_piece = WrittenAhead.write_piece
+
+        def leave(ahead):
+            follower.manager.remove_fetchers([T0])
+            if is_full:
+                raise OSError(errno.ENOSPC, "full")
+            write_piece(ahead)
+
+        monkeypatch.setattr(WrittenAhead, "write_piece", leave)
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"x" * 1000), hw=1), result(T1)])
+        asked = await leader.next(ApiKey.FETCH)
+        assert forgotten_of(asked.body) == [("t", [0])]
+        log = follower.partitions[T0].log
+        assert log.log_end_offset == 0
+        assert log._segments.active.file().size() == 0
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
