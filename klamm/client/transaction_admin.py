@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from klamm.client.cluster import ClusterClient
+from klamm.client.coordinated import listed
 from klamm.client.fan_out import (
     CoordinatorType,
     Route,
@@ -86,6 +87,13 @@ class OpenTransaction(NamedTuple):
     producer: ProducerState
 
 
+class Coordinated(NamedTuple):
+    """What coordinators know of some transactions, by transactional id."""
+
+    listings: Sequence[TransactionListing]
+    descriptions: "Mapping[str, TransactionDescription | KafkaError]"
+
+
 async def list_transactions(
     client: ClusterClient,
     *,
@@ -134,6 +142,23 @@ async def list_transactions_of_brokers(
         ]
 
     return await ask_every_broker(client, ask)
+
+
+async def coordinated_transactions(client: ClusterClient, producer_ids: Collection[int]) -> Coordinated:
+    """What all coordinators know of the transactions of these producers.
+
+    Raises KafkaError when a coordinator is missing or does not answer, so that a transaction which none of the others
+    knows may be its, and ClientError.
+    """
+
+    async def ask(client: ClusterClient) -> Coordinated:
+        listings = await list_transactions(client, producer_ids=producer_ids)
+        return Coordinated(listings, await describe_transactions(client, [each.transactional_id for each in listings]))
+
+    found, gap = await listed(client, CoordinatorType.TRANSACTION, ask)
+    if gap is not None:
+        raise KafkaError(gap.code, f"{gap.message}; the transactions there are not known")
+    return found
 
 
 async def describe_transactions(
@@ -240,23 +265,20 @@ async def abort_transaction(
     return (await fan_out(client, [partition], leaders(client), ask))[partition]
 
 
-def hanging_transactions(
-    candidates: Iterable[OpenTransaction],
-    listings: Iterable[TransactionListing],
-    descriptions: Mapping[str, TransactionDescription | KafkaError],
-) -> list[OpenTransaction]:
-    """The open transactions whose coordinators do not know of them: those will never write a marker. Pure.
+def ending_transactions(open_: Iterable[OpenTransaction], found: Coordinated) -> dict[OpenTransaction, str]:
+    """The open transactions that a coordinator will end, and their transactional ids. Pure.
 
-    Raises KafkaError when a coordinator could not be asked.
+    The others hang: no coordinator will ever write their markers. Raises KafkaError when a coordinator could not be
+    asked.
     """
-    ids = {listing.producer_id: listing.transactional_id for listing in listings}
-    hanging = []
-    for candidate in candidates:
-        described = descriptions.get(ids.get(candidate.producer.producer_id, ""))
+    ids = {listing.producer_id: listing.transactional_id for listing in found.listings}
+    ending = {}
+    for each in open_:
+        transactional_id = ids.get(each.producer.producer_id, "")
+        described = found.descriptions.get(transactional_id)
         if isinstance(described, KafkaError):
             if described.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
                 raise described
-        elif described is not None and candidate.partition in described.partitions:
-            continue
-        hanging.append(candidate)
-    return hanging
+        elif described is not None and each.partition in described.partitions:
+            ending[each] = transactional_id
+    return ending

@@ -5,7 +5,7 @@
 | 0 | done; a server was stopped by SIGTERM or Ctrl-C; the reader of the output has closed it |
 | 1 | failed; the reason is on stderr |
 | 2 | the command was called wrongly |
-| 3 | a broker has not answered, or a verification could not find out; the output names what is missing |
+| 3 | something is not known: a broker has not answered, or a verification could not find out; the output says what |
 | 130 | interrupted by Ctrl-C; `produce` and `consume` also by SIGTERM |
 """
 

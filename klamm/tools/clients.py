@@ -280,12 +280,19 @@ def silent_brokers(answers: Mapping[int, object]) -> dict[int, str]:
     return silent
 
 
-def exit_incomplete(silent: Mapping[int, str]) -> None:
-    """Names the brokers that have not answered, if any, and ends the command. Call it after the results are printed."""
+def exit_incomplete(silent: Mapping[int, str], gap: KafkaError | None = None) -> None:
+    """Names the brokers that have not answered, and what else is missing, if anything, and ends the command. Call it
+    after the results are printed."""
     for broker_id, why in sorted(silent.items()):
         print_line(f"klamm: {silence_text(broker_id, why)}", file=sys.stderr)
-    if silent:
+    if gap is not None:
+        print_line(f"klamm: {gap_text(gap)}", file=sys.stderr)
+    if silent or gap is not None:
         raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def gap_text(gap: KafkaError) -> str:
+    return f"this may not be all: {error_line(gap)}"
 
 
 def error_line(error: KafkaError) -> str:

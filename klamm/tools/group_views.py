@@ -27,7 +27,7 @@ class Kind(Enum):
     ROW = "row"
     NOTE = "note"
     SILENT = "silent"
-    """A broker has not answered."""
+    """A broker has not answered, or something else is not known."""
     ERROR = "error"
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 
@@ -17,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
 from klamm.tools import group_views as views
 from klamm.tools.clients import (
@@ -28,6 +29,7 @@ from klamm.tools.clients import (
     CommandConfig,
     client_within,
     error_line,
+    gap_text,
     is_silent,
     silence_text,
     silent_brokers,
@@ -287,36 +289,39 @@ def reset_offsets(
         )
     if not dry_run and not execute:
         tell(Line("WARN: No action will be performed as the --execute option is missing.", Kind.NOTE))
-    failed = False
+    troubles: list[Line] = []
+
+    def trouble(line: Line) -> None:
+        troubles.append(line)
+        tell(line)
+
     with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
         found = described(client, chosen(client, group, all_groups))
         for line in found.troubles:
-            failed = True
-            tell(line)
+            trouble(line)
         offsets = ClusterOffsets(client)
         partitions = None if all_topics else [each for name, numbers in wanted for each in offsets.scope(name, numbers)]
         # All groups are planned before any offset is committed, so one group's error does not affect the others.
         plans: dict[str, Plan] = {}
         for each in found.groups:
-            plans[each.group], trouble = _plan(scenario, each, partitions, offsets)
-            failed |= trouble is not None
-            for line in [*_warnings(plans[each.group]), *([trouble] if trouble else [])]:
+            plans[each.group], problem = _plan(scenario, each, partitions, offsets)
+            for line in _warnings(plans[each.group]):
                 tell(line)
+            if problem is not None:
+                trouble(problem)
         new = {name: dict(planned.offsets) for name, planned in plans.items()}
         if execute:
             for name, planned in new.items():
                 for key, reason in commit(client, name, planned).items():
                     del planned[key]
-                    failed = True
-                    tell(views.error(f"The offset of {key} could not be reset for group '{name}': {reason}"))
+                    trouble(views.error(f"The offset of {key} could not be reset for group '{name}': {reason}"))
     if export:
         target = data_output()
         target.writelines([f"{export_csv(new, with_group=single_group is None)}\n".encode()])
         target.flush()
     else:
         finish(views.reset_lines(new), views.reset_value(new, executed=execute), as_json=as_json)
-    if failed:
-        raise typer.Exit(EXIT_FAILED)
+    _exit_with(troubles)
 
 
 # -- options ----------------------------------------------------------------------------------------------------------
@@ -379,14 +384,19 @@ class Found(Generic[G]):
 
 def consumer_groups(client: ClientInThread, states: Collection[str] = ()) -> "Found[GroupListing]":
     """The groups of consumers in these states, or in any. Raises ToolError when no broker answers."""
+    from klamm.client.coordinated import listed
+    from klamm.client.fan_out import CoordinatorType
     from klamm.client.groups import list_groups_of_brokers, sorted_groups
 
-    answers = client.call(list_groups_of_brokers, states)
+    ask = partial(list_groups_of_brokers, states=states)
+    answers, gap = client.call(listed, CoordinatorType.GROUP, ask)
     silent = silent_brokers(answers)
-    listed = sorted_groups(answer for answer in answers.values() if not isinstance(answer, KafkaError))
+    groups = sorted_groups(answer for answer in answers.values() if not isinstance(answer, KafkaError))
+    troubles = [f"{silence_text(*each)}; its groups are not known" for each in silent.items()]
+    if gap is not None:
+        troubles.append(gap_text(gap))
     return Found(
-        [each for each in listed if each.is_of_consumers],
-        [views.error(f"{silence_text(*each)}; its groups are not known", Kind.SILENT) for each in silent.items()],
+        [each for each in groups if each.is_of_consumers], [views.error(each, Kind.SILENT) for each in troubles]
     )
 
 
@@ -506,7 +516,8 @@ def _position_lines(found: Found[Position]) -> Iterator[Line]:
     for position in found.groups:
         yield from views.offset_lines(position.group, position.rows)
         for key, error in position.missing.items():
-            kind = Kind.SILENT if is_silent(error) else Kind.NOTE
+            # A deleted topic has no end.
+            kind = Kind.NOTE if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else Kind.SILENT
             yield Line(f"Warning: the log end offset of {key} is not known: {error_line(error)}", kind)
     yield from found.troubles
 
@@ -579,13 +590,21 @@ def tell(line: Line) -> None:
 def finish(lines: Iterable[Line], value: Any, *, as_json: bool) -> None:
     """Prints the lines; with `as_json`, prints the value and only the lines about errors and silent brokers, which
     decide the exit code."""
-    kinds = set()
+    troubles = []
     for line in lines:
-        kinds.add(line.kind)
-        if not as_json or line.kind in (Kind.ERROR, Kind.SILENT):
-            tell(line)
+        if line.kind in (Kind.ERROR, Kind.SILENT):
+            troubles.append(line)
+        elif as_json:
+            continue
+        tell(line)
     if as_json:
         print_line(json.dumps(value))
+    _exit_with(troubles)
+
+
+def _exit_with(troubles: Iterable[Line]) -> None:
+    """Ends the command with the exit code of these lines, if there are any."""
+    kinds = {line.kind for line in troubles}
     if Kind.ERROR in kinds:
         raise typer.Exit(EXIT_FAILED)
     if Kind.SILENT in kinds:

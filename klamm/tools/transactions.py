@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -104,12 +105,14 @@ def list_transactions(
     as_json: AsJson = False,
 ) -> None:
     """List transactional ids with their coordinators, producer ids and states. Needs Kafka 3.0."""
-    from klamm.client.transaction_admin import list_transactions_of_brokers as listed
-    from klamm.client.transaction_admin import sorted_transactions
+    from klamm.client.coordinated import listed
+    from klamm.client.fan_out import CoordinatorType
+    from klamm.client.transaction_admin import list_transactions_of_brokers, sorted_transactions
 
     pattern = expression(transactional_id_pattern or ".*", "--transactional-id-pattern", re.DOTALL)
     with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
-        answers = client.call(listed, longer_than_ms=max(duration_filter, -1))
+        ask = partial(list_transactions_of_brokers, longer_than_ms=max(duration_filter, -1))
+        answers, gap = client.call(listed, CoordinatorType.TRANSACTION, ask)
     silent = silent_brokers(answers)
     found = [
         each
@@ -117,7 +120,7 @@ def list_transactions(
         if pattern.fullmatch(each.transactional_id)
     ]
     show(list_lines(found), [asdict(each) for each in found], as_json=as_json)
-    exit_incomplete(silent)
+    exit_incomplete(silent, gap)
 
 
 @app.command(epilog="Example: klamm transactions describe --transactional-id copier-1")
@@ -199,7 +202,8 @@ def find_hanging(
         found, errors = _open_transactions(client, partitions, broker_id)
         oldest_ms = now_ms() - max_transaction_timeout * 60_000
         candidates = [each for each in found if each.producer.last_timestamp_ms < oldest_ms]
-        hanging = _hanging(client, candidates, broker_id) if candidates else []
+        hanging, not_again = _hanging(client, candidates, broker_id) if candidates else ([], {})
+        errors |= not_again
     show(hanging_lines(hanging, now_ms()), [hanging_value(each) for each in hanging], as_json=as_json)
     for each, error in errors.items():
         print_line(f"klamm: the producers of {each} are not known: {error_line(error)}", file=sys.stderr)
@@ -211,9 +215,8 @@ def find_hanging(
             f" --start-offset {first.producer.transaction_start_offset}",
             file=sys.stderr,
         )
-    if hanging:
-        raise typer.Exit(EXIT_FAILED)
-    _exit_with(errors)
+    if hanging or errors:
+        raise typer.Exit(EXIT_FAILED if hanging else EXIT_INCOMPLETE)
 
 
 @app.command(epilog="Example: klamm transactions abort --topic orders --partition 0 --start-offset 1200 --yes")
@@ -243,7 +246,7 @@ def abort(
     as_json: AsJson = False,
 ) -> None:
     """End a transaction that hangs on a partition by writing an abort marker there."""
-    from klamm.client.transaction_admin import abort_transaction
+    from klamm.client.transaction_admin import OpenTransaction, ProducerState, abort_transaction
 
     epochs = (producer_epoch, coordinator_epoch)
     if (start_offset is None) == (producer_id is None):
@@ -265,7 +268,8 @@ def abort(
                 state.coordinator_epoch,
             )
         assert producer_id is not None and producer_epoch is not None and coordinator_epoch is not None
-        if (transactional_id := client.call(_still_open, producer_id, key)) is not None:
+        transaction = OpenTransaction(key, ProducerState(producer_id, producer_epoch, coordinator_epoch, -1, -1, None))
+        if (transactional_id := _ending(client, [transaction], unless_old=True).get(transaction)) is not None:
             raise ToolError(
                 f"the transaction does not hang: the coordinator of {transactional_id} will end it on {key};"
                 f" klamm transactions force-terminate --transactional-id {transactional_id} aborts all of it"
@@ -366,43 +370,48 @@ def _open_transactions(
 
 def _hanging(
     client: ClientInThread, candidates: "Sequence[OpenTransaction]", broker_id: int | None
-) -> "list[OpenTransaction]":
-    """Those that no coordinator knows of, and that are open still: others may have ended meanwhile."""
-    from klamm.client.transaction_admin import describe_transactions, hanging_transactions, list_transactions
-
-    producer_ids = sorted({each.producer.producer_id for each in candidates})
-    listings = client.call(list_transactions, producer_ids=producer_ids)
-    descriptions = client.call(describe_transactions, [each.transactional_id for each in listings])
-    try:
-        hanging = hanging_transactions(candidates, listings, descriptions)
-    except KafkaError as error:
-        raise ToolError(error_line(error)) from error
+) -> "tuple[list[OpenTransaction], dict[TopicPartition, KafkaError]]":
+    """Those that no coordinator knows of and that are open still, since others may have ended meanwhile; and the
+    partitions that could not be asked again. Raises ToolError when a coordinator cannot be asked."""
+    ending = _ending(client, candidates)
+    hanging = [each for each in candidates if each not in ending]
     partitions = list(dict.fromkeys(each.partition for each in hanging))
-    still_open = {
-        (each.partition, each.producer.producer_id, each.producer.transaction_start_offset)
-        for each in _open_transactions(client, partitions, broker_id)[0]
-    }
+    found, errors = _open_transactions(client, partitions, broker_id)
+    still_open = {(each.partition, each.producer.producer_id, each.producer.transaction_start_offset) for each in found}
     return [
         each
         for each in hanging
         if (each.partition, each.producer.producer_id, each.producer.transaction_start_offset) in still_open
-    ]
+    ], errors
 
 
-async def _still_open(client: "ClusterClient", producer_id: int, partition: TopicPartition) -> str | None:
-    """The transactional id whose coordinator will end this producer's transaction on the partition, if one is known."""
-    from klamm.client.transaction_admin import TransactionDescription, describe_transactions, list_transactions
+def _ending(
+    client: ClientInThread, transactions: "Sequence[OpenTransaction]", *, unless_old: bool = False
+) -> "dict[OpenTransaction, str]":
+    """Those of these transactions that a coordinator will end, with their transactional ids.
+
+    With `unless_old` brokers that cannot say so know of none. Raises ToolError when a coordinator cannot be asked: what
+    it knows would seem to hang.
+    """
+    from klamm.client.transaction_admin import coordinated_transactions, ending_transactions
     from klamm.net.client import UnsupportedVersion
 
-    try:
-        listings = await list_transactions(client, producer_ids=[producer_id])
-    except UnsupportedVersion:
-        return None
-    described = await describe_transactions(client, [each.transactional_id for each in listings])
-    for transactional_id, each in described.items():
-        if isinstance(each, TransactionDescription) and partition in each.partitions:
-            return transactional_id
-    return None
+    producer_ids = sorted({each.producer.producer_id for each in transactions})
+
+    async def ask(cluster: "ClusterClient") -> "dict[OpenTransaction, str] | KafkaError":
+        try:
+            return ending_transactions(transactions, await coordinated_transactions(cluster, producer_ids))
+        except KafkaError as error:
+            return error
+        except UnsupportedVersion:
+            if unless_old:
+                return {}
+            raise
+
+    ending = client.call(ask)
+    if isinstance(ending, KafkaError):
+        raise ToolError(f"whether a transaction hangs is not known: {error_line(ending)}", EXIT_INCOMPLETE)
+    return ending
 
 
 async def _described(client: "ClusterClient", transactional_id: str) -> "TransactionDescription | None":

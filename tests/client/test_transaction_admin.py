@@ -3,6 +3,7 @@
 import pytest
 
 from klamm.client.transaction_admin import (
+    Coordinated,
     OpenTransaction,
     ProducerState,
     TransactionDescription,
@@ -10,7 +11,7 @@ from klamm.client.transaction_admin import (
     abort_transaction,
     describe_producers,
     describe_transactions,
-    hanging_transactions,
+    ending_transactions,
     list_transactions,
 )
 from klamm.net.client import UnsupportedVersion
@@ -179,12 +180,12 @@ def test_a_transaction_hangs_where_its_coordinator_will_write_no_marker():
         "gone": KafkaError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND),
     }
     candidates = [open_on(ZERO, 1), open_on(ZERO, 2), open_on(ONE, 2), open_on(ONE, 3), open_on(ONE, 4)]
-    expected = [open_on(ZERO, 2), open_on(ONE, 3), open_on(ONE, 4)]
-    assert hanging_transactions(candidates, listings, descriptions) == expected
+    ending = ending_transactions(candidates, Coordinated(listings, descriptions))
+    assert ending == {open_on(ZERO, 1): "a", open_on(ONE, 2): "b"}
 
 
 def test_a_coordinator_that_does_not_answer_makes_no_transaction_hang():
     candidate = OpenTransaction(ZERO, ProducerState(1, 0, 0, 0, 0, 5))
     listings = [TransactionListing("a", 0, 1, "Ongoing")]
     with pytest.raises(KafkaError, match="COORDINATOR_NOT_AVAILABLE"):
-        hanging_transactions([candidate], listings, {"a": KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)})
+        ending_transactions([candidate], Coordinated(listings, {"a": KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)}))

@@ -1,0 +1,68 @@
+"""Lists of groups and of transactional ids, and whether they are complete.
+
+A list has what the coordinators know. Groups in a partition without a leader have no coordinator and are in no list,
+as if they did not exist. A broker that has not heard of a controller knows no partition at all.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NamedTuple, TypeVar
+
+from klamm.client.cluster import ClusterClient
+from klamm.client.fan_out import CoordinatorType, error_of
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME
+
+T = TypeVar("T")
+
+TOPICS: Final = {
+    CoordinatorType.GROUP: GROUP_METADATA_TOPIC_NAME,
+    CoordinatorType.TRANSACTION: TRANSACTION_STATE_TOPIC_NAME,
+}
+# A list is made anew when the leaders have changed meanwhile, this often in all.
+MOST_LISTS: Final = 3
+# The most partitions that an error names.
+NAMED: Final = 10
+
+
+class _Look(NamedTuple):
+    """The leader and the leader epoch of each partition of a coordinators' topic, and what is missing, if anything."""
+
+    leaders: Mapping[int, tuple[int, int]]
+    gap: KafkaError | None = None
+
+
+async def listed(
+    client: ClusterClient, of: CoordinatorType, ask: Callable[[ClusterClient], Awaitable[T]]
+) -> tuple[T, KafkaError | None]:
+    """The list that `ask(client)` makes of what all coordinators know, and why it may lack something, if it may.
+
+    Raises what `ask` raises, and ClientError.
+    """
+    before = await _look(client, of)
+    for _ in range(MOST_LISTS):
+        found = await ask(client)
+        after = await _look(client, of)
+        if after.leaders == before.leaders:
+            return found, before.gap or after.gap
+        before = after
+    return found, KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the leaders of {TOPICS[of]} change all the time")
+
+
+async def _look(client: ClusterClient, of: CoordinatorType) -> _Look:
+    name = TOPICS[of]
+    metadata = await client.refresh_metadata([name])
+    topic = metadata.topics.get(name)
+    if topic is None or topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        # Nothing was ever coordinated, if that is said by a broker that knows the topics.
+        unknown = "the broker that was asked knows no topics, because it has not heard of a controller"
+        return _Look({}, _unavailable(unknown) if metadata.controller_id < 0 else None)
+    leaders = {number: (each.leader, each.leader_epoch) for number, each in topic.partitions.items()}
+    gap = error_of(topic.error_code, f"topic {name}")
+    if gap is None and (without := sorted(number for number, (leader, _) in leaders.items() if leader < 0)):
+        named = ", ".join(map(str, without[:NAMED])) + (" ..." if len(without) > NAMED else "")
+        gap = _unavailable(f"no broker leads {len(without)} of the {len(leaders)} partitions of {name}: {named}")
+    return _Look(leaders, gap)
+
+
+def _unavailable(why: str) -> KafkaError:
+    return KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, why)
