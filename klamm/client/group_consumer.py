@@ -11,6 +11,9 @@ What must stay true:
   caller that does not poll for `max_poll_interval_ms` costs it its partitions: it may have stopped.
 - `poll` hands out no record once the member knows that it no longer owns their partitions. After a standstill of
   the process for longer than the session it asks first.
+- What is committed never goes back: calls of `commit` take turns. A commit carries the leader epoch of the last record,
+  so that the next owner notices when the log has other records by then (KIP-320).
+- What the coordinator says of a membership that is over does not end the present one.
 - A partition is read as soon as its committed offset is known. One that an open transaction may still move makes only
   its own partition wait.
 
@@ -26,15 +29,24 @@ from typing import Any
 
 from klamm.client.cluster import ClusterClient
 from klamm.client.consumer import Consumer, ConsumerRecord
-from klamm.client.group_member import MAX_BACKOFF_S, MIN_BACKOFF_S, GroupMember, Membership, MustRejoin
+from klamm.client.group_member import (
+    MAX_BACKOFF_S,
+    MIN_BACKOFF_S,
+    FormerMembership,
+    GroupMember,
+    Membership,
+    MustRejoin,
+)
+from klamm.client.offsets import OffsetAndMetadata
 from klamm.client.options import ConsumerOptions, GroupOptions
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tasks import start_task
 
-# How often the group's leader looks whether its topics have new partitions (metadata.max.age.ms).
+# How often the group's leader looks whether the group's topics have new partitions (metadata.max.age.ms). While a topic
+# is missing it looks with each heartbeat.
 METADATA_MAX_AGE_S = 300.0
-# How long a member that closes waits for the coordinator.
+# How long a member that closes waits for `on_revoked`, and then for the coordinator.
 CLOSE_TIMEOUT_S = 5.0
 
 OnChange = Callable[[list[TopicPartition]], Awaitable[None]]
@@ -90,6 +102,8 @@ class GroupConsumer:
         self._heartbeat: asyncio.Task[None] | None = None
         self._counting: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
+        self._committing = asyncio.Lock()
+        self._revoking = asyncio.Lock()
         self._failure: BaseException | None = None
         self._watching = start_task(self._watch(), self._fail)
 
@@ -118,7 +132,12 @@ class GroupConsumer:
         return replace(self._owned_as)
 
     async def poll(self, timeout_ms: int, max_records: int | None = None) -> list[ConsumerRecord]:
-        """As `Consumer.poll`. Joins the group when that is due, within the same time."""
+        """As `Consumer.poll`. Joins the group when that is due, within the same time.
+
+        One call at a time; raises RuntimeError for a second one.
+        """
+        if self._is_polling:
+            raise RuntimeError("poll: another call has not returned")
         deadline = self._loop.time() + timeout_ms / 1000
         self._is_polling = True
         try:
@@ -139,19 +158,26 @@ class GroupConsumer:
         """The next offset of each partition that `poll` will hand out; none of a partition that is to be looked up."""
         return self._consumer.positions()
 
-    async def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None) -> None:
         """Commits the positions, or these offsets.
 
         Raises CommitFailed when the group has given the partitions to others, and KafkaError when the commit is not
         allowed.
         """
+        read_as, next_offsets = self._owned_as, self._consumer.offsets() if offsets is None else offsets
         try:
-            await self._member.commit(self.positions() if offsets is None else offsets, self._owned_as)
+            async with self._committing:
+                await self._member.commit(next_offsets, read_as)
         except MustRejoin as error:
-            self._rejoin()
+            if not isinstance(error, FormerMembership):
+                self._rejoin()
             raise CommitFailed(
                 error.code, "nothing was committed, since the group has rebalanced: the records will be read again"
             ) from None
+        except KafkaError as error:
+            if error.code is ErrorCode.FENCED_INSTANCE_ID:
+                self._fail(error)
+            raise
 
     def seek_to_committed(self) -> None:
         """Reads the partitions again from the offsets that the group has committed, after an aborted transaction.
@@ -164,23 +190,32 @@ class GroupConsumer:
         self._awaited = {partition: starts.get(partition) for partition in self._owned}
 
     async def close(self) -> None:
-        """Leaves the group and closes the connections; a static member stays in it until its session expires."""
+        """Leaves the group and closes the connections; a static member stays in it until its session expires.
+
+        A poll that waits raises RuntimeError, and so does each later one.
+        """
+        self._fail(RuntimeError("the consumer is closed"))
         tasks = [self._watching, self._heartbeat, self._counting, self._looking_up, self._joining]
         started = [task for task in tasks if task is not None]
         for task in started:
             task.cancel()
         await asyncio.gather(*started, return_exceptions=True)
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._revoke()
-                await self._member.leave()
-                if self._leaving is not None:
-                    await self._leaving
-        except TimeoutError:
-            pass
+            await self._in_time(self._revoke())
         finally:
-            await self._consumer.close()
-            await self._member.close()
+            try:
+                await self._in_time(self._member.leave())
+                if self._leaving is not None:
+                    await self._in_time(self._leaving)
+            finally:
+                await self._consumer.close()
+                await self._member.close()
+
+    async def _in_time(self, step: Awaitable[None]) -> None:
+        """A step of `close`, given up after a while."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await step
 
     # -- joining --------------------------------------------------------------------------------------------------
 
@@ -198,6 +233,8 @@ class GroupConsumer:
             if self._joining is not None:
                 if not await self._is_done(self._joining, deadline):
                     return False
+                if self._failure is not None:
+                    raise self._failure
                 joined, self._joining = self._joining, None
                 await self._joined(joined)
             elif self._is_in_doubt():
@@ -223,14 +260,15 @@ class GroupConsumer:
         await self._on_assigned(list(owned))
 
     async def _revoke(self) -> None:
-        revoked = list(self._owned)
-        is_lost = not self._owned_as.is_same_member(self._member.membership)
-        try:
-            if revoked:
-                await (self._on_lost if is_lost else self._on_revoked)(revoked)
-        finally:
-            self._give_up()
-            self._owned = []
+        async with self._revoking:
+            revoked = list(self._owned)
+            is_lost = not self._owned_as.is_same_member(self._member.membership)
+            try:
+                if revoked:
+                    await (self._on_lost if is_lost else self._on_revoked)(revoked)
+            finally:
+                self._give_up()
+                self._owned = []
 
     def _give_up(self) -> None:
         """Reads nothing. What was handed out and is not committed will be handed out again."""
@@ -294,7 +332,8 @@ class GroupConsumer:
                 self._rejoin()
                 continue
             self._beat()
-            if now_s - counted_s >= METADATA_MAX_AGE_S and (self._counting is None or self._counting.done()):
+            max_age_s = 0 if 0 in (self._member.assigned_by or {}).values() else METADATA_MAX_AGE_S
+            if now_s - counted_s >= max_age_s and (self._counting is None or self._counting.done()):
                 counted_s = now_s
                 self._counting = start_task(self._count_partitions(), self._fail)
 
@@ -316,9 +355,9 @@ class GroupConsumer:
             self._confirmed_s = began_s
 
     async def _count_partitions(self) -> None:
-        """Makes the group's leader join again when its topics have other partitions than it has assigned."""
+        """Makes the group's leader join again when the group's topics have other partitions than it has assigned."""
         counts = self._member.assigned_by
-        if counts is not None and await self._member.partition_counts(self._topics) != counts:
+        if counts is not None and await self._member.partition_counts(list(counts)) != counts:
             self._rejoin()
 
     def _notice_standstill(self) -> None:

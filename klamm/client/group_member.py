@@ -137,12 +137,15 @@ def leave_request(membership: Membership) -> LeaveGroupRequest:
 
 
 def commit_request(
-    membership: Membership, offsets: Mapping[TopicPartition, int], *, metadata: str = ""
+    membership: Membership, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], *, metadata: str = ""
 ) -> OffsetCommitRequest:
-    """The next offsets to be read."""
+    """The next offsets to be read; `metadata` goes with those that are numbers."""
     return offset_commit_request(
         membership.group_id,
-        {partition: OffsetAndMetadata(offset, metadata) for partition, offset in offsets.items()},
+        {
+            partition: OffsetAndMetadata(offset, metadata) if isinstance(offset, int) else offset
+            for partition, offset in offsets.items()
+        },
         generation_id=membership.generation_id,
         member_id=membership.member_id,
         group_instance_id=membership.group_instance_id,
@@ -154,6 +157,10 @@ def commit_request(
 
 class MustRejoin(KafkaError):
     """The member is not, or no longer, in the group's current generation."""
+
+
+class FormerMembership(MustRejoin):
+    """What was asked in a membership that is over. The present one, or the join of the next, goes on."""
 
 
 class _Transient(Exception):
@@ -174,7 +181,8 @@ class GroupMember:
             raise ValueError(f"partition.assignment.strategy: allowed are {', '.join(ASSIGNORS)}, not {unknown}")
         self.membership = Membership(options.group_id, options.group_instance_id)
         self.options = options
-        # The partition counts by which this member, as the leader, has assigned the partitions.
+        # The partition counts by which this member, as the leader, has assigned the partitions; 0 of a topic that was
+        # not found.
         self.assigned_by: dict[str, int] | None = None
         self._source = client
         self._client = client.another()
@@ -195,6 +203,11 @@ class GroupMember:
                 return await self._sync(joined)
             except MustRejoin:
                 await self._pause()
+            except asyncio.CancelledError:
+                # The coordinator reads no further request of this connection until it has answered the join.
+                if self._coordinator is not None:
+                    self._coordinator.close()
+                raise
 
     async def heartbeat(self) -> None:
         """Tells the coordinator that the member is alive. Raises MustRejoin when a rebalance has begun."""
@@ -209,14 +222,17 @@ class GroupMember:
         if self.membership == asked_as:
             self._check(response.error_code, asked_as=asked_as)
 
-    async def commit(self, offsets: Mapping[TopicPartition, int], read_as: Membership) -> None:
-        """Commits the next offsets to be read, of partitions that the member owns as `read_as`."""
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], read_as: Membership) -> None:
+        """Commits the next offsets to be read, of partitions that the member owns as `read_as`.
+
+        Raises FormerMembership when that is over.
+        """
         if not offsets:
             return
         if not read_as.is_same_member(self.membership):
             # The membership in which they were read is over. Without a generation the coordinator would take the commit
             # for one of a client that is no member, which an empty group allows.
-            raise MustRejoin(ErrorCode.UNKNOWN_MEMBER_ID, "this client is no longer a member of that generation")
+            raise FormerMembership(ErrorCode.UNKNOWN_MEMBER_ID, "this client is no longer a member of that generation")
         asked_as = replace(self.membership)
         response = await self._repeat(
             ApiKey.OFFSET_COMMIT,
@@ -226,7 +242,7 @@ class GroupMember:
         for (topic, number), code in response.error_codes().items():
             self._check(code, f"the offset of {topic}-{number} was not committed", asked_as=asked_as)
 
-    async def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int | None]:
+    async def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The committed offset of each partition, None where the group has none.
 
         Leaves out the partitions whose offset an open transaction may still change (KIP-447).
@@ -241,12 +257,13 @@ class GroupMember:
         request = offset_fetch_request(self.membership.group_id, partitions, require_stable=True)
         response = await self._repeat(ApiKey.OFFSET_FETCH, request, codes)
         self._check(response.error_code)
-        offsets: dict[TopicPartition, int | None] = {}
+        offsets: dict[TopicPartition, OffsetAndMetadata | None] = {}
         for partition, each in _committed(response):
             if each.error_code == _UNSTABLE:
                 continue
             self._check(each.error_code, f"the offset of {partition}")
-            offsets[partition] = each.committed_offset if each.committed_offset >= 0 else None
+            found = OffsetAndMetadata(each.committed_offset, each.metadata or "", each.committed_leader_epoch)
+            offsets[partition] = found if found.offset >= 0 else None
         return offsets
 
     def leave(self) -> Coroutine[Any, Any, None]:
@@ -326,7 +343,7 @@ class GroupMember:
         return {member_id: encode_assignment(owned) for member_id, owned in assignor(members, counts).items()}
 
     async def partition_counts(self, topics: Sequence[str]) -> dict[str, int]:
-        """How many partitions these topics have, of those that exist."""
+        """How many partitions these topics have: 0 of those that the broker does not know."""
         while True:
             try:
                 metadata = await self._client.refresh_metadata(topics)
@@ -334,9 +351,7 @@ class GroupMember:
             except (NotSent, Disconnected):
                 await self._pause()
         described = {topic: metadata.topics.get(topic) for topic in topics}
-        return {
-            topic: len(each.partitions) for topic, each in described.items() if each is not None and each.partitions
-        }
+        return {topic: 0 if each is None else len(each.partitions) for topic, each in described.items()}
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -392,13 +407,14 @@ class GroupMember:
         error = error_of(code, what or f"group {self.membership.group_id}")
         if error is None:
             return
-        if asked_as is None or asked_as == self.membership:
+        is_present = asked_as is None or asked_as == self.membership
+        if is_present:
             if error.code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID):
                 self.membership.forget()
             elif error.code is ErrorCode.ILLEGAL_GENERATION:
                 self.membership.generation_id = NO_GENERATION
         if error.code in _REJOIN:
-            raise MustRejoin(error.code, error.message)
+            raise (MustRejoin if is_present else FormerMembership)(error.code, error.message)
         if error.code is ErrorCode.FENCED_INSTANCE_ID:
             instance_id = self.membership.group_instance_id
             raise KafkaError(error.code, f"another member has taken over the group instance id {instance_id}")

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from klamm.client.cluster import ClusterClient
 from klamm.client.consumer import ConsumerRecord
 from klamm.client.group_consumer import CommitFailed, GroupConsumer
-from klamm.client.group_member import GroupMember
+from klamm.client.group_member import GroupMember, Membership
 from klamm.client.offsets import OffsetAndMetadata, list_consumer_group_offsets
 from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, OffsetReset, ProducerOptions
 from klamm.client.producer import Producer, ProducerRecord
@@ -535,3 +536,188 @@ async def an_unknown_assignor() -> None:
 
 async def test_an_unknown_assignor_is_refused() -> None:
     await an_unknown_assignor()
+
+
+# -- calls that overlap, closing, and topics --------------------------------------------------------------------------
+
+
+def test_a_fenced_member_that_learns_it_from_a_commit_reads_nothing_more() -> None:
+    async def scenario(stage: Stage) -> None:
+        first = stage.consumer("olga")
+        await owns(first)
+        second = stage.consumer("olga")
+        await owns(second)
+        for call in (first.commit, lambda: first.poll(1)):
+            with pytest.raises(KafkaError, match="another member has taken over"):
+                await call()
+        await asyncio.gather(first.close(), second.close())
+
+    play(scenario)
+
+
+def test_a_commit_in_a_membership_that_is_over_does_not_end_the_join_of_the_next() -> None:
+    """A program that commits what it read before, again and again, gets partitions all the same."""
+
+    async def scenario(stage: Stage) -> None:
+        first, second = stage.consumer(), stage.consumer()
+        await owns(first)
+        before = first.generation_id
+        joining = asyncio.ensure_future(owns(second, 2))
+        while first.assignment:
+            await first.poll(1)
+        while first.generation_id == before:
+            with suppress(CommitFailed):
+                await first.commit({ALL[0]: 1})
+            await first.poll(1)
+        await joining
+        assert (first.generation_id, second.generation_id) == (2, 2)
+        await asyncio.gather(first.close(), second.close())
+
+    play(scenario)
+
+
+def test_a_poll_that_overlaps_another_or_close_is_an_error() -> None:
+    """Also while the member joins. The member that closes has not lost its partitions."""
+
+    async def scenario(stage: Stage) -> None:
+        for joined in (False, True):
+            consumer = stage.consumer()
+            if joined:
+                await owns(consumer)
+                while await consumer.poll(1_000):
+                    pass
+            polling = asyncio.ensure_future(consumer.poll(60_000))
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="poll: another call has not returned"):
+                await consumer.poll(1)
+            await consumer.close()
+            for call in (polling, consumer.poll(1)):
+                with pytest.raises(RuntimeError, match="the consumer is closed"):
+                    await call
+        assert (stage.lost, sorted(stage.revoked)) == ([], ALL)
+
+    play(scenario)
+
+
+def test_a_member_that_closes_while_it_joins_leaves_the_group_at_once() -> None:
+    """Its JoinGroup waits for the other member, and holds up what comes behind it on its connection."""
+
+    async def scenario(stage: Stage) -> None:
+        stays, leaves = stage.consumer(), stage.consumer()
+        await owns(stays)
+        await leaves.poll(500)
+        assert not leaves.assignment
+        began_s = asyncio.get_running_loop().time()
+        await leaves.close()
+        while stays.generation_id < 2:
+            await stays.poll(100)
+        assert sorted(stays.assignment) == ALL
+        assert asyncio.get_running_loop().time() < began_s + 3
+        await stays.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("way", ["raises", "hangs"])
+def test_a_member_whose_on_revoked_fails_leaves_the_group(way: str) -> None:
+    async def fails(partitions: list[TopicPartition]) -> None:
+        if way == "hangs":
+            await asyncio.sleep(1_000)
+        raise ValueError("the application's fault")
+
+    async def scenario(stage: Stage) -> None:
+        consumer, next_owner = (
+            GroupConsumer(stage.client, group_options(), [TOPIC], OPTIONS, on_revoked=fails) for _ in range(2)
+        )
+        await owns(consumer)
+        closing = consumer.close()
+        if way == "raises":
+            with pytest.raises(ValueError, match="the application's fault"):
+                await closing
+        else:
+            await closing
+        began_s = asyncio.get_running_loop().time()
+        await owns(next_owner)
+        assert asyncio.get_running_loop().time() < began_s + 3
+        with suppress(ValueError):
+            await next_owner.close()
+
+    play(scenario)
+
+
+def test_a_topic_that_is_created_later_is_read_soon_and_other_subscriptions_cause_no_rebalance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("klamm.client.group_consumer.METADATA_MAX_AGE_S", 20.0)
+
+    async def scenario(stage: Stage) -> None:
+        first = GroupConsumer(stage.client, group_options(), [TOPIC, "later"], OPTIONS)
+        await owns(first)
+        await create_topic(stage.client, "later", partitions=1, replication_factor=3)
+        began_s = asyncio.get_running_loop().time()
+        await owns(first, PARTITIONS + 1)
+        assert asyncio.get_running_loop().time() < began_s + 5
+        second = GroupConsumer(stage.client, group_options(), [TOPIC], OPTIONS)
+        await asyncio.gather(owns(first, 3), owns(second, 2))
+        before = first.generation_id
+        began_s = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() < began_s + 25:
+            await asyncio.gather(first.poll(3_000), second.poll(3_000))
+        assert (first.generation_id, second.generation_id) == (before, before)
+        await asyncio.gather(first.close(), second.close())
+
+    play(scenario)
+
+
+def test_a_commit_carries_the_leader_epoch_and_the_next_owner_checks_it() -> None:
+    """The log is another one than the one that was read, and the position is in its range."""
+
+    async def scenario(stage: Stage) -> None:
+        consumer = stage.consumer()
+        await owns(consumer)
+        read = {TopicPartition(each.topic, each.partition) for each in await until_read(consumer)}
+        await consumer.commit()
+        committed = await stage.committed()
+        assert {each for each, found in committed.items() if found.leader_epoch == 0} == read
+        await consumer.commit({each: OffsetAndMetadata(3, leader_epoch=7) for each in ALL})
+        await consumer.close()
+        next_owner = stage.consumer()
+        offsets: dict[int, int] = {}
+        while len(offsets) < PARTITIONS:
+            for record in await next_owner.poll(100):
+                offsets.setdefault(record.partition, record.offset)
+        assert offsets == dict.fromkeys(range(PARTITIONS), 0)
+        await next_owner.close()
+
+    play(scenario)
+
+
+class Refused:
+    """A member whose first commit is answered late, and only after the next was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.held = asyncio.Event()
+
+    async def commit(self, offsets: dict[TopicPartition, int], read_as: Membership) -> None:
+        (offset,) = offsets.values()
+        if not self.asked:
+            self.asked.append(offset)
+            await self.held.wait()
+        self.asked.append(offset)
+
+
+async def in_turn(stage: Stage) -> None:
+    consumer = stage.consumer()
+    coordinator = Refused()
+    consumer._member.commit = coordinator.commit  # type: ignore[method-assign, assignment]
+    commits = [asyncio.ensure_future(consumer.commit({ALL[0]: offset})) for offset in (5, 10)]
+    await asyncio.sleep(1)
+    coordinator.held.set()
+    await asyncio.gather(*commits)
+    assert coordinator.asked == [5, 5, 10]
+    await consumer.close()
+
+
+def test_a_commit_that_is_repeated_does_not_overwrite_a_later_one() -> None:
+    play(in_turn)

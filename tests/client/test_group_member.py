@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from klamm.client.group_member import GroupMember, MustRejoin
+from klamm.client.group_member import FormerMembership, GroupMember, MustRejoin
+from klamm.client.offsets import OffsetAndMetadata
 from klamm.client.options import GroupOptions
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.heartbeat import HeartbeatResponse
@@ -109,7 +110,7 @@ async def test_the_leader_assigns_the_partitions_of_all_topics_that_members_want
     async with cluster:
         member = GroupMember(cluster.client(), OPTIONS)
         assert await member.join(["t"]) == [P0]
-        assert member.assigned_by == {"t": 3, "u": 1}
+        assert member.assigned_by == {"t": 3, "u": 1, "missing": 0}
         await member.close()
     sent = {each.member_id: decode_assignment(each.assignment) for each in cluster.requests[-1].assignments}
     assert sent == {"a": [P0, P1], "b": [P2, TopicPartition("u", 0)]}
@@ -142,7 +143,7 @@ async def test_a_coordinator_that_moves_is_found_again(error: Any) -> None:
         assert await member.join(["t"]) == [P0]
         await member.heartbeat()
         await member.commit({P0: 4}, member.membership)
-        assert await member.committed([P0]) == {P0: 5}
+        assert await member.committed([P0]) == {P0: OffsetAndMetadata(5)}
         await member.close()
     assert {broker for _, broker in cluster.asked} == {0, 1}
 
@@ -195,7 +196,7 @@ async def test_a_commit_of_a_former_generation_is_refused_and_never_sent_as_that
             await member.commit({P0: 4}, read_as)
         if error is not ErrorCode.REBALANCE_IN_PROGRESS:
             for owned_as in (read_as, member.membership):
-                with pytest.raises(MustRejoin, match="no longer a member of that generation"):
+                with pytest.raises(FormerMembership, match="no longer a member of that generation"):
                     await member.commit({P0: 4}, owned_as)
     commits = [request for request in state.cluster.requests if hasattr(request, "retention_time_ms")]
     assert [(each.generation_id_or_member_epoch, each.member_id) for each in commits] == [(7, "m")]
@@ -230,8 +231,8 @@ async def test_an_assignment_that_is_none_is_an_error() -> None:
 async def test_an_offset_that_a_transaction_may_still_commit_is_left_out_and_the_others_are_known() -> None:
     state = Joined(fetched(0, (-1, ErrorCode.UNSTABLE_OFFSET_COMMIT), (3, 0)), fetched(0, (9, 0), (-1, 0)))
     async with state as member:
-        assert await member.committed([P0, P1]) == {P1: 3}
-        assert await member.committed([P0, P1]) == {P0: 9, P1: None}
+        assert await member.committed([P0, P1]) == {P1: OffsetAndMetadata(3)}
+        assert await member.committed([P0, P1]) == {P0: OffsetAndMetadata(9), P1: None}
     assert all(request.require_stable for request in state.cluster.requests[-2:])
 
 
@@ -253,7 +254,7 @@ async def test_what_an_answer_says_of_a_former_generation_changes_nothing_about_
     state.cluster.answers.append((ApiKey.OFFSET_COMMIT, late(committed(error)[1])))
     async with state as member:
         await member.heartbeat()
-        with pytest.raises(MustRejoin):
+        with pytest.raises(FormerMembership):
             await member.commit({P0: 4}, member.membership)
         assert (member.membership.member_id, member.membership.generation_id) == ("m", 9)
 
