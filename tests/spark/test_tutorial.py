@@ -65,8 +65,10 @@ def test_what_is_the_same(expected: str, printed: str, same: bool) -> None:
 
 
 @pytest.mark.parametrize(("page", "count"), [("spark-tutorial.md", 20), ("spark-weather.md", 10)])
-def test_the_whole_tutorial(spark: "SparkSession", page: str, count: int) -> None:
+def test_the_whole_tutorial(spark: "SparkSession", page: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`SparkSession.builder...getOrCreate()` returns the session of the tests."""
+    # The pages set it; other tests keep their own.
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     shell = Shell()
     assert len(cells(page)) > count
     try:
