@@ -7,9 +7,16 @@ from uuid import UUID
 
 import pytest
 
+from klamm.controller.events import (
+    ControllerRequestSender,
+    LeaderAndIsrResponseReceived,
+    TopicDeletionStopReplicaResponseReceived,
+)
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.leader_and_isr import LeaderAndIsrResponse, LeaderAndIsrTopicErrors
 from klamm.protocol.messages import request_class
+from klamm.protocol.stop_replica import StopReplicaResponse
 from klamm.znodes import requests
 from klamm.znodes.cluster import Features, FeatureStatus, encode_controller_epoch
 from klamm.znodes.controller_store import NO_CONTROLLER
@@ -716,6 +723,54 @@ async def test_a_failed_log_directory(tmp_path: Path) -> None:
         await scene.kill(2)
         await scene.start(2)
         assert scene.controller.context.replicas_on_offline_dirs == {}
+
+
+def former_senders(scene: Scene, broker_id: int) -> list[ControllerRequestSender]:
+    """The receivers of requests to a former process of this broker, and from a former controller."""
+    context = scene.controller.context
+    broker_epoch = context.live_or_shutting_down_brokers[broker_id].epoch
+    return [
+        ControllerRequestSender(broker_id, broker_epoch - 1, context.epoch),
+        ControllerRequestSender(broker_id, broker_epoch, context.epoch - 1),
+    ]
+
+
+async def test_what_a_former_process_says_of_its_disks_counts_for_nothing(tmp_path: Path) -> None:
+    """Its answer waits in the queue of events while the broker starts anew."""
+    async with playing(tmp_path) as scene:
+        await scene.start(1, 2)
+        await scene.create("t", [2, 1])
+        failed = LeaderAndIsrResponse(0, [LeaderAndIsrTopicErrors("t", None, [(0, ErrorCode.KAFKA_STORAGE_ERROR)])])
+        for sender in former_senders(scene, 2):
+            scene.controller.event_manager.put(LeaderAndIsrResponseReceived(sender, failed))
+        await scene.settled()
+        assert scene.controller.context.replicas_on_offline_dirs == {}
+        assert await scene.state("t") == (2, 0, (2, 1))
+
+
+async def test_what_a_former_process_says_of_a_deletion_counts_for_nothing(tmp_path: Path) -> None:
+    """The topic is gone when the present process has deleted its replica."""
+    async with playing(tmp_path) as scene:
+        await scene.start(1, 2)
+        await scene.create("t", [2])
+        scene.silent = {2}
+        scene.take()
+        await scene.store.mark_topic_for_deletion("t")
+        await scene.until(lambda: any(sent.body.topics[0].partitions[0].delete for sent in stops_of(scene, 2)))
+        asked = next(sent.body for sent in stops_of(scene, 2) if sent.body.topics[0].partitions[0].delete)
+        deleted = StopReplicaResponse(0, {"t": [(0, ErrorCode.NONE)]})
+        for sender in former_senders(scene, 2):
+            event = TopicDeletionStopReplicaResponseReceived(sender, deleted, asked.topics)
+            scene.controller.event_manager.put(event)
+        await scene.until(lambda: scene.is_idle(scene.controller))
+        assert await scene.store.topic_names() == ["t"]
+        scene.release()
+        await scene.settled()
+        assert await scene.store.topic_names() == []
+
+
+def stops_of(scene: Scene, broker_id: int) -> list[Sent]:
+    return [sent for sent in scene.sent if sent.api_key is ApiKey.STOP_REPLICA and sent.receiver == broker_id]
 
 
 # A broker whose first answer was lost hears the same once more, and says that it knows.
