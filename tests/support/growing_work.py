@@ -15,7 +15,7 @@ Work = Callable[[], Awaitable[object]]
 Prepare = Callable[[Path, int], AbstractAsyncContextManager[Work]]
 
 # With steps as small as they can be, so much work shows whether a step grows with it.
-SIZES = (50, 200)
+SIZES = (25, 75)
 
 
 class Growing(NamedTuple):
