@@ -1,6 +1,10 @@
 """Calls of one producer that overlap, or are cancelled: a transaction has the records that were sent in it alone."""
 
 import asyncio
+import itertools
+import random
+from collections import defaultdict
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -20,6 +24,8 @@ from klamm.protocol.record_batch import parse_header
 from klamm.protocol.records import decode_records
 from support.scripted_cluster import ScriptedCluster
 
+TOPICS = ["other", *(f"topic-{number}" for number in range(60))]
+
 
 class Coordinator:
     """A transaction coordinator, which is a leader too, and answers the requests of `held` APIs at `release`. `ended`
@@ -33,7 +39,7 @@ class Coordinator:
         self.epoch = -1
         self.came = asyncio.Event()
         # Broker 0 is asked for metadata, which must not hold up the rest.
-        self.cluster = ScriptedCluster(topics={"t": [1, 1], "other": [1]}, coordinators=(1,))
+        self.cluster = ScriptedCluster(topics={"t": [1, 1]} | {topic: [1] for topic in TOPICS}, coordinators=(1,))
         self.scripts = [broker.script for broker in self.cluster._brokers]
         for number, broker in enumerate(self.cluster._brokers):
             broker.script = partial(self.answer, number)
@@ -269,3 +275,96 @@ def test_a_large_record_is_not_overtaken_while_it_waits_for_room():
         assert coordinator.values == [b"0", b"b" * 600, b"1"]
 
     play(scenario, transactional_id=None)
+
+
+# -- any calls in any order ------------------------------------------------------------------------------------------
+
+
+class Overlapping:
+    """Tasks that send while another one ends transactions and begins the next, now and then with no patience. The
+    brokers answer when it pleases them, one of them late, and on each connection in order."""
+
+    def __init__(self, seed, producer, coordinator):
+        self.random, self.producer, self.coordinator = random.Random(seed), producer, coordinator
+        self.sent = defaultdict(set)
+        self.told = []
+        self.number = self.late = 0
+        self.is_over = False
+
+    async def turns(self, most):
+        for _ in range(self.random.randrange(most)):
+            await asyncio.sleep(0)
+
+    async def answer(self):
+        while True:
+            await self.turns(8)
+            oldest = {asked.connection.number: asked for asked in reversed(self.coordinator.waiting)}
+            if self.random.random() < 0.95:
+                oldest.pop(self.late, None)
+            if oldest:
+                asked = self.random.choice(list(oldest.values()))
+                self.coordinator.waiting.remove(asked)
+                asked.answer(self.coordinator.answer_now(asked))
+            await asyncio.sleep(0)
+
+    async def send(self, name):
+        for value in (b"%s/%d" % (name, count) for count in itertools.count()):
+            if self.is_over:
+                return
+            await self.turns(40)
+            number, topic = self.number, self.random.choice(TOPICS)
+            with suppress(TransactionFailed, RuntimeError):
+                await self.producer.send(record(value, topic=topic), lambda _, __, value=value: self.told.append(value))
+                self.sent[number].add(value)
+
+    async def patiently(self, call):
+        """Calls again what was cancelled."""
+        while True:
+            calling = asyncio.create_task(call())
+            if self.random.random() < 0.4:
+                await self.turns(60)
+                calling.cancel()
+            await asyncio.wait([calling])
+            if not calling.cancelled():
+                return calling.result()
+
+    async def end(self, count):
+        """Returns the values of each committed transaction."""
+        committed = []
+        for self.number in range(count):
+            self.producer.begin()
+            self.late = self.random.randrange(2)
+            await self.turns(150)
+            try:
+                if self.random.random() < 0.3:
+                    await self.patiently(self.producer.abort)
+                else:
+                    await self.patiently(self.producer.commit)
+                    committed.append(self.number)
+            except TransactionFailed:
+                await self.patiently(self.producer.abort)
+        self.is_over = True
+        return [self.sent[number] for number in committed]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_overlapping_calls_leave_each_record_in_its_transaction(seed):
+    """What `send` has taken in a transaction that is committed is committed with it, and nothing else is."""
+
+    async def scenario(producer, coordinator):
+        await producer.commit()
+        coordinator.held = set(ApiKey) - {ApiKey.API_VERSIONS}
+        calls = Overlapping(seed, producer, coordinator)
+        answering = asyncio.create_task(calls.answer())
+        senders = [asyncio.create_task(calls.send(name)) for name in (b"a", b"b", b"c")]
+        committed = await calls.end(8)
+        await asyncio.gather(*senders)
+        answering.cancel()
+        coordinator.release()
+        assert [set(values) for is_committed, values in coordinator.ended if is_committed and values] == [
+            values for values in committed if values
+        ]
+        assert len(calls.told) == len(set(calls.told))
+        assert set.union(*calls.sent.values()) <= set(calls.told)
+
+    play(scenario, buffer_memory_bytes=500)
