@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.processes.errors import ToolError
+from klamm.tools import interrupts
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, run_with_client
 from klamm.tools.cluster_view import joined
 from klamm.tools.http_reading import HTTP_TIMEOUT_S, WrongAnswer, http_address, read_body, read_lines
@@ -107,6 +108,7 @@ def move(
     connect = zookeeper_address(zookeeper, bootstrap_server, command_config)
     import asyncio
 
+    interrupts.from_now_on(look=("controller", "status"))
     before, after = asyncio.run(_move(connect))
     if as_json:
         print_line(json.dumps({"before": asdict(before), "after": asdict(after)}))

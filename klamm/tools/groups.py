@@ -21,6 +21,7 @@ from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
 from klamm.tools import group_views as views
+from klamm.tools import interrupts
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -182,6 +183,7 @@ def delete(
     check_scope(group, all_groups)
     with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
         names = chosen(client, group, all_groups)
+        interrupts.from_now_on()
         deleted = client.call(delete_groups, names.groups)
     results = {name: reason_of(error) for name, error in deleted.items()}
     values = [{"group": name, "error": reason} for name, reason in results.items()]
@@ -206,6 +208,7 @@ def delete_offsets(
     with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
         existing = partitions_of(client, [name for name, numbers in wanted if numbers is None])
         partitions = [each for name, numbers in wanted for each in _partitions(name, numbers, existing)]
+        interrupts.from_now_on()
         deleted = client.call(delete_consumer_group_offsets, group, partitions)
     whole = deleted.code.name if isinstance(deleted, KafkaError) else None
     errors = dict.fromkeys(partitions, deleted) if isinstance(deleted, KafkaError) else deleted
@@ -311,6 +314,9 @@ def reset_offsets(
                 trouble(problem)
         new = {name: dict(planned.offsets) for name, planned in plans.items()}
         if execute:
+            # The same command would move the offsets once more.
+            scope = [word for name in new for word in ("--group", name)]
+            interrupts.from_now_on(look=None if shift_by is None else ["groups", "describe", *scope])
             for name, planned in new.items():
                 for key, reason in commit(client, name, planned).items():
                     del planned[key]

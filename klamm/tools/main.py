@@ -20,6 +20,7 @@ from klamm.tools import (
     controller,
     faults,
     groups,
+    interrupts,
     metrics,
     pipeline,
     pipeline_run,
@@ -110,6 +111,7 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Runs a command line and returns its exit code; errors are printed on stderr."""
     prepare()
+    interrupts.begin(arguments)
     code = _run(arguments)
     try:
         finish()
@@ -124,6 +126,9 @@ def _run(arguments: list[str]) -> int:
         command = get_command(app)
         _keep_examples_whole(command)
         code = command.main(args=arguments, prog_name="klamm", standalone_mode=False)
+        if code == EXIT_INTERRUPTED:
+            # typer makes this code of a KeyboardInterrupt.
+            interrupts.tell()
         return code if isinstance(code, int) else EXIT_OK
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED

@@ -190,7 +190,9 @@ def alter(
         configs.check(entity, changes)
         count = sum(not change.does_nothing for change in changes)
         question = f"Change {counted(count, 'config')} of {entity}?"
-        confirm(plan_lines(entity, changes), question, yes=yes or force or not count)
+        # The command line may have a password.
+        look = ("configs", "describe", *(option for part in entity.parts for option in part.options))
+        confirm(plan_lines(entity, changes), question, yes=yes or force or not count, look=look)
         configs.apply(entity, changes)
     print_line(
         json.dumps(plan_value(entity, changes)) if as_json else completed_line(entity, zookeeper=zookeeper is not None)

@@ -31,6 +31,12 @@ class Part:
         """The type as Kafka names it in the descriptions of quotas."""
         return _PRINCIPALS[self.type]
 
+    @property
+    def options(self) -> list[str]:
+        """The options that name this part in a command line."""
+        named = [] if self.name is None else ["--entity-name", self.name]
+        return ["--entity-type", self.type, *(["--entity-default"] if self.name == DEFAULT else named)]
+
 
 @dataclass(frozen=True, slots=True)
 class Entity:

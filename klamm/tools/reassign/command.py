@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.processes.errors import EXIT_FAILED, ToolError
+from klamm.tools import interrupts
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
 from klamm.tools.confirm import Yes
 from klamm.tools.output import print_line, print_lines
@@ -190,6 +191,7 @@ def throttle(
     if not state.exists():
         raise ToolError(f"no execution of {reassignment_json_file} is in progress: {state.path} does not exist")
 
+    interrupts.from_now_on()
     problems = change_throttle(Reached(bootstrap_server, zookeeper, command_config), state, rate, log_dir_rate)
     event = {"event": "throttle_set", "throttle": rate, "log_dir_throttle": log_dir_rate}
     say([json.dumps(event)] if as_json else views.event_lines(event))
@@ -234,6 +236,7 @@ def verify(
         print_lines(list(views.log_dir_lines(found.log_dirs)) or [""])
     problems: dict[str, str] = {}
     if not found.is_any_moving and not preserve_throttles:
+        interrupts.from_now_on()
         state = state_of(reassignment_json_file)
         if not state.exists():
             brokers = {*found.brokers, *(broker for each in placements.values() for broker in each.replicas)}

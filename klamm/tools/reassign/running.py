@@ -15,6 +15,7 @@ import typer
 from klamm.client.properties import API_TIMEOUT
 from klamm.processes.errors import EXIT_FAILED, EXIT_INTERRUPTED, ToolError
 from klamm.protocol.vocabulary import TopicPartition
+from klamm.tools import interrupts
 from klamm.tools.clients import client_in_thread, command_options, command_properties, ended_by_sigterm
 from klamm.tools.confirm import confirm
 from klamm.tools.output import print_line, print_lines
@@ -142,7 +143,7 @@ def run_plan(cluster: Reached, plan: Path, options: ExecuteOptions, *, additiona
             _take_up(cluster, state, placements, options)
             outcome = cluster.run(lambda access: _execute(access, state, options, reporter), looks_again=True)
         except KeyboardInterrupt:
-            reporter.note([interrupted_text(plan, state)])
+            interrupts.tell(interrupted_text(plan, state))
             raise typer.Exit(EXIT_INTERRUPTED) from None
         reporter.finish(outcome, plan)
     if not outcome.is_complete:

@@ -14,6 +14,7 @@ import typer
 
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.tools import interrupts
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -165,6 +166,7 @@ def create(
         return len(assignment)
 
     created: Any
+    interrupts.from_now_on(look=("topics", "describe", "--topic", topic))
     if zookeeper is None:
         created = run_with_client(bootstrap_server, command_config, over_wire)
     else:

@@ -15,6 +15,7 @@ import typer
 
 from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_OK, ToolError, unverified_after_errors
 from klamm.progress import progress
+from klamm.tools import interrupts
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -174,6 +175,8 @@ def _online(
 
         printer = _Printer(write, as_json, options.follows)
         printer.say("verification process is started.", {"event": "started", "partitions": len(planned.partitions)})
+        if not options.follows:
+            interrupts.from_now_on("not all replicas were compared")
         try:
             client.call(
                 verify_replicas, planned.partitions, options, _shown(printer, report_interval_ms, advance, checks)
