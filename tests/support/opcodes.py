@@ -42,6 +42,10 @@ COSTS: dict[str, Cost] = {
 _FILES_WITH_COSTS = ("/klamm/environment.py", "/klamm/protocol/record_batch.py")
 
 
+# Another process, outside of tests: it is not counted.
+ELSEWHERE = "/zookeeper/server/"
+
+
 class Steps:
     """The opcodes of the longest step so far, and the function in which most of them were."""
 
@@ -54,8 +58,8 @@ class Steps:
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "call":
             code = frame.f_code
-            if "/zookeeper/server/" in code.co_filename:
-                return None  # another process, outside of tests
+            if ELSEWHERE in code.co_filename:
+                return None
             cost = self._costs.get(code.co_qualname)
             if cost is not None and code.co_filename.endswith(_FILES_WITH_COSTS):
                 self._counts[code] = self._counts.get(code, 0) + cost(frame.f_locals)

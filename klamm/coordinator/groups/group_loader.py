@@ -86,6 +86,8 @@ async def latest_records(batches: AsyncIterator[LogBatch]) -> Records:
             if key.startswith(_OLDEST_OFFSET_KEY):
                 key = _OFFSET_KEY + key[2:]
             counting[key] = record
+        if slices.is_over(len(batch.records)):
+            await asyncio.sleep(0)
     return found
 
 

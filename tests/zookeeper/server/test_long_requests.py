@@ -2,16 +2,21 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+from klamm.environment import SystemEnvironment
 from klamm.simulation.small_slices import small_slices
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.errors import ZooKeeperErrorCode
 from klamm.zookeeper.messages import Acl, CreateMode, EventType, WatcherEvent
+from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.server.access_control import Caller
 from klamm.zookeeper.server.long_work import LongWork, OpenTo
+from support.growing_work import Growing, Work, too_long
 from support.zookeeper.stage import Stage, run
 from support.zookeeper.wire import Reply, WireClient
 
@@ -291,3 +296,54 @@ async def test_a_step_that_raises_is_reported_and_the_rest_goes_on() -> None:
     await work.finish()
     assert failed == [error]
     assert work.open_to is OpenTo.EVERYTHING
+
+
+# -- the length of steps
+
+
+def numbered(size: int) -> list[str]:
+    return [f"/a/{number:06}" for number in range(size)]
+
+
+LONG: dict[str, Callable[[int], list[messages.Request]]] = {
+    "checks": lambda size: [messages.Multi(tuple(messages.Check("/a", -1) for _ in range(size)))],
+    "a check fails": lambda size: [
+        messages.Multi((*(messages.Check("/a", -1) for _ in range(size)), messages.Check("/b", -1)))
+    ],
+    "creates, watches, sets, deletes": lambda size: [
+        messages.Multi(tuple(messages.Create(path, b"") for path in numbered(size))),
+        messages.GetChildren("/a", True),
+        messages.SetWatches(10**6, tuple(numbered(size)), tuple(f"{path}x" for path in numbered(size)), ()),
+        messages.Multi(tuple(messages.SetData(path, b"") for path in numbered(size))),
+        messages.Multi(tuple(messages.Delete(path, -1) for path in numbered(size))),
+    ],
+    "ephemerals": lambda size: [
+        messages.Multi(tuple(messages.Create(path, b"", flags=CreateMode.EPHEMERAL) for path in numbered(size))),
+        messages.CloseSession(),
+    ],
+}
+MOST = 38_000  # operations in 1 MB
+
+
+@pytest.mark.parametrize("name", list(LONG))
+async def test_no_step_grows_with_the_request(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def prepare(directory: Path, size: int) -> AsyncIterator[Work]:
+        server = ZooKeeperServer(SystemEnvironment(), str(directory / "zookeeper"))
+        await server.start()
+        client = await WireClient.connect(server.port)
+        await client.call(messages.Create("/a", b""))
+        frames = [jute.encode_request(number + 1, request) for number, request in enumerate(LONG[name](size))]
+
+        async def ask() -> None:
+            for frame in frames:
+                client.writer.write(frame)
+                while jute.decode_reply_header(await client.frame()).xid == jute.XID_NOTIFICATION:
+                    pass
+
+        yield ask
+        client.writer.close()
+        await server.stop()
+
+    monkeypatch.setattr("support.opcodes.ELSEWHERE", "nowhere")
+    assert await too_long(Growing(prepare, MOST), tmp_path) is None
