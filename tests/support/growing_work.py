@@ -16,6 +16,8 @@ Prepare = Callable[[Path, int], AbstractAsyncContextManager[Work]]
 
 # With steps as small as they can be, so much work shows whether a step grows with it.
 SIZES = (25, 75)
+# With the usual slices: more than any of them has pieces.
+LARGE_SIZES = (5_500, 8_000)
 
 
 class Growing(NamedTuple):
@@ -33,12 +35,14 @@ async def longest_step(prepare: Prepare, directory: Path, size: int) -> Steps:
     return steps
 
 
-async def too_long(growing: Growing, directory: Path) -> str | None:
-    """Which step would be too long at the largest size, if any: judged by how it grows from the small sizes."""
+async def too_long(growing: Growing, directory: Path, sizes: tuple[int, int] = SIZES) -> str | None:
+    """Which step would be too long at the largest size, if any: judged by how it grows between two sizes."""
+    if growing.most <= max(sizes):
+        sizes = 0, growing.most
     (few, before), (many, after) = [
-        (size, await longest_step(growing.prepare, directory / str(size), size)) for size in SIZES
+        (size, await longest_step(growing.prepare, directory / str(size), size) if size else Steps()) for size in sizes
     ]
-    for_each = max(0, after.opcodes - before.opcodes) / (many - few)
+    for_each = max(0, after.opcodes - before.opcodes) / (many - few) if few else 0
     fixed = after.opcodes - for_each * many
     if fixed + for_each * growing.most <= MAX_OPCODES:
         return None
@@ -47,15 +51,3 @@ async def too_long(growing: Growing, directory: Path) -> str | None:
         f"{for_each:.1f} opcodes for each of up to {growing.most:,}: a step is too long from {limit:,} on,"
         f" most of it in {after.function}"
     )
-
-
-async def first_too_long(growing: Growing, directory: Path) -> str | None:
-    """The same, tried at sizes that double up to the largest one."""
-    size = min(growing.most, max(SIZES))
-    while True:
-        steps = await longest_step(growing.prepare, directory / f"size-{size}", size)
-        if steps.opcodes > MAX_OPCODES:
-            return f"a step of {steps.opcodes:,} opcodes at {size:,}, most of it in {steps.function}"
-        if size == growing.most:
-            return None
-        size = min(2 * size, growing.most)
