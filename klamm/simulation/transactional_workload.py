@@ -450,15 +450,22 @@ class Copier(TransactionalClient):
     async def _work(self, client: ClusterClient, producer: TransactionalProducer, identity: Identity) -> None:
         troubles = self.troubles[self.instance % 2]
         owned_s, late_s, polled_s = math.inf, -math.inf, _now_s()
+        member_id, owned = "", list[TopicPartition]()
 
         async def on_assigned(partitions: list[TopicPartition]) -> None:
-            nonlocal owned_s
+            nonlocal owned_s, member_id, owned
+            if member_id and consumer.member_id != member_id:
+                # The group had removed the member, which has learned it only when it joined again.
+                await on_lost(owned)
             owned_s = polled_s  # It may have joined since.
+            member_id, owned = consumer.member_id, partitions
             # The next process of a static member owns its partitions in the same generation.
             name = self._group.group_instance_id or consumer.member_id
             self._ledger.assigned(consumer.generation_id, name, partitions)
 
         async def on_lost(partitions: list[TopicPartition]) -> None:
+            nonlocal member_id
+            member_id = ""
             was_late = _now_s() - polled_s > LATE_S or max(late_s, troubles.stood_still_s) >= owned_s
             # By an earlier or later process that is the same static member.
             is_fenced = self._group.group_instance_id is not None and self.instance > 1

@@ -29,6 +29,7 @@ CHEAP = (
     "unchecked-copies",
     "unchecked-loads",
     "stranger-commits",
+    "silent-in-a-rebalance",
     "commit-without-offsets",
 )
 

@@ -5,7 +5,7 @@ order of writes.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -207,11 +207,19 @@ def _every_membership_is_of_a_member(*_: object) -> None: ...
 _beat = GroupConsumer._beat
 
 
-def _beat_when_idle(consumer: GroupConsumer) -> "asyncio.Task[None]":
-    is_waiting = consumer._must_join or consumer._joining is not None or consumer._awaited
-    if is_waiting and not consumer._is_in_doubt():
-        return start_task(asyncio.sleep(0), consumer._fail)
-    return _beat(consumer)
+def _beat_unless(
+    is_waiting: Callable[[GroupConsumer], object],
+) -> Callable[[GroupConsumer], "asyncio.Task[None]"]:
+    def beat(consumer: GroupConsumer) -> "asyncio.Task[None]":
+        if is_waiting(consumer) and not consumer._is_in_doubt():
+            return start_task(asyncio.sleep(0), consumer._fail)
+        return _beat(consumer)
+
+    return beat
+
+
+_beat_unless_rebalancing = _beat_unless(lambda consumer: consumer._must_join or consumer._joining is not None)
+_beat_unless_looking_up = _beat_unless(lambda consumer: consumer._awaited)
 
 
 @contextmanager
@@ -369,12 +377,21 @@ FAULTS = (
         copiers_at_work,
     ),
     PlantedFault(
-        "idle-heartbeats",
-        "a consumer sends no heartbeats while its group rebalances, and while it waits for a committed offset",
-        (Replacement(GroupConsumer, "_beat", _beat_when_idle),),
+        "silent-in-a-rebalance",
+        "a consumer sends no heartbeats from the beginning of a rebalance until it joins again",
+        (Replacement(GroupConsumer, "_beat", _beat_unless_rebalancing),),
         "transaction_ledger",
         "has lost .* and was never late",
-        20,
+        10,
+        copiers_at_work,
+    ),
+    PlantedFault(
+        "silent-before-an-offset",
+        "a consumer sends no heartbeats while it waits for a committed offset that a transaction may change",
+        (Replacement(GroupConsumer, "_beat", _beat_unless_looking_up),),
+        "transaction_ledger",
+        "has lost .* and was never late",
+        25,
         copiers_at_work,
     ),
     PlantedFault(
