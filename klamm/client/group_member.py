@@ -160,7 +160,7 @@ class MustRejoin(KafkaError):
 
 
 class FormerMembership(MustRejoin):
-    """What was asked in a membership that is over. The present one, or the join of the next, goes on."""
+    """What was asked in a membership that is over. The present one, or the join of the next, continues."""
 
 
 class _Transient(Exception):
