@@ -12,6 +12,8 @@ What must stay true:
   then be called again.
 - No record is appended after its transaction has ended: where one may still be on its way to a leader, the transaction
   is aborted in the next epoch, in which the leaders refuse it.
+- A request of a transaction changes no later one: where an answer was lost, so that the request may still be on its way
+  on the former connection, the next transaction begins in the next epoch, in which the coordinator refuses it.
 - A `PreparedTransaction` names exactly one transaction: no other one begins under its producer epoch. So ending it
   twice ends nothing else.
 - No request needs a version of KIP-890's second part, in which the coordinator raises the epoch with each transaction:
@@ -252,6 +254,7 @@ class TransactionManager(Transaction):
         if self.state is not State.UNINITIALIZED:
             self._wrong_order("init", State.READY)
         self.identity = await self._init_producer_id(NO_IDENTITY)
+        self._must_bump_epoch = False
         self._change(State.READY, "init")
         return self.identity
 
@@ -501,6 +504,7 @@ class TransactionManager(Transaction):
         self, coordinator: "_Coordinator", api_key: ApiKey, request: Any, codes_of: Callable[[Any], Iterable[int]]
     ) -> Any:
         """As `_Coordinator.ask`. An error that ends the transaction or the producer does so here, too."""
+        coordinator.may_come_late = False
         try:
             return await coordinator.ask(api_key, request, codes_of)
         except UnsupportedVersion as error:
@@ -508,6 +512,8 @@ class TransactionManager(Transaction):
             raise self._failed() from None
         except KafkaError as error:
             self._raise(api_key, error)
+        finally:
+            self._must_bump_epoch |= coordinator.may_come_late
 
     async def _begin_anew(self) -> None:
         """The transaction has ended."""
@@ -577,6 +583,8 @@ class _Coordinator:
         self._key = key
         self._route = coordinators(client, of)
         self._is_stale = False
+        self.may_come_late = False
+        """An answer was lost, and another attempt followed or may follow on another connection."""
 
     async def ask(self, api_key: ApiKey, request: Any, codes_of: Callable[[Any], Iterable[int]]) -> Any:
         """The answer, with a transient error only if the client's time is over. `request` may be built by a function.
@@ -606,8 +614,9 @@ class _Coordinator:
                         return response
                     self._is_stale = bool(codes & _MOVED)
                     waits_for_markers = ErrorCode.CONCURRENT_TRANSACTIONS in codes
-            except (NotSent, Disconnected):
+            except (NotSent, Disconnected) as error:
                 self._is_stale = True
+                self.may_come_late |= isinstance(error, Disconnected)
                 if are_over():
                     raise
             if waits_for_markers:

@@ -388,8 +388,26 @@ def test_what_passes_is_repeated(api):
         "end": ended,
     }[api]
     answers = [initialized(), *WRITTEN, offsets_added(), offsets_committed(0), ended()]
+    if api != "init":
+        answers.append(initialized(epoch=1))
     key = repeated(ErrorCode.NONE)[0]
     against([(key, HANG_UP), *(repeated(code) for code in in_order(RETRIED)), *answers], scenario)
+
+
+def test_a_commit_whose_answer_was_lost_cannot_come_late_and_end_the_next_transaction():
+    """It may wait in the broker's buffers of the former connection, when the next one is half written."""
+
+    async def scenario(producer, cluster):
+        await one_record(producer)
+        await producer.commit()
+        producer.begin()
+        await write(producer)
+        await producer.commit()
+
+    cluster = against(
+        [initialized(), *WRITTEN, (ApiKey.END_TXN, HANG_UP), ended(), initialized(epoch=1), *WRITTEN, ended()], scenario
+    )
+    assert [each.producer_epoch for each in asked(cluster, ApiKey.END_TXN)] == [0, 0, 1]
 
 
 def test_each_error_of_the_registration_ends_the_producer():
@@ -849,6 +867,9 @@ def test_a_transaction_whose_offsets_were_not_sent_can_only_be_aborted(way):
         await producer.commit()
 
     end_of_both = [initialized(epoch=1), offsets_added(), offsets_committed(0), ended()]
+    if "cancelled" in way:
+        # An answer to the cancelled call ends its connection, and another request with it.
+        end_of_both.append(initialized(epoch=2))
     deadline_ms = 60_000 if "cancelled" in way else 0
     against([initialized(), *WRITTEN, *answers, *end_of_both], scenario, deadline_ms=deadline_ms, coordinators=[0, 1])
 
