@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from klamm.processes.errors import ToolError
+from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
 from klamm.progress import progress
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
@@ -257,13 +257,23 @@ class Lines:
             await self._end_transaction(self._producer)
 
     async def _end_transaction(self, producer: "TransactionalProducer") -> None:
-        from klamm.client.transactions import TransactionAborted
+        from klamm.client.transactions import ProducerEnded, TransactionAborted
+        from klamm.net.client import ClientError
+        from klamm.protocol.errors import KafkaError
 
         if not self.stopped:
             try:
                 await producer.commit()
             except TransactionAborted as error:
                 self.stopped = str(error)
+            except ProducerEnded:
+                raise
+            except (KafkaError, ClientError) as error:
+                raise ToolError(
+                    f"the commit was not confirmed: {error}; all {self._sent} records are committed, or none, in which"
+                    " case the brokers abort the transaction after transaction.timeout.ms",
+                    EXIT_INCOMPLETE,
+                ) from None
             else:
                 return
         await producer.abort()

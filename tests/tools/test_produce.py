@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from klamm.processes.errors import ToolError
+from klamm.net.client import Disconnected
+from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.tools.main import run
 from klamm.tools.produce import Lines
@@ -68,6 +69,17 @@ async def test_a_few_reasons_are_told_and_the_others_are_counted() -> None:
         completed(None, KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {number} bytes"))
     with pytest.raises(ToolError, match=r"a batch of 4 bytes; 95 records were not delivered: other reasons$"):
         lines.require_success()
+
+
+async def test_a_commit_without_an_answer_leaves_open_what_became_of_the_records() -> None:
+    class Unanswered(StubProducer):
+        async def commit(self) -> None:
+            raise Disconnected("broker:9092: the broker closed the connection")
+
+    lines = await sent(Unanswered(), b"1", b"2")
+    with pytest.raises(ToolError, match="broker closed the connection; all 2 records are committed, or none") as error:
+        await lines.end()
+    assert error.value.exit_code == EXIT_INCOMPLETE
 
 
 @pytest.mark.parametrize(
