@@ -306,7 +306,7 @@ def test_a_marker_of_an_old_coordinator_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_open_transaction_that_is_left_to_the_next_producer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: InitProducerId aborts nothing."""
+    """A planted fault: InitProducerId aborts nothing. A transaction stays open, or the next commit commits it too."""
 
     def careless(known: TransactionMetadata | None, *rest: Any) -> Any:
         if known is not None and known.state is TransactionState.ONGOING:
@@ -317,7 +317,8 @@ def test_an_open_transaction_that_is_left_to_the_next_producer_is_found(monkeypa
     monkeypatch.setitem(
         cast("dict[Any, Any]", VALID_PREVIOUS_STATES), TransactionState.EMPTY, frozenset(TransactionState)
     )
-    with pytest.raises(TransactionsHang, match="the last stable offset is"):
+    found = "the last stable offset is|which was never to be committed, is visible"
+    with pytest.raises((TransactionsHang, AssertionError), match=found):
         _run(without_faults, 1)
 
 
