@@ -145,14 +145,27 @@ async def create_partitions(
 async def describe_topics(
     client: ClusterClient, names: Iterable[str] | None = None
 ) -> dict[str, TopicMetadata | KafkaError]:
-    """The partitions of these topics, or of all that there are; an unknown topic is an error at once."""
+    """The partitions of these topics, or of all that there are; an unknown topic is an error at once.
+
+    Raises KafkaError when no broker knows whether there are topics, and ClientError.
+    """
     wanted = None if names is None else list(dict.fromkeys(names))
     if wanted == []:
         return {}
     metadata = await client.refresh_metadata(wanted)
     if wanted is None:
+        if knows_no_topics(metadata):
+            metadata = await client.refresh_metadata(None, elsewhere=True)
+        if knows_no_topics(metadata):
+            text = "the broker knows no topics, because it has not heard of a controller since its start"
+            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, text)
         return described_topics(metadata)
     return {name: _description(name, metadata.topics.get(name)) for name in wanted}
+
+
+def knows_no_topics(metadata: ClusterMetadata) -> bool:
+    """Whether a broker that was asked for all topics does not know which there are: the controller tells it."""
+    return not metadata.topics and metadata.controller_id < 0
 
 
 def described_topics(metadata: ClusterMetadata) -> dict[str, TopicMetadata | KafkaError]:

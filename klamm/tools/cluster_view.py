@@ -3,6 +3,7 @@
 A view is plain values. It is read over the wire from any cluster, or from the znodes of one that has ZooKeeper.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient, ClusterMetadata, TopicMetadata
     from klamm.client.reassignments import PartitionReassignment
     from klamm.znodes.store import KafkaZooKeeper
+    from klamm.znodes.topics import TopicAssignment
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +62,16 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """`brokers` are the live ones by id, ascending; `partitions` are sorted; `topic_ids` is without unknown ids."""
+    """`brokers` are the live ones by id, ascending; `partitions` are sorted; `topic_ids` is without unknown ids.
+
+    `unread` names the topics and brokers that could not be read and are left out, with the reasons.
+    """
 
     brokers: Mapping[int, BrokerView]
     partitions: Mapping[TopicPartition, PartitionView]
     topic_ids: Mapping[str, UUID] = field(default_factory=dict)
     controller_id: int = -1
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     def of_topics(self) -> dict[str, dict[int, PartitionView]]:
         """The partitions of each topic."""
@@ -103,7 +111,7 @@ async def read_cluster(
 
     With `reassignments` the controller is not asked for them, and a cluster without a controller has a view too. A
     caller that does not need to know them sees none if it may not list them. Raises KafkaError for a topic that may not
-    be described, and ClientError.
+    be described, and where no broker knows the topics, and ClientError.
     """
     from klamm.client.reassignments import list_partition_reassignments
     from klamm.client.topics import describe_topics
@@ -111,7 +119,10 @@ async def read_cluster(
     names = None if topics is None else list(topics)
     if names == []:
         await client.refresh_metadata([])
-    view = _view(client.metadata, await describe_topics(client, names))
+    if names is None and reassignments is not None:
+        view = view_of(await client.refresh_metadata())
+    else:
+        view = _view(client.metadata, await describe_topics(client, names))
     # Clusters older than Kafka 2.4 do not list reassignments; the tools do not serve them.
     try:
         moving = await list_partition_reassignments(client) if reassignments is None else reassignments
@@ -156,11 +167,21 @@ def _view(metadata: "ClusterMetadata", described: "Mapping[str, TopicMetadata | 
 async def read_znodes(znodes: "KafkaZooKeeper", topics: Iterable[str] | None = None) -> ClusterView:
     """The same from the znodes. A partition without a state has no leader and an empty ISR.
 
-    Raises ZooKeeperError, and ZnodeError for a state that is malformed.
+    A topic or broker whose znode cannot be used is logged and left out. Raises ZooKeeperError, and ZnodeError for a
+    state that is malformed.
     """
     live = await znodes.live_brokers()
     names = await znodes.topic_names() if topics is None else sorted(dict.fromkeys(topics))
-    assignments = await znodes.topic_assignments(names)
+    malformed: dict[str, str] = {}
+    assignments = await znodes.topic_assignments(names, malformed=malformed)
+    for name, why in {name: _fault(each) for name, each in assignments.items()}.items():
+        if why is not None:
+            malformed[name] = why
+            del assignments[name]
+    for name, why in malformed.items():
+        logger.error("topic %s is left out: %s", name, why)
+    unread = {f"topic {name}": why for name, why in malformed.items()}
+    unread |= {f"broker {broker_id}": why for broker_id, why in znodes.malformed_brokers.items()}
     keys = [
         TopicPartition(name, number)
         for name, assignment in sorted(assignments.items())
@@ -189,4 +210,12 @@ async def read_znodes(znodes: "KafkaZooKeeper", topics: Iterable[str] | None = N
         brokers[broker_id] = BrokerView(broker_id, address, broker.registration.rack)
     controller_id = await znodes.controller_id()
     ids = {name: found.topic_id for name, found in assignments.items() if found.topic_id is not None}
-    return ClusterView(brokers, partitions, ids, -1 if controller_id is None else controller_id)
+    return ClusterView(brokers, partitions, ids, -1 if controller_id is None else controller_id, unread)
+
+
+def _fault(assignment: "TopicAssignment") -> str | None:
+    """Why no partition of a topic can be told of, although its znode can be read."""
+    if not assignment.partitions:
+        return "its znode names no partitions"
+    empty = next((number for number, replicas in sorted(assignment.partitions.items()) if not replicas), None)
+    return None if empty is None else f"its znode names no replicas of partition {empty}"

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from klamm.processes.errors import ToolError
+from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
 from klamm.progress import progress
+from klamm.protocol.errors import KafkaError
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -27,9 +28,10 @@ from klamm.tools.clients import (
     command_options,
     command_properties,
     ended_by_sigterm,
+    error_line,
     property_errors,
 )
-from klamm.tools.output import data_output, print_line
+from klamm.tools.output import data_output, print_line, print_lines
 from klamm.tools.text import RecordFormat, parse_separator, record_json
 
 if TYPE_CHECKING:
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
     from klamm.client.options import ConsumerOptions, GroupOptions
     from klamm.protocol.vocabulary import TopicPartition
 
+# At the end, so long is asked where the partitions end.
+ASK_FOR_S = 3.0
+# The most partitions that are named as not read.
+MOST_UNREAD = 10
 POLL_TIMEOUT_MS = 200
 MAX_POLL_RECORDS = 5000
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
@@ -114,6 +120,7 @@ def consume(
         shows_records = output is None and sys.stdout.isatty()
         advance = stack.enter_context(progress("consume", max_messages, visible=not shows_records))
         count = 0
+        unread: list[str] = []
         last_record_at = time.monotonic()
         while max_messages is None or count < max_messages:
             left = None if max_messages is None else max_messages - count
@@ -130,9 +137,15 @@ def consume(
             if records:
                 last_record_at = now
             elif timeout_ms is not None and (now - last_record_at) * 1000 >= timeout_ms:
+                unread = client.call(_unread, consumer)
                 break
     if sys.stderr.isatty():
         print_line(f"{count} records read from {topic}", file=sys.stderr)
+    if unread:
+        print_lines((f"klamm: this may not be all: {each}" for each in unread[:MOST_UNREAD]), file=sys.stderr)
+        if more := unread[MOST_UNREAD:]:
+            print_line(f"klamm: ... and {len(more)} more partitions", file=sys.stderr)
+        raise typer.Exit(EXIT_INCOMPLETE)
 
 
 def _check_options(
@@ -201,6 +214,38 @@ async def _commit(consumer: "GroupConsumer") -> "CommitFailed | None":
     except CommitFailed as error:
         return error
     return None
+
+
+async def _unread(client: "ClusterClient", consumer: "Consumer | GroupConsumer") -> list[str]:
+    """What may have records that the consumer could not get, and why: no record is no sign that there is none."""
+    import asyncio
+
+    from klamm.client.group_consumer import GroupConsumer
+    from klamm.client.offsets import ONE_ATTEMPT, list_offsets
+    from klamm.protocol.vocabulary import LATEST_TIMESTAMP
+
+    if isinstance(consumer, GroupConsumer) and consumer.generation_id < 0:
+        return ["no partition was assigned, because the coordinator of the group has not let this member join"]
+    by_leader: dict[int, list[TopicPartition]] = {}
+    topics = (await client.refresh_metadata({each.topic for each in consumer.assignment})).topics
+    for each in consumer.assignment:
+        known = topics[each.topic].partitions.get(each.partition) if each.topic in topics else None
+        by_leader.setdefault(-1 if known is None else known.leader, []).append(each)
+
+    async def ask(leader: int, partitions: "Sequence[TopicPartition]") -> dict[str, str]:
+        try:
+            async with asyncio.timeout(ASK_FOR_S):
+                ends = await list_offsets(client, dict.fromkeys(partitions, LATEST_TIMESTAMP), retry=ONE_ATTEMPT)
+        except TimeoutError:
+            return {str(each): f"broker {leader} does not answer" for each in partitions}
+        return {str(key): error_line(end) for key, end in ends.items() if isinstance(end, KafkaError)}
+
+    found = {
+        str(each): "where to begin is not known yet" for each in set(consumer.assignment) - consumer.positions().keys()
+    }
+    for answer in await asyncio.gather(*(ask(*each) for each in by_leader.items())):
+        found |= answer
+    return [f"{partition}: {why}" for partition, why in sorted(found.items())]
 
 
 async def _existing_partitions(client: "ClusterClient", topic: str) -> list[int]:

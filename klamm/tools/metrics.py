@@ -135,6 +135,8 @@ class Looks:
             text = read_body(url, who).decode("utf-8", "replace")
             is_wanted = partial(views.is_named, names=self._names) if self._names else views.is_important
             scrape = views.parse(text, time.monotonic(), is_wanted)
+            if not scrape.samples and not self._names:
+                raise ValueError("none of those that this command shows")
         except WrongAnswer as error:
             hint = "" if broker_id is None else "; if the broker is Apache Kafka, name its JMX exporter with --url"
             return views.BrokerMetrics(broker_id, url, error=f"{error}{hint}")

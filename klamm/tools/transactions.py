@@ -43,7 +43,7 @@ from klamm.tools.words import counted
 from klamm.visible import visible
 
 if TYPE_CHECKING:
-    from klamm.client.cluster import ClusterClient
+    from klamm.client.cluster import ClusterClient, ClusterMetadata
     from klamm.client.transaction_admin import (
         OpenTransaction,
         ProducerState,
@@ -318,7 +318,15 @@ def _partitions(
     client: ClientInThread, topic: str | None, partition: int | None, broker_id: int | None
 ) -> list[TopicPartition]:
     """The partitions to be searched."""
-    cluster = client.call(lambda cluster: cluster.refresh_metadata(None if topic is None else [topic]))
+    from klamm.client.topics import describe_topics
+
+    async def look(cluster: "ClusterClient") -> "ClusterMetadata":
+        if topic is not None:
+            return await cluster.refresh_metadata([topic])
+        await describe_topics(cluster)
+        return cluster.metadata
+
+    cluster = client.call(look)
     if broker_id is not None and broker_id not in cluster.brokers:
         raise ToolError(
             f"broker {broker_id} is not in the cluster; live are {', '.join(map(str, sorted(cluster.brokers)))}"

@@ -350,12 +350,21 @@ class KafkaZooKeeper:
                 ids[topic] = None
         return ids
 
+    @property
+    def malformed_brokers(self) -> Mapping[int, str]:
+        """The brokers that the last look at the live ones has left out, and why."""
+        return self._malformed_brokers
+
     async def topic_assignments(
-        self, names: Sequence[str], watch: Callable[[str], None] | None = None
+        self,
+        names: Sequence[str],
+        watch: Callable[[str], None] | None = None,
+        malformed: dict[str, str] | None = None,
     ) -> dict[str, TopicAssignment]:
         """The assignments of these topics. `watch(topic)` is called once when a topic changes or is deleted.
 
-        A topic with a malformed znode is logged and left out, so that the other topics stay available.
+        A topic with a malformed znode is left out, so that the other topics stay available. It is logged, or noted in
+        `malformed` with the reason.
         """
         found = await self._get_all({name: topics.topic_path(name) for name in names}, watch)
         assignments = {}
@@ -364,7 +373,10 @@ class KafkaZooKeeper:
             try:
                 assignment = assignments[topic] = TopicAssignment.decode(topic, data, stat.version)
             except ZnodeError as error:
-                logger.error("topic %s is left out: %s", topic, error)
+                if malformed is None:
+                    logger.error("topic %s is left out: %s", topic, error)
+                else:
+                    malformed[topic] = str(error)
                 continue
             if decoded.is_over(len(assignment.partitions)):
                 await asyncio.sleep(0)

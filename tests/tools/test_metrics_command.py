@@ -151,6 +151,9 @@ def test_a_jmx_exporter(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (404, "", " answers at {url} with 404 Not Found"),
         (200, 'kafka_server_replicamanager_underreplicatedpartitions{{"', " answers at {url} with no metrics: "),
+        (200, "", " answers at {url} with no metrics: "),
+        (200, "<html><body>It works!</body></html>", " answers at {url} with no metrics: "),
+        (200, "jvm_threads_current 7", " answers at {url} with no metrics: "),
     ],
 )
 def test_a_url_without_metrics(status: int, body: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Groups and transactions of which no broker can tell are not said to be absent, to hang, or to be deleted."""
+"""Groups, transactions and records of which no broker can tell are not said to be absent, to hang or to be deleted."""
 
 import asyncio
 import json
@@ -35,6 +35,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandWorld]:
     records.write_text("value\n")
     with CommandWorld(brokers=3, properties=PROPERTIES) as made:
         assert run(made, "topics", "create", "--topic", "orders", "--replica-assignment", "0:1:2").code == 0
+        assert run(made, "topics", "create", "--topic", "parts", "--replica-assignment", "0,1,2").code == 0
         assert run(made, "produce", "--topic", "orders", "--file", str(records)).code == 0
         for name in NAMES:
             group = ("--group", name, "--max-messages", "1", "--timeout-ms", "20000")
@@ -100,6 +101,17 @@ def test_a_transaction_of_a_missing_coordinator_does_not_hang_and_is_not_aborted
         ended = run(world, "transactions", "abort", *where, "--start-offset", str(start), "--yes")
         codes.append(ended.code)
     assert codes == [3] * len(NAMES)
+
+
+def test_a_consumer_that_could_not_read_a_partition_says_so(world: CommandWorld) -> None:
+    parts = ("consume", "--topic", "parts", "--from-beginning", "--timeout-ms", "300")
+    ended = run(world, *parts)
+    assert (ended.code, ended.err.count("may not be all: parts-2: LEADER_NOT_AVAILABLE")) == (3, 1), ended
+    assert run(world, *parts, "--partition", "0", "--partition", "1").code == 0
+    known = listed_groups(run(world, "groups", "list", "--json"))
+    (lost, *_) = [name for name in NAMES if name not in known]
+    ended = run(world, *parts, "--group", lost)
+    assert (ended.code, "has not let this member join" in ended.err) == (3, True), ended
 
 
 def test_all_groups_are_not_deleted_while_a_coordinator_is_missing(world: CommandWorld) -> None:

@@ -25,6 +25,7 @@ from klamm.client.scram_credentials import (
     alter_user_scram_credentials,
     describe_user_scram_credentials,
 )
+from klamm.client.topics import describe_topics
 from klamm.config.definition import ConfigSource, ConfigType, format_value
 from klamm.net.client import UnsupportedVersion
 from klamm.processes.errors import ToolError
@@ -122,9 +123,9 @@ async def _named(client: "ClusterClient", entity: Entity) -> list[Entity]:
     """The entities for which `entity` stands."""
     if entity.first.name is not None:
         return [entity]
-    metadata = await client.refresh_metadata(None if entity.type == TOPICS else ())
     if entity.type == TOPICS:
-        return [one(TOPICS, name) for name in sorted(metadata.topics)]
+        return [one(TOPICS, name) for name in await describe_topics(client)]
+    metadata = await client.refresh_metadata(())
     return [*(one(entity.type, str(broker_id)) for broker_id in sorted(metadata.brokers)), one(entity.type, DEFAULT)]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.processes.errors import ToolError
+from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.tools import interrupts
 from klamm.tools.clients import (
@@ -269,6 +269,8 @@ def describe(
     selection = select(topic, exclude_internal=exclude_internal)
     silent: dict[int, str] = {}
 
+    unread: dict[str, str] = {}
+
     def shown(found: "Topics") -> dict[str, list[int]]:
         selection.require(found.topics, if_exists=if_exists)
         if not filters:
@@ -291,6 +293,7 @@ def describe(
         from klamm.tools.topics.reasons import explained
 
         found = await read_topics(znodes, selection)
+        unread.update(found.view.unread)
         numbers = shown(found)
         about_preferred = off_preferred_partitions
         return {
@@ -307,6 +310,8 @@ def describe(
         numbers = {name: [] for name in topics}
     _show(topics, numbers, filters, as_json=as_json)
     exit_incomplete(silent)
+    if unread:
+        raise typer.Exit(EXIT_INCOMPLETE)
 
 
 def _show(

@@ -43,7 +43,8 @@ class TopicDescription:
 
 
 def is_under_replicated(partition: PartitionView) -> bool:
-    return len(partition.origin) > len(partition.isr)
+    # Replicas that a reassignment adds stand in for no other one, though they are in the ISR before its end.
+    return any(each not in partition.isr for each in partition.origin)
 
 
 def is_unavailable(partition: PartitionView, live: AbstractSet[int]) -> bool:
