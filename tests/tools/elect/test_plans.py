@@ -116,8 +116,9 @@ def test_the_scope_of_a_command() -> None:
             (1,),
             PreferredPlan(
                 refused={
-                    P0: "PREFERRED_LEADER_NOT_AVAILABLE: the ISR is 1,2; broker 1 has the replica in a log directory"
-                    " that is offline"
+                    P0: "PREFERRED_LEADER_NOT_AVAILABLE: the ISR is 1,2; broker 1 is live, but its replica is offline:"
+                    " its log directory has failed, or the controller has not used the replica since the broker came"
+                    " back"
                 }
             ),
         ),
