@@ -405,7 +405,7 @@ class LogManager:
         """Takes the first step at once, and the others later."""
         rest = begin(steps)
         if rest is not None:
-            start_task(rest, self._on_failure)
+            self._keep(start_task(rest, self._on_failure))
 
     def _remove_half_created(self, directory: LogDirectory, path: str) -> bool:
         """Returns whether all files are removed, so that the log may be created in another directory."""
@@ -843,7 +843,10 @@ class LogManager:
         if self._is_stopping:
             work.close()
             return
-        task = start_task(work, self._on_failure)
+        self._keep(start_task(work, self._on_failure))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        """`stop` waits for the task."""
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
 
