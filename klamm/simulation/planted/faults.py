@@ -408,7 +408,7 @@ FAULTS = (
         "a group's commit is answered before the in-sync replicas have it",
         (Replacement(broker_parts, "offsets_log_settings", _only_the_leader_commits),),
         "group_workload",
-        "had been acknowledged",
+        "had been acknowledged|is acknowledged after generation",
         10,
     ),
     *GUARDS,
