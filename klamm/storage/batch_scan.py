@@ -5,6 +5,7 @@ loop appends to the same file. All raise OSError, and KafkaError(CORRUPT_MESSAGE
 """
 
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -63,12 +64,23 @@ def find_batch(read: Read, position: int, end: int, offset: int) -> tuple[int, B
 
     Raises KafkaError(CORRUPT_MESSAGE) also when the index is wrong.
     """
-    for found, header in headers(read, position, end):
-        if found == position > 0 and header.base_offset > offset:
+    found, header = next_batch(read, position, end, offset, sys.maxsize, is_indexed=position > 0)
+    return None if header is None else (found, header)
+
+
+def next_batch(
+    read: Read, position: int, end: int, offset: int, max_batches: int, *, is_indexed: bool
+) -> tuple[int, BatchHeader | None]:
+    """As `find_batch`, among the next `max_batches`. Returns (its position, its header), or (the position after the
+    last batch looked at, None). `is_indexed`: an index says that `offset` is not before `position`."""
+    end_of_last = position
+    for found, header in islice(headers(read, position, end), max_batches):
+        if is_indexed and found == position and header.base_offset > offset:
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the index puts offset {offset} at {header.base_offset}")
         if header.last_offset >= offset:
             return found, header
-    return None
+        end_of_last = found + header.size_bytes
+    return end_of_last, None
 
 
 def verified_batches(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader, memoryview]]:

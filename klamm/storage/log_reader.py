@@ -12,12 +12,14 @@ Reads first try bytes that are in memory; only a cold page needs work off the lo
 
 import asyncio
 import logging
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from klamm.environment import Environment, File
 from klamm.protocol.errors import KafkaError, corrupt_message
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, parse_header
-from klamm.slices import Slices
+from klamm.slices import Slices, in_slices
+from klamm.steps import Steps
 from klamm.storage import batch_scan
 from klamm.storage.index_file import CorruptIndexError
 from klamm.storage.log_segments import LogSegments
@@ -28,6 +30,8 @@ _LOGGER = logging.getLogger(__name__)
 _MAX_REMEMBERED = 64
 # The largest timestamp of a segment that was not used lately is on the disk.
 SEGMENTS_PER_SLICE = 500
+# With the usual index.interval.bytes, one slice is enough: 4 KB hold 67 batches at most.
+HEADERS_PER_SLICE = 500
 # The size reported for records that a long poll need not wait for: more than any min_bytes.
 _PLENTY_BYTES = 2**31 - 1
 
@@ -153,10 +157,10 @@ class LogReader:
         available_bytes = segment.size_bytes - position
         if boundary > 0:
             try:
-                return _whole_batches_from(data, boundary, available_bytes)
+                return await in_slices(_whole_batches_from(data, boundary, available_bytes))
             except KafkaError as error:
                 _LOGGER.warning("Reading %s without its index: %s", segment.path, error.message)
-        return _whole_batches_from(data, 0, available_bytes)
+        return await in_slices(_whole_batches_from(data, 0, available_bytes))
 
     def _known_position(self, offset: int) -> tuple[LogSegment, int] | None:
         known = self._remembered.get(offset)
@@ -208,10 +212,21 @@ class LogReader:
             segment.unpin()
 
     async def _find_from(self, file: File, start: int, end: int, offset: int) -> tuple[int, BatchHeader] | None:
-        try:
-            return batch_scan.find_batch(batch_scan.read_if_cached(file), start, end, offset)
-        except batch_scan.NotCachedError:
-            return await self._environment.run_blocking(batch_scan.find_batch, file.read, start, end, offset)
+        """In slices: between two index entries may be a whole segment of small batches (index.interval.bytes)."""
+        position, is_indexed = start, start > 0
+        while True:
+            scan = partial(batch_scan.next_batch, is_indexed=is_indexed)
+            limits = position, end, offset, HEADERS_PER_SLICE
+            try:
+                position, header = scan(batch_scan.read_if_cached(file), *limits)
+            except batch_scan.NotCachedError:
+                position, header = await self._environment.run_blocking(scan, file.read, *limits)
+            if header is not None:
+                return position, header
+            if position >= end:
+                return None
+            is_indexed = False
+            await asyncio.sleep(0)
 
     async def _load_offset_index(self, segment: LogSegment) -> None:
         index = segment.offset_index
@@ -278,13 +293,16 @@ class LogReader:
         return segment.offset_index.lookup(offset) if segment.offset_index.is_loaded else 0
 
 
-def _whole_batches_from(data: bytearray, at: int, available_bytes: int) -> tuple[int, int]:
+def _whole_batches_from(data: bytearray, at: int, available_bytes: int) -> Steps[tuple[int, int]]:
     """(end of the last whole batch, next offset), from the batch at `at` on, which may itself be cut."""
     next_offset = -1
+    looked_at = Slices(HEADERS_PER_SLICE)
     while at + HEADER_SIZE_BYTES <= len(data):
         header = parse_header(data, at, available_bytes=available_bytes - at)
         if at + header.size_bytes > len(data):
             return at, header.base_offset
         at += header.size_bytes
         next_offset = header.next_offset
+        if looked_at.is_over():
+            yield
     return at, next_offset

@@ -382,6 +382,43 @@ async def a_lookup_by_timestamp(directory: Path, size: int) -> AsyncIterator[Wor
         yield look_up
 
 
+@asynccontextmanager
+async def unindexed(directory: Path, size: int) -> AsyncIterator[Log]:
+    """A log of so many batches without an entry in its index: index.interval.bytes may be larger than a segment."""
+    async with broker_on(directory) as broker:
+        log = log_of(broker)
+        append(log)
+        log.config = replace(log.config, index_interval_bytes=2**31 - 1)
+        log.roll()
+        for number in range(1, size):
+            append(log)
+            if number % 100 == 99:
+                await asyncio.sleep(0)
+        yield log
+
+
+@work(most=10_000_000)  # batches of one record in 1 GB
+async def an_offset_is_found_without_index_entries(directory: Path, size: int) -> AsyncIterator[Work]:
+    async with unindexed(directory, size) as log:
+
+        async def read() -> None:
+            last = await log.read(size - 1, 1, max_offset=size, minimum_one_batch=True)
+            assert last.next_offset == size
+
+        yield read
+
+
+@work(most=200_000)
+async def a_read_ends_without_index_entries(directory: Path, size: int) -> AsyncIterator[Work]:
+    async with unindexed(directory, size) as log:
+
+        async def read() -> None:
+            found = await log.read(1, log.size_bytes - len(batch()) - 1, max_offset=size, minimum_one_batch=True)
+            assert found.next_offset == size - 1
+
+        yield read
+
+
 @work(most=MAX_SEGMENTS)  # of one swap
 async def cleaned_segments_are_swapped_in(directory: Path, size: int) -> AsyncIterator[Work]:
     async with segments(directory, size, cleanup_policy="compact") as (broker, log):
