@@ -11,8 +11,9 @@ What must stay true:
 import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from klamm.client.options import ClientOptions
@@ -45,6 +46,9 @@ from klamm.protocol.primitives import PARTITIONS_PER_STEP, Steps
 from klamm.slices import Slices, in_slices
 
 T = TypeVar("T")
+
+# Once a broker answers, the other bootstrap addresses have this time to say which cluster they belong to.
+COMPARE_FOR_S: Final = 0.3
 
 # Error codes that a retry may resolve (Kafka's RetriableException).
 RETRIABLE_ERRORS = frozenset(
@@ -163,6 +167,10 @@ class _LookUp:
         self.error: ClientError | None = None
 
 
+class DifferentClusters(ClientError):
+    """The bootstrap addresses belong to different clusters. The message has the id of each, and its addresses."""
+
+
 class _NoLeader(KafkaError):
     """The partition has no leader at the moment."""
 
@@ -255,7 +263,8 @@ class ClusterClient:
 
         It ends after `refused_timeout_ms` when there is nothing to wait for: at each address nothing listens, the host
         is unknown, or another program answers. A person who gave a wrong address wants to know soon, but a broker may
-        be about to start. Raises ConnectFailed, with the reason for each address, or AuthenticationFailed.
+        be about to start. Raises ConnectFailed, with the reason for each address, AuthenticationFailed, or
+        DifferentClusters.
         """
         loop = asyncio.get_running_loop()
         deadline_s, refused_s = (loop.time() + each_ms / 1000 for each_ms in (timeout_ms, refused_timeout_ms))
@@ -269,21 +278,40 @@ class ClusterClient:
             await attempts.pause()
 
     async def _connect_to_one(self, at_most_ms: int) -> list[BaseException]:
-        """Connects to all bootstrap addresses at once, until one answers; else the error of each."""
-        settled = asyncio.Event()
+        """Connects to all bootstrap addresses at once, until one answers; else the error of each.
+
+        The others then have `COMPARE_FOR_S` to show that they belong to another cluster. Addresses that the cluster
+        itself names are not waited for. Raises DifferentClusters.
+        """
+        settled, compared = asyncio.Event(), asyncio.Event()
+        asked = dict.fromkeys(self._bootstrap)
+        clusters: dict[Address, str | None] = {}
+        known: set[Address] = set()
 
         async def connect_to(address: Address) -> None:
-            await self._connection(address, at_most_ms=at_most_ms)
+            connection = await self._connection(address, at_most_ms=at_most_ms)
             settled.set()
+            if len(asked) > 1:
+                with suppress(ClientError):
+                    metadata = await metadata_of(connection, ())
+                    clusters[address] = metadata.cluster_id
+                    known.update((address, *metadata.brokers.values()))
+            if len(asked) == 1 or known >= asked.keys():
+                compared.set()
 
-        attempts = asyncio.gather(*map(connect_to, self._bootstrap), return_exceptions=True)
+        attempts = asyncio.gather(*map(connect_to, asked), return_exceptions=True)
         attempts.add_done_callback(lambda _: settled.set())
+        attempts.add_done_callback(lambda _: compared.set())
         try:
             await settled.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(COMPARE_FOR_S):
+                    await compared.wait()
             outcomes = attempts.result() if attempts.done() else [None]
         finally:
             attempts.cancel()
             await asyncio.gather(attempts, return_exceptions=True)
+        _check_one_cluster({address: clusters[address] for address in self._bootstrap if address in clusters})
         errors = [outcome for outcome in outcomes if outcome is not None]
         return errors if len(errors) == len(outcomes) else []
 
@@ -576,6 +604,17 @@ async def metadata_of(
         await in_slices(_topics_metadata(response.topics, {})),
         _racks(response),
     )
+
+
+def _check_one_cluster(clusters: Mapping[Address, str | None]) -> None:
+    """Raises DifferentClusters. A broker of a Kafka before 0.10.1 does not say the id of its cluster."""
+    addresses: dict[str, list[str]] = {}
+    for (host, port), cluster_id in clusters.items():
+        if cluster_id is not None:
+            addresses.setdefault(cluster_id, []).append(f"{host}:{port}")
+    if len(addresses) > 1:
+        told = "; ".join(f"{', '.join(each)} to cluster {cluster_id}" for cluster_id, each in addresses.items())
+        raise DifferentClusters(f"the addresses belong to different clusters: {told}")
 
 
 def _racks(response: MetadataResponse) -> dict[int, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, ParamSpec, TypeVar
 
 import typer
 
-from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
+from klamm.processes.errors import EXIT_INCOMPLETE, EXIT_USAGE, ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.tools.output import print_line
 from klamm.tools.properties import read_properties
@@ -303,7 +303,8 @@ def error_line(error: KafkaError) -> str:
 
 
 async def reach_cluster(client: "ClusterClient", options: "ClientOptions") -> None:
-    """Connects the client to a bootstrap address. Raises ToolError when no broker answers."""
+    """Connects the client to a bootstrap address. Raises ToolError when no broker answers, or two clusters do."""
+    from klamm.client.cluster import DifferentClusters
     from klamm.net.client import ConnectFailed
 
     try:
@@ -311,3 +312,5 @@ async def reach_cluster(client: "ClusterClient", options: "ClientOptions") -> No
     except ConnectFailed as error:
         addresses = ",".join(address_text(host, port) for host, port in options.bootstrap)
         raise ToolError(f"no broker answers at {addresses}: {error}") from error
+    except DifferentClusters as error:
+        raise ToolError(f"--bootstrap-server: {error}", EXIT_USAGE) from error

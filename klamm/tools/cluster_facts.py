@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Reassigned = tuple[Mapping[TopicPartition, PartitionReassignment], KafkaError | None]
     # The min.insync.replicas of each topic, the throttled replicas of topics with any, and an error if any.
-    TopicLimits = tuple[dict[str, int], dict[str, dict[str, str]], str | None]
+    TopicLimits = tuple[dict[str, int], dict[str, dict[str, str]], KafkaError | None]
 
 MIN_ISR: Final = "min.insync.replicas"
 PROTOCOL: Final = "inter.broker.protocol.version"
@@ -32,6 +32,7 @@ KLAMM, KAFKA = "klamm", "Apache Kafka"
 TOPICS_AT_ONCE: Final = 1_000
 # Only in KRaft mode a broker has roles.
 ROLES: Final = "process.roles"
+_FORBIDDEN: Final = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class ClusterFacts:
     """`brokers` are the live ones; `missing` are named in assignments and are not among them.
 
     `controller_error` says why the controller did not list reassignments, `topics_error` why the configs of topics are
-    not known. `forbidden` names what this client may not see, which says nothing about the cluster.
+    not known. `forbidden` names what this client may not see, so that faults there do not show.
     """
 
     cluster_id: str | None
@@ -131,6 +132,8 @@ async def read_facts(
     )
     if isinstance(controller_error, KafkaError) and _is_forbidden(controller_error):
         forbidden, controller_error = ["reassignments", *forbidden], None
+    if _is_forbidden(topics_error):
+        forbidden, topics_error = [*forbidden, "configs of topics"], None
     return ClusterFacts(
         client.metadata.cluster_id,
         view.with_reassignments(moving),
@@ -138,7 +141,7 @@ async def read_facts(
         min_isr,
         throttled,
         None if controller_error is None else error_line(controller_error),
-        topics_error,
+        None if topics_error is None else topics_error.message,
         tuple(forbidden),
     )
 
@@ -198,7 +201,7 @@ async def _read_brokers(
 
 
 def _is_forbidden(answer: object) -> bool:
-    return isinstance(answer, KafkaError) and answer.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    return isinstance(answer, KafkaError) and answer.code in _FORBIDDEN
 
 
 async def _broker(
@@ -250,24 +253,40 @@ def _log_dir(path: str, found: "LogDirDescription") -> LogDirFacts:
 
 
 async def read_topic_limits(client: "ClusterClient", topics: "Sequence[str]") -> "TopicLimits":
-    """What the configs of these topics say about in-sync replicas and throttles."""
+    """What the configs of these topics say about in-sync replicas and throttles. The error names a topic."""
     # With asyncio, which a command that needs no cluster does not import.
     from klamm.client.configs import ConfigResource, describe_configs
     from klamm.slices import slices
 
     min_isr: dict[str, int] = {}
     throttled: dict[str, dict[str, str]] = {}
-    trouble = None
+    trouble: KafkaError | None = None
+    missing: dict[str, KafkaError] = {}
     # Neither a broker nor this process has all topics of a large cluster in hand at once.
     async for some in slices(topics, TOPICS_AT_ONCE):
         resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in some]
         for resource, found in (await describe_configs(client, resources, [MIN_ISR, *TOPIC_THROTTLES])).items():
             if isinstance(found, KafkaError):
-                trouble = f"topic {resource.name}: {error_line(found)}"
+                error = KafkaError(found.code, f"topic {resource.name}: {error_line(found)}")
+                if found.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    missing[resource.name] = error
+                else:
+                    trouble = graver(trouble, error)
                 continue
             if (minimum := found.get(MIN_ISR)) is not None and minimum.value is not None:
                 min_isr[resource.name] = int(minimum.value)
             limits: dict[str, str] = {name: found[name].value or "" for name in TOPIC_THROTTLES if name in found}
             if any(limits.values()):
                 throttled[resource.name] = {name: value for name, value in limits.items() if value}
+    if missing:
+        # These were deleted meanwhile, or the broker that was asked is behind the one that has listed them.
+        known = (await client.refresh_metadata(missing, elsewhere=True)).topics
+        for name, error in missing.items():
+            if name in known and known[name].error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                trouble = graver(trouble, error)
     return min_isr, throttled, trouble
+
+
+def graver(known: KafkaError | None, error: KafkaError | None) -> KafkaError | None:
+    """The one to tell: a failure rather than that this client may not see something."""
+    return error if known is None or (error is not None and _is_forbidden(known)) else known

@@ -21,7 +21,8 @@ NORMAL_IMBALANCE_PERCENT: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that an operator should know. The cluster is unhealthy when a finding `is_problem`.
+    """Something that an operator should know. The cluster is unhealthy when a finding `is_problem`, and not known to
+    be healthy when a finding `is_unknown`, because something could not be read.
 
     `why` has one line for each broker or thing at fault; `command` is a call of klamm that helps.
     """
@@ -32,6 +33,7 @@ class Finding:
     advice: str = ""
     command: str = ""
     is_problem: bool = True
+    is_unknown: bool = False
 
     def lines(self) -> Iterator[str]:
         """The finding on a screen."""
@@ -96,8 +98,11 @@ def with_controller(found: FactFindings, controller: Mapping[str, Any] | None) -
     return [*worse, *work, *others]
 
 
-def is_healthy(findings: Iterable[Finding]) -> bool:
-    return not any(finding.is_problem for finding in findings)
+def is_healthy(findings: Sequence[Finding]) -> bool | None:
+    """None if it is not known."""
+    if any(finding.is_problem for finding in findings):
+        return False
+    return None if any(finding.is_unknown for finding in findings) else True
 
 
 # -- the controller ------------------------------------------------------------------------------------------------
@@ -341,6 +346,7 @@ def _unread_topics(facts: ClusterFacts) -> Iterator[Finding]:
             "The configs of some topics could not be read, so min.insync.replicas and throttles are not known.",
             (facts.topics_error,),
             is_problem=False,
+            is_unknown=True,
         )
 
 
@@ -402,8 +408,9 @@ def _forbidden(facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding(
             "forbidden",
             f"This client may not see {', '.join(facts.forbidden)}, so faults there do not show.",
-            advice="Grant its user Describe and DescribeConfigs on the cluster.",
+            advice="Grant its user Describe and DescribeConfigs on the cluster, and DescribeConfigs on all topics.",
             is_problem=False,
+            is_unknown=True,
         )
 
 

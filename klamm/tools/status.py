@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from klamm.processes.errors import EXIT_FAILED, ToolError
+from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
 from klamm.tools import broker_views
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
@@ -46,7 +46,8 @@ def status(
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show whether the cluster is healthy and, if not, why and what to do. Exits with 1 when it is not healthy."""
+    """Show whether the cluster is healthy and, if not, why and what to do. Exits with 1 when it is not healthy, and
+    with 3 when this is not known."""
     with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
         if watch:
             _watch(client, as_json=as_json)
@@ -56,8 +57,9 @@ def status(
         print_line(json.dumps(status_value(facts, findings, controller)))
     else:
         print_lines(status_lines(facts, findings, controller))
-    if not is_healthy(findings):
-        raise typer.Exit(EXIT_FAILED)
+    healthy = is_healthy(findings)
+    if not healthy:
+        raise typer.Exit(EXIT_INCOMPLETE if healthy is None else EXIT_FAILED)
 
 
 def _watch(client: ClientInThread, *, as_json: bool) -> None:
@@ -100,9 +102,12 @@ def status_lines(
     facts: ClusterFacts, findings: Sequence[Finding], controller: Mapping[str, Any] | None
 ) -> Iterator[str]:
     """The screen."""
-    problems = [finding for finding in findings if finding.is_problem]
-    notices = [finding for finding in findings if not finding.is_problem]
-    verdict = "healthy" if not problems else f"NOT HEALTHY: {counted(len(problems), 'problem')}"
+    problems, unknown, notices = _sorted(findings)
+    verdict = "healthy"
+    if problems:
+        verdict = f"NOT HEALTHY: {counted(len(problems), 'problem')}"
+    elif unknown:
+        verdict = "NOT KNOWN TO BE HEALTHY: no problem was found, and not all could be read"
     yield f"Cluster {facts.cluster_id or 'without an id'}: {verdict}"
     partitions = facts.view.partitions.values()
     size = size_text(sum(broker.size_bytes for broker in facts.brokers.values()))
@@ -116,7 +121,7 @@ def status_lines(
         yield f"Controller {facts.controller_id}: {controller['state']}, doing {doing}, {queue}"
     yield ""
     yield from broker_views.table_lines(facts, MOST_BROKERS)
-    for title, listed in (("Problems", problems), ("Notices", notices)):
+    for title, listed in (("Problems", problems), ("Not known", unknown), ("Notices", notices)):
         if listed:
             yield ""
             yield f"{title}:"
@@ -124,10 +129,20 @@ def status_lines(
             yield from finding.lines()
 
 
+def _sorted(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding], list[Finding]]:
+    """Problems, what is not known, and notices."""
+    return (
+        [each for each in findings if each.is_problem],
+        [each for each in findings if each.is_unknown],
+        [each for each in findings if not each.is_problem and not each.is_unknown],
+    )
+
+
 def status_value(
     facts: ClusterFacts, findings: Sequence[Finding], controller: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The same for --json."""
+    """The same for --json; `healthy` is null when it is not known."""
+    problems, unknown, notices = _sorted(findings)
     return {
         "cluster_id": facts.cluster_id,
         "healthy": is_healthy(findings),
@@ -135,7 +150,8 @@ def status_value(
         "controller": None if controller is None else dict(controller),
         "topics": len(facts.view.of_topics()),
         "partitions": len(facts.view.partitions),
-        "problems": [finding.value() for finding in findings if finding.is_problem],
-        "notices": [finding.value() for finding in findings if not finding.is_problem],
+        "problems": [finding.value() for finding in problems],
+        "unknown": [finding.value() for finding in unknown],
+        "notices": [finding.value() for finding in notices],
         "brokers": broker_views.values(facts),
     }

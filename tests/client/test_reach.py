@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from klamm.client.cluster import ClusterClient
+from klamm.client.cluster import ClusterClient, DifferentClusters
 from klamm.net.client import ConnectFailed
+from klamm.tools import main
 from support.processes import free_port
 from support.scripted_broker import ScriptedBroker
 from support.scripted_cluster import ScriptedCluster
@@ -34,6 +35,36 @@ async def test_a_silent_program_does_not_hold_back_the_broker_beside_it() -> Non
         await client.reach(20_000, 1_000)
         assert time.monotonic() - began < 10
         await client.refresh_metadata(())
+        await client.close()
+
+
+async def test_addresses_of_different_clusters_are_an_error_that_names_both(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also when they are in the list several times, and beside one that does not answer."""
+    async with (
+        ScriptedCluster(cluster_id="one") as one,
+        ScriptedCluster(cluster_id="two") as two,
+        program(b"") as silent,
+    ):
+        addresses = [silent, one.address(0), two.address(0), one.address(0), one.address(1)]
+        texts = [f"{host}:{port}" for host, port in addresses]
+        belong = f"{texts[1]}, {texts[4]} to cluster one; {texts[2]} to cluster two"
+        told = f"the addresses belong to different clusters: {belong}"
+        client = ClusterClient(addresses)
+        with pytest.raises(DifferentClusters) as raised:
+            await client.reach(20_000, 1_000)
+        await client.close()
+        assert str(raised.value) == told
+        command = ["topics", "list", "--bootstrap-server", ",".join(texts[1:])]
+        assert await asyncio.to_thread(main.run, command) == 2
+        assert capsys.readouterr().err == f"klamm: --bootstrap-server: {told}\n"
+
+
+async def test_brokers_that_do_not_say_the_id_of_their_cluster_are_no_other_cluster() -> None:
+    async with ScriptedCluster(cluster_id="one") as one, ScriptedCluster() as old:
+        client = ClusterClient([one.address(0), old.address(0)])
+        await client.reach(20_000, 1_000)
         await client.close()
 
 

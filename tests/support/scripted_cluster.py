@@ -28,10 +28,12 @@ class ScriptedCluster:
         topics: Mapping[str, Sequence[int]] | None = None,
         coordinators: Sequence[int] = (0,),
         brokers: int = 2,
+        cluster_id: str | None = None,
     ) -> None:
         self.answers = list(answers)
         self.topics = dict(topics or {})
         self.topic_errors: dict[str, int] = {}
+        self.cluster_id = cluster_id
         self.coordinators = list(coordinators)
         self.coordinator_error = ErrorCode.NONE
         self.controllers = [0]
@@ -106,6 +108,7 @@ class ScriptedCluster:
                 for broker_id, broker in enumerate(self._brokers)
                 if broker_id not in unknown
             ],
+            cluster_id=self.cluster_id,
             controller_id=controller,
             topics=[self._topic(name) for name in names],
         )

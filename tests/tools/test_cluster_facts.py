@@ -23,7 +23,9 @@ def listed(error: ErrorCode = ErrorCode.NONE) -> tuple[ApiKey, Any]:
     return ApiKey.LIST_PARTITION_REASSIGNMENTS, answer
 
 
-def configs(of_broker: Mapping[str, str] | ErrorCode, of_topic: Mapping[str, str]) -> list[tuple[ApiKey, Any]]:
+def configs(
+    of_broker: Mapping[str, str] | ErrorCode, of_topic: Mapping[str, str] | ErrorCode
+) -> list[tuple[ApiKey, Any]]:
     """The answers about a broker and about topics, in whatever order they are asked for."""
     row = DescribeConfigsResponse.DescribeConfigsResult
 
@@ -84,6 +86,36 @@ async def test_what_a_client_may_not_see_is_no_fault_of_the_cluster() -> None:
     assert found.forbidden == ("reassignments", "configs of brokers")
     assert found.controller_error is None and found.brokers[0].error is None
     assert not {"silent_brokers", "silent_controller"} & {each.kind for each in diagnose(found)}
+
+
+@pytest.mark.parametrize(
+    ("error", "kinds"),
+    [
+        (ErrorCode.UNKNOWN_SERVER_ERROR, {"unread_configs"}),
+        (ErrorCode.TOPIC_AUTHORIZATION_FAILED, {"forbidden"}),
+        # The topic exists, so the broker that was asked is behind.
+        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, {"unread_configs"}),
+    ],
+)
+async def test_unread_configs_of_topics_are_told_apart_from_those_that_a_client_may_not_see(
+    error: ErrorCode, kinds: set[str]
+) -> None:
+    found = await facts(listed(), *configs({KLAMM_KEY: "0"}, error), DIRECTORIES)
+    assert {each.kind for each in diagnose(found) if each.is_unknown} == kinds
+    assert (found.topics_error or "").startswith("topic t: ") is ("unread_configs" in kinds)
+
+
+async def test_a_topic_that_is_deleted_meanwhile_has_no_configs_to_read() -> None:
+    async with ScriptedCluster(topics={"t": [0]}, brokers=1) as cluster:
+        answer = configs({KLAMM_KEY: "0"}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)[0][1]
+
+        def deleted(request: Any) -> Any:
+            cluster.topics.clear()
+            return answer(request)
+
+        cluster.answers += [listed(), DIRECTORIES, *[(ApiKey.DESCRIBE_CONFIGS, deleted)] * 2]
+        found = await read_facts(cluster.client(deadline_ms=200))
+    assert (found.topics_error, found.forbidden) == (None, ())
 
 
 async def test_a_broker_that_hangs_up_is_a_finding() -> None:

@@ -19,6 +19,7 @@ from klamm.tools.broker_views import description_lines, table_lines
 from klamm.tools.cluster_facts import KAFKA, KLAMM, BrokerFacts, ClusterFacts, LogDirFacts
 from klamm.tools.cluster_view import BrokerView, ClusterView, PartitionView
 from klamm.tools.health import Finding, diagnose, is_healthy, size_text
+from klamm.tools.status import status_lines, status_value
 from support.command_lines import called
 
 HEALTHY = PartitionView(1, 5, (1, 2, 3), (1, 2, 3))
@@ -46,7 +47,7 @@ def with_broker(known: ClusterFacts, changed: BrokerFacts) -> ClusterFacts:
 
 
 def kinds(findings: list[Finding]) -> tuple[list[str], list[str]]:
-    """Problems and notices."""
+    """Problems and others."""
     problems = [each.kind for each in findings if each.is_problem]
     return problems, [each.kind for each in findings if not each.is_problem]
 
@@ -94,7 +95,8 @@ FAULTS: list[tuple[ClusterFacts, list[str], list[str]]] = [
 def test_each_fault_has_its_finding(known: ClusterFacts, problems: list[str], notices: list[str]) -> None:
     findings = diagnose(known)
     assert kinds(findings) == (problems, notices)
-    assert is_healthy(findings) is (not problems)
+    unknown = {"unread_configs", "forbidden"} & {*notices}
+    assert is_healthy(findings) is (False if problems else None if unknown else True)
 
 
 COMMANDS = sorted({finding.command for known, *_ in FAULTS for finding in diagnose(known) if finding.command})
@@ -107,6 +109,25 @@ def test_findings_come_with_commands() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_of_a_finding_is_a_valid_call(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert called(command) == " ".join(command.split()[:3]), capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("known", "verdict", "title", "healthy"),
+    [
+        (facts(), "healthy", None, True),
+        (facts(topics_error="topic t: UNKNOWN_SERVER_ERROR (-1)"), "NOT KNOWN TO BE HEALTHY", "Not known:", None),
+        (facts(forbidden=("configs of topics",)), "NOT KNOWN TO BE HEALTHY", "Not known:", None),
+        (facts(controller_id=-1, topics_error="topic t"), "NOT HEALTHY: 1 problem", "Not known:", False),
+    ],
+)
+def test_what_could_not_be_read_is_not_healthy(
+    known: ClusterFacts, verdict: str, title: str | None, healthy: bool | None
+) -> None:
+    findings = diagnose(known)
+    lines = list(status_lines(known, findings, None))
+    assert lines[0].startswith(f"Cluster id: {verdict}") and (title is None or title in lines)
+    value = status_value(known, findings, None)
+    assert (value["healthy"], bool(value["unknown"]), value["notices"]) == (healthy, title is not None, [])
 
 
 def test_findings_say_why_and_what_to_do() -> None:

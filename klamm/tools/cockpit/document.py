@@ -197,7 +197,10 @@ def now_document(read: Read) -> dict[str, Any]:
         "work": _work(digest, status, why_not),
         "groups": read.groups.value,
         "groups_hidden": read.groups_hidden,
-        "findings": [each.value() | {"is_problem": each.is_problem} for each in _findings(read, kind, status)],
+        "findings": [
+            each.value() | {"is_problem": each.is_problem, "is_unknown": each.is_unknown}
+            for each in _findings(read, kind, status)
+        ],
         "findings_of": None if digest is None else digest.place._asdict(),
         "why_not": why_not,
     }

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from klamm.tools.cluster_facts import TOPICS_AT_ONCE, read_topic_limits
+from klamm.tools.cluster_facts import TOPICS_AT_ONCE, graver, read_topic_limits
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
@@ -37,7 +37,7 @@ class TopicLimitsInTurns:
                 self._next = 0
             some = topics[self._next : self._next + min(TOPICS_AT_ONCE, left)]
             min_isr, throttled, error = await read_topic_limits(self._client, some)
-            trouble = trouble or error
+            trouble = graver(trouble, error)
             for name in some:
                 self._min_isr.pop(name, None)
                 self._throttled.pop(name, None)

@@ -658,9 +658,10 @@
   const findingsPanel = (findings, age, gone) => {
     const problems = findings.filter((finding) => finding.is_problem).length;
     const hints = findings.length - problems;
+    const isKnown = gone === null && !findings.some((finding) => finding.is_unknown);
     return panel("findings", "Findings", {
       aside: h("span", { class: "badges" },
-        problems ? badge("bad", words.counted(problems, "problem")) : gone === null ? badge("good", "healthy") : badge("calm", "unknown"),
+        problems ? badge("bad", words.counted(problems, "problem")) : isKnown ? badge("good", "healthy") : badge("calm", "unknown"),
         // They may stand below what can be seen of the list.
         hints ? badge("busy", words.counted(hints, "hint")) : null,
         age === null ? null : h("span", { class: "note" }, age)),
