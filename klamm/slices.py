@@ -18,6 +18,7 @@ with SLICE.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -142,6 +143,22 @@ def mapped(make: Callable[[T], R], items: Iterable[T], slices: Slices | None = N
         if slices.is_over():
             yield
     return made
+
+
+def ordered(items: Sequence[str]) -> Generator[None, None, list[str]]:
+    """The steps of `sorted(items)`: pieces are sorted, and then merged two by two."""
+    runs = [sorted(items[:CHEAP_SLICE])]
+    for start in range(CHEAP_SLICE, len(items), CHEAP_SLICE):
+        yield
+        runs.append(sorted(items[start : start + CHEAP_SLICE]))
+    while len(runs) > 1:
+        merged = []
+        for first in range(0, len(runs), 2):
+            yield
+            # The sort finds both runs and merges them.
+            merged.append(sorted(chain.from_iterable(runs[first : first + 2])))
+        runs = merged
+    return runs[0]
 
 
 async def in_slices(steps: Generator[None, None, T]) -> T:

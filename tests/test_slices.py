@@ -6,7 +6,9 @@ from collections.abc import Generator, Sequence
 
 import pytest
 
-from klamm.slices import SLICE_MS, Slices, Turns, each, for_slices, slices
+from klamm.simulation.small_slices import small_slices
+from klamm.slices import CHEAP_SLICE, SLICE_MS, Slices, Turns, each, for_slices, ordered, slices
+from klamm.steps import in_one_go
 
 
 def work(name: str, steps: int, taken: list[str]) -> Generator[None, None, str]:
@@ -134,3 +136,18 @@ async def test_a_loop_that_ends_early_leaves_nothing_to_be_closed() -> None:
     async for _ in each(range(9), 2):
         break
     assert forgotten == []
+
+
+@pytest.mark.parametrize("size", range(10))
+def test_what_is_sorted_in_steps_is_sorted(size: int) -> None:
+    names = [f"{7 * number % 10}{number}" for number in range(size)]
+    with small_slices():
+        assert in_one_go(ordered(names)) == sorted(names)
+
+
+def test_no_step_sorts_many_times_what_a_slice_has() -> None:
+    names = [f"{number * 31 % 9973}" for number in range(8 * CHEAP_SLICE + 1)]
+    steps = ordered(names)
+    # Nine pieces; then five, three, two and one that are merged.
+    assert sum(1 for _ in steps) == 8 + 5 + 3 + 2 + 1
+    assert in_one_go(ordered(names)) == sorted(names)

@@ -10,8 +10,6 @@ from klamm.simulation.small_slices import SMALL, small_slices
 # What no simulated broker runs, or what has slices of its own.
 ELSEWHERE = re.compile(r"klamm\.(spark|tools|testing|processes|protocol|simulation|zookeeper\.server)\b")
 NOT_PAUSES = {
-    # It only makes the default of others, which have it from there.
-    ("klamm.slices", "CHEAP_SLICE"),
     # The size of a piece of a topic's partitions, named there for PARTITIONS_IN_PIECE.
     ("klamm.controller.topic_deletion", "SLICE"),
     # Steps within one call of the worker, or of the loop that it stands for.

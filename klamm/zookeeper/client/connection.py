@@ -8,6 +8,8 @@ What must stay true:
   after the notifications of all transactions that the reply can show. A notification does not show it, although
   notifications of ZooKeeper 3.9 carry a zxid: the same transaction may fire more watches. Replies before the answer to
   this connection's last SetWatches do not show it either: only then has the server sent the missed notifications.
+- Received frames are handled in order and in slices. Nothing more is read from the transport before all are handled,
+  so a server cannot fill the memory with them.
 - All writes within one turn of the loop leave in one piece.
 - A ping is sent when nothing was sent for about a third of the session time-out. The peer counts as dead when nothing
   came for about two thirds of it. Both are counted in ticks and not read from the clock, so that a process that was
@@ -16,9 +18,11 @@ What must stay true:
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol, cast
 
+from klamm.slices import Slices
+from klamm.steps import Steps
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.client.watches import Watch
 from klamm.zookeeper.errors import JuteError, ZooKeeperError, ZooKeeperErrorCode, error_for
@@ -34,7 +38,7 @@ SILENT_TICKS_BEFORE_DEATH = TICKS_PER_TIMEOUT * 2 // 3
 
 
 class Call:
-    """A request that waits for its reply. `future` gets the response as `convert` returns it.
+    """A request that waits for its reply. `future` gets the response as `convert` returns it, perhaps in steps.
 
     `absent` is the result, in a tuple, that replaces a NoNode error if the caller expects absent znodes.
     """
@@ -63,19 +67,18 @@ class Call:
         self.watch = watch
         self.absent = absent
 
-    def complete(self, error: int, response: messages.Response) -> None:
-        """Completes the future with the reply. A ZooKeeperError that `convert` raises becomes the result."""
-        if self.future.done():  # The caller was cancelled.
-            return
+    def result(self, error: int, response: messages.Response) -> Steps[object]:
+        """What the reply says to the caller, in steps. Raises ZooKeeperError, also as `convert` does."""
         if error == ZooKeeperErrorCode.NO_NODE and self.absent is not None:
-            self.future.set_result(self.absent[0])
-        elif error:
-            self.future.set_exception(error_for(error, self.path))
-        else:
-            try:
-                self.future.set_result(self.convert(response))
-            except ZooKeeperError as failure:
-                self.future.set_exception(failure)
+            return self.absent[0]
+        if error:
+            raise error_for(error, self.path)
+        result = self.convert(response)
+        return (yield from result) if isinstance(result, Generator) else result
+
+    def succeed(self, result: object) -> None:
+        if not self.future.done():  # Else the caller was cancelled.
+            self.future.set_result(result)
 
     def fail(self, error: ZooKeeperError) -> None:
         if not self.future.done():
@@ -109,11 +112,14 @@ class Connection(asyncio.Protocol):
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.last_zxid = hello.last_zxid_seen
         self._unanswered_set_watches = 0
+        self._is_arming = False
         self._owner = owner
         self._hello = hello
         self._max_in_flight = max_in_flight
         self._transport: asyncio.Transport | None = None
         self._splitter = FrameSplitter(MAX_RESPONSE_BYTES)
+        self._frames: deque[bytes] = deque()  # Received and not yet handled.
+        self._reading: Steps[None] | None = None  # Handles them.
         self._in_flight: deque[Call] = deque()
         self._queued: deque[Call] = deque()  # Not yet sent; empty unless max_in_flight calls are in flight.
         self._outgoing: list[bytes] = []
@@ -139,11 +145,14 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         self._outgoing.append(frame)
 
-    def set_watches(self, requests: Iterable[messages.SetWatches]) -> None:
-        """Arms the client's watches on this connection. To be called once, before anything is sent."""
+    def set_watches(self, requests: Iterable[messages.SetWatches]) -> Steps[None]:
+        """Arms the client's watches on this connection, in steps. To be called once, before anything is sent."""
+        self._is_arming = True
         for request in requests:
             self._unanswered_set_watches += 1
             self.write(jute.encode_request(jute.XID_SET_WATCHES, request))
+            yield
+        self._is_arming = False
 
     @property
     def reason(self) -> str:
@@ -174,17 +183,19 @@ class Connection(asyncio.Protocol):
             return
         self._silent_ticks = 0
         try:
-            for frame in self._splitter.feed(data):
-                self._handle(frame)
-                if self._reason:
-                    return
+            self._frames += self._splitter.feed(data)
         except JuteError as error:
-            self.abort(f"the server sent garbage: {error}")
+            self._refuse(error)
+            return
+        if self._reading is None and self._frames:
+            self._reading = self._read()
+            self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._ticker is not None:
             self._ticker.cancel()
         self._outgoing.clear()
+        self._frames.clear()
         self._reason = self._reason or (str(exc) if exc is not None else "closed by the server")
         if not self.handshake.done():
             self.handshake.set_result(False)
@@ -200,14 +211,41 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"".join(self._outgoing))
         self._outgoing.clear()
 
-    def _handle(self, frame: bytes) -> None:
+    def _go_on(self) -> None:
+        """Handles one slice of the received frames."""
+        if self._reason or self._reading is None or self._transport is None:
+            return
+        try:
+            next(self._reading)
+        except StopIteration:
+            self._reading = None
+            if not self._transport.is_reading():
+                self._transport.resume_reading()
+        except JuteError as error:
+            self._refuse(error)
+        else:
+            self._silent_ticks = 0
+            self._transport.pause_reading()
+            self._loop.call_soon(self._go_on)
+
+    def _refuse(self, error: JuteError) -> None:
+        self.abort(f"the server sent garbage: {error}")
+
+    def _read(self) -> Steps[None]:
+        slices = Slices()
+        while self._frames and not self._reason:
+            yield from self._handle(self._frames.popleft())
+            if slices.is_over():
+                yield
+
+    def _handle(self, frame: bytes) -> Steps[None]:
         if not self.handshake.done():
             self._attach(jute.decode_connect_response(frame))
             return
         xid, zxid, error = jute.decode_reply_header(frame)
         if xid >= 0:
             self._seen(zxid)
-            self._answer(xid, error, frame)
+            yield from self._answer(xid, error, frame)
         elif xid == jute.XID_NOTIFICATION:
             self._owner.notified(jute.decode_event(frame))
         elif xid == jute.XID_AUTH:
@@ -223,7 +261,7 @@ class Connection(asyncio.Protocol):
             raise JuteError(f"a reply with xid {xid}")
 
     def _seen(self, zxid: int) -> None:
-        if zxid > 0 and self._unanswered_set_watches == 0:
+        if zxid > 0 and not self._is_arming and self._unanswered_set_watches == 0:
             self.last_zxid = zxid
 
     def _attach(self, response: ConnectResponse) -> None:
@@ -233,13 +271,18 @@ class Connection(asyncio.Protocol):
             self._tick_seconds = response.timeout_ms / 1000 / TICKS_PER_TIMEOUT
             self._ticker = self._loop.call_later(self._tick_seconds, self._tick)
 
-    def _answer(self, xid: int, error: int, frame: bytes) -> None:
+    def _answer(self, xid: int, error: int, frame: bytes) -> Steps[None]:
         if not self._in_flight or self._in_flight[0].xid != xid:
             wanted = f"the next is {self._in_flight[0].xid}" if self._in_flight else "nothing was asked"
             raise JuteError(f"a reply with xid {xid}; {wanted}")
         call = self._in_flight[0]
-        # Decoded first: a call with an invalid reply stays in flight and is lost with the connection.
-        response = None if error else jute.decode_response(call.op, frame)
+        # If the reply is invalid, or the connection ends between two steps, the call is lost with the connection.
+        response = None if error else (yield from jute.decode_response_steps(call.op, frame))
+        failure = result = None
+        try:
+            result = yield from call.result(error, response)
+        except ZooKeeperError as raised:
+            failure = raised
         self._in_flight.popleft()
         if self._queued:
             following = self._queued.popleft()
@@ -247,7 +290,10 @@ class Connection(asyncio.Protocol):
             self.write(following.frame)
         if call.watch is not None:
             self._owner.watch_left(call, error)
-        call.complete(error, response)
+        if failure is not None:
+            call.fail(failure)
+        else:
+            call.succeed(result)
 
     def _tick(self) -> None:
         self._silent_ticks += 1

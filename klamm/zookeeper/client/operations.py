@@ -14,6 +14,8 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ParamSpec, TypeVar
 
+from klamm.slices import mapped, ordered
+from klamm.steps import Steps
 from klamm.zookeeper import messages
 from klamm.zookeeper.client.session import Session, no_result
 from klamm.zookeeper.client.watches import Watch
@@ -109,14 +111,12 @@ class ZooKeeperClient(Session):
                 for operation, full in zip(operations, full_paths, strict=True)
             ]
 
-        def convert(response: messages.MultiResponse) -> list[MultiResult]:
+        def with_user_path(result: MultiResult) -> MultiResult:
+            return result if result.path is None else result._replace(path=self._user_path(result.path))
+
+        def convert(response: messages.MultiResponse) -> Steps[list[MultiResult]]:
             _raise_failure(response.results, paths)
-            if not self._chroot:
-                return list(response.results)
-            return [
-                result if result.path is None else result._replace(path=self._user_path(result.path))
-                for result in response.results
-            ]
+            return (yield from mapped(with_user_path, response.results))
 
         return self._submit(messages.Multi(tuple(operations)), "", "", convert)
 
@@ -208,8 +208,8 @@ def _stat(response: messages.StatResponse) -> Stat:
     return response.stat
 
 
-def _children(response: messages.GetChildrenResponse) -> list[str]:
-    return sorted(response.children)
+def _children(response: messages.GetChildrenResponse) -> Steps[list[str]]:
+    return ordered(response.children)
 
 
 def _acl(response: messages.GetAclResponse) -> tuple[tuple[Acl, ...], Stat]:

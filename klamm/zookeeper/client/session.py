@@ -6,6 +6,8 @@ Theory of operation
   turn until one accepts it again. When a server says that the session is gone, that is *expiry*: every call fails with
   SessionExpired and this object is finished; its owner makes a new one.
 - Calls are pipelined: `_submit` sends and returns a future, and the server does and answers them in that order.
+- What concerns thousands of calls or watches is done in slices. Calls wait until the watches are armed on a new
+  connection and the calls before them are sent; calls that fail with a connection may fail after later ones are sent.
 - A watch that a read leaves is armed once the read has succeeded (for `exists` also when the znode is absent), fires
   once, and survives disconnections. Callbacks of watches and listeners run in a turn of the loop of their own, after
   the results that came before them.
@@ -24,11 +26,13 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, TypeVar
 
 from klamm.environment import Environment
+from klamm.slices import Slices, begin
+from klamm.steps import Steps
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.client.connect_string import parse_connect_string
 from klamm.zookeeper.client.connection import Call, Connection
@@ -120,8 +124,10 @@ class Session:
         self._watches = WatchTable()
         self._credentials: list[tuple[str, bytes, asyncio.Future[None]]] = []
         self._auth_answers: deque[asyncio.Future[None]] = deque()  # Asked on this connection, in order.
-        self._waiting: deque[Call] = deque()  # Made while there was no connection.
+        self._waiting: deque[Call] = deque()  # Made while there was no connection, or behind such calls.
         self._connection: Connection | None = None  # Set while CONNECTED.
+        self._ready: Connection | None = None  # The same, once the watches are armed and no calls wait.
+        self._long_work: set[asyncio.Task[None]] = set()
         self._attempt: Connection | None = None  # The newest, attached or not.
         self._xids = itertools.count(1)
         self._loop: asyncio.AbstractEventLoop
@@ -197,7 +203,7 @@ class Session:
                 logger.info("session 0x%x is left to expire: %s", self._session_id, error)
         self._finish(State.CLOSED, "closed by its owner")
         if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+            await asyncio.gather(self._task, *self._long_work, return_exceptions=True)
 
     async def add_auth(self, scheme: str, credentials: bytes) -> None:
         """Adds an identity, as `("digest", b"user:password")`, to this session, on every connection. AuthFailed."""
@@ -229,7 +235,7 @@ class Session:
         request: messages.Request,
         path: str,
         full_path: str,
-        convert: Callable[[Any], T],
+        convert: Callable[[Any], T | Steps[T]],
         watch: Watch | None = None,
         absent: tuple[T] | None = None,
     ) -> "asyncio.Future[T]":
@@ -246,8 +252,8 @@ class Session:
         if size_bytes > MAX_REQUEST_BYTES:
             raise RequestTooLarge(path, f"a request of {size_bytes} bytes; servers take {MAX_REQUEST_BYTES}")
         call = Call(xid, request.op, frame, path, full_path, future, convert, watch, absent)
-        if self._connection is not None:
-            self._connection.send(call)
+        if self._ready is not None:
+            self._ready.send(call)
         else:
             self._waiting.append(call)
         return future
@@ -280,9 +286,8 @@ class Session:
         if self._attempt is not None:
             calls = [*self._attempt.unanswered(), *calls]
             self._attempt.abort(reason)
-        self._connection = None
-        for call in calls:
-            call.fail(self._final_error(call.path))
+        self._connection = self._ready = None
+        self._begin(_fail(calls, self._final_error))
         for _, _, answer in self._credentials:
             if not answer.done():
                 answer.set_exception(self._final_error())
@@ -337,11 +342,33 @@ class Session:
         self._auth_answers.clear()
         for scheme, credentials, answer in self._credentials:
             self._send_auth(connection, scheme, credentials, answer)
-        connection.set_watches(self._watches.set_watches(self._last_zxid))
+        self._begin(self._resume(connection))
+
+    def _resume(self, connection: Connection) -> Steps[None]:
+        """Arms the watches on a new connection, and sends the calls that have waited for it."""
+        for _ in connection.set_watches(self._watches.set_watches(self._last_zxid)):
+            yield
+            if connection is not self._connection:
+                return
+        slices = Slices()
         while self._waiting:
             call = self._waiting.popleft()
             if not call.future.done():
                 connection.send(call)
+            if slices.is_over():
+                yield
+                if connection is not self._connection:
+                    return
+        self._ready = connection
+
+    def _begin(self, steps: Steps[None]) -> None:
+        """Takes the first step now, and the others in turns of the loop of their own."""
+        rest = begin(steps)
+        if rest is not None:
+            task = self._loop.create_task(rest)
+            self._long_work.add(task)
+            task.add_done_callback(self._long_work.discard)
+            task.add_done_callback(_raise_program_error)
 
     def notified(self, event: WatcherEvent) -> None:
         watches = self._watches.fire(event)
@@ -379,14 +406,22 @@ class Session:
         self._last_zxid = max(self._last_zxid, connection.last_zxid)
         if connection is not self._connection:  # Never attached, or the client is finished.
             return
-        self._connection = None
+        self._connection = self._ready = None
         self._enter(State.DISCONNECTED)
-        for call in connection.unanswered():
-            call.fail(ConnectionLoss(call.path, reason))
+        self._begin(_fail(connection.unanswered(), lambda path: ConnectionLoss(path, reason)))
+
+
+def _fail(calls: Iterable[Call], error: Callable[[str], ZooKeeperError]) -> Steps[None]:
+    """Fails each call with the error for its path."""
+    slices = Slices()
+    for call in calls:
+        call.fail(error(call.path))
+        if slices.is_over():
+            yield
 
 
 def _raise_program_error(task: "asyncio.Task[None]") -> None:
-    """The task that keeps the client connected ends only by cancellation. Other errors go to the loop's handler."""
+    """No task of the client is awaited while it lives. Errors other than cancellation go to the loop's handler."""
     if not task.cancelled():
         task.result()
 

@@ -18,6 +18,9 @@ Watch = Callable[[WatcherEvent], None]
 SET_WATCHES_BYTES = 128 * 1024
 """The size of a SetWatches request, so that thousands of watches stay below the server's limit (ZOOKEEPER-706)."""
 
+PATHS_PER_SLICE = 5_000
+"""The most paths in a SetWatches request, which is made and encoded in one step."""
+
 
 class WatchKind(Enum):
     DATA = "data"
@@ -56,18 +59,20 @@ class WatchTable:
         return list(fired)
 
     def set_watches(self, relative_zxid: int) -> Iterator[SetWatches]:
-        """The requests that arm everything on a new connection."""
+        """The requests that arm on a new connection all that is armed when the first one is taken."""
+        armed = [(kind, list(self._armed[kind])) for kind in WatchKind]
         chunk: dict[WatchKind, list[str]] = {kind: [] for kind in WatchKind}
-        size = 0
-        for kind in WatchKind:
-            for path in self._armed[kind]:
+        size = count = 0
+        for kind, paths in armed:
+            for path in paths:
                 path_bytes = 4 + len(path.encode())
-                if size and size + path_bytes > SET_WATCHES_BYTES:
+                if count == PATHS_PER_SLICE or (size and size + path_bytes > SET_WATCHES_BYTES):
                     yield _request(relative_zxid, chunk)
                     chunk = {kind: [] for kind in WatchKind}
-                    size = 0
+                    size = count = 0
                 chunk[kind].append(path)
                 size += path_bytes
+                count += 1
         if size:
             yield _request(relative_zxid, chunk)
 

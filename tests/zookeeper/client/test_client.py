@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from klamm.environment import SystemEnvironment
 from klamm.zookeeper import errors, jute, messages
 from klamm.zookeeper.client import State, ZooKeeperClient
 from klamm.zookeeper.client.connect_string import parse_connect_string
+from klamm.zookeeper.client.connection import Call, Connection
 from klamm.zookeeper.client.watches import SET_WATCHES_BYTES, WatchKind, WatchTable
 from klamm.zookeeper.messages import EventType, KeeperState, WatcherEvent
 from klamm.zookeeper.server import ZooKeeperServer
@@ -215,3 +218,24 @@ def test_watches_are_handed_over_in_chunks() -> None:
     sizes = [len(jute.encode_request(jute.XID_SET_WATCHES, request)) for request in requests]
     assert max(sizes) <= SET_WATCHES_BYTES + 32
     assert len(sizes) == -(-3 * 4000 * 105 // SET_WATCHES_BYTES)
+
+
+async def test_a_zxid_is_seen_only_when_all_watches_are_armed() -> None:
+    """The connection may break between two of the requests that arm them."""
+    owner: Any = SimpleNamespace(attached=lambda connection, response: None, lost=lambda connection, reason: None)
+    connection = Connection(owner, messages.ConnectRequest(0, 9000, 7, b"pw" * 8), None)
+    transport: Any = SimpleNamespace(write=lambda data: None, is_reading=lambda: True)
+    connection.connection_made(transport)
+    connection.data_received(jute.encode_connect_response(messages.ConnectResponse(9000, 7, b"pw" * 8)))
+    arming = connection.set_watches([messages.SetWatches(0, ("/a",), (), ()), messages.SetWatches(0, ("/b",), (), ())])
+    seen = []
+    for _ in arming:
+        connection.data_received(jute.encode_error(jute.XID_SET_WATCHES, 5, 0))
+        seen.append(connection.last_zxid)
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    connection.send(Call(1, messages.OpCode.SYNC, b"", "/", "/", future, lambda _: None, None, None))
+    connection.data_received(jute.encode_response(1, 6, messages.SyncResponse("/")))
+    await future
+    seen.append(connection.last_zxid)
+    connection.connection_lost(None)
+    assert seen == [0, 0, 6]

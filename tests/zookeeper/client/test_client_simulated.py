@@ -3,11 +3,13 @@
 import asyncio
 import random
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 
 from klamm.simulation.ensemble import EnsembleServer, Lag
+from klamm.simulation.small_slices import small_slices
 from klamm.simulation.world import World
 from klamm.znodes import batches
 from klamm.zookeeper import errors
@@ -61,10 +63,13 @@ class Scene:
                 await self.start_server()
 
 
+@pytest.mark.parametrize("takes_turns", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_watch_is_lost_when_a_connection_breaks_among_notifications(seed: int) -> None:
-    """The server names zxids in its notifications, as ZooKeeper does since 3.9."""
+def test_no_watch_is_lost_when_a_connection_breaks_among_notifications(seed: int, takes_turns: bool) -> None:
+    """The server names zxids in its notifications, as ZooKeeper does since 3.9. Pauses between slices take time."""
     world = World(seed)
+    if takes_turns:
+        world.loop.turns = random.Random(seed)
     paths = [f"/{number}" for number in range(20)]
 
     async def scenario() -> None:
@@ -83,7 +88,8 @@ def test_no_watch_is_lost_when_a_connection_breaks_among_notifications(seed: int
             async with asyncio.timeout(60):
                 await watches.all_fired.wait()
 
-    world.run(scenario())
+    with small_slices() if takes_turns else nullcontext():
+        world.run(scenario())
 
 
 class Watches:
