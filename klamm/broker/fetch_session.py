@@ -11,6 +11,9 @@ What must stay true:
   followers before consumers, larger before smaller.
 - A session that no client has used for ten minutes is forgotten when the next one is made. Kafka keeps it until all
   slots are taken: a follower that restarts then leaves its session, with all its partitions, up to 1,000 times.
+- All sessions together have at most `MAX_PARTITIONS`, one session at most `MAX_SESSION_PARTITIONS`. A new session that
+  finds no room is not made, and a session that grows beyond is forgotten: its client names its partitions in each
+  request. Kafka has no such limit: there one client can fill the memory, with many sessions or with one that grows.
 - Partitions that were answered with records move to the end of their session, so that no partition starves.
 """
 
@@ -19,9 +22,11 @@ from dataclasses import dataclass, field
 
 from klamm.environment import Random
 from klamm.metrics import MetricName, Metrics
+from klamm.protocol import messages
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Steps
+from klamm.protocol.schema import Size
 from klamm.protocol.vocabulary import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
@@ -31,11 +36,15 @@ from klamm.protocol.vocabulary import (
     PartitionKey,
 )
 from klamm.replication.replica_manager import Wanted
-from klamm.slices import Slices
+from klamm.slices import Slices, mapped
 
 # For requests that begin or change a session: about a millisecond.
 PARTITIONS_PER_SLICE = 1_000
 MAX_ID = 2**31 - 1
+# A partition takes a third of a kilobyte.
+MAX_PARTITIONS = 500_000
+# What one request can name: a client that must begin anew names all.
+MAX_SESSION_PARTITIONS = messages.MAX_ELEMENTS[Size.WHOLE]
 # A session unused for this time may be evicted for any other; a younger one only for a more valuable one.
 EVICTION_MS = 120_000
 # A connection is closed after so long without a request (connections.max.idle.ms). A client that comes back after all
@@ -120,6 +129,7 @@ class FetchSessionCache:
         self._now_ms = now_ms
         # In the order of their last use, the least recently used first.
         self._sessions: dict[int, _Session] = {}
+        self._partition_count = 0
         self._evictions = 0
 
     def __len__(self) -> int:
@@ -132,7 +142,7 @@ class FetchSessionCache:
             (
                 "NumIncrementalFetchPartitionsCached",
                 "Partitions in fetch sessions, counted for each session.",
-                lambda: sum(len(session.partitions) for session in self._sessions.values()),
+                lambda: self._partition_count,
             ),
         ):
             metrics.gauge(MetricName("kafka.server", "FetchSessionCache", name), documentation, read)
@@ -157,7 +167,7 @@ class FetchSessionCache:
         """
         if epoch not in (INITIAL_EPOCH, FINAL_EPOCH):
             return (yield from self._continue(session_id, epoch, wanted, forgotten))
-        self._sessions.pop(session_id, None)
+        self._forget(session_id)
         session = None
         if epoch == INITIAL_EPOCH:
             session = yield from self._create(wanted, is_follower)
@@ -173,7 +183,7 @@ class FetchSessionCache:
         new session asks again, so it gets none now (KIP-219)."""
         if exchange.is_continued:
             return exchange.session_id
-        self._sessions.pop(exchange.session_id, None)
+        self._forget(exchange.session_id)
         return INVALID_SESSION_ID
 
     def _continue(
@@ -197,22 +207,33 @@ class FetchSessionCache:
         slices = Slices(PARTITIONS_PER_SLICE)
         for topic, want in wanted:
             cached = session.partitions.get((topic, want.partition))
-            if cached is None:
-                session.partitions[topic, want.partition] = _CachedPartition(want)
-            else:
+            if cached is not None:
                 cached.wanted = want
+            elif self._partition_count >= MAX_PARTITIONS or len(session.partitions) >= MAX_SESSION_PARTITIONS:
+                self._forget(session_id)
+                raise KafkaError(
+                    ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"fetch session {session_id} has grown too large"
+                )
+            else:
+                session.partitions[topic, want.partition] = _CachedPartition(want)
+                self._count(session, 1)
             if slices.is_over():
                 yield
         for key in forgotten:
-            session.partitions.pop(key, None)
-        partitions = [(topic, cached.wanted) for (topic, _), cached in session.partitions.items()]
+            if session.partitions.pop(key, None) is not None:
+                self._count(session, -1)
+            if slices.is_over():
+                yield
+        # A copy: another connection may use the session meanwhile.
+        kept = list(session.partitions.items())
+        partitions = yield from mapped(lambda one: (one[0][0], one[1].wanted), kept, slices)
         if not partitions:
-            self._sessions.pop(session_id, None)
+            self._forget(session_id)
             return FetchExchange(INVALID_SESSION_ID, partitions, None, False)
         return FetchExchange(session_id, partitions, session, True)
 
     def _create(self, wanted: Sequence[Wanted], is_follower: bool) -> Steps[_Session | None]:
-        if not wanted:
+        if not wanted or len(wanted) > MAX_SESSION_PARTITIONS:
             return None
         partitions = {}
         slices = Slices(PARTITIONS_PER_SLICE)
@@ -221,7 +242,7 @@ class FetchSessionCache:
             if slices.is_over():
                 yield
         self._forget_abandoned()
-        if not self._make_room(is_follower, len(wanted)):
+        if not self._make_room(is_follower, len(partitions)) or not self._make_slot(is_follower, len(wanted)):
             return None
         session_id = self._chance.randint(1, MAX_ID)
         while session_id in self._sessions:
@@ -229,7 +250,18 @@ class FetchSessionCache:
         now_ms = self._now_ms()
         session = _Session(session_id, is_follower, now_ms, now_ms, INITIAL_EPOCH + 1, partitions)
         self._sessions[session_id] = session
+        self._partition_count += len(partitions)
         return session
+
+    def _count(self, session: _Session, change: int) -> None:
+        # Another request may have ended the session in the pauses of this one.
+        if self._sessions.get(session.id) is session:
+            self._partition_count += change
+
+    def _forget(self, session_id: int) -> None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._partition_count -= len(session.partitions)
 
     def _forget_abandoned(self) -> None:
         oldest_ms = self._now_ms() - ABANDONED_MS
@@ -237,9 +269,23 @@ class FetchSessionCache:
             stalest = next(iter(self._sessions.values()))
             if stalest.used_ms >= oldest_ms:
                 return
-            del self._sessions[stalest.id]
+            self._forget(stalest.id)
 
     def _make_room(self, is_follower: bool, size: int) -> bool:
+        """For the partitions of a session: stale sessions leave, and consumers' for a follower's, the largest first."""
+        stale_ms = self._now_ms() - EVICTION_MS
+        while self._partition_count + size > MAX_PARTITIONS:
+            leaving = next(iter(self._sessions.values()), None)
+            if leaving is not None and leaving.used_ms >= stale_ms:
+                consumers = (session for session in self._sessions.values() if is_follower and not session.is_follower)
+                leaving = max(consumers, key=lambda session: session.value, default=None)
+            if leaving is None:
+                return False
+            self._forget(leaving.id)
+            self._evictions += 1
+        return True
+
+    def _make_slot(self, is_follower: bool, size: int) -> bool:
         if len(self._sessions) < self._max_slots:
             return True
         if not self._sessions:
@@ -247,7 +293,7 @@ class FetchSessionCache:
         now_ms = self._now_ms()
         stalest = next(iter(self._sessions.values()))
         if now_ms - stalest.used_ms > EVICTION_MS:
-            del self._sessions[stalest.id]
+            self._forget(stalest.id)
             self._evictions += 1
             return True
         # A follower may take the place of any young consumer; all others are protected for their first two minutes.
@@ -259,6 +305,6 @@ class FetchSessionCache:
         cheapest = min(evictable, key=lambda session: session.value, default=None)
         if cheapest is None or (is_follower, size, 0) < cheapest.value:
             return False
-        del self._sessions[cheapest.id]
+        self._forget(cheapest.id)
         self._evictions += 1
         return True

@@ -190,3 +190,54 @@ def test_an_old_larger_consumer_is_not_evicted_for_a_smaller_one() -> None:
     assert (
         begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(i) for i in range(3)]).session_id != INVALID_SESSION_ID
     )
+
+
+def names(count: int, topic: str = "t") -> list[tuple[str, FetchPartition]]:
+    return [(topic, to_fetch(number)) for number in range(count)]
+
+
+@pytest.fixture
+def few_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for 100 partitions, 40 of them in one session."""
+    monkeypatch.setattr("klamm.broker.fetch_session.MAX_PARTITIONS", 100)
+    monkeypatch.setattr("klamm.broker.fetch_session.MAX_SESSION_PARTITIONS", 40)
+
+
+def test_a_session_that_grows_too_large_is_forgotten(few_partitions: None) -> None:
+    sessions, _ = cache()
+    grown = begin(sessions, 0, INITIAL_EPOCH, names(40))
+    assert len(begin(sessions, grown.session_id, 1, names(40)).wanted) == 40
+    with pytest.raises(KafkaError) as refused:
+        begin(sessions, grown.session_id, 2, [("t", to_fetch(40))])
+    assert refused.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert len(sessions) == 0
+
+
+def test_all_sessions_together_have_a_bound(few_partitions: None) -> None:
+    sessions, clock = cache()
+    first = begin(sessions, 0, INITIAL_EPOCH, names(40))
+    second = begin(sessions, 0, INITIAL_EPOCH, names(40))
+    clock.now_ms = EVICTION_MS
+    begin(sessions, second.session_id, 1)
+    # Both were used lately, so a third client has no session: it is served all the same.
+    third = begin(sessions, 0, INITIAL_EPOCH, names(21))
+    assert (third.session_id, len(third.wanted)) == (INVALID_SESSION_ID, 21)
+    assert begin(sessions, 0, INITIAL_EPOCH, names(20)).session_id != INVALID_SESSION_ID
+    clock.now_ms = EVICTION_MS + 1
+    assert begin(sessions, 0, INITIAL_EPOCH, names(40)).session_id != INVALID_SESSION_ID
+    with pytest.raises(KafkaError):
+        begin(sessions, first.session_id, 1)
+    assert metrics(sessions)[1] == 100
+    begin(sessions, second.session_id, 2, (), [("t", number) for number in range(10)])
+    begin(sessions, second.session_id, FINAL_EPOCH)
+    assert metrics(sessions)[1] == 60
+
+
+def test_a_follower_takes_the_room_of_consumers(few_partitions: None) -> None:
+    sessions, _ = cache()
+    consumers = [begin(sessions, 0, INITIAL_EPOCH, names(count)) for count in (10, 40, 40)]
+    assert begin(sessions, 0, INITIAL_EPOCH, names(40), is_follower=True).session_id != INVALID_SESSION_ID
+    assert len(begin(sessions, consumers[0].session_id, 1).wanted) == 10
+    followers = [begin(sessions, 0, INITIAL_EPOCH, names(40), is_follower=True) for _ in range(2)]
+    assert [follower.session_id != INVALID_SESSION_ID for follower in followers] == [True, False]
+    assert len(sessions) == 2

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from klamm.broker.dispatcher import Dispatcher
+from klamm.broker.fetch_session import MAX_SESSION_PARTITIONS
 from klamm.broker.handlers import APIS, altered_resources
 from klamm.faults.answers import Answers
 from klamm.faults.commands import FailAnswers
@@ -28,6 +29,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.simulation.small_slices import small_slices
 from support.exchanges import exchange
+from support.fetch_messages import fetch_request, to_fetch
 from support.filled_requests import CASES, ELEMENTS, TOPIC, Filling, frame_of
 from support.group_wire import find_coordinator
 from support.one_broker import Client, running, until
@@ -116,6 +118,20 @@ async def test_no_step_grows_with_the_request(tmp_path: Path, small_steps: None)
             if steps.opcodes > max_opcodes(key, path):
                 too_long.append(f"{key.name} {'.'.join(path)}: {steps.opcodes} opcodes, most in {steps.function}")
     assert not too_long, "\n".join(too_long)
+
+
+async def test_no_step_grows_with_a_fetch_session(tmp_path: Path, small_steps: None) -> None:
+    """Its requests name nothing."""
+    properties = {"offsets_topic_num_partitions": 1, "zookeeper_session_timeout_ms": 60_000}
+    async with running(tmp_path, **properties) as (_, client):
+        begin = fetch_request((TOPIC, [to_fetch(number) for number in range(ELEMENTS)]), session_epoch=0, max_wait_ms=0)
+        begun = await client.request(ApiKey.FETCH, 12, begin)
+        go_on = fetch_request(session_id=begun.session_id, session_epoch=1, max_wait_ms=0)
+        with counted_steps() as steps:
+            answer = await client.request(ApiKey.FETCH, 12, go_on)
+        assert len(answer.responses[0].partitions) == ELEMENTS
+        most = MAX_OPCODES * ELEMENTS / MAX_SESSION_PARTITIONS + FIXED_OPCODES
+        assert steps.opcodes <= most, f"{steps.opcodes} opcodes, most in {steps.function}"
 
 
 class LongNames(Filling):
