@@ -11,10 +11,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from klamm.broker.configs.topics import TopicConfigs
+from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.environment import SystemEnvironment, SystemFile, SystemFileSystem
 from klamm.protocol.apis.fetch import EpochEndOffset, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.errors import ErrorCode
@@ -568,6 +572,20 @@ async def the_first_append_after_a_start(directory: Path, size: int) -> AsyncIte
             assert result.error_code == ErrorCode.NONE
 
         yield first
+
+
+@work(most=50_000)  # topics
+async def configs_of_topics_are_read(directory: Path, size: int) -> AsyncIterator[Work]:
+    store: Any = SimpleNamespace(sync=lambda: asyncio.sleep(0))
+    names = [f"t{number}" for number in range(size)]
+
+    async def topic_configs(_: Any) -> dict[str, dict[str, str]]:
+        return {name: {"retention.ms": "1000"} for name in names}
+
+    store.topic_configs = topic_configs
+    config = CurrentConfig(BrokerConfig.from_properties({"zookeeper.connect": "localhost:2181"}))
+    configs = TopicConfigs(config, lambda: store, lambda *_: None)
+    yield lambda: configs.load(names)
 
 
 # -- leaders ----------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class TopicConfigs:
         """Reads and keeps the configurations of these topics. The controller may have announced them before this
         broker's ZooKeeper server has seen them. Raises ZooKeeperError when the session ends."""
         async with self._keeping:
-            for topic, config in (await self.read(topics)).items():
+            async for topic, config in each((await self.read(topics)).items(), TOPICS_PER_SLICE):
                 self._keep(topic, config)
 
     async def refresh(self, topic: str) -> TopicConfig:
@@ -80,7 +80,9 @@ class TopicConfigs:
     async def _read(self, topics: Sequence[str]) -> dict[str, TopicConfig]:
         """The configurations as this session's server has them."""
         stored = await self._zookeeper().topic_configs(topics)
-        return {topic: self._make(topic, overrides) for topic, overrides in stored.items()}
+        return {
+            topic: self._make(topic, overrides) async for topic, overrides in each(stored.items(), TOPICS_PER_SLICE)
+        }
 
     def _make(self, topic: str, stored: Mapping[str, str] | ZnodeError) -> TopicConfig:
         if not stored:
