@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from klamm.client.options import ConsumerOptions, GroupOptions
     from klamm.protocol.vocabulary import TopicPartition
 
-# At the end, so long is asked where the partitions end.
+# So long is asked at the end where the partitions end, and, of a shorter --timeout-ms, at the start what they have.
 ASK_FOR_S = 3.0
 # The most partitions that are named as not read.
 MOST_UNREAD = 10
@@ -114,7 +114,9 @@ def consume(
         stack.enter_context(ended_by_sigterm())
         target = data_output() if output is None else stack.enter_context(output.open("wb"))
         client = stack.enter_context(client_in_thread(command_options(bootstrap_server, command_config)))
-        consumer = client.call(lambda cluster: _start(cluster, options, topic, partition or [], start, membership))
+        consumer = client.call(
+            lambda cluster: _start(cluster, options, topic, partition or [], start, membership, timeout_ms)
+        )
         stack.callback(lambda: client.call(lambda _: consumer.close()))
         # A terminal that shows the records needs no bar.
         shows_records = output is None and sys.stdout.isatty()
@@ -185,6 +187,7 @@ async def _start(
     partitions: Sequence[int],
     start: str | None,
     group: "GroupOptions | None",
+    timeout_ms: int | None,
 ) -> "Consumer | GroupConsumer":
     """A member of the group, or a consumer of the named partitions, or of all."""
     from klamm.client.consumer import Consumer
@@ -199,7 +202,7 @@ async def _start(
     assigned = [TopicPartition(topic, number) for number in partitions or existing]
     offset = int(start) if start not in (None, "earliest", "latest") else None
     if offset is not None:
-        await _check_offset(client, assigned, offset)
+        await _check_offset(client, assigned, offset, timeout_ms)
     consumer = Consumer(client, options)
     consumer.assign(dict.fromkeys(assigned, offset))
     return consumer
@@ -256,14 +259,27 @@ async def _existing_partitions(client: "ClusterClient", topic: str) -> list[int]
     return sorted(described.partitions)
 
 
-async def _check_offset(client: "ClusterClient", partitions: Sequence["TopicPartition"], offset: int) -> None:
-    """Raises ToolError for an offset that a partition does not have."""
+async def _check_offset(
+    client: "ClusterClient", partitions: Sequence["TopicPartition"], offset: int, timeout_ms: int | None
+) -> None:
+    """Raises ToolError for an offset that a partition does not have.
+
+    When the partitions do not say in time what they have, the consumer begins all the same: `_unread` names them.
+    """
+    import asyncio
+
     from klamm.client.fan_out import checked
     from klamm.client.offsets import list_offsets
     from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
-    first = await list_offsets(client, dict.fromkeys(partitions, EARLIEST_TIMESTAMP))
-    end = await list_offsets(client, dict.fromkeys(partitions, LATEST_TIMESTAMP))
+    try:
+        async with asyncio.timeout(None if timeout_ms is None else max(timeout_ms / 1000, ASK_FOR_S)):
+            first, end = await asyncio.gather(
+                list_offsets(client, dict.fromkeys(partitions, EARLIEST_TIMESTAMP)),
+                list_offsets(client, dict.fromkeys(partitions, LATEST_TIMESTAMP)),
+            )
+    except TimeoutError:
+        return
     for partition in partitions:
         low, high = checked(first[partition]).offset, checked(end[partition]).offset
         if not low <= offset <= high:

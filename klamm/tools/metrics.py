@@ -67,12 +67,24 @@ def metrics(
             watch_live(looks.look, partial(_lines, names), as_json=as_json)
         found = looks.look()
     print_lines([json.dumps(found)] if as_json else _lines(names, found))
+    if missing := _missing(names, found):
+        raise ToolError(_none_shows(missing))
     if any(each["error"] is not None for each in found):
         raise typer.Exit(EXIT_FAILED)
 
 
 def _lines(names: Sequence[str], brokers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     return views.named_lines(brokers) if names else views.screen_lines(brokers)
+
+
+def _missing(names: Sequence[str], brokers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names that no metric has."""
+    shown = {metric["name"] for broker in brokers for metric in broker.get("metrics", ())}
+    return [name for name in names if not any(views.is_named(each, [name]) for each in shown)]
+
+
+def _none_shows(names: Sequence[str]) -> str:
+    return f"no broker shows a metric with the name {' or '.join(names)}"
 
 
 @contextmanager
@@ -106,7 +118,7 @@ class Looks:
         if self._names:
             found = [views.named_value(each) for each in self._readers.map(self._read, places)]
             if not any(each["error"] is not None or each["metrics"] for each in found):
-                raise ToolError(f"no broker shows a metric with the name {' or '.join(self._names)}")
+                raise ToolError(_none_shows(self._names))
             return found
         return [views.broker_value(each) for each in self._readers.map(self._read, places)]
 

@@ -127,9 +127,11 @@ def exporter(status: int, *answers: str) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/metrics"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/metrics"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -169,6 +171,16 @@ def test_a_name_that_no_broker_shows(capsys: pytest.CaptureFixture[str]) -> None
     with exporter(200, KAFKA % FIRST) as url:
         assert main.run(["metrics", "--url", url, "no_such", "nor_*"]) == 1
     assert capsys.readouterr().err == "klamm: no broker shows a metric with the name no_such or nor_*\n"
+
+
+def test_the_metrics_that_are_there_are_shown_beside_a_name_that_no_broker_shows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with exporter(200, KAFKA % FIRST) as url:
+        assert main.run(["metrics", "--url", url, "no_such", "*offlinereplicacount"]) == 1
+    told = capsys.readouterr()
+    assert "kafka_server_replicamanager_offlinereplicacount" in told.out
+    assert told.err == "klamm: no broker shows a metric with the name no_such\n"
 
 
 def test_the_metrics_of_a_cluster(capfd: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandWorld]:
         assert listed_groups(run(made, "groups", "list", "--json")) == NAMES
         assert run(made, "transactions", "list").code == 0
         assert find_hanging(made).code == 0
+        # Broker 0 is out of the ISR of `lone` when its leader stops.
+        assert run(made, "topics", "create", "--topic", "lone", "--replica-assignment", "2:0").code == 0
+        made.do(made.cluster.brokers[0].stop)
         made.do(made.cluster.brokers[GONE].stop)
+        made.later(0, made.cluster.brokers[0].start)
+        made.do(lambda: asyncio.sleep(10))
         yield made
 
 
@@ -112,6 +117,23 @@ def test_a_consumer_that_could_not_read_a_partition_says_so(world: CommandWorld)
     (lost, *_) = [name for name in NAMES if name not in known]
     ended = run(world, *parts, "--group", lost)
     assert (ended.code, "has not let this member join" in ended.err) == (3, True), ended
+
+
+def test_a_start_offset_in_a_partition_without_a_leader_is_not_waited_for_beyond_the_timeout(
+    world: CommandWorld,
+) -> None:
+    ended = run(world, "consume", "--topic", "parts", "--offset", "0", "--timeout-ms", "0")
+    assert (ended.code, ended.err.count("may not be all: parts-2: LEADER_NOT_AVAILABLE")) == (3, 1), ended
+    assert ended.took_s < 15
+    ended = run(world, "consume", "--topic", "parts", "--partition", "0", "--offset", "7", "--timeout-ms", "300")
+    assert (ended.code, "offset 7 is not in partition 0 of parts" in ended.err) == (1, True), ended
+
+
+def test_the_price_of_an_unclean_election_says_that_groups_are_missing(world: CommandWorld) -> None:
+    """Broker 2 was the last in the ISR of `lone`, so that what only it has is lost."""
+    ended = run(world, "elect", "unclean", "--topic", "lone")
+    assert ended.err.count("Some groups may have committed later offsets, so more may be lost: COORD") == 1, ended
+    assert f"no broker leads 1 of the 3 partitions of {GROUP_METADATA_TOPIC_NAME}" in ended.err
 
 
 def test_all_groups_are_not_deleted_while_a_coordinator_is_missing(world: CommandWorld) -> None:

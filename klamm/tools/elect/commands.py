@@ -1,13 +1,13 @@
 """The commands `klamm elect preferred` and `klamm elect unclean`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from klamm.processes.errors import ToolError
+from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, client_in_thread, command_options
 from klamm.tools.confirm import Yes, confirm
@@ -89,6 +89,7 @@ def preferred(
 
     def ask(view: "ClusterView") -> list[TopicPartition]:
         """The partitions to elect, after the answer yes."""
+        report.unread = view.unread
         plan = preferred_plan(view, scope.of(view))
         report.beforehand(plan.not_needed if not scope.is_open else [], plan.refused)
         if plan.due:
@@ -159,7 +160,8 @@ def unclean(
         due = list(plan.due)
         if due:
             if as_json:
-                report.print_json({"event": "plan", "partitions": [loss_value(*each) for each in plan.due.items()]})
+                losses = [loss_value(*each) for each in plan.due.items()]
+                report.print_json({"event": "plan", "partitions": losses, "may_lose_more": plan.may_lose_more})
             question = f"Elect leaders of {counted(len(due), 'partition')} that may lack records?"
             confirm(unclean_lines(plan), question, yes=yes)
             # The answer took its time: brokers may have gone or come back meanwhile.
@@ -201,6 +203,8 @@ class Reporter:
         self._type = election_type.name
         self._as_json = as_json
         self._failed = 0
+        # The topics and brokers that could not be read, and why.
+        self.unread: Mapping[str, str] = {}
 
     def __call__(self, event: "Event") -> None:
         if self._as_json:
@@ -228,9 +232,11 @@ class Reporter:
         self._failed += len(refused)
 
     def end(self, failed: int) -> None:
-        """Raises ToolError if a partition has failed."""
+        """Raises ToolError if a partition has failed. Ends the command if some were left out."""
         if failed := failed + self._failed:
             raise ToolError(f"{failed} replica(s) could not be elected")
+        if self.unread:
+            raise typer.Exit(EXIT_INCOMPLETE)
 
     def tell(self, line: str) -> None:
         """A line of Kafka's tool."""

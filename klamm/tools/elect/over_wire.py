@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from klamm.client.cluster import ClusterClient
+from klamm.client.coordinated import listed
 from klamm.client.elections import elect_leaders
+from klamm.client.fan_out import CoordinatorType
 from klamm.client.groups import list_groups
 from klamm.client.log_dirs import TopicPartitionReplica
 from klamm.client.offsets import ONE_ATTEMPT, ListedOffset, list_consumer_group_offsets, list_replica_offsets
@@ -71,24 +74,30 @@ async def read_unclean_plan(
     wanted = scope.of(view)
     due = leaderless(view, wanted)
     ends = await replica_ends(client, view, {each: view.partitions[each].replicas for each in due})
-    committed = await _committed(client, due) if due else {}
-    return view, unclean_plan(view, wanted, ends, committed)
+    committed, gap = await _committed(client, due) if due else ({}, None)
+    return view, replace(unclean_plan(view, wanted, ends, committed), commits_gap=gap)
 
 
-async def _committed(client: ClusterClient, partitions: Collection[TopicPartition]) -> Committed:
-    """The largest offset that any group has committed in each partition; without what cannot be found out soon."""
+async def _committed(client: ClusterClient, partitions: Collection[TopicPartition]) -> tuple[Committed, str | None]:
+    """The largest offset that any group has committed in each partition, and why commits may be missing, if they may:
+    what cannot be found out soon is left out."""
     try:
         async with asyncio.timeout(COMMITS_TIMEOUT_S):
-            groups = sorted(listing.group for listing in await list_groups(client))
+            listings, lost = await listed(client, CoordinatorType.GROUP, list_groups)
+            groups = sorted(listing.group for listing in listings)
             found = await list_consumer_group_offsets(client, groups, retry=ONE_ATTEMPT)
-    except (TimeoutError, KafkaError, ClientError):
-        return {}
+    except TimeoutError:
+        return {}, f"the groups' offsets were not all told within {COMMITS_TIMEOUT_S:.0f} s"
+    except (KafkaError, ClientError) as error:
+        return {}, error_line(error) if isinstance(error, KafkaError) else str(error)
+    gap = None if lost is None else error_line(lost)
     furthest: dict[TopicPartition, tuple[int, str]] = {}
     wanted = set(partitions)
     for group, offsets in found.items():
         if isinstance(offsets, KafkaError):
+            gap = gap or f"group {group}: {error_line(offsets)}"
             continue
         for partition, committed in offsets.items():
             if partition in wanted and committed.offset > furthest.get(partition, (-1, ""))[0]:
                 furthest[partition] = (committed.offset, group)
-    return furthest
+    return furthest, gap

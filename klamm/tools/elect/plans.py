@@ -220,9 +220,17 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class UncleanPlan:
+    """`commits_gap` says why the offsets of some groups are not known, if they are not."""
+
     due: dict[TopicPartition, Loss] = field(default_factory=dict)
     not_needed: list[TopicPartition] = field(default_factory=list)
     refused: dict[TopicPartition, str] = field(default_factory=dict)
+    commits_gap: str | None = None
+
+    @property
+    def may_lose_more(self) -> str | None:
+        """Why the losses may be greater than the plan says, because groups may have committed later offsets."""
+        return None if all(loss.is_known for loss in self.due.values()) else self.commits_gap
 
 
 Committed = Mapping[TopicPartition, tuple[int, str]]
@@ -309,6 +317,8 @@ def unclean_lines(plan: UncleanPlan) -> Iterator[str]:
     for key, loss in plan.due.items():
         end = "at an unknown offset" if loss.log_end_offset is None else f"at offset {loss.log_end_offset}"
         yield f"{key}: leader none -> {loss.candidate}, whose log ends {end}; {loss_text(loss)}"
+    if plan.may_lose_more is not None:
+        yield f"Some groups may have committed later offsets, so more may be lost: {plan.may_lose_more}"
 
 
 def loss_text(loss: Loss) -> str:

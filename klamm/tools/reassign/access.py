@@ -138,12 +138,15 @@ class ZnodeAccess:
 
     def __init__(self, znodes: KafkaZooKeeper) -> None:
         self._znodes = znodes
+        # The topics and brokers that looks have left out, and why.
+        self.unread: dict[str, str] = {}
 
     async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> Look:
         await self._znodes.sync()
         # Read first: the controller removes what is done after it has written the assignment.
         requested = await self._znodes.requested_reassignment()
         view = await read_znodes(self._znodes, topics)
+        self.unread.update(view.unread)
         targets = {key: each.target for key, each in view.partitions.items() if each.is_reassigning}
         for key, replicas in (requested or {}).items():
             targets.setdefault(TopicPartition(*key), replicas)

@@ -246,6 +246,7 @@ def verify(
     fail_with(views.problem_lines("The throttle could not be removed from:", problems))
     if not found.is_complete:
         raise typer.Exit(EXIT_FAILED)
+    cluster.exit_if_unread()
 
 
 @app.command("list", epilog="Example: klamm reassign list --bootstrap-server broker1:9092")
@@ -263,7 +264,8 @@ def list_reassignments(
         view = (await access.look(None)).view
         return {key: each for key, each in view.partitions.items() if each.is_reassigning}
 
-    found = Reached(bootstrap_server, zookeeper, command_config).run(work)
+    cluster = Reached(bootstrap_server, zookeeper, command_config)
+    found = cluster.run(work)
     if as_json:
         lists = ("replicas", "adding", "removing")
         value = [
@@ -273,6 +275,7 @@ def list_reassignments(
         print_line(json.dumps(value))
     else:
         say(views.list_lines(found))
+    cluster.exit_if_unread()
 
 
 @app.command(epilog="Example: klamm reassign cancel --reassignment-json-file plan.json")

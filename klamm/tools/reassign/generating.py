@@ -107,7 +107,8 @@ def generate(
     named = None
     if topics_to_move_json_file is not None:
         named = parse_topics(topics_to_move_json_file.read_bytes(), str(topics_to_move_json_file))
-    cluster = Reached(bootstrap_server, zookeeper, command_config).run(read_all)
+    reached = Reached(bootstrap_server, zookeeper, command_config)
+    cluster = reached.run(read_all)
     if not balance_log_dirs:
         cluster = cluster.without_log_dirs()
     goal = _goal(
@@ -126,6 +127,7 @@ def generate(
     if kafka:
         _check_kafka(goal, balance)
     _print_plan(cluster, goal, named, throttle, output, kafka=kafka, as_json=as_json)
+    reached.exit_if_unread()
 
 
 def _check_kafka(goal: "Goal", balance: str | None) -> None:

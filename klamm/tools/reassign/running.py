@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import typer
 
 from klamm.client.properties import API_TIMEOUT
-from klamm.processes.errors import EXIT_FAILED, EXIT_INTERRUPTED, ToolError
+from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_INTERRUPTED, ToolError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools import interrupts
 from klamm.tools.clients import client_in_thread, command_options, command_properties, ended_by_sigterm
@@ -60,11 +60,15 @@ class ExecuteOptions:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The cluster of a command: its brokers, or its znodes if `zookeeper` is given."""
+    """The cluster of a command: its brokers, or its znodes if `zookeeper` is given.
+
+    `unread` are the topics and brokers that were left out because their znodes are damaged, and why.
+    """
 
     bootstrap_server: str
     zookeeper: str | None
     command_config: Path | None
+    unread: dict[str, str] = field(default_factory=dict)
 
     def run(self, work: "Callable[[Access], Awaitable[T]]", *, looks_again: bool = False) -> T:
         """The result of `work`; one that `looks_again` by itself is soon told what failed. Raises ToolError."""
@@ -84,9 +88,18 @@ class Reached:
                 return client.call(on_wire)
 
         async def on_znodes(znodes: "KafkaZooKeeper") -> T:
-            return await work(ZnodeAccess(znodes))
+            access = ZnodeAccess(znodes)
+            try:
+                return await work(access)
+            finally:
+                self.unread.update(access.unread)
 
         return run_with_zookeeper(self.zookeeper, on_znodes)
+
+    def exit_if_unread(self) -> None:
+        """Ends the command if something was left out. Each was named on stderr when it was read."""
+        if self.unread:
+            raise typer.Exit(EXIT_INCOMPLETE)
 
 
 async def read_all(access: "Access") -> Cluster:

@@ -183,6 +183,7 @@ def test_an_unclean_election_says_what_it_loses_and_asks(cluster: Cluster, elect
     values, elected = map(json.loads, elect(*named, "--yes", "--json").splitlines())
     assert values == {
         "event": "plan",
+        "may_lose_more": None,
         "partitions": [
             {
                 "topic": "u",

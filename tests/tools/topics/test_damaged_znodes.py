@@ -44,6 +44,28 @@ def test_what_a_damaged_znode_hides_is_never_fine(world: CommandWorld, path: str
     assert world.run("topics", "describe", *FILTERS, "--zookeeper", world.zookeeper).code == 0
 
 
+COMMANDS = [
+    (TOPIC, ("elect", "preferred", "--all-topic-partitions", "--yes")),
+    (BROKER, ("elect", "preferred", "--topic", "right", "--yes")),
+    (TOPIC, ("reassign", "list")),
+    (BROKER, ("reassign", "list")),
+    (TOPIC, ("reassign", "generate", "--broker-list", "0,1")),
+]
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS)
+def test_a_command_that_leaves_out_what_is_damaged_does_not_end_well(
+    world: CommandWorld, path: str, command: tuple[str, ...]
+) -> None:
+    before = replaced(world, path, b"{")
+    try:
+        ended = world.run(*command, "--zookeeper", world.zookeeper)
+        assert ended.code == 3, ended
+    finally:
+        replaced(world, path, before)
+    assert world.run(*command, "--zookeeper", world.zookeeper).code == 0
+
+
 def replaced(world: CommandWorld, path: str, data: bytes) -> bytes:
     """What the znode had before."""
 

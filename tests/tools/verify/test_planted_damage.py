@@ -21,6 +21,7 @@ from klamm.protocol.records import Record, build_batch
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.storage.log import Log
 from klamm.storage.log_config import LogConfig
+from klamm.testing import cluster as testing_cluster
 from klamm.testing.cluster import Cluster
 from klamm.tools import main
 from klamm.tools.verify.report import Outcome, Report
@@ -268,8 +269,11 @@ def test_a_topic_that_is_deleted_or_reassigned_meanwhile_is_never_fine(cluster: 
 
 @pytest.mark.long
 @pytest.mark.parametrize("broker", BROKERS)
-def test_a_replica_in_a_failed_log_directory_is_never_fine(klamm_helper: Helper, tmp_path: Path, broker: int) -> None:
-    """A second directory keeps the broker alive."""
+def test_a_replica_in_a_failed_log_directory_is_never_fine(
+    klamm_helper: Helper, tmp_path: Path, broker: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second directory keeps the broker alive. A Cluster gives each broker one."""
+    monkeypatch.setattr(testing_cluster, "OWN_PROPERTIES", ())
     own = {broker: {"log.dirs": f"{tmp_path}/a,{tmp_path}/b"}}
     with Cluster(len(BROKERS), helper=klamm_helper, broker_properties=own) as cluster:
         create_filled(cluster, ["offline"])
