@@ -46,7 +46,6 @@ from klamm.storage.compaction.job import CleanedGroup, CleaningJob, LastRecord, 
 from klamm.storage.compaction.swap import begin_swap, end_swap
 from klamm.storage.disk_errors import NO_DESCRIPTORS, PASSING, SHORTAGES
 from klamm.storage.follower_batches import Batch, check_batches, first_segment
-from klamm.storage.index_file import CorruptIndexError
 from klamm.storage.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import PARTITION_METADATA_FILE, LogDirectory, format_partition_metadata
@@ -495,24 +494,11 @@ class Log:
         try:
             if self._is_flush_due():
                 await self._join_flush(self._is_flush_due)
-            if self._segments.active.is_slow_to_load:
-                await self._load_active_indexes()
+            await self._reader.load_large_indexes(self._segments.active)
         except KafkaError as error:
             if self.is_truncation_unsynced:
                 self._unsynced_because = error
         self._update_must_prepare()
-
-    async def _load_active_indexes(self) -> None:
-        segment = self._segments.active
-        try:
-            for index in (segment.offset_index, segment.time_index):
-                if not index.is_loaded:
-                    entries = await self._environment.run_blocking(index.read_entries)
-                    # An append may have loaded the index meanwhile, and added to it.
-                    if not index.is_loaded:
-                        index.adopt(entries)
-        except (CorruptIndexError, OSError):
-            pass  # The append rebuilds them, or raises the error.
 
     def _is_flush_due(self) -> bool:
         unflushed = self._segments.count_from(self.recovery_point) - 1

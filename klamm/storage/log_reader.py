@@ -244,6 +244,22 @@ class LogReader:
         if generation == self.generation and not index.is_loaded:
             index.adopt(entries)
 
+    async def load_large_indexes(self, segment: LogSegment) -> None:
+        """Reads indexes off the loop that would hold it for long. What cannot be read is left to its next use, which
+        rebuilds the indexes or raises the error."""
+        if not segment.is_slow_to_load:
+            return
+        generation = self.generation
+        try:
+            for index in (segment.offset_index, segment.time_index):
+                if not index.is_loaded:
+                    entries = await self._environment.run_blocking(index.read_entries)
+                    # An append may have loaded the index meanwhile, and added to it.
+                    if generation == self.generation and not index.is_loaded:
+                        index.adopt(entries)
+        except (CorruptIndexError, OSError):
+            pass
+
     async def find_timestamp(self, timestamp_ms: int, start_offset: int) -> Found | None:
         """(timestamp, offset, leader epoch) of the first record at or after `start_offset` and `timestamp_ms`."""
         if self._lookup is None:
@@ -260,6 +276,9 @@ class LogReader:
                 continue
             file, end = segment.pin(), segment.size_bytes
             try:
+                await self.load_large_indexes(segment)
+                if segment.is_gone:
+                    continue  # A deleted segment's indexes are not rebuilt.
                 segment.load_indexes()
                 floor = max(segment.time_index.lookup(timestamp_ms), start_offset)
                 start = segment.offset_index.lookup(floor)

@@ -38,7 +38,7 @@ SWAP_SUFFIX = ".swap"
 
 _MAX_RELATIVE_OFFSET = 2**31 - 1
 # Indexes of about so many entries are read in a millisecond.
-_ENTRIES_AT_ONCE = 5_000
+ENTRIES_AT_ONCE = 5_000
 
 
 def file_name(offset: int, suffix: str) -> str:
@@ -367,7 +367,7 @@ class LogSegment:
         """Whether the indexes are not in memory and may be too large to be read on the loop."""
         if self._offset_index is not None and self._offset_index.is_loaded and self.time_index.is_loaded:
             return False
-        return self.size_bytes // max(self._index_interval_bytes, HEADER_SIZE_BYTES) > _ENTRIES_AT_ONCE
+        return self.size_bytes // max(self._index_interval_bytes, HEADER_SIZE_BYTES) > ENTRIES_AT_ONCE
 
     def load_indexes(self) -> None:
         """Reads the offset and time index if necessary. Rebuilds them if they are missing or corrupt."""

@@ -557,21 +557,41 @@ async def a_segment_with_aborted_transactions_is_rolled_and_cut(directory: Path,
 # -- after a start ----------------------------------------------------------------------------------------------------
 
 
-@work(most=1_300_000)  # entries of an offset index of segment.index.bytes
-async def the_first_append_after_a_start(directory: Path, size: int) -> AsyncIterator[Work]:
-    async with broker_on(directory) as broker:
+@asynccontextmanager
+async def indexed(directory: Path, size: int, *, is_closed: bool = False) -> AsyncIterator[tuple[Broker, Log]]:
+    """A broker that has started with a segment of so many index entries, which is not the active one if `is_closed`."""
+    async with broker_on(directory, index_interval_bytes="0") as broker:
         log = log_of(broker)
-        log.config = replace(log.config, index_interval_bytes=0)
         for number in range(size):
             append(log, timestamp_ms=NOW_MS + number)
-    async with broker_on(directory) as broker:
-        log = log_of(broker)
+        if is_closed:
+            log.roll()
+        log.update_high_watermark(log.log_end_offset)
+    async with broker_on(directory, index_interval_bytes="0") as broker:
+        yield broker, log_of(broker)
+
+
+@work(most=1_300_000)  # entries of an offset index of segment.index.bytes
+async def the_first_append_after_a_start(directory: Path, size: int) -> AsyncIterator[Work]:
+    async with indexed(directory, size) as (broker, _):
 
         async def first() -> None:
+            for log in broker.manager.unprepared_logs([("t", 0, None)]):
+                await log.prepare_append()
             result = broker.manager.append_records("t", 0, memoryview(bytearray(batch())), 1)
             assert result.error_code == ErrorCode.NONE
 
         yield first
+
+
+@work(most=1_300_000)
+async def a_timestamp_is_looked_up_after_a_start(directory: Path, size: int) -> AsyncIterator[Work]:
+    async with indexed(directory, size, is_closed=True) as (_, log):
+
+        async def look_up() -> None:
+            assert await log.offset_for_timestamp(NOW_MS + size - 1) == (NOW_MS + size - 1, size - 1, 0)
+
+        yield look_up
 
 
 @work(most=50_000)  # topics

@@ -1,8 +1,8 @@
 """How much work a step of the loop, or a block, does: the same on every machine, unlike a time.
 
 The measure is the opcode of Python. If asked for, what a step does outside of Python counts as opcodes too, as far as
-it is named in `COSTS`: calls of the disk, and bytes that are copied or checked. The loop's clock stands still in a
-step, so slices that end by the clock end by their number of pieces.
+it is named in `COSTS`: calls of the disk, bytes that are copied or checked, and entries of indexes. The loop's clock
+stands still in a step, so slices that end by the clock end by their number of pieces.
 """
 
 import asyncio
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, Self
+
+from klamm.storage import offset_index, time_index
 
 Cost = Callable[[Mapping[str, Any]], int]
 
@@ -23,12 +25,21 @@ _CREATION = 6_000
 # A byte that is copied to or from the page cache; one that is checked.
 _COPIED_PER_OPCODE = 20
 _CHECKED_PER_OPCODE = 200
+# An index entry that is unpacked and compared with the one before.
+_INDEX_ENTRY = 4
 
 _FILE_CALLS = ("size", "truncate", "allocate", "sync", "close")
 _FILE_SYSTEM_CALLS = (
     "exists", "is_directory", "list_directory", "make_directories", "size", "modified_time_ms", "set_modified_time_ms",
     "rename", "remove", "remove_tree", "sync_directory",
 )  # fmt: skip
+
+
+def _index_entries(index: offset_index.OffsetIndex | time_index.TimeIndex, entry_size_bytes: int) -> int:
+    path = index.file.path
+    return os.path.getsize(path) // entry_size_bytes * _INDEX_ENTRY if os.path.exists(path) else 0
+
+
 # The functions that do more than their opcodes, and how much more with these arguments.
 COSTS: dict[str, Cost] = {
     **{f"SystemFile.{name}": lambda _: _DISK_CALL for name in _FILE_CALLS},
@@ -37,9 +48,16 @@ COSTS: dict[str, Cost] = {
     "SystemFile.read": lambda arguments: _DISK_CALL + arguments["size_bytes"] // _COPIED_PER_OPCODE,
     "SystemFile.read_cached": lambda arguments: _DISK_CALL + arguments["size_bytes"] // _COPIED_PER_OPCODE,
     "SystemFile.write": lambda arguments: _DISK_CALL + sum(map(len, arguments["buffers"])) // _COPIED_PER_OPCODE,
+    "OffsetIndex.read_entries": lambda arguments: _index_entries(arguments["self"], offset_index.ENTRY_SIZE_BYTES),
+    "TimeIndex.read_entries": lambda arguments: _index_entries(arguments["self"], time_index.ENTRY_SIZE_BYTES),
     "_crc": lambda arguments: arguments["size_bytes"] // _CHECKED_PER_OPCODE,
 }
-_FILES_WITH_COSTS = ("/klamm/environment.py", "/klamm/protocol/record_batch.py")
+_FILES_WITH_COSTS = (
+    "/klamm/environment.py",
+    "/klamm/protocol/record_batch.py",
+    "/klamm/storage/offset_index.py",
+    "/klamm/storage/time_index.py",
+)
 
 
 # Another process, outside of tests: it is not counted.
