@@ -82,6 +82,8 @@ class LogReader:
     def forget_segments(self) -> None:
         """Segments have left the log. Pending reads of them may finish."""
         self._remembered.clear()
+        if self._lookup is not None:
+            self._lookup.forget_segments()
 
     # -- fetching -------------------------------------------------------------------------------------------------
 
@@ -239,6 +241,8 @@ class LogReader:
             # Without an index a segment is searched from its start. A deleted segment's index is not rebuilt.
             if generation == self.generation and not index.is_loaded and not segment.is_gone:
                 segment.load_indexes()
+                if self._lookup is not None:
+                    self._lookup.forget_segments()
             return
         # An append may have loaded the index meanwhile, and added to it.
         if generation == self.generation and not index.is_loaded:
@@ -269,10 +273,10 @@ class LogReader:
 
     async def _find_timestamp(self, lookup: TimestampLookup, timestamp_ms: int, start_offset: int) -> Found | None:
         looked_at = Slices(SEGMENTS_PER_SLICE, asyncio.get_running_loop().time)
-        for segment in self._segments.starting_with(start_offset):
+        for segment in await lookup.late_enough(self._segments, timestamp_ms, start_offset):
             if looked_at.is_over():
                 await asyncio.sleep(0)
-            if segment.is_gone or segment.largest_timestamp() < timestamp_ms:
+            if segment.is_gone or (largest := segment.largest_timestamp()) < timestamp_ms:
                 continue
             file, end = segment.pin(), segment.size_bytes
             try:
@@ -280,6 +284,8 @@ class LogReader:
                 if segment.is_gone:
                     continue  # A deleted segment's indexes are not rebuilt.
                 segment.load_indexes()
+                if segment.largest_timestamp() != largest:
+                    lookup.forget_segments()  # Its indexes were rebuilt.
                 floor = max(segment.time_index.lookup(timestamp_ms), start_offset)
                 start = segment.offset_index.lookup(floor)
                 found = await lookup.find_in(file, start, end, timestamp_ms, start_offset)

@@ -9,9 +9,12 @@ What must stay true:
 - One lookup inspects at most `MAX_LOOKS` such batches. Then it returns the first record of the next candidate. That may
   be too early a record, so a consumer that starts there misses nothing.
 - Lookups for the same timestamp share one search, which is cancelled when no lookup waits for it.
+- The largest timestamp of a closed segment is looked at once, and not for each lookup: a log may have many segments.
 """
 
 import asyncio
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import Any, NamedTuple
 
@@ -20,12 +23,23 @@ from klamm.protocol.compression import decompress
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fast_walk import advance_fast
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, max_decompressed_bytes, parse_header
+from klamm.protocol.record_batch import (
+    HEADER_SIZE_BYTES,
+    NO_TIMESTAMP,
+    BatchHeader,
+    max_decompressed_bytes,
+    parse_header,
+)
 from klamm.protocol.record_walk import RecordWalk, Wanted
+from klamm.slices import Slices
 from klamm.storage import batch_scan
 from klamm.storage.batch_inspection import AT_ONCE_BYTES, AT_ONCE_STEPS, STEPS_PER_SLICE
+from klamm.storage.log_segments import LogSegments
+from klamm.storage.segment import LogSegment
 
 HEADERS_PER_SLICE = 200
+# Of segments whose largest timestamp is looked at.
+SEGMENTS_PER_SLICE = 500
 MAX_LOOKS = 16
 MAX_REMEMBERED = 1_000
 
@@ -48,11 +62,40 @@ class TimestampLookup:
         # Base offset of a batch -> its largest timestamp.
         self._true_maximums: dict[int, int] = {}
         self._searches: dict[tuple[int, ...], _Search] = {}
+        # The largest timestamps up to and with each of the closed segments from this base offset on. They ascend.
+        self._maxima: array[int] = array("q")
+        self._maxima_from = -1
+        self._growing = asyncio.Lock()
 
     def forget(self) -> None:
         """The log has been truncated: other batches may be at the remembered offsets."""
         # A new dict: a pending search still writes its results for the old batches into the old one.
         self._true_maximums = {}
+
+    def forget_segments(self) -> None:
+        """Segments have left the log, or one's largest timestamp has changed after it was closed."""
+        self._maxima_from = -1
+
+    async def late_enough(self, segments: LogSegments, timestamp_ms: int, start_offset: int) -> list[LogSegment]:
+        """The segments from `start_offset` on without those, after the first, that end before the first one with a
+        timestamp of `timestamp_ms` or more. Raises OSError, and KafkaError if a segment is damaged."""
+        async with self._growing:
+            # The first one is no part of the maxima: its largest timestamp may be before `start_offset`.
+            first, *rest = segments.starting_with(start_offset)
+            closed = rest[:-1]
+            if not closed:
+                return [first, *rest]
+            if self._maxima_from != closed[0].base_offset:
+                self._maxima, self._maxima_from = array("q"), closed[0].base_offset
+            maxima = self._maxima
+            looked_at = Slices(SEGMENTS_PER_SLICE, asyncio.get_running_loop().time)
+            for segment in closed[len(maxima) :]:
+                before = maxima[-1] if maxima else NO_TIMESTAMP
+                # A segment that has gone meanwhile is read no more, and the next lookup begins anew.
+                maxima.append(before if segment.is_gone else max(before, segment.largest_timestamp()))
+                if looked_at.is_over():
+                    await asyncio.sleep(0)
+            return [first, *rest[bisect_left(maxima, timestamp_ms, 0, len(closed)) :]]
 
     async def share(
         self, key: tuple[int, ...], search: Callable[[], Coroutine[Any, Any, Found | None]]

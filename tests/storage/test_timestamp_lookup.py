@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+from random import Random
 
 import pytest
 
@@ -10,6 +11,8 @@ from klamm.protocol import record_batch as rb
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import in_one_go
 from klamm.protocol.records import Record, build_batch
+from klamm.storage.log_config import LogConfig
+from klamm.storage.segment import LogSegment
 from klamm.storage.timestamp_lookup import MAX_LOOKS
 from support.logs import DiskEnvironment, append, open_log
 from support.one_broker import until
@@ -154,3 +157,54 @@ async def test_records_that_nobody_can_read_are_found_where_their_batch_begins(e
     struct.pack_into(">I", data, 17, rb._crc(data, 0, len(data)))
     log.append_as_leader(data, 0, now_ms=0)
     assert await find(log, 1500) == (2000, 1, 0)
+
+
+async def test_lookups_look_once_at_each_segment(environment, monkeypatch):
+    log = open_log(environment, LogConfig(roll_bytes=1))
+    for number in range(100):
+        append(log, b"v", timestamp_ms=number)
+    looks = 0
+    largest_timestamp = LogSegment.largest_timestamp
+
+    def counted(segment):
+        nonlocal looks
+        looks += 1
+        return largest_timestamp(segment)
+
+    monkeypatch.setattr(LogSegment, "largest_timestamp", counted)
+    for number in range(100):
+        assert await find(log, LATE_MS + number) is None
+        assert await find(log, number) == (number, number, 0)
+        append(log, b"v", timestamp_ms=50)
+    # Two looks at the first and the last segment, and two at the one that is found; 20,000 if it were each segment.
+    assert looks < 2_000
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_the_first_segment_that_is_late_enough_is_found_in_a_log_that_changes(environment, seed):
+    random, now_ms = Random(seed), 1_000
+    log = open_log(environment, LogConfig(segment_bytes=200, retention_ms=-1))
+    records: list[tuple[int, int]] = []
+    for _ in range(60):
+        match random.choice(["append"] * 8 + ["truncate", "delete", "retain"]):
+            case "append":
+                for _ in range(random.randrange(1, 12)):
+                    at_ms = random.choice([now_ms, random.randrange(1_000, 5_000)])
+                    records.append((at_ms, append(log, b"v", timestamp_ms=at_ms).first_offset))
+                    now_ms += random.randrange(30)
+            case "truncate":
+                end = random.randrange(log.log_start_offset, log.log_end_offset + 1)
+                log.truncate_to(end)
+                await log.flush()
+                records = [record for record in records if record[1] < end]
+            case "delete":
+                log.update_high_watermark(log.log_end_offset)
+                log.update_log_start_offset(min(log.log_end_offset, log.log_start_offset + random.randrange(20)))
+            case "retain":
+                log.delete_old_segments(now_ms)
+        timestamps = [random.randrange(900, 5_100) for _ in range(5)]
+        found = await asyncio.gather(*[find(log, timestamp_ms) for timestamp_ms in timestamps])
+        left = [record for record in records if record[1] >= log.log_start_offset]
+        for timestamp_ms, one in zip(timestamps, found, strict=True):
+            expected = next((record for record in left if record[0] >= timestamp_ms), None)
+            assert one == (expected if expected is None else (*expected, 0))
