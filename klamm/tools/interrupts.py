@@ -33,9 +33,13 @@ def from_now_on(what: str = CHANGES, *, look: Sequence[str] | None = None) -> No
 
     `look` is a command that shows what was done, where the same one would do more, or has a password in its line.
     """
-    again = look is None
-    line = shlex.join(["klamm", *(_Command.arguments if look is None else [*look, *_reach()])])
-    _Command.text = f"{what}. {'To continue' if again else 'To see what was done'}: {line}"
+    line = shlex.join(["klamm", *_Command.arguments]) if look is None else beside(*look)
+    _Command.text = f"{what}. {'To continue' if look is None else 'To see what was done'}: {line}"
+
+
+def beside(*command: str) -> str:
+    """The line of another command for the same cluster."""
+    return shlex.join(["klamm", *command, *_reach()])
 
 
 def tell(instead: str | None = None) -> None:

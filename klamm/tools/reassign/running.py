@@ -1,6 +1,7 @@
 """How the commands of `klamm reassign` run an execution in this process: its files, its output and its end."""
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
@@ -42,6 +43,8 @@ REQUEST_TIMEOUT_MS: Final = 10_000
 PROGRESS_LINES_EVERY_S: Final = 5.0
 # How long a running execution may take to notice that it was cancelled.
 CANCEL_WAITS_S: Final = 30.0
+_FILE: Final = "--reassignment-json-file"
+_BROKERS: Final = "--bootstrap-server HOST:PORT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,7 @@ def run_plan(cluster: Reached, plan: Path, options: ExecuteOptions, *, additiona
             _take_up(cluster, state, placements, options)
             outcome = cluster.run(lambda access: _execute(access, state, options, reporter), looks_again=True)
         except KeyboardInterrupt:
-            interrupts.tell(interrupted_text(plan, state))
+            interrupts.tell(interrupted_text(plan, state, cluster))
             raise typer.Exit(EXIT_INTERRUPTED) from None
         reporter.finish(outcome, plan)
     if not outcome.is_complete:
@@ -238,15 +241,21 @@ def load_of_cluster(cluster: Reached, state: StateFile) -> Record:
     return record
 
 
-def interrupted_text(plan: Path, state: StateFile) -> str:
+def interrupted_text(plan: Path, state: StateFile, cluster: Reached) -> str:
     if not state.exists():
         return "Interrupted; the reassignment is complete."
     throttle = " The throttle stays until then." if state.load().settings else ""
+    stop = ("reassign", "cancel", _FILE, str(plan))
+    # Only brokers cancel.
+    stopping = interrupts.beside(*stop) if cluster.zookeeper is None else f"klamm {shlex.join(stop)} {_BROKERS}"
     return (
         "Interrupted. What has begun continues in the cluster; nothing more begins. To continue:"
-        f" klamm reassign execute --resume --reassignment-json-file {plan}; to stop:"
-        f" klamm reassign cancel --reassignment-json-file {plan}.{throttle}"
+        f" {_resuming(plan)}; to stop: {stopping}.{throttle}"
     )
+
+
+def _resuming(plan: Path) -> str:
+    return interrupts.beside("reassign", "execute", "--resume", _FILE, str(plan))
 
 
 class Reporter:
@@ -310,7 +319,7 @@ class Reporter:
         if NOT_ALIVE in outcome.throttles_left.values():
             self.note([views.dead_broker_line(plan)])
         if outcome.unfinished or outcome.throttles_left:
-            self.note([f"To continue: klamm reassign execute --resume --reassignment-json-file {plan}"])
+            self.note([f"To continue: {_resuming(plan)}"])
 
 
 # -- the end of an execution ------------------------------------------------------------------------------------------
@@ -344,6 +353,9 @@ def confirm_cancellation(cluster: Reached, placements: Placements | None, *, yes
     active = cluster.run(work)
     if active:
         confirm(views.list_lines(active), f"Cancel {counted(len(active), 'reassignment')}?", yes=yes)
+    else:
+        # What an execution has left, such as throttles, is still taken back.
+        interrupts.from_now_on()
 
 
 def cancel_plan(

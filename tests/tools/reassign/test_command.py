@@ -19,7 +19,7 @@ from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassi
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
-from klamm.tools import main
+from klamm.tools import interrupts, main
 from klamm.tools.clients import run_with_client
 from klamm.tools.reassign.access import WireAccess
 from klamm.tools.reassign.execution import NOT_ALIVE, Outcome
@@ -327,13 +327,14 @@ def test_a_dead_broker_holds_up_only_its_own_partition(tool: Tool) -> None:
 
 def test_a_throttle_on_a_dead_broker_comes_with_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = Outcome((), {}, {}, {"brokers/1": NOT_ALIVE})
+    interrupts.begin(["reassign", "execute", "--bootstrap-server", "h:1"])
     Reporter(as_json=False).finish(outcome, Path("plan.json"))
     assert capsys.readouterr().err.splitlines() == [
         "The throttle stays on:",
         "  brokers/1: the broker is not alive",
         "If that broker never returns: its configs are restored, except in KRaft mode, by klamm reassign verify"
         " --zookeeper HOST:PORT --reassignment-json-file plan.json",
-        "To continue: klamm reassign execute --resume --reassignment-json-file plan.json",
+        "To continue: klamm reassign execute --resume --reassignment-json-file plan.json --bootstrap-server h:1",
     ]
 
 
