@@ -7,6 +7,10 @@ neighbours are in different racks, and a broker is skipped while its rack has a 
 
 from collections.abc import Mapping, Sequence
 
+from klamm.protocol.primitives import in_one_go
+from klamm.slices import Slices
+from klamm.steps import Steps
+
 
 class InvalidReplicationFactor(ValueError):
     """The replication factor is below 1 or above the number of brokers."""
@@ -31,6 +35,30 @@ def assign_replicas(
     `start_index` and `shift` are drawn at random for a new topic; for added partitions they continue the topic's.
     `racks` must name every broker's rack, or be None. Raises InvalidPartitions, InvalidReplicationFactor.
     """
+    steps = assign_replicas_in_steps(
+        brokers,
+        partitions,
+        replication_factor,
+        start_index=start_index,
+        shift=shift,
+        first_partition=first_partition,
+        racks=racks,
+    )
+    return in_one_go(steps)
+
+
+def assign_replicas_in_steps(
+    brokers: Sequence[int],
+    partitions: int,
+    replication_factor: int,
+    *,
+    start_index: int,
+    shift: int,
+    first_partition: int = 0,
+    racks: Mapping[int, str] | None = None,
+    slices: Slices | None = None,
+) -> Steps[dict[int, list[int]]]:
+    """The steps of `assign_replicas`. Several assignments count in the same `slices`."""
     if partitions < 1:
         raise InvalidPartitions(f"number of partitions is {partitions}, it must be at least 1")
     if replication_factor < 1:
@@ -43,6 +71,7 @@ def assign_replicas(
     count = len(ordered)
     rack_count = 1 if racks is None else len(set(racks.values()))
     assignment = {}
+    slices = slices or Slices()
     for partition in range(first_partition, first_partition + partitions):
         if partition > 0 and partition % count == 0:
             shift += 1
@@ -55,6 +84,8 @@ def assign_replicas(
             if racks is None or _brings_a_rack(candidate, replicas, racks):
                 replicas.append(candidate)
         assignment[partition] = replicas
+        if slices.is_over(1 + step):
+            yield
     return assignment
 
 

@@ -17,7 +17,7 @@ from uuid import UUID
 from klamm.broker.metadata_cache import MetadataCache
 from klamm.broker.policies import Policy
 from klamm.broker.quotas.mutation_quota import Mutations
-from klamm.broker.replica_assignment import InvalidPartitions, InvalidReplicationFactor, assign_replicas
+from klamm.broker.replica_assignment import InvalidPartitions, InvalidReplicationFactor, assign_replicas_in_steps
 from klamm.broker.request_errors import ITEM_ERRORS, as_controllers_error
 from klamm.config.current import CurrentConfig
 from klamm.config.definition import ConfigError
@@ -28,7 +28,7 @@ from klamm.plugins.policies import NewTopicRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_LEADER, NO_NUM_PARTITIONS, NO_REPLICATION_FACTOR
 from klamm.purgatory import DelayedOperation, Purgatory
-from klamm.slices import each
+from klamm.slices import Slices, each, in_slices
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import MAX_TOPIC_NAME_LENGTH, is_legal_topic_name
 
@@ -104,8 +104,9 @@ class TopicAdmin:
         """Creates the topics. They have no leaders yet. A topic that `changes` refuses is not created."""
         created = []
         left_partitions = MAX_NEW_PARTITIONS
+        placed = Slices()
         async for topic in each(topics, TOPICS_PER_SLICE):
-            created.append(await self._create(topic, changes, validate_only, left_partitions))
+            created.append(await self._create(topic, changes, validate_only, left_partitions, placed))
             left_partitions -= len(created[-1].assignment)
         return created
 
@@ -123,10 +124,10 @@ class TopicAdmin:
         ]
 
     async def _create(
-        self, topic: NewTopic, changes: Mutations, validate_only: bool, left_partitions: int
+        self, topic: NewTopic, changes: Mutations, validate_only: bool, left_partitions: int, placed: Slices
     ) -> CreatedTopic:
         try:
-            assignment, config, overrides = self._validate(topic, left_partitions)
+            assignment, config, overrides = await self._validate(topic, left_partitions, placed)
             if self._policy is not None:
                 await self._policy.check(_policy_request(topic, assignment, overrides))
             topic_id = None
@@ -139,8 +140,8 @@ class TopicAdmin:
             return CreatedTopic(topic.name, as_controllers_error(error))
         return CreatedTopic(topic.name, None, topic_id, assignment, config)
 
-    def _validate(
-        self, topic: NewTopic, left_partitions: int
+    async def _validate(
+        self, topic: NewTopic, left_partitions: int, placed: Slices
     ) -> tuple[dict[int, list[int]], TopicConfig, dict[str, str]]:
         snapshot = self._metadata_cache.snapshot
         validate_topic_name(topic.name)
@@ -151,7 +152,7 @@ class TopicAdmin:
         for other in snapshot.topics if "_" in collision else ():
             if other.replace(".", "_") == collision:
                 raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{topic.name}' collides with '{other}'")
-        assignment = self._assign(topic, left_partitions)
+        assignment = await self._assign(topic, left_partitions, placed)
         overrides = {}
         for key, value in topic.configs.items():
             if value is None:
@@ -163,7 +164,7 @@ class TopicAdmin:
             raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
         return assignment, config, overrides
 
-    def _assign(self, topic: NewTopic, left_partitions: int) -> dict[int, list[int]]:
+    async def _assign(self, topic: NewTopic, left_partitions: int, placed: Slices) -> dict[int, list[int]]:
         if topic.assignments:
             if topic.partitions != NO_NUM_PARTITIONS or topic.replication_factor != NO_REPLICATION_FACTOR:
                 raise KafkaError(
@@ -179,10 +180,17 @@ class TopicAdmin:
             else topic.replication_factor
         )
         chance, count = self._environment.random, max(1, len(self._metadata_cache.snapshot.brokers))
-        return self._place(partitions, replication_factor, chance.randrange(count), chance.randrange(count), 0)
+        start_index, shift = chance.randrange(count), chance.randrange(count)
+        return await self._place(partitions, replication_factor, start_index, shift, 0, placed)
 
-    def _place(
-        self, partitions: int, replication_factor: int, start_index: int, shift: int, first_partition: int
+    async def _place(
+        self,
+        partitions: int,
+        replication_factor: int,
+        start_index: int,
+        shift: int,
+        first_partition: int,
+        placed: Slices | None = None,
     ) -> dict[int, list[int]]:
         brokers = self._metadata_cache.snapshot.brokers
         racks = {id: broker.rack for id, broker in sorted(brokers.items()) if broker.rack is not None}
@@ -192,7 +200,7 @@ class TopicAdmin:
                 f"brokers {sorted(set(brokers) - set(racks))} have no rack, others have: give every broker one or none",
             )
         try:
-            return assign_replicas(
+            steps = assign_replicas_in_steps(
                 sorted(brokers),
                 partitions,
                 replication_factor,
@@ -200,7 +208,9 @@ class TopicAdmin:
                 shift=shift,
                 first_partition=first_partition,
                 racks=racks or None,
+                slices=placed,
             )
+            return await in_slices(steps)
         except InvalidPartitions as error:
             raise KafkaError(ErrorCode.INVALID_PARTITIONS, str(error)) from None
         except InvalidReplicationFactor as error:
@@ -267,7 +277,7 @@ class TopicAdmin:
             order = sorted(self._metadata_cache.snapshot.brokers)
             leader = current[0][0]
             start = order.index(leader) if leader in order else 0
-            new = self._place(added, len(current[0]), start, start, first)
+            new = await self._place(added, len(current[0]), start, start, first)
         else:
             if len(replicas) != added:
                 raise KafkaError(

@@ -18,6 +18,7 @@ import pytest
 from klamm.broker.dispatcher import Dispatcher
 from klamm.broker.fetch_session import MAX_SESSION_PARTITIONS
 from klamm.broker.handlers import APIS, altered_resources
+from klamm.broker.topic_admin import MAX_NEW_PARTITIONS
 from klamm.faults.answers import Answers
 from klamm.faults.commands import FailAnswers
 from klamm.faults.request_subjects import ONE_BY_ONE, PARTITIONED
@@ -25,6 +26,8 @@ from klamm.faults.tally import Tally
 from klamm.net.server import AnswerOnly, Response
 from klamm.protocol import compiler, messages
 from klamm.protocol.apis import HAND_WRITTEN
+from klamm.protocol.apis.create_partitions import CreatePartitionsRequest
+from klamm.protocol.apis.create_topics import CreateTopicsRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.simulation.small_slices import small_slices
@@ -45,6 +48,9 @@ MAX_ELEMENTS = {
     (ApiKey.ALTER_CONFIGS, "configs"): MAX_CONFIGS,
     (ApiKey.INCREMENTAL_ALTER_CONFIGS, "configs"): MAX_CONFIGS,
 }
+
+# So many that describing a topic, which takes as long for one with a single partition, does not count.
+NEW_PARTITIONS = 2_000
 
 LONG_NAME = 16_000
 LONG_NAMES = 8
@@ -132,6 +138,45 @@ async def test_no_step_grows_with_a_fetch_session(tmp_path: Path, small_steps: N
         assert len(answer.responses[0].partitions) == ELEMENTS
         most = MAX_OPCODES * ELEMENTS / MAX_SESSION_PARTITIONS + FIXED_OPCODES
         assert steps.opcodes <= most, f"{steps.opcodes} opcodes, most in {steps.function}"
+
+
+async def test_no_step_grows_with_the_number_of_new_partitions(tmp_path: Path, small_steps: None) -> None:
+    """A request may ask for very many in a few bytes, of one topic or of many together."""
+    too_long = []
+    properties = {"offsets_topic_num_partitions": 1, "zookeeper_session_timeout_ms": 60_000}
+    async with running(tmp_path, auto_create_topics_enable=False, **properties) as (_, client):
+        await client.create_topic(TOPIC)
+        growing = CreatePartitionsRequest.CreatePartitionsTopic(name=TOPIC, count=1 + NEW_PARTITIONS, assignments=None)
+        requests = {
+            "one topic": create_topics(1),
+            "ten topics": create_topics(10),
+            "more": CreatePartitionsRequest(topics=[growing], timeout_ms=0, validate_only=True),
+        }
+        for name, request in requests.items():
+            key = request.api.key
+            with counted_steps() as steps:
+                answer = await client.request(key, APIS[key].max_version, request)
+            results = answer.results if name == "more" else answer.topics
+            assert {result.error_code for result in results} == {ErrorCode.NONE}
+            most = MAX_OPCODES * NEW_PARTITIONS / MAX_NEW_PARTITIONS + FIXED_OPCODES
+            if steps.opcodes > most:
+                too_long.append(f"{name}: {steps.opcodes} opcodes, most in {steps.function}")
+    assert not too_long, "\n".join(too_long)
+
+
+def create_topics(topic_count: int) -> CreateTopicsRequest:
+    """Topics that have `NEW_PARTITIONS` partitions together."""
+    topics = [
+        CreateTopicsRequest.CreatableTopic(
+            name=f"new-{number}",
+            num_partitions=NEW_PARTITIONS // topic_count,
+            replication_factor=1,
+            assignments=[],
+            configs=[],
+        )
+        for number in range(topic_count)
+    ]
+    return CreateTopicsRequest(topics=topics, timeout_ms=0, validate_only=True)
 
 
 class LongNames(Filling):
