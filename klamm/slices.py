@@ -122,16 +122,17 @@ async def for_slices(
     try:
         async for piece in slices(items, size):
             tasks.append(asyncio.ensure_future(work(piece)))
+        for task in tasks:
+            if not task.done():
+                await asyncio.gather(task, return_exceptions=True)
     except asyncio.CancelledError:
         for task in tasks:
             task.cancel()
         raise
-    done: list[R] = []
-    for result in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
-        done.append(result)
-    return done
+    failures = [failure for task in tasks if (failure := task.exception()) is not None]
+    if failures:
+        raise failures[0]
+    return [task.result() for task in tasks]
 
 
 def mapped(make: Callable[[T], R], items: Iterable[T], slices: Slices | None = None) -> Generator[None, None, list[R]]:

@@ -139,6 +139,7 @@ async def on_replicas_become_offline(
 ) -> None:
     """Elects leaders for the partitions that these replicas led, and removes the replicas from the ISRs."""
     context, deletions = parts.context, parts.deletions
+    await asyncio.sleep(0)
     leaderless = context.partitions_with_offline_leader()
     await parts.partitions.handle_state_changes(leaderless, PartitionState.OFFLINE)
     await parts.partitions.trigger_online_partition_state_change()
@@ -284,6 +285,6 @@ async def controlled_shutdown(parts: ControllerParts, broker_id: int, broker_epo
     async for piece in slices(followed):
         for partition in piece:
             parts.batch.add_stop_replica_request_for_brokers((broker_id,), partition, delete_partition=False)
-    parts.batch.send_requests_to_brokers(context.epoch)
+    await parts.batch.send_requests_to_brokers(context.epoch)
     await parts.replicas.handle_state_changes([(p, broker_id) for p in followed], ReplicaState.OFFLINE)
     return context.partition_leaders_on_broker(broker_id)

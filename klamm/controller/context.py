@@ -259,8 +259,9 @@ class ControllerContext:
             for broker_id in self.partition_replica_assignment(partition)
         ]
 
-    def remove_topic(self, topic: str) -> None:
+    def remove_topic(self, topic: str) -> Steps[None]:
         """Removes a topic with all its states: a new topic of the same name starts afresh."""
+        slices = Slices()
         for partition in self.partitions_for_topic(topic):
             self._count_partition(partition, -1)
             self._leadership.pop(partition, None)
@@ -271,6 +272,8 @@ class ControllerContext:
                 states.pop(partition, None)
             for offline in self.replicas_on_offline_dirs.values():
                 offline.discard(partition)
+            if slices.is_over():
+                yield
         self.partition_assignments.pop(topic, None)
         self.all_topics.discard(topic)
         self.topics_to_be_deleted.discard(topic)
@@ -413,15 +416,16 @@ class ControllerContext:
         else:
             states.update(dict.fromkeys(partitions, state))
 
-    def replicas_in_state(self, topic: str, state: ReplicaState) -> list[PartitionAndReplica]:
-        return [replica for replica in self.replicas_for_topic(topic) if self.replica_state(replica) is state]
-
-    def are_all_replicas_in_state(self, topic: str, state: ReplicaState) -> bool:
-        """True for a topic without replicas."""
-        return all(self.replica_state(replica) is state for replica in self.replicas_for_topic(topic))
-
-    def is_any_replica_in_state(self, topic: str, state: ReplicaState) -> bool:
-        return any(self.replica_state(replica) is state for replica in self.replicas_for_topic(topic))
+    def replicas_by_state(self, topic: str) -> Steps[dict[ReplicaState, list[PartitionAndReplica]]]:
+        """The topic's replicas in each state that some of them have."""
+        found: dict[ReplicaState, list[PartitionAndReplica]] = {}
+        slices = Slices()
+        for partition in self.partitions_for_topic(topic):
+            for replica in self.replicas_for_partitions((partition,)):
+                found.setdefault(self.replica_state(replica), []).append(replica)
+            if slices.is_over():
+                yield
+        return found
 
     # -- counts -----------------------------------------------------------------------------------------------------
 

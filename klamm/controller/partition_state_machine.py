@@ -123,7 +123,7 @@ class PartitionStateMachine:
             async for piece in slices(items):
                 for partition in self._legal(piece, target):
                     self._change(partition, target)
-        self._request_batch.send_requests_to_brokers(self._context.epoch)
+        await self._request_batch.send_requests_to_brokers(self._context.epoch)
         return outcomes
 
     def _legal(self, partitions: Sequence[PartitionKey], target: PartitionState) -> list[PartitionKey]:

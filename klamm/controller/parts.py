@@ -144,7 +144,7 @@ class ControllerParts:
         self.batch.add_update_metadata_request_for_brokers(tuple(broker_ids), ())
         async for piece in slices(tuple(partitions)):
             self.batch.add_update_metadata_request_for_brokers((), piece)
-        self.batch.send_requests_to_brokers(self.context.epoch)
+        await self.batch.send_requests_to_brokers(self.context.epoch)
 
     def _send(self, broker_id: int, api_key: ApiKey, body: Any, on_response: Callable[[Any], None] | None) -> None:
         if self.channels is None:

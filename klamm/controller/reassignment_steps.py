@@ -313,7 +313,7 @@ async def _update_leader_epochs(parts: ControllerParts, partitions: Iterable[Par
         batch.add_leader_and_isr_request_for_brokers(
             assignment.adding_replicas, partition, state, assignment, is_new=True
         )
-    batch.send_requests_to_brokers(context.epoch)
+    await batch.send_requests_to_brokers(context.epoch)
 
 
 async def _write_next_epochs(

@@ -101,7 +101,7 @@ class ReplicaStateMachine:
             for broker_id, partitions in others.items():
                 context.put_replica_states(broker_id, partitions, ReplicaState.DELETION_INELIGIBLE)
                 offline.setdefault(broker_id, []).extend(partitions)
-        self._request_batch.send_requests_to_brokers(context.epoch)
+        await self._request_batch.send_requests_to_brokers(context.epoch)
         await self._handle_state_changes(offline, ReplicaState.OFFLINE)
 
     async def handle_state_changes(
@@ -141,7 +141,7 @@ class ReplicaStateMachine:
             logger.error(
                 "%d replicas could not become %s, the first is %s", len(self._failures), target.name, self._failures[0]
             )
-        self._request_batch.send_requests_to_brokers(self._context.epoch)
+        await self._request_batch.send_requests_to_brokers(self._context.epoch)
 
     def _legal(self, broker_id: int, partitions: Sequence[PartitionKey], target: ReplicaState) -> list[PartitionKey]:
         def refuse(partition: PartitionKey, state: ReplicaState, why: str) -> None:

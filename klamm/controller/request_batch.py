@@ -46,6 +46,8 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataTopic,
 )
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, PartitionKey
+from klamm.slices import CHEAP_SLICE, Slices, in_slices, mapped
+from klamm.steps import Steps
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.topics import LeaderAndIsr
 
@@ -243,32 +245,35 @@ class ControllerBrokerRequestBatch:
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
-    def send_requests_to_brokers(self, controller_epoch: int) -> None:
+    async def send_requests_to_brokers(self, controller_epoch: int) -> None:
         """Queues all collected requests; the batch is empty afterwards."""
-        self._send_leader_and_isr_requests(controller_epoch)
-        self._send_update_metadata_requests(controller_epoch)
-        self._send_stop_replica_requests(controller_epoch)
+        slices = Slices(CHEAP_SLICE)  # In topics.
+        await in_slices(self._send_leader_and_isr_requests(controller_epoch, slices))
+        await in_slices(self._send_update_metadata_requests(controller_epoch, slices))
+        await in_slices(self._send_stop_replica_requests(controller_epoch, slices))
         self.clear()
 
-    def _send_leader_and_isr_requests(self, controller_epoch: int) -> None:
-        for broker_id, topics in sorted(self._leader_and_isr.items()):
+    def _send_leader_and_isr_requests(self, controller_epoch: int, slices: Slices) -> Steps[None]:
+        for broker_id, states_of in sorted(self._leader_and_isr.items()):
             leaders = self._leaders[broker_id]
+            topics = yield from mapped(self._leader_and_isr_topic, states_of.items(), slices)
             request = LeaderAndIsrRequest(
                 self._controller_id,
                 controller_epoch,
                 self._broker_epoch(broker_id),
-                [
-                    LeaderAndIsrTopic(topic, self._context.topic_ids.get(topic), list(states.values()))
-                    for topic, states in topics.items()
-                ],
+                topics,
                 self._live_leaders([leader for leader, count in leaders.items() if count]),
             )
             self._send(
                 broker_id, ApiKey.LEADER_AND_ISR, request, self._told(self._on_leader_and_isr_response, broker_id)
             )
-            states = ((topic, state) for topic, said in topics.items() for state in said.values())
+            states = ((topic, state) for topic, said in states_of.items() for state in said.values())
             led = leaders.get(broker_id, 0)
-            self._on_sent(controller_epoch, "LeaderAndIsr", (broker_id,), _count(topics), led, states=states)
+            self._on_sent(controller_epoch, "LeaderAndIsr", (broker_id,), _count(states_of), led, states=states)
+
+    def _leader_and_isr_topic(self, named: tuple[str, dict[int, LeaderAndIsrPartitionState]]) -> LeaderAndIsrTopic:
+        topic, states = named
+        return LeaderAndIsrTopic(topic, self._context.topic_ids.get(topic), list(states.values()))
 
     def _live_leaders(self, leaders: Collection[int]) -> list[LiveLeader]:
         """The addresses of the leaders for their followers. Leaders without the inter-broker listener are missing."""
@@ -281,17 +286,14 @@ class ControllerBrokerRequestBatch:
             if endpoint.listener_name == listener
         ]
 
-    def _send_update_metadata_requests(self, controller_epoch: int) -> None:
+    def _send_update_metadata_requests(self, controller_epoch: int, slices: Slices) -> Steps[None]:
         if not self._update_metadata_brokers:
             return
-        topic_ids = self._context.topic_ids
+        topics = yield from mapped(self._update_metadata_topic, self._update_metadata.items(), slices)
         request = UpdateMetadataRequest(
             self._controller_id,
             controller_epoch,
-            topics=[
-                UpdateMetadataTopic(topic, topic_ids.get(topic), list(states.values()))
-                for topic, states in self._update_metadata.items()
-            ],
+            topics=topics,
             live_brokers=[
                 _update_metadata_broker(broker.registration)
                 for broker in self._context.live_or_shutting_down_brokers.values()
@@ -305,29 +307,42 @@ class ControllerBrokerRequestBatch:
         brokers = tuple(sorted(self._update_metadata_brokers))
         self._on_sent(controller_epoch, "UpdateMetadata", brokers, _count(self._update_metadata))
 
-    def _send_stop_replica_requests(self, controller_epoch: int) -> None:
+    def _update_metadata_topic(self, named: tuple[str, dict[int, UpdateMetadataPartitionState]]) -> UpdateMetadataTopic:
+        topic, states = named
+        return UpdateMetadataTopic(topic, self._context.topic_ids.get(topic), list(states.values()))
+
+    def _send_stop_replica_requests(self, controller_epoch: int, slices: Slices) -> Steps[None]:
         if not self._stop_replica:
             return
         version = inter_broker_version(ApiKey.STOP_REPLICA, self._config.inter_broker_protocol_version)
         for broker_id, topics in sorted(self._stop_replica.items()):
             if version >= STATES_FROM:
-                told = [StopReplicaTopic(topic, None, list(states.values())) for topic, states in topics.items()]
-                self._send_stop_replica_request(controller_epoch, broker_id, told)
+                told = yield from mapped(_stop_replica_topic, topics.items(), slices)
+                yield from self._send_stop_replica_request(controller_epoch, broker_id, told, slices)
                 continue
             # Older versions delete all of their partitions or none.
             for delete in (True, False):
-                if told := _partitions_to_stop(topics, delete):
-                    self._send_stop_replica_request(controller_epoch, broker_id, told, delete)
+                if told := (yield from _partitions_to_stop(topics, delete, slices)):
+                    yield from self._send_stop_replica_request(controller_epoch, broker_id, told, slices, delete)
 
     def _send_stop_replica_request(
-        self, controller_epoch: int, broker_id: int, topics: list[StopReplicaTopic], delete: bool | None = None
-    ) -> None:
+        self,
+        controller_epoch: int,
+        broker_id: int,
+        topics: list[StopReplicaTopic],
+        slices: Slices,
+        delete: bool | None = None,
+    ) -> Steps[None]:
         """`delete`: whether all replicas are deleted, in versions that have this once for the request."""
         request = StopReplicaRequest(self._controller_id, controller_epoch, self._broker_epoch(broker_id), topics)
-        deletes = any(state.delete for topic in topics for state in topic.partitions)
+        deletes, size = False, 0
+        for topic in topics:
+            deletes = deletes or any(state.delete for state in topic.partitions)
+            size += len(topic.partitions)
+            if slices.is_over(len(topic.partitions)):
+                yield
         on_response = self._stop_replica_told(broker_id, topics) if deletes else None
         self._send(broker_id, ApiKey.STOP_REPLICA, request, on_response)
-        size = sum(len(topic.partitions) for topic in topics)
         states = (
             (topic.topic, (state.partition, state.leader_epoch, state.delete))
             for topic in topics
@@ -382,12 +397,20 @@ def _update_metadata_broker(registration: BrokerRegistration) -> UpdateMetadataB
     return UpdateMetadataBroker(registration.broker_id, endpoints, registration.rack)
 
 
+def _stop_replica_topic(named: tuple[str, Mapping[int, StopReplicaPartitionState]]) -> StopReplicaTopic:
+    topic, states = named
+    return StopReplicaTopic(topic, None, list(states.values()))
+
+
 def _partitions_to_stop(
-    topics: Mapping[str, Mapping[int, StopReplicaPartitionState]], delete: bool
-) -> list[StopReplicaTopic]:
+    topics: Mapping[str, Mapping[int, StopReplicaPartitionState]], delete: bool, slices: Slices
+) -> Steps[list[StopReplicaTopic]]:
     """The replicas to delete, or the others."""
-    chosen = [
-        StopReplicaTopic(topic, None, [state for state in states.values() if state.delete is delete])
-        for topic, states in topics.items()
-    ]
-    return [topic for topic in chosen if topic.partitions]
+    chosen = []
+    for topic, states in topics.items():
+        partitions = [state for state in states.values() if state.delete is delete]
+        if partitions:
+            chosen.append(StopReplicaTopic(topic, None, partitions))
+        if slices.is_over(len(states)):
+            yield
+    return chosen

@@ -29,7 +29,7 @@ from klamm.controller.partition_state_machine import PartitionStateMachine
 from klamm.controller.replica_state_machine import ReplicaStateMachine
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import CHEAP_SLICE, SLICE, slices
+from klamm.slices import CHEAP_SLICE, SLICE, in_slices, slices
 from klamm.znodes.controller_store import ControllerStore
 
 # The items of one slice, which takes a few milliseconds.
@@ -170,10 +170,11 @@ class TopicDeletionManager:
         deleted = []
         for piece in self._pieces(sorted(context.topics_to_be_deleted)):
             for topic in piece:
-                if context.are_all_replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):
+                states = await in_slices(context.replicas_by_state(topic))
+                if states.keys() <= {ReplicaState.DELETION_SUCCESSFUL}:  # A topic may have no replicas.
                     deleted.append(topic)
-                elif not context.is_any_replica_in_state(topic, ReplicaState.DELETION_STARTED):
-                    to_retry += context.replicas_in_state(topic, ReplicaState.DELETION_INELIGIBLE)
+                elif ReplicaState.DELETION_STARTED not in states:
+                    to_retry += states.get(ReplicaState.DELETION_INELIGIBLE, ())
                     if context.is_topic_eligible_for_deletion(topic):
                         eligible.append(topic)
             await asyncio.sleep(0)
@@ -219,7 +220,10 @@ class TopicDeletionManager:
     async def _complete_delete_topics(self, topics: list[str]) -> None:
         # D7
         context, store = self._context, self._store()
-        replicas = [r for topic in topics for r in context.replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL)]
+        replicas: list[PartitionAndReplica] = []
+        for topic in topics:
+            states = await in_slices(context.replicas_by_state(topic))
+            replicas += states.get(ReplicaState.DELETION_SUCCESSFUL, ())
         await self._replicas.handle_state_changes(replicas, ReplicaState.NON_EXISTENT)
         results = await asyncio.gather(
             *(store.delete_topic_guarded(topic, context.epoch_zk_version) for topic in topics), return_exceptions=True
@@ -229,5 +233,5 @@ class TopicDeletionManager:
             if isinstance(result, BaseException):
                 raise result
         for topic in topics:
-            context.remove_topic(topic)
+            await in_slices(context.remove_topic(topic))
             self._announce(f"Deletion of topic {topic} successfully completed")

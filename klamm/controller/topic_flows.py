@@ -19,7 +19,7 @@ from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import resume_reassignments
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import CHEAP_SLICE, for_slices, slices
+from klamm.slices import CHEAP_SLICE, each, for_slices, in_slices, slices
 from klamm.znodes.topics import TopicAssignment, is_legal_topic_name
 from klamm.zookeeper.errors import RequestTooLarge
 
@@ -38,8 +38,8 @@ async def topic_change(parts: ControllerParts) -> None:
     names = legal_topics(await parts.store.topic_names(parts.on_topics))
     new = [name for name in names if name not in context.all_topics]
     deleted = sorted(context.all_topics.difference(names))
-    for topic in deleted:
-        context.remove_topic(topic)
+    async for topic in each(deleted):
+        await in_slices(context.remove_topic(topic))
     partitions = await load_topics(parts, new)
     if new or deleted:
         changes = f"New topics: [{','.join(new)}], deleted topics: [{','.join(deleted)}]"
@@ -67,12 +67,15 @@ async def load_topics(parts: ControllerParts, names: Sequence[str]) -> list[Part
         return assignments
 
     pieces = await for_slices(names, load, TOPICS_PER_SLICE)
-    assignments = {topic: assignment for piece in pieces for topic, assignment in piece.items()}
+    assignments: dict[str, TopicAssignment] = {}
+    for assigned in pieces:
+        assignments |= assigned
     # A topic whose znode cannot be read counts as known: it has no partitions until the znode is repaired.
     context.all_topics.update(names)
-    for topic, assignment in assignments.items():
+    partitions: list[PartitionKey] = []
+    async for topic, assignment in each(assignments.items()):
         _add_topic_id(parts, topic, assignment)
-    partitions = [(topic, number) for topic, assignment in assignments.items() for number in assignment.partitions]
+        partitions += [(topic, number) for number in assignment.partitions]
     async for part in slices(partitions):
         for partition in part:
             _add_partition(parts, partition, assignments[partition[0]])

@@ -55,6 +55,7 @@ SMALL = (
     ("klamm.controller.event_flows", "CHEAP_SLICE", 1),
     ("klamm.controller.reassignment", "SLICE", 1),
     ("klamm.controller.replica_state_machine", "CHEAP_SLICE", 1),
+    ("klamm.controller.request_batch", "CHEAP_SLICE", 1),
     ("klamm.controller.channel_manager", "SLICE", 1),
     ("klamm.controller.state_change_log", "SLICE", 1),
     ("klamm.controller.topic_deletion", "CHEAP_SLICE", 1),

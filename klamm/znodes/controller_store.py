@@ -14,7 +14,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import Slices
+from klamm.slices import Slices, each, for_slices
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.brokers import BrokerRegistration
@@ -240,11 +240,18 @@ class ControllerStore(KafkaZooKeeper):
 
         Everything else in a topic's znode stays as it is, including concurrent changes.
         """
-        gone: set[str] = set()
         changes: dict[str, dict[int, Reassigned]] = {}
-        for (topic, number), change in assignments.items():
+        async for (topic, number), change in each(assignments.items()):
             changes.setdefault(topic, {})[number] = change
-        pending = list(changes)
+        pieces = await for_slices(list(changes), lambda piece: self._update_topics(piece, changes, guard))
+        return {topic for gone in pieces for topic in gone}
+
+    async def _update_topics(
+        self, names: Sequence[str], changes: Mapping[str, Mapping[int, Reassigned]], guard: int
+    ) -> set[str]:
+        """As `update_partition_assignments`, for these of the topics."""
+        gone: set[str] = set()
+        pending = list(names)
         while pending:
             found = await self.topic_assignments(pending)
             gone.update(topic for topic in pending if topic not in found)
@@ -300,6 +307,10 @@ class ControllerStore(KafkaZooKeeper):
         await self._delete_all([path for level in reversed(levels) for path in level], guard)
 
     async def _children_of(self, paths: Sequence[str]) -> list[str]:
+        pieces = await for_slices(paths, self._children_of_some)
+        return [path for piece in pieces for path in piece]
+
+    async def _children_of_some(self, paths: Sequence[str]) -> list[str]:
         answers = await asyncio.gather(
             *(retrying(self.client.children, path) for path in paths), return_exceptions=True
         )
@@ -416,7 +427,11 @@ class ControllerStore(KafkaZooKeeper):
 
     async def _delete_all(self, paths: Sequence[str], guard: int) -> bool:
         """Deletes the znodes that exist. Returns whether one was left because it has children."""
-        return await self._write_unless([Delete(path) for path in paths], guard, (NotEmpty,), ignored=(NoNode,))
+
+        async def delete(piece: Sequence[str]) -> bool:
+            return await self._write_unless([Delete(path) for path in piece], guard, (NotEmpty,), ignored=(NoNode,))
+
+        return any(await for_slices(paths, delete))
 
     async def _write_unless(
         self,

@@ -126,7 +126,7 @@ def test_of_a_removed_topic_nothing_is_left() -> None:
     context.partitions_being_reassigned.add(("t", 0))
     context.topics_ineligible_for_deletion.add("t")
     assert context.recount() == (1, 1)
-    context.remove_topic("t")
+    in_one_go(context.remove_topic("t"))
     assert (context.offline_partition_count, context.preferred_replica_imbalance_count) == (0, 0)
     assert context.all_topics == {"u"}
     assert (context.topic_ids, context.topic_names) == ({}, {})
@@ -178,15 +178,15 @@ def test_partitions_and_replicas_are_found_by_their_states() -> None:
     assert context.partitions_in_states((PartitionState.NEW, PartitionState.ONLINE), "u") == [("u", 0)]
     assert context.partitions_in_states((PartitionState.OFFLINE,)) == []
     context.put_replica_state((("t", 0), 2), ReplicaState.OFFLINE)
-    assert context.replicas_in_state("t", ReplicaState.OFFLINE) == [(("t", 0), 2)]
-    assert context.is_any_replica_in_state("t", ReplicaState.OFFLINE)
-    assert not context.are_all_replicas_in_state("t", ReplicaState.OFFLINE)
+    of_first, of_second = (("t", 0), 1), (("t", 0), 2)
+    states = in_one_go(context.replicas_by_state("t"))
+    assert states == {ReplicaState.NON_EXISTENT: [of_first], ReplicaState.OFFLINE: [of_second]}
     context.put_replica_state((("t", 0), 1), ReplicaState.OFFLINE)
-    assert context.are_all_replicas_in_state("t", ReplicaState.OFFLINE)
+    assert in_one_go(context.replicas_by_state("t")) == {ReplicaState.OFFLINE: [of_first, of_second]}
     assert context.replica_states(2) == {("t", 0): ReplicaState.OFFLINE}
     context.put_replica_state((("t", 0), 2), ReplicaState.NON_EXISTENT)
     assert context.replica_states(2) == {}
-    assert not context.is_any_replica_in_state("t", ReplicaState.ONLINE)
+    assert in_one_go(context.replicas_by_state("unknown")) == {}
 
 
 def test_a_reset_leaves_only_the_count_of_unclean_elections() -> None:
@@ -287,5 +287,5 @@ def test_answers_about_a_topic_id_last_as_long_as_a_replica_refuses() -> None:
     context.put_topic_id_answer(3, t, has_id=False)
     context.put_replica_state((t, 1), ReplicaState.NON_EXISTENT)
     assert context.topic_id_answers == {t: {3: False}}
-    context.remove_topic("t")
+    in_one_go(context.remove_topic("t"))
     assert context.topic_id_answers == {}

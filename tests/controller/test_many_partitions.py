@@ -92,7 +92,7 @@ async def test_no_turn_of_the_loop_reassigns_very_many_partitions(monkeypatch: p
         batch=SimpleNamespace(
             new_batch=lambda: None,
             add_leader_and_isr_request_for_brokers=lambda ids, key, *_, is_new: told.append((ids, key, is_new)),
-            send_requests_to_brokers=lambda epoch: None,
+            send_requests_to_brokers=lambda epoch: asyncio.sleep(0),
         ),
         state_changes=SimpleNamespace(record=lambda *_: None),
         announce=lambda line: None,

@@ -1,5 +1,6 @@
 """What the brokers are told, in which order, and with what in it."""
 
+import asyncio
 import logging
 from typing import Any
 from uuid import UUID
@@ -17,6 +18,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataEndpoint,
     UpdateMetadataPartitionState,
 )
+from klamm.steps import in_one_go
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.store import LiveBroker
 from klamm.znodes.topics import LeaderAndIsr
@@ -43,7 +45,7 @@ def batch_of(*brokers: int, **properties: str) -> tuple[ControllerContext, Batch
 
 def test_an_empty_batch_sends_nothing() -> None:
     _, collected = batch_of()
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     assert collected.sent == []
 
 
@@ -52,7 +54,7 @@ def test_who_gets_a_leader_and_isr_makes_all_get_an_update_metadata() -> None:
     context.add_topic_id("t", UUID(int=1))
     context.add_shutting_down_broker(3)
     collected.batch.add_leader_and_isr_request_for_brokers((2, 1), T0, STATE, ASSIGNMENT, is_new=False)
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     assert [(request.api_key, request.broker_id) for request in collected.sent] == [
         (ApiKey.LEADER_AND_ISR, 1),
         (ApiKey.LEADER_AND_ISR, 2),
@@ -79,7 +81,7 @@ def test_a_reassignment_is_part_of_what_a_replica_is_told() -> None:
     _, collected = batch_of()
     assignment = ReplicaAssignment((4, 1, 2), (4,), (2,))
     collected.batch.add_leader_and_isr_request_for_brokers((1,), T0, STATE, assignment, is_new=True)
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     state = collected.leader_and_isr[1][T0]
     assert (state.replicas, state.adding_replicas, state.removing_replicas) == ((4, 1, 2), (4,), (2,))
 
@@ -89,7 +91,7 @@ def test_brokers_that_are_not_alive_get_nothing() -> None:
     collected.batch.add_leader_and_isr_request_for_brokers((-1, 3, 1), T0, STATE, ASSIGNMENT, is_new=False)
     collected.batch.add_stop_replica_request_for_brokers((3, 2), T0, delete_partition=False)
     collected.batch.add_update_metadata_request_for_brokers((-1, 3), ())
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     assert sorted(collected.leader_and_isr) == [1]
     assert sorted(collected.update_metadata) == [1, 2]
     assert sorted(collected.stop_replica) == [2]
@@ -101,7 +103,7 @@ def test_the_later_change_counts_but_new_stays_new() -> None:
     collected.batch.add_leader_and_isr_request_for_brokers((1, 2), T0, STATE, ASSIGNMENT, is_new=True)
     context.put_partition_leadership_info(T0, later)
     collected.batch.add_leader_and_isr_request_for_brokers((1, 3), T0, later, ASSIGNMENT, is_new=False)
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     told = {key: (states[T0].leader_epoch, states[T0].is_new) for key, states in collected.leader_and_isr.items()}
     assert told == {1: (11, True), 2: (10, True), 3: (11, False)}
     assert {states[T0].leader_epoch for states in collected.update_metadata.values()} == {11}
@@ -113,7 +115,7 @@ def test_a_change_of_the_assignment_alone_is_told() -> None:
     collected.batch.add_leader_and_isr_request_for_brokers((1,), T0, STATE, ASSIGNMENT, is_new=False)
     context.update_partition_full_replica_assignment(T0, moving)
     collected.batch.add_leader_and_isr_request_for_brokers((1,), T0, STATE, moving, is_new=False)
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     assert collected.leader_and_isr[1][T0].removing_replicas == (3,)
     assert collected.update_metadata[1][T0].replicas == (1, 2, 3)
 
@@ -121,7 +123,7 @@ def test_a_change_of_the_assignment_alone_is_told() -> None:
 def test_a_partition_without_a_leader_so_far_is_told_to_nobody() -> None:
     _, collected = batch_of(1, 2)
     collected.batch.add_update_metadata_request_for_brokers((1, 2), [("new", 3)])
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     assert [request.body.topics for request in collected.sent] == [[], []]
     assert collected.announced == ["Leader not yet assigned for partition new-3. Skip sending UpdateMetadataRequest."]
 
@@ -130,7 +132,7 @@ def test_the_same_leadership_is_new_for_one_and_not_for_another() -> None:
     _, collected = batch_of()
     for broker_id, is_new in ((1, False), (2, True), (2, False), (3, False), (1, True)):
         collected.batch.add_leader_and_isr_request_for_brokers((broker_id,), T0, STATE, ASSIGNMENT, is_new=is_new)
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     assert {key: states[T0].is_new for key, states in collected.leader_and_isr.items()} == {
         1: True,
         2: True,
@@ -146,7 +148,7 @@ def test_only_leaders_of_the_request_are_named_and_only_if_they_can_be_reached()
     for number, leader in enumerate((3, 4, 9, -1)):
         state = LeaderAndIsr(leader, 0, (1,), EPOCH, 0)
         collected.batch.add_leader_and_isr_request_for_brokers((1,), ("t", number), state, ASSIGNMENT, is_new=False)
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     assert collected.sent[0].body.live_leaders == [LiveLeader(3, "y", 2)]
 
 
@@ -156,7 +158,7 @@ def test_update_metadata_names_all_live_brokers_with_all_their_endpoints() -> No
     context.add_live_brokers({2: LiveBroker(BrokerRegistration(2, endpoints, rack="r"), 1)})
     context.add_shutting_down_broker(2)
     collected.batch.add_update_metadata_request_for_brokers((1,), ())
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     (request,) = collected.sent
     assert request.body.topics == []
     assert request.body.live_brokers == [
@@ -169,9 +171,9 @@ def test_update_metadata_names_all_live_brokers_with_all_their_endpoints() -> No
 
 def test_partitions_that_were_never_led_have_no_metadata() -> None:
     context, collected = batch_of()
-    context.remove_topic("u")
+    in_one_go(context.remove_topic("u"))
     collected.batch.add_update_metadata_request_for_brokers((1,), (U0, T1))
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     assert list(collected.update_metadata[1]) == [T1]
 
 
@@ -180,7 +182,7 @@ def test_partitions_without_a_broker_to_be_told_are_forgotten() -> None:
     collected.batch.add_update_metadata_request_for_brokers((), (T0,))
     collected.batch.new_batch()
     collected.batch.add_update_metadata_request_for_brokers((1,), (T1,))
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     assert list(collected.update_metadata[1]) == [T1]
 
 
@@ -188,7 +190,7 @@ def test_clients_are_told_that_a_topic_is_being_deleted() -> None:
     context, collected = batch_of(1, 2)
     context.queue_topic_deletion(["t"])
     collected.batch.add_update_metadata_request_for_brokers((1,), (T0, U0))
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     assert collected.update_metadata[1] == {
         T0: UpdateMetadataPartitionState(0, 4, -2, 0, (2, 1), 0, (1, 2, 3), (3,)),
         U0: UpdateMetadataPartitionState(0, 4, 2, 10, (2, 1), 6, (1, 2, 3), (3,)),
@@ -203,7 +205,7 @@ def test_a_stop_carries_the_leader_epoch_and_a_deletion_stays_one() -> None:
     batch.add_stop_replica_request_for_brokers((1,), T0, delete_partition=False)
     batch.add_stop_replica_request_for_brokers((1,), U0, delete_partition=False)
     batch.add_stop_replica_request_for_brokers((1,), ("new", 0), delete_partition=False)
-    batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(batch.send_requests_to_brokers(EPOCH))
     assert collected.stop_replica == {
         1: {T0: (10, True), U0: (-2, False), ("new", 0): (-1, False)},
         2: {T0: (10, True)},
@@ -220,7 +222,7 @@ def test_before_2_6_deletions_are_requests_of_their_own(protocol: str, version: 
     batch.add_stop_replica_request_for_brokers((1,), T0, delete_partition=False)
     batch.add_stop_replica_request_for_brokers((1,), T1, delete_partition=True)
     batch.add_stop_replica_request_for_brokers((1, 2), U0, delete_partition=True)
-    batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(batch.send_requests_to_brokers(EPOCH))
 
     def content(body: Any) -> tuple[bool, dict[str, list[int]]]:
         [delete] = {state.delete for topic in body.topics for state in topic.partitions}
@@ -254,7 +256,7 @@ def test_every_request_leaves_a_record_and_with_trace_a_line_for_each_partition(
         for partition in (T0, T1):
             collected.batch.add_leader_and_isr_request_for_brokers((1, 2), partition, STATE, assignment, is_new=False)
         collected.batch.add_stop_replica_request_for_brokers((3,), U0, delete_partition=True)
-        collected.batch.send_requests_to_brokers(EPOCH)
+        asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
         collected.log.close()
     finally:
         STATE_CHANGE_LOGGER.removeHandler(handler)
@@ -278,7 +280,7 @@ def test_every_request_leaves_a_record_and_with_trace_a_line_for_each_partition(
 def test_answers_name_the_broker_that_gave_them() -> None:
     _, collected = batch_of(1)
     collected.batch.add_leader_and_isr_request_for_brokers((1,), T0, STATE, ASSIGNMENT, is_new=False)
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     for request in collected.sent:
         assert request.on_response is not None
         request.on_response(request.api_key.name)
@@ -289,7 +291,7 @@ def test_of_a_stop_only_topics_that_are_being_deleted_are_heard() -> None:
     context, collected = batch_of(1)
     for partition, delete in ((T0, True), (T1, False), (U0, True)):
         collected.batch.add_stop_replica_request_for_brokers((1,), partition, delete_partition=delete)
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     on_response = collected.sent[0].on_response
     assert on_response is not None
     answer = StopReplicaResponse(0, {"t": [(0, 56), (1, 0)], "u": [(0, 0)]})
@@ -303,7 +305,7 @@ def test_of_a_stop_only_topics_that_are_being_deleted_are_heard() -> None:
 def test_nobody_waits_for_the_answer_to_a_stop_without_deletions() -> None:
     _, collected = batch_of(1)
     collected.batch.add_stop_replica_request_for_brokers((1,), T0, delete_partition=False)
-    collected.batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     assert collected.sent[0].on_response is None
 
 
@@ -324,5 +326,5 @@ def test_a_batch_must_be_sent_before_the_next_one(kind: str) -> None:
         batch.new_batch()
     batch.clear()
     batch.new_batch()
-    batch.send_requests_to_brokers(EPOCH)
+    asyncio.run(batch.send_requests_to_brokers(EPOCH))
     assert collected.sent == []

@@ -29,6 +29,7 @@ from klamm.simulation.process import SimulationFailure
 from klamm.simulation.verdict import _check_acknowledged_by_leader, check_leader_epochs, converge, judge
 from klamm.simulation.workload import Acknowledged, Workload, create_topic, delete_topic
 from klamm.simulation.world import World
+from klamm.steps import in_one_go
 
 TOPIC = "events"
 
@@ -145,7 +146,7 @@ def takes_another_for_leader(parts: Parts) -> None:
 
 
 def forgets_a_topic(parts: Parts) -> None:
-    parts.controller.controller.context.remove_topic(TOPIC)
+    in_one_go(parts.controller.controller.context.remove_topic(TOPIC))
 
 
 def is_the_controller_only_by_name(parts: Parts) -> None:

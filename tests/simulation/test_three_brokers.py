@@ -433,7 +433,7 @@ def test_random_faults(seed: int) -> None:
     print(world.run(random_faults(world), time_limit_s=3600))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [3, 4])  # With most seeds several requests are replaced, with few none.
 def test_random_faults_while_the_controllers_queues_are_coalesced_at_every_request(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

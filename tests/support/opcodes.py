@@ -60,8 +60,8 @@ _FILES_WITH_COSTS = (
 )
 
 
-# Another process, outside of tests: it is not counted.
-ELSEWHERE = "/zookeeper/server/"
+# Other processes, outside of tests: they are not counted.
+ELSEWHERE = ("/zookeeper/server/", "/tests/support/controller/")
 
 
 class Steps:
@@ -76,7 +76,7 @@ class Steps:
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "call":
             code = frame.f_code
-            if ELSEWHERE in code.co_filename:
+            if any(place in code.co_filename for place in ELSEWHERE):
                 return None
             cost = self._costs.get(code.co_qualname)
             if cost is not None and code.co_filename.endswith(_FILES_WITH_COSTS):

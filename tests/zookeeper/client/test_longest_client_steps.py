@@ -21,6 +21,8 @@ from klamm.zookeeper.server import ZooKeeperServer
 from support.growing_work import LARGE_SIZES, Growing, Work, too_long
 
 WORK: dict[str, Growing] = {}
+# The shortest requests or replies that fit into the 256 KB that the loop reads at once.
+MOST_AT_ONCE = 14_000
 
 
 def work(most: int) -> Callable[[Any], Any]:
@@ -98,7 +100,7 @@ async def a_multi_is_answered(directory: Path, size: int) -> AsyncIterator[Work]
         yield multi
 
 
-@work(most=13_107)  # the shortest replies that fit into the 256 KB that the loop reads at once
+@work(most=MOST_AT_ONCE)
 async def many_calls_are_answered_at_once(directory: Path, size: int) -> AsyncIterator[Work]:
     async with client_of(directory) as client:
         answers = [client.submit_exists("/") for _ in range(size)]
@@ -138,7 +140,7 @@ async def pending_calls_fail_with_the_connection(directory: Path, size: int) -> 
         yield fail
 
 
-@work(most=100_000)
+@work(most=MOST_AT_ONCE)  # of which the server cuts the stream
 async def calls_wait_for_a_connection(directory: Path, size: int) -> AsyncIterator[Work]:
     async with client_of(directory) as client:
         await disconnected(client)
