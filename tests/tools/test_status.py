@@ -315,13 +315,14 @@ def test_the_status_of_a_cluster_before_and_after_a_death(cluster: Cluster) -> N
 def test_hostile_names_on_an_output_that_has_no_such_characters(cluster: Cluster) -> None:
     """A locale or an encoding of ASCII, in real processes. The last test: the group's topic is in all views."""
     group = "clé\x1b[2J\r\nforged\u202e"
-    run(cluster, "groups", "reset-offsets", "--group", group, "--topic", "both", "--to-earliest", "--execute")
+    patient = ("--timeout", "60000")
+    run(cluster, "groups", "reset-offsets", "--group", group, "--topic", "both", "--to-earliest", "--execute", *patient)
     shown = r"cl\xe9\u001b[2J\u000d\u000aforged\u202e"
     in_ascii = {"PYTHONIOENCODING": "ascii"}
     in_c = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     for arguments, environment, line in (
-        (["groups", "list"], in_ascii, shown),
-        (["groups", "list"], in_c, shown),
+        (["groups", "list", *patient], in_ascii, shown),
+        (["groups", "list", *patient], in_c, shown),
         (["topics", "describe", "--topic", "both"], in_ascii, "\tTopic: both\tPartition: 0"),
     ):
         ended = subprocess.run(
