@@ -393,8 +393,11 @@ def serve(connection: socket.socket, jobs: Jobs) -> None:
     received = bytearray()
     clock_s = time.monotonic  # noqa: TID251  # there is no loop here
     said_s = clock_s()
+    # Its descriptor has the number that it has in the broker, which may be too large for select.
+    readable = select.poll()
+    readable.register(connection, select.POLLIN)
     while True:
-        if select.select([connection], [], [], 0 if jobs else None)[0]:
+        if readable.poll(0 if jobs else None):
             data = connection.recv(_READ_BYTES)
             if not data:
                 return

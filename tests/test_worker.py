@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from klamm.worker import Jobs, Worker, WorkerFailed
 from support.one_broker import until
 from support.paths import ROOT, TESTS
 from support.worker_jobs import count, die, echo, fail, mark_steps, pid
+
+SELECT_LIMIT = 1024
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +57,22 @@ async def test_what_a_job_returns_and_raises_comes_back() -> None:
             await a_worker.run(fail, KafkaError(ErrorCode.INVALID_RECORD, "why"))
         assert (refused.value.code, refused.value.message) == (ErrorCode.INVALID_RECORD, "why")
         assert await asyncio.gather(*(a_worker.run(echo, number) for number in range(200))) == list(range(200))
+
+
+async def test_it_works_for_a_broker_with_many_open_files() -> None:
+    """A log of 10,000 segments has more than 1,024, and the cleaner's worker starts late."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    descriptors: list[int] = []
+    try:
+        while not descriptors or descriptors[-1] < SELECT_LIMIT:
+            descriptors.append(os.open(os.devnull, os.O_RDONLY))
+        async with working() as a_worker:
+            assert await a_worker.run(count, 1000) == 1000
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_it_works_in_uvloop() -> None:

@@ -63,8 +63,12 @@ class ForkServer:
             os.set_blocking(descriptor, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        # The owner's descriptors may have numbers that are too large for select.
+        poll = select.poll()
+        for descriptor in (self._commands, self._child_ended):
+            poll.register(descriptor, select.POLLIN)
         while True:
-            readable, _, _ = select.select([self._commands, self._child_ended], [], [])
+            readable = [descriptor for descriptor, _ in poll.poll()]
             if self._child_ended in readable:
                 self._reap()
             if self._commands in readable and not self._read_commands():
