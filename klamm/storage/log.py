@@ -699,6 +699,14 @@ class Log:
         if paths:
             self._host.delete_later(self, paths)
 
+    def _remove_snapshots(self, segments: Sequence[LogSegment]) -> None:
+        """Removes the snapshots at the base offsets of these segments."""
+        paths = []
+        for segment in segments:
+            paths += self._snapshots.mark_deleted(segment.base_offset)
+        if paths:
+            self._host.delete_later(self, paths)
+
     def delete_old_segments(self, now_ms: int) -> int:
         """Deletes segments that are past retention (`retention.RULES`), some of the oldest. Returns how many: until it
         is none, there may be more."""
@@ -737,8 +745,7 @@ class Log:
         # The epochs are written first: if the disk fails then, the segments are still there.
         self._move_start(max(self._log_start_offset, self._segments.following_base(oldest[-1])))
         self._remove_segments(oldest)
-        for segment in oldest:
-            self._snapshots.delete(segment.base_offset)
+        self._remove_snapshots(oldest)
 
     # -- compaction -----------------------------------------------------------------------------------------------
 
@@ -848,8 +855,7 @@ class Log:
         end_swap(self._file_system, self.directory, cleaned.base_offset)
         cleaned.swapped_in()
         self._segments.add(cleaned)
-        for segment in old[1:]:
-            self._snapshots.delete(segment.base_offset)
+        self._remove_snapshots(old[1:])
 
     # -- truncation -----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from klamm.protocol.errors import KafkaError
 from klamm.slices import in_slices
 from klamm.storage.disk_errors import PASSING
 from klamm.storage.producer_state import ProducerState
-from klamm.storage.segment import SNAPSHOT_SUFFIX, file_name
+from klamm.storage.segment import DELETED_SUFFIX, SNAPSHOT_SUFFIX, file_name
 from klamm.storage.unsynced_files import UnsyncedFiles
 
 _LOGGER = logging.getLogger(__name__)
@@ -121,14 +121,27 @@ class ProducerSnapshots:
 
     def delete(self, offset: int) -> None:
         """Removes the snapshot at `offset` if there is one."""
+        path = self._path(offset)
+        if self._forget(offset) and self._file_system.exists(path):
+            self._file_system.remove(path)
+
+    def _forget(self, offset: int) -> bool:
+        """Returns whether there was a snapshot at `offset`."""
         at = bisect_left(self._offsets, offset)
-        if self._offsets[at : at + 1] == [offset]:
-            del self._offsets[at]
-            path = self._path(offset)
-            self._unsynced.forget(path)
-            self._unsynced.mark(self._directory)
-            if self._file_system.exists(path):
-                self._file_system.remove(path)
+        if self._offsets[at : at + 1] != [offset]:
+            return False
+        del self._offsets[at]
+        self._unsynced.forget(self._path(offset))
+        self._unsynced.mark(self._directory)
+        return True
+
+    def mark_deleted(self, offset: int) -> list[str]:
+        """As `delete`, but only renames the file to .deleted, which is quicker; returns its new path, if any."""
+        path = self._path(offset)
+        if not self._forget(offset) or not self._file_system.exists(path):
+            return []
+        self._file_system.rename(path, path + DELETED_SUFFIX)
+        return [path + DELETED_SUFFIX]
 
     def delete_after(self, offset: int) -> None:
         """Removes the snapshots above `offset`."""

@@ -495,6 +495,27 @@ async def test_a_deleted_segment_makes_the_swap_of_its_group_void(log):
     assert await values_of(log) == [(3, b"3", b"x" * 300), (4, b"4", b"x" * 300), (5, b"5", b"x" * 300)]
 
 
+@pytest.mark.parametrize("how", ["cleaned", "deleted"])
+async def test_no_file_is_removed_on_the_loop_when_segments_leave_the_log(environment, log, monkeypatch, how):
+    for i in range(6):
+        put(log, (b"%d" % i, b"x" * 100))
+        log.roll()
+    result = in_one_go((started := await start_cleaning(log))[1])
+    snapshots = {name for name in environment.file_system.list_directory(log.directory) if name.endswith(".snapshot")}
+    removed, later = [], []
+    monkeypatch.setattr(environment.file_system, "remove", removed.append)
+    monkeypatch.setattr(log._host, "delete_later", lambda _, paths: later.extend(paths))
+    if how == "cleaned":
+        assert all(log.swap_cleaned(started[0], group) for group in result.groups)
+    else:
+        log.update_log_start_offset(6)
+        log.delete_old_segments(NOW_MS)
+    gone = snapshots.difference(environment.file_system.list_directory(log.directory))
+    assert gone
+    assert {f"{log.directory}/{name}.deleted" for name in gone} <= set(later)
+    assert not removed
+
+
 async def test_what_is_appended_during_a_cleaning_stays(log):
     put(log, (b"a", b"1"))
     put(log, (b"a", b"2"))
