@@ -7,6 +7,7 @@ import ctypes
 import grp
 import os
 import pwd
+import re
 import resource
 import shutil
 import subprocess
@@ -263,10 +264,8 @@ def test_who_may_change_code_that_is_executed(kept: Path, tmp_path: Path, monkey
     (tmp_path / "link").symlink_to(kept)
     assert compiling.why_unsafe(tmp_path / "link") == f"{tmp_path / 'link'} is a symbolic link"
     monkeypatch.setattr(compiling, "_trusted_users", lambda: frozenset({os.getuid() + 1}))
-    assert (
-        compiling.why_unsafe(kept)
-        == f"{Path(*kept.parts[:2])} belongs to the user {Path(*kept.parts[:2]).stat().st_uid}"
-    )
+    # Which one is named depends on where klamm is: the directories above its own code are not checked.
+    assert re.fullmatch(r"(/.*) belongs to the user \d+", compiling.why_unsafe(kept) or "")
 
 
 def test_who_can_change_klamm_can_change_its_compiled_code(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:

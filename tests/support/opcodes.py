@@ -17,6 +17,9 @@ from klamm.storage import offset_index, time_index
 
 Cost = Callable[[Mapping[str, Any]], int]
 
+# Known once: a block may begin within a step, in which the clock stands still.
+_CLOCK = asyncio.BaseEventLoop.time
+
 # So many opcodes take less than 20 ms.
 MAX_OPCODES = 1_200_000
 # One call of the disk takes some ten microseconds; to create a file takes a hundred.
@@ -106,16 +109,15 @@ def counted_steps(costs: Mapping[str, Cost] | None = None) -> Iterator[Steps]:
     """Counts in every step of asyncio's loop inside the block."""
     steps = Steps(costs)
     run = asyncio.Handle._run  # type: ignore[attr-defined]
-    time = asyncio.BaseEventLoop.time
 
     def counted(handle: asyncio.Handle) -> None:
-        now_s = time(handle._loop)  # type: ignore[attr-defined]
+        now_s = _CLOCK(handle._loop)  # type: ignore[attr-defined]
         asyncio.BaseEventLoop.time = lambda _: now_s  # type: ignore[method-assign]
         try:
             with steps.step():
                 run(handle)
         finally:
-            asyncio.BaseEventLoop.time = time  # type: ignore[method-assign]
+            asyncio.BaseEventLoop.time = _CLOCK  # type: ignore[method-assign]
 
     asyncio.Handle._run = counted  # type: ignore[attr-defined]
     try:

@@ -43,8 +43,10 @@ class TopicDescription:
 
 
 def is_under_replicated(partition: PartitionView) -> bool:
-    # Replicas that a reassignment adds stand in for no other one, though they are in the ISR before its end.
-    return any(each not in partition.isr for each in partition.origin)
+    """Whether a replica is out of sync. Those that a reassignment adds stand in only for those that it removes."""
+    missing = set(partition.origin).difference(partition.isr)
+    in_sync = set(partition.isr).intersection(partition.replicas)
+    return not missing.issubset(partition.removing) or len(in_sync) < len(partition.origin)
 
 
 def is_unavailable(partition: PartitionView, live: AbstractSet[int]) -> bool:

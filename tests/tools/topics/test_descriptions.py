@@ -114,6 +114,8 @@ def test_a_description_as_values() -> None:
         # As many as replicas, and others: one that a reassignment adds, a stranger, one twice.
         (partition(1, "1234", "124", adding="4"), True),
         (partition(1, "1234", "123", adding="4"), False),
+        (partition(1, "1234", "124", adding="4", removing="3"), False),
+        (partition(1, "1234", "12", adding="4", removing="3"), True),
         (partition(1, "123", "129"), True),
         (partition(1, "123", "122"), True),
         (partition(1, "123", ""), True),
