@@ -118,6 +118,7 @@ SMALL = (
     ("klamm.storage.segment", "ENTRIES_AT_ONCE", 1),
     ("klamm.storage.timestamp_lookup", "HEADERS_PER_SLICE", 1),
     ("klamm.storage.timestamp_lookup", "SEGMENTS_PER_SLICE", 1),
+    ("klamm.storage.transaction_index", "BLOCK_FIELDS", 40),  # ten entries: blocks are skipped, too
     ("klamm.storage.truncation", "BATCHES_PER_SLICE", 10),
     ("klamm.storage.written_ahead", "PIECE_BYTES", 90),
     ("klamm.slices", "CHEAP_SLICE", 1),

@@ -25,7 +25,7 @@ _ENTRY = struct.Struct(">hqqqq")
 ENTRY_SIZE_BYTES = _ENTRY.size
 _FIELDS = 4
 # A search skips blocks of entries.
-_BLOCK_FIELDS = 256 * _FIELDS
+BLOCK_FIELDS = 256 * _FIELDS
 
 
 class AbortedTransaction(NamedTuple):
@@ -70,8 +70,8 @@ class TransactionIndex:
         fields = self._fields
         position = self._position(start_offset)
         while position < len(fields):
-            block = position // _BLOCK_FIELDS
-            block_end = min((block + 1) * _BLOCK_FIELDS, len(fields))
+            block = position // BLOCK_FIELDS
+            block_end = min((block + 1) * BLOCK_FIELDS, len(fields))
             if self._least_first_offsets[block] < end_offset:
                 for at in range(position, block_end, _FIELDS):
                     if fields[at + 1] < end_offset:
@@ -126,7 +126,7 @@ class TransactionIndex:
             return
         for entry in entries:
             self._fields.extend(entry)
-            if len(self._fields) % _BLOCK_FIELDS == _FIELDS:
+            if len(self._fields) % BLOCK_FIELDS == _FIELDS:
                 self._least_first_offsets.append(entry.first_offset)
             elif entry.first_offset < self._least_first_offsets[-1]:
                 self._least_first_offsets[-1] = entry.first_offset
@@ -149,13 +149,13 @@ class TransactionIndex:
         position = self._position(offset)
         if position < len(self._fields):
             del self._fields[position:]
-            self._summarize_from(position // _BLOCK_FIELDS)
+            self._summarize_from(position // BLOCK_FIELDS)
             self.file.truncate(position // _FIELDS * ENTRY_SIZE_BYTES)
 
     def _summarize_from(self, block: int) -> None:
         del self._least_first_offsets[block:]
-        for start in range(block * _BLOCK_FIELDS, len(self._fields), _BLOCK_FIELDS):
-            self._least_first_offsets.append(min(self._fields[start + 1 : start + _BLOCK_FIELDS : _FIELDS]))
+        for start in range(block * BLOCK_FIELDS, len(self._fields), BLOCK_FIELDS):
+            self._least_first_offsets.append(min(self._fields[start + 1 : start + BLOCK_FIELDS : _FIELDS]))
 
 
 def unpack_entries(packed: bytes) -> Iterator[AbortedTransaction]:

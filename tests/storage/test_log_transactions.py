@@ -242,7 +242,7 @@ def test_a_fetch_looks_at_few_of_the_aborted_transactions_that_a_long_one_has_he
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60), st.integers(0, 70), st.integers(0, 70))
 def test_a_fetch_gets_the_aborted_transactions_with_records_in_it(steps, start, upper):
     log, opened, sequences, aborted = open_log(DiskEnvironment(), SMALL), {}, dict.fromkeys(range(4), 0), []
-    with patch.object(transaction_index, "_BLOCK_FIELDS", 3 * transaction_index._FIELDS):
+    with patch.object(transaction_index, "BLOCK_FIELDS", 3 * transaction_index._FIELDS):
         for producer_id, writes in steps:
             if writes:
                 offset = write(log, producer_id, b"x" * 100, sequence=sequences[producer_id])
