@@ -5,7 +5,7 @@ klamm only when a fixture is used.
 """
 
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -155,22 +155,31 @@ def pytest_runtest_makereport(
     module = sys.modules.get("klamm.testing.cluster")
     if report.failed and call.excinfo is not None:
         item.stash[_failed] = call.excinfo.value
-        for cluster in list(module.running_clusters) if module else ():
-            kept = f"\ndata and logs: {cluster.directory}" if cluster.keeps_on_failure else ""
-            described = cluster.describe(HISTORY_LINES) + kept
-            report.sections.append((f"klamm cluster {cluster.bootstrap}", described))
-            for server in cluster.servers:
-                report.sections.append(
-                    (f"log of {'broker ' if isinstance(server, int) else ''}{server}", cluster.log(server, LOG_LINES))
-                )
-        clusters = [*module.running_clusters, *module.failed_clusters] if module else []
-        if clusters:
-            lines = _recordings_of(item.config).lines(item.nodeid, [each.record for each in clusters])
-            report.sections.append(("klamm recordings", "\n".join(lines)))
+        if module is not None:
+            # pytest-timeout's alarm may come only here, and an error here would end the whole run.
+            try:
+                for title, text in _sections(item, module.running_clusters, module.failed_clusters):
+                    report.sections.append((title, text))
+            except (Exception, pytest.fail.Exception) as error:
+                report.sections.append(("klamm", f"the clusters could not be described further: {error}"))
     if module is not None:
         # An error of a cluster that a passed test has expected is none of the next test's.
         module.failed_clusters.clear()
     return report
+
+
+def _sections(
+    item: pytest.Item, running: "Collection[Cluster]", failed: "Collection[Cluster]"
+) -> Iterator[tuple[str, str]]:
+    for cluster in list(running):
+        kept = f"\ndata and logs: {cluster.directory}" if cluster.keeps_on_failure else ""
+        yield f"klamm cluster {cluster.bootstrap}", cluster.describe(HISTORY_LINES) + kept
+        for server in cluster.servers:
+            yield f"log of {'broker ' if isinstance(server, int) else ''}{server}", cluster.log(server, LOG_LINES)
+    clusters = [*running, *failed]
+    if clusters:
+        lines = _recordings_of(item.config).lines(item.nodeid, [each.record for each in clusters])
+        yield "klamm recordings", "\n".join(lines)
 
 
 def _recordings_of(config: pytest.Config) -> "Recordings":

@@ -103,6 +103,24 @@ def test_a_cluster_that_has_ended_with_an_error_can_be_recorded(klamm_helper: He
         cluster.record(tmp_path / "none" / "r")
 
 
+def test_an_alarm_while_a_failed_test_is_described_does_not_end_the_run(run: Run) -> None:
+    result = run(
+        """
+        import pytest
+        from klamm.testing import Cluster
+
+        @pytest.mark.klamm(brokers=1)
+        def test_fails_late(klamm_cluster, monkeypatch):
+            monkeypatch.setattr(Cluster, "log", lambda *_: pytest.fail("Timeout"))
+            assert False, "as planned"
+
+        def test_comes_next(): pass
+        """
+    )
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*as planned*", "*the clusters could not be described further: Timeout*"])
+
+
 def test_a_failed_test_writes_a_recording_and_prints_how_to_open_it(run: Run, tmp_path: Path) -> None:
     result = run(
         """
