@@ -51,11 +51,13 @@ _log = logging.getLogger(__name__)
 # Clients choose the rebalance timeout, and may choose 0.
 MIN_WAIT_FOR_ANYBODY_MS = 1000
 
-# What the members of all groups may take in memory. One group may have this fraction of what is left, and never less
-# than the minimum; the record of a group with more is larger than most brokers' `message.max.bytes`.
+# What the members of all groups may take in memory. One group may have this fraction of what is left, and as long as
+# anything is left never less than the minimum; the record of a group with more is larger than most brokers'
+# `message.max.bytes`. When nothing is left, a group may have what a few consumers of a few topics need.
 ALL_GROUPS_BYTES = 256 * 1024 * 1024
 SHARE_OF_FREE = 8
 MIN_GROUP_BYTES = 256 * 1024
+LEAST_GROUP_BYTES = 8 * 1024
 
 
 class DelayedJoin(DelayedOperation):
@@ -181,7 +183,7 @@ class Rebalances:
         member = group.members.get(says.member_id)
         more_bytes = says.size_bytes - (0 if member is None else member.size_bytes)
         free_bytes = ALL_GROUPS_BYTES - self._size_bytes
-        limit_bytes = max(free_bytes // SHARE_OF_FREE, MIN_GROUP_BYTES)
+        limit_bytes = max(free_bytes // SHARE_OF_FREE, MIN_GROUP_BYTES if free_bytes > 0 else LEAST_GROUP_BYTES)
         if more_bytes <= 0 or group.size_bytes + more_bytes <= limit_bytes:
             return True
         self._lines.warn(

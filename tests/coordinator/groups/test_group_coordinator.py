@@ -493,6 +493,20 @@ async def test_the_more_memory_members_take_the_less_a_group_may_have(
     assert c.coordinator.rebalances._size_bytes == 0
 
 
+async def test_when_no_memory_is_left_for_members_many_groups_get_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebalance, "ALL_GROUPS_BYTES", 100_000)
+    monkeypatch.setattr(rebalance, "MIN_GROUP_BYTES", 20_000)
+
+    async with running() as c:
+
+        def join(group_id: str, size_bytes: int) -> "asyncio.Task[JoinResult]":
+            return c.join(group_id=group_id, protocols=[("range", bytes(size_bytes))])
+
+        answers = [(await join(f"large-{number}", 15_000)).error_code for number in range(50)]
+        assert answers == [NONE] * 7 + [ErrorCode.GROUP_MAX_SIZE_REACHED] * 43
+        assert (await join("small", 500)).error_code is NONE
+
+
 async def test_a_member_names_no_more_protocols_than_clients_have() -> None:
     async with running() as c:
         for count, error in ((100, NONE), (101, ErrorCode.INVALID_REQUEST)):
