@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from klamm.broker.broker import Broker
 from klamm.recording.entries import FAULT, Json, znode_entry
 from klamm.recording.writer import RecordingWriter
-from klamm.simulation.state_checker import all_znodes
+from klamm.simulation.znodes import all_znodes
 from klamm.znodes.brokers import BROKER_IDS_PATH
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH
 from klamm.znodes.watch import Znode, is_cluster_state

@@ -19,11 +19,12 @@ have not changed (`recovered`).
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.simulation.process import SimulationFailure
+from klamm.simulation.znodes import ANYBODY, all_znodes, read_znode
 from klamm.znodes.brokers import BROKER_IDS_PATH, broker_path
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
 from klamm.znodes.configs import config_path, decode_config, topic_entity
@@ -35,11 +36,8 @@ from klamm.znodes.requests import (
 )
 from klamm.znodes.topics import TOPICS_PATH, LeaderAndIsr, TopicAssignment, partition_state_path, topic_path
 from klamm.zookeeper.errors import NoNode
-from klamm.zookeeper.messages import Stat
-from klamm.zookeeper.server.access_control import Caller
 from klamm.zookeeper.server.tree import ZnodeTree
 
-_ANYBODY = Caller(0, ())
 _STATE = re.compile(rf"path='({TOPICS_PATH}/([^/']+)/partitions/([0-9]+)/state)'")
 _CONFIG = re.compile(rf"path='{config_path(topic_entity(''))}([^/']+)'")
 _UNCLEAN = "unclean.leader.election.enable"
@@ -85,7 +83,7 @@ class StateChecker:
     def recovered(self, tree: ZnodeTree) -> None:
         """The server has started with this tree."""
         for path, data, stat in all_znodes(self._tree):
-            if stat.mzxid <= tree.zxid and (found := _znode(tree, path)) != (data, stat.version):
+            if stat.mzxid <= tree.zxid and (found := read_znode(tree, path)) != (data, stat.version):
                 raise SimulationFailure(
                     f"{path} was {data!r} in version {stat.version} at zxid {stat.mzxid}; a ZooKeeper that has started"
                     f" at zxid {tree.zxid} has {found}"
@@ -93,7 +91,7 @@ class StateChecker:
         self._tree = tree
         self._controller_epoch = self._read_controller_epoch()
         self._marked = self._read_marked()
-        owner = self._tree.get_data(CONTROLLER_PATH, _ANYBODY)[1].ephemeral_owner if self.exists(CONTROLLER_PATH) else 0
+        owner = self._tree.get_data(CONTROLLER_PATH, ANYBODY)[1].ephemeral_owner if self.exists(CONTROLLER_PATH) else 0
         # An election that is forgotten has not ended the office of the one before.
         self._elected = {id_: None for id_ in self._elected if id_ != owner} | {owner: None} if owner else {}
         self._states = {key: state for key in self._states if (state := self._read(key)) is not None}
@@ -156,7 +154,7 @@ class StateChecker:
     def created_at(self, topic: str) -> int | None:
         """The zxid of the transaction that created the topic; None if it does not exist."""
         try:
-            return self._tree.get_data(topic_path(topic), _ANYBODY)[1].czxid
+            return self._tree.get_data(topic_path(topic), ANYBODY)[1].czxid
         except NoNode:
             return None
 
@@ -165,7 +163,7 @@ class StateChecker:
 
     def broker_epochs(self) -> dict[int, int]:
         """The epoch of each registered broker."""
-        return {id_: self._tree.get_data(broker_path(id_), _ANYBODY)[1].czxid for id_ in self.live_brokers()}
+        return {id_: self._tree.get_data(broker_path(id_), ANYBODY)[1].czxid for id_ in self.live_brokers()}
 
     def live_brokers(self) -> list[int]:
         return sorted(map(int, self._children(BROKER_IDS_PATH)))
@@ -214,14 +212,14 @@ class StateChecker:
         """The topics that were there before their mark: a mark may also name a topic that did not exist."""
         found = {}
         for topic in self._children(DELETE_TOPICS_PATH):
-            mark = self._tree.get_data(delete_topic_path(topic), _ANYBODY)[1]
+            mark = self._tree.get_data(delete_topic_path(topic), ANYBODY)[1]
             if (created := self._created(topic)) is not None and created < mark.czxid:
                 found[topic] = created
         return found
 
     def _created(self, topic: str) -> int | None:
         path = topic_path(topic)
-        return self._tree.get_data(path, _ANYBODY)[1].czxid if self.exists(path) else None
+        return self._tree.get_data(path, ANYBODY)[1].czxid if self.exists(path) else None
 
     def _registered(self, broker_id: int) -> None:
         """A broker has begun another life, in which it may lack records of the former one."""
@@ -290,7 +288,7 @@ class StateChecker:
 
     def _read(self, key: PartitionKey) -> LeaderAndIsr | None:
         try:
-            data, stat = self._tree.get_data(partition_state_path(*key), _ANYBODY)
+            data, stat = self._tree.get_data(partition_state_path(*key), ANYBODY)
         except NoNode:
             return None
         return LeaderAndIsr.decode(*key, data or b"", stat.version)
@@ -301,33 +299,15 @@ class StateChecker:
 
     def _data(self, path: str) -> bytes | None:
         try:
-            return self._tree.get_data(path, _ANYBODY)[0]
+            return self._tree.get_data(path, ANYBODY)[0]
         except NoNode:
             return None
 
     def _children(self, path: str) -> list[str]:
         try:
-            return sorted(self._tree.get_children(path, _ANYBODY)[0])
+            return sorted(self._tree.get_children(path, ANYBODY)[0])
         except NoNode:
             return []
 
 
 def _ignore(key: PartitionKey, old: LeaderAndIsr | None, state: LeaderAndIsr | None) -> None: ...
-
-
-def all_znodes(tree: ZnodeTree) -> Iterator[tuple[str, bytes | None, Stat]]:
-    """All znodes: path, data and stat."""
-    paths = ["/"]
-    while paths:
-        path = paths.pop()
-        paths += [f"{path.rstrip('/')}/{name}" for name in sorted(tree.get_children(path, _ANYBODY)[0])]
-        yield path, *tree.get_data(path, _ANYBODY)
-
-
-def _znode(tree: ZnodeTree, path: str) -> tuple[bytes | None, int] | None:
-    """The data and the version of a znode; None if there is none."""
-    try:
-        data, stat = tree.get_data(path, _ANYBODY)
-    except NoNode:
-        return None
-    return data, stat.version

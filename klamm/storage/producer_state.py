@@ -33,6 +33,7 @@ from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader, advance_sequence
 from klamm.protocol.records import ControlRecordType, EndTransactionMarker
 from klamm.slices import CHEAP_SLICE, Slices
+from klamm.storage.transaction_index import CompletedTransaction
 
 NO_PRODUCER_EPOCH = -1
 NO_OFFSET = -1
@@ -89,16 +90,6 @@ class SnapshotEntry(NamedTuple):
     batch: BatchMetadata
     coordinator_epoch: int
     transaction_first_offset: int
-
-
-class CompletedTransaction(NamedTuple):
-    """A transaction that wrote data and whose marker has just been appended."""
-
-    producer_id: int
-    first_offset: int
-    last_offset: int
-    is_aborted: bool
-    last_stable_offset: int
 
 
 class ProducerEntry:

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from klamm.environment import FileSystem
 from klamm.storage.disk_errors import PASSING
 from klamm.storage.index_file import CorruptIndexError, IndexFile
-from klamm.storage.producer_state import CompletedTransaction
 from klamm.storage.unsynced_files import UnsyncedFiles
 
 _ENTRY = struct.Struct(">hqqqq")
@@ -26,6 +25,16 @@ ENTRY_SIZE_BYTES = _ENTRY.size
 _FIELDS = 4
 # A search skips blocks of entries.
 BLOCK_FIELDS = 256 * _FIELDS
+
+
+class CompletedTransaction(NamedTuple):
+    """A transaction that wrote data and whose marker has just been appended."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    is_aborted: bool
+    last_stable_offset: int
 
 
 class AbortedTransaction(NamedTuple):

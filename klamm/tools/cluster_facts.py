@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from klamm.access.clients import error_line
 from klamm.config.throttles import BROKER_THROTTLES, TOPIC_THROTTLES
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType, TopicPartition
-from klamm.tools.clients import error_line
 from klamm.tools.cluster_view import ClusterView, PartitionView, read_cluster
 
 if TYPE_CHECKING:

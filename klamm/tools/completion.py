@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from klamm.tools.clients import DEFAULT_BOOTSTRAP, command_options
+from klamm.access.clients import command_options
+from klamm.tools.clients import DEFAULT_BOOTSTRAP
 from klamm.tools.output import print_line, print_lines
 
 if TYPE_CHECKING:

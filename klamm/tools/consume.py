@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from klamm.access.clients import command_options, command_properties, error_line, property_errors
 from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
 from klamm.progress import progress
 from klamm.protocol.errors import KafkaError
@@ -25,11 +26,7 @@ from klamm.tools.clients import (
     CommandConfig,
     TopicName,
     client_in_thread,
-    command_options,
-    command_properties,
     ended_by_sigterm,
-    error_line,
-    property_errors,
 )
 from klamm.tools.output import data_output, print_line, print_lines
 from klamm.tools.text import RecordFormat, parse_separator, record_json

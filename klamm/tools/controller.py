@@ -5,29 +5,39 @@ klamm.metrics.port). A broker names ZooKeeper's address (its config zookeeper.co
 no such port, so the commands show only what ZooKeeper holds about it.
 """
 
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from klamm.access.controller import (
+    LOOK_EVERY_S,
+    ControllerAddress,
+    NotKlamm,
+    _lines,
+    _not_klamm,
+    _object,
+    _require_controller,
+    find_controller,
+    move_controller,
+    read_status,
+    zookeeper_of_brokers,
+)
+from klamm.access.zookeeper import open_znodes
+from klamm.diagnosis.controller_records import record_text
 from klamm.processes.errors import ToolError
 from klamm.tools import interrupts
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, run_with_client
 from klamm.tools.cluster_view import joined
-from klamm.tools.http_reading import HTTP_TIMEOUT_S, WrongAnswer, http_address, read_body, read_lines
 from klamm.tools.output import TABS, print_line, print_lines, stream_line
-from klamm.tools.words import address_text
-from klamm.tools.zookeeper_access import open_znodes
 from klamm.visible import visible
 
 if TYPE_CHECKING:
-    from klamm.client.cluster import ClusterClient
-    from klamm.znodes.store import KafkaZooKeeper
+    pass
 
 app = typer.Typer(help="Watch the controller, or move it.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -37,35 +47,6 @@ ZooKeeper = Annotated[
         "--zookeeper", metavar="HOST:PORT/CHROOT", help="ZooKeeper's address; by default a broker is asked for it."
     ),
 ]
-
-ELECTION_TIMEOUT_S = 30.0
-LOOK_EVERY_S = 0.2
-
-
-@dataclass(frozen=True)
-class ControllerAddress:
-    """The controller as ZooKeeper knows it. `port` is None when the controller serves no status over HTTP.
-
-    A controller that is not registered has died or lost its session, and /controller still names it. `addresses` holds
-    host:port of each live broker's first listener, by broker id.
-    """
-
-    broker_id: int
-    epoch: int
-    since_ms: int
-    host: str
-    port: int | None
-    registered: bool = True
-    addresses: Mapping[int, str] = field(default_factory=dict)
-
-    @property
-    def url(self) -> str:
-        """The base URL of the controller's status; callers append a path."""
-        return f"http://{address_text(self.host, self.port or 0)}"
-
-
-class NotKlamm(ToolError):
-    """The program at the controller's status port is not klamm; Apache Kafka has its JMX there, for example."""
 
 
 # -- the commands -----------------------------------------------------------------------------------------------------
@@ -270,28 +251,6 @@ def record_line(record: Mapping[str, Any]) -> str:
     return f"{when} {record['event'] or '-'}: {record_text(record)}"
 
 
-def record_text(record: Mapping[str, Any]) -> str:
-    """What a record says, without time, controller and event."""
-    match record["kind"]:
-        case "event":
-            times = f"{record['processing_time_ms']} ms, after {record['queue_time_ms']} ms in the queue"
-            return f"{record['outcome']} in {times}"
-        case "controller":
-            return str(record["text"])
-        case "request":
-            led = f", to lead {record['led']}" if "led" in record else ""
-            deletes = " to delete them" if record.get("delete") else ""
-            return f"{record['api']} to broker {joined(record['brokers'])}, {record['size']} partitions{led}{deletes}"
-    whose = f"{record['topic']}-{record['partition']}"
-    if record["kind"] == "replica":
-        whose = f"replica {record['replica']} of {whose}"
-    failed = "FAILED " if record["failed"] else ""
-    text = f"{failed}{whose} {record['from']} -> {record['to']}"
-    if record["leader"] is not None:
-        text += f", leader {record['leader']} epoch {record['leader_epoch']} isr {joined(record['isr'])}"
-    return f"{text}: {record['why']}" if record["why"] else text
-
-
 # -- where the controller is ------------------------------------------------------------------------------------------
 
 
@@ -302,130 +261,9 @@ def zookeeper_address(zookeeper: str | None, bootstrap_server: str, command_conf
     return run_with_client(bootstrap_server, command_config, zookeeper_of_brokers)
 
 
-async def zookeeper_of_brokers(client: "ClusterClient") -> str:
-    """The zookeeper.connect of a broker that answers.
-
-    Raises KafkaError when no broker answers, and ToolError when no broker is known or it has no zookeeper.connect.
-    """
-    from klamm.client.cluster import RetryPolicy
-    from klamm.client.configs import ConfigResource, describe_configs
-    from klamm.protocol.errors import KafkaError
-    from klamm.protocol.vocabulary import ConfigResourceType
-
-    await client.refresh_metadata(())
-    failures: list[KafkaError] = []
-    for broker_id in client.brokers_to_ask():
-        resource = ConfigResource(ConfigResourceType.BROKER, str(broker_id))
-        # A broker that hangs or has just died is not asked again: another one may answer.
-        found = (await describe_configs(client, [resource], ["zookeeper.connect"], retry=RetryPolicy(0)))[resource]
-        if isinstance(found, KafkaError):
-            failures.append(found)
-            continue
-        address = found.get("zookeeper.connect")
-        if address is None or not address.value:
-            raise ToolError(f"broker {broker_id} has no zookeeper.connect: this command is for clusters with ZooKeeper")
-        return address.value
-    raise failures[0] if failures else ToolError("the cluster's metadata names no live broker")
-
-
-def find_controller(connect: str, timeout_s: float | None = None) -> ControllerAddress | None:
-    """The current controller of the cluster at this ZooKeeper, or None. Raises ToolError, and after the time too."""
-    import asyncio
-
-    try:
-        return asyncio.run(asyncio.wait_for(_find_controller(connect), timeout_s))
-    except TimeoutError as error:
-        raise ToolError(f"ZooKeeper at {connect} does not answer within {timeout_s} s") from error
-
-
-async def _find_controller(connect: str) -> ControllerAddress | None:
-    async with open_znodes(connect) as store:
-        found = await read_controller(store)
-        return None if found is None else found[0]
-
-
-def _require_controller(address: ControllerAddress | None) -> ControllerAddress:
-    if address is None:
-        raise ToolError("the cluster has no controller now")
-    return address
-
-
-async def read_controller(store: "KafkaZooKeeper") -> tuple[ControllerAddress, int] | None:
-    """The controller, and the version of /controller_epoch at its election."""
-    from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
-    from klamm.zookeeper.errors import NoNode
-
-    data, found = b"", b""
-    while True:
-        before = found
-        try:
-            found, epoch = await store.client.get(CONTROLLER_EPOCH_PATH)
-            if found == before:
-                break  # The epoch did not change, so everything read in between belongs to it.
-            data, _ = await store.client.get(CONTROLLER_PATH)
-        except NoNode:
-            return None
-    controller = Controller.decode(data)
-    live = await store.live_brokers()
-    broker = live.get(controller.broker_id)
-    host, port = "", None
-    if broker is not None:
-        host, port = http_address(broker.registration)
-    number = decode_controller_epoch(found)
-    address = ControllerAddress(
-        controller.broker_id,
-        number,
-        controller.timestamp_ms,
-        host,
-        port,
-        registered=broker is not None,
-        addresses={each: _first_address(found.registration.endpoints) for each, found in sorted(live.items())},
-    )
-    return address, epoch.version
-
-
-def _first_address(endpoints: Sequence[Any]) -> str:
-    """The host:port of the first listener; brokers before Kafka 0.9 register no listeners."""
-    if not endpoints:
-        return "unknown"
-    host = endpoints[0].host
-    return f"[{host}]:{endpoints[0].port}" if ":" in host else f"{host}:{endpoints[0].port}"
-
-
 async def _move(connect: str) -> tuple[ControllerAddress, ControllerAddress]:
     async with open_znodes(connect) as store:
         return await move_controller(store)
-
-
-async def move_controller(
-    store: "KafkaZooKeeper", epoch: int | None = None
-) -> tuple[ControllerAddress, ControllerAddress]:
-    """Makes the controller resign; returns it and the one that is elected. Raises ToolError.
-
-    With `epoch` only the controller of this epoch: a later one stays.
-    """
-    import asyncio
-
-    from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH
-    from klamm.zookeeper.errors import BadVersion, NoNode
-    from klamm.zookeeper.messages import Check, Delete
-
-    found = await read_controller(store)
-    before = _require_controller(None if found is None else found[0])
-    assert found is not None
-    if epoch is not None and before.epoch != epoch:
-        raise ToolError(f"the controller is broker {before.broker_id} with epoch {before.epoch} meanwhile")
-    # If the old controller resigns by itself first, the check of the version protects its successor.
-    with contextlib.suppress(NoNode, BadVersion):
-        await store.client.multi([Check(CONTROLLER_EPOCH_PATH, found[1]), Delete(CONTROLLER_PATH)])
-    deadline = time.monotonic() + ELECTION_TIMEOUT_S
-    while True:
-        found = await read_controller(store)
-        if found is not None and found[0].epoch > before.epoch:
-            return before, found[0]
-        if time.monotonic() > deadline:
-            raise ToolError(f"no controller was elected within {ELECTION_TIMEOUT_S:g} s")
-        await asyncio.sleep(LOOK_EVERY_S)
 
 
 # -- the controller's HTTP port ---------------------------------------------------------------------------------------
@@ -457,37 +295,3 @@ def _records(
         if not is_patient:
             raise
         warn(f"{error}; looking for the controller")
-
-
-def _lines(address: ControllerAddress, path: str, timeout_s: float = HTTP_TIMEOUT_S) -> Iterator[bytes]:
-    try:
-        yield from read_lines(f"{address.url}{path}", f"broker {address.broker_id}", timeout_s)
-    except WrongAnswer as error:
-        raise _not_klamm(address) from error
-
-
-def read_events(address: ControllerAddress, timeout_s: float = HTTP_TIMEOUT_S) -> list[dict[str, Any]]:
-    """The newest records of a broker that is or was the controller. Raises ToolError, and NotKlamm."""
-    return [_object(address, line) for line in _lines(address, "/controller/events", timeout_s)]
-
-
-def read_status(address: ControllerAddress, timeout_s: float = HTTP_TIMEOUT_S) -> dict[str, Any]:
-    """What the controller says of itself. Raises ToolError, and NotKlamm."""
-    try:
-        return _object(address, read_body(f"{address.url}/controller", f"broker {address.broker_id}", timeout_s))
-    except WrongAnswer as error:
-        raise _not_klamm(address) from error
-
-
-def _object(address: ControllerAddress, text: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise _not_klamm(address)
-    return found
-
-
-def _not_klamm(address: ControllerAddress) -> NotKlamm:
-    return NotKlamm(f"port {address.port} of broker {address.broker_id} is not klamm's status port")

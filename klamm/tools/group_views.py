@@ -6,16 +6,17 @@ errors to stderr, and errors have the prefix of all commands. Kafka's tool print
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import Enum
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from klamm.diagnosis.groups import PartitionRow
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.visible import visible
 
 if TYPE_CHECKING:
-    from klamm.client.groups import GroupDescription, GroupListing, Member
+    from klamm.client.groups import GroupDescription, GroupListing
 
 MISSING: Final = "-"
 MIN_WIDTH: Final = 15
@@ -36,51 +37,11 @@ class Line(NamedTuple):
     kind: Kind = Kind.ROW
 
 
-@dataclass(frozen=True)
-class PartitionRow:
-    """A partition that a group consumes; a value that is not known is None."""
-
-    topic: str
-    partition: int
-    current_offset: int | None
-    log_end_offset: int | None
-    lag: int | None
-    consumer_id: str | None
-    host: str | None
-    client_id: str | None
-
-
 def error(text: str, kind: Kind = Kind.ERROR) -> Line:
     return Line(f"klamm: {text}", kind)
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
-
-
-def partition_rows(
-    group: "GroupDescription", committed: Mapping[TopicPartition, int], log_end: Mapping[TopicPartition, int]
-) -> list[PartitionRow]:
-    """The partitions of each member, members with many partitions first; then committed partitions without a member."""
-    members = sorted(group.members, key=lambda member: -len(member.assignment))
-    rows = [
-        _partition_row(each, committed.get(each), log_end.get(each), member)
-        for member in members
-        for each in member.assignment
-    ]
-    assigned = {each for member in members for each in member.assignment}
-    rows += [
-        _partition_row(each, offset, log_end.get(each), None)
-        for each, offset in committed.items()
-        if each not in assigned
-    ]
-    return rows
-
-
-def _partition_row(key: TopicPartition, current: int | None, end: int | None, member: "Member | None") -> PartitionRow:
-    lag = None if current is None or end is None else end - current
-    if member is None:
-        return PartitionRow(*key, current, end, lag, None, None, None)
-    return PartitionRow(*key, current, end, lag, member.consumer_id, member.host, member.client_id)
 
 
 # -- lines ------------------------------------------------------------------------------------------------------------
@@ -259,21 +220,6 @@ def offsets_value(group: "GroupDescription", rows: Iterable[PartitionRow]) -> di
     return {"group": group.group, "state": group.state, "partitions": [asdict(row) for row in rows]}
 
 
-def members_value(group: "GroupDescription") -> dict[str, Any]:
-    members = [{**asdict(member), "assignment": _partitions_value(member.assignment)} for member in group.members]
-    return {"group": group.group, "state": group.state, "members": members}
-
-
-def state_value(group: "GroupDescription") -> dict[str, Any]:
-    return {
-        "group": group.group,
-        "state": group.state,
-        "coordinator": asdict(group.coordinator),
-        "assignment_strategy": group.assignor,
-        "members": len(group.members),
-    }
-
-
 def reset_value(plans: Mapping[str, Mapping[TopicPartition, int]], *, executed: bool) -> list[dict[str, Any]]:
     return [
         {
@@ -292,7 +238,3 @@ def offset_deletion_value(
         {"topic": topic, "partition": partition, "error": reason} for (topic, partition), reason in results.items()
     ]
     return {"group": group, "error": whole, "partitions": partitions}
-
-
-def _partitions_value(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
-    return [each._asdict() for each in partitions]

@@ -17,25 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 import typer
 from typer.core import TyperCommand
 
+from klamm.access.clients import error_line, gap_text, is_silent, silence_text, silent_brokers, succeeded
+from klamm.diagnosis.groups import PartitionRow, members_value, partition_rows, state_value
 from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
 from klamm.tools import group_views as views
 from klamm.tools import interrupts
-from klamm.tools.clients import (
-    DEFAULT_BOOTSTRAP,
-    AsJson,
-    BootstrapServer,
-    ClientInThread,
-    CommandConfig,
-    client_within,
-    error_line,
-    gap_text,
-    is_silent,
-    silence_text,
-    silent_brokers,
-    succeeded,
-)
+from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, ClientInThread, CommandConfig, client_within
 from klamm.tools.group_resets import (
     MAX_OFFSET,
     Plan,
@@ -161,9 +150,9 @@ def describe(
 
         options = {"watch": watch, "as_json": as_json}
         if members:
-            show(look, describe_members, lambda found: list(map(views.members_value, found.groups)), **options)
+            show(look, describe_members, lambda found: list(map(members_value, found.groups)), **options)
         elif state:
-            show(look, describe_state, lambda found: list(map(views.state_value, found.groups)), **options)
+            show(look, describe_state, lambda found: list(map(state_value, found.groups)), **options)
         else:
             show(lambda: positions(client, look()), _position_lines, _positions_value, **options)
 
@@ -486,7 +475,7 @@ class Position:
     """A group with the offsets it has consumed, and the errors of partitions whose end offset is not known."""
 
     group: "GroupDescription"
-    rows: Sequence[views.PartitionRow]
+    rows: Sequence[PartitionRow]
     missing: Mapping[TopicPartition, KafkaError]
 
 
@@ -505,7 +494,7 @@ def positions(client: ClientInThread, found: "Found[GroupDescription]") -> Found
         [
             Position(
                 each,
-                views.partition_rows(each, committed.get(each.group, {}), ends),
+                partition_rows(each, committed.get(each.group, {}), ends),
                 {key: missing[key] for key in keys[each.group] if key in missing},
             )
             for each in found.groups

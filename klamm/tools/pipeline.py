@@ -16,16 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from klamm.access.clients import command_options
 from klamm.processes.errors import EXIT_FAILED, ToolError
 from klamm.progress import progress
-from klamm.tools.clients import (
-    DEFAULT_BOOTSTRAP,
-    AsJson,
-    BootstrapServer,
-    CommandConfig,
-    client_in_thread,
-    command_options,
-)
+from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, client_in_thread
 from klamm.tools.files import check_result_file
 from klamm.tools.output import print_line, print_lines
 from klamm.tools.properties import parse_pairs

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from klamm.access.clients import command_options, command_properties, property_errors
 from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
 from klamm.progress import progress
 from klamm.tools.clients import (
@@ -28,10 +29,7 @@ from klamm.tools.clients import (
     TopicName,
     check_transactional_id,
     client_in_thread,
-    command_options,
-    command_properties,
     ended_by_sigterm,
-    property_errors,
 )
 from klamm.tools.output import print_line
 from klamm.tools.text import BadRecord, parse_record, parse_separator, split_records

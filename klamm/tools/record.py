@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from klamm.access.zookeeper import SESSION_TIMEOUT_MS
 from klamm.processes.errors import ToolError, describe_os_error
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, BootstrapServer, CommandConfig, run_with_client
 from klamm.tools.output import print_line
-from klamm.tools.zookeeper_access import SESSION_TIMEOUT_MS, ZooKeeper
+from klamm.tools.zookeeper_access import ZooKeeper
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -46,7 +47,7 @@ def record(
     """Record what happens in a cluster with ZooKeeper, until Ctrl-C; klamm cockpit FILE shows each moment of it."""
     import asyncio
 
-    from klamm.tools.controller import zookeeper_of_brokers
+    from klamm.access.controller import zookeeper_of_brokers
 
     connect = zookeeper or run_with_client(bootstrap_server, command_config, zookeeper_of_brokers)
     try:

@@ -8,14 +8,7 @@ import typer
 
 from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
 from klamm.tools import broker_views
-from klamm.tools.clients import (
-    DEFAULT_BOOTSTRAP,
-    AsJson,
-    BootstrapServer,
-    ClientInThread,
-    CommandConfig,
-    client_within,
-)
+from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, ClientInThread, CommandConfig, client_within
 from klamm.tools.cluster_facts import KLAMM, ClusterFacts, read_facts
 from klamm.tools.health import Finding, diagnose, is_healthy
 from klamm.tools.live import watch as watch_live
@@ -86,7 +79,7 @@ def _controller(client: ClientInThread, facts: ClusterFacts) -> Mapping[str, Any
     broker = facts.brokers.get(facts.view.controller_id)
     if broker is None or broker.software != KLAMM or broker.error is not None:
         return None
-    from klamm.tools.controller import find_controller, read_status, zookeeper_of_brokers
+    from klamm.access.controller import find_controller, read_status, zookeeper_of_brokers
 
     try:
         address = find_controller(client.call(zookeeper_of_brokers), CONTROLLER_TIMEOUT_S)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from klamm.access.clients import error_line, is_silent, silent_brokers, succeeded
 from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
 from klamm.progress import progress
 from klamm.protocol.errors import KafkaError
@@ -30,11 +31,7 @@ from klamm.tools.clients import (
     TopicName,
     check_transactional_id,
     client_within,
-    error_line,
     exit_incomplete,
-    is_silent,
-    silent_brokers,
-    succeeded,
 )
 from klamm.tools.confirm import Yes, confirm
 from klamm.tools.output import TABS, print_line, print_lines

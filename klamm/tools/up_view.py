@@ -37,11 +37,11 @@ class TopicCounts:
     def _ask(self) -> None:
         import asyncio
 
+        from klamm.access.clients import command_options
         from klamm.client.cluster import make_client
         from klamm.environment import SystemEnvironment
         from klamm.net.client import ClientError
         from klamm.processes.readiness import CLIENT_ID
-        from klamm.tools.clients import command_options
 
         options = replace(
             command_options(self._bootstrap, None, default_timeout_ms=ANSWER_TIMEOUT_MS), client_id=CLIENT_ID

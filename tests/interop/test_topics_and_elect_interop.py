@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from klamm.access.clients import command_options
 from klamm.client.reassignments import alter_partition_reassignments
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools import main
-from klamm.tools.clients import client_in_thread, command_options
+from klamm.tools.clients import client_in_thread
 from klamm.tools.cluster_view import read_cluster
 from support.clusters import forget_dead_broker
 from support.oracles import JavaServer, RealKafka, RealKraft, RealZooKeeper, java_tool

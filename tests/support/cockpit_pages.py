@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from klamm.access.clients import command_options
+from klamm.access.controller import read_controller, read_status
+from klamm.access.zookeeper import open_znodes
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.environment import SystemEnvironment
 from klamm.net.http import Request
 from klamm.processes.errors import ToolError
 from klamm.slices import in_slices
-from klamm.tools.clients import command_options
 from klamm.tools.cluster_facts import read_facts
 from klamm.tools.cockpit.answers import Cockpit
 from klamm.tools.cockpit.document import Place, Read, digested, now_document
@@ -21,8 +23,6 @@ from klamm.tools.cockpit.pages import actions, configs, groups, lags, now, recor
 from klamm.tools.cockpit.partitions import PartitionMap, states_of
 from klamm.tools.cockpit.readings import Dated
 from klamm.tools.cockpit.reassignments import Reassignments
-from klamm.tools.controller import read_controller, read_status
-from klamm.tools.zookeeper_access import open_znodes
 from klamm.znodes.store import KafkaZooKeeper
 from support.cockpit import FixedSource
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from klamm.access.clients import command_options
 from klamm.processes.errors import ToolError
 from klamm.testing import Cluster
 from klamm.tools import main
-from klamm.tools.clients import client_in_thread, command_options
+from klamm.tools.clients import client_in_thread
 from klamm.tools.configs.changes import (
     Change,
     Current,

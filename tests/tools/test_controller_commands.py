@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from klamm.access.controller import ControllerAddress, NotKlamm, find_controller, read_status, zookeeper_of_brokers
 from klamm.processes.errors import ToolError
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.describe_configs import DescribeConfigsResponse
@@ -21,16 +22,7 @@ from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType
 from klamm.testing import Cluster
 from klamm.tools import controller, main
-from klamm.tools.controller import (
-    ControllerAddress,
-    NotKlamm,
-    _records,
-    find_controller,
-    read_status,
-    record_line,
-    status_lines,
-    zookeeper_of_brokers,
-)
+from klamm.tools.controller import _records, record_line, status_lines
 from support.processes import ManagedProcess
 from support.scripted_cluster import HANG_UP, ScriptedCluster
 

@@ -3,6 +3,7 @@
 import pytest
 
 from klamm.client.groups import Coordinator, GroupDescription, GroupListing, Member
+from klamm.diagnosis.groups import members_value, partition_rows, state_value
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.group_views import (
     Kind,
@@ -12,15 +13,12 @@ from klamm.tools.group_views import (
     list_lines,
     list_value,
     member_lines,
-    members_value,
     offset_deletion_lines,
     offset_lines,
     offsets_value,
-    partition_rows,
     reset_lines,
     reset_value,
     state_lines,
-    state_value,
 )
 
 COORDINATOR = Coordinator(1, "host", 9092)

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from klamm.access.clients import error_line
 from klamm.client.cluster import RetryPolicy
 from klamm.net.client import ClientError
 from klamm.net.http import Answer, Handler, Request
@@ -15,7 +16,6 @@ from klamm.processes.errors import ToolError
 from klamm.protocol.encode_errors import UnencodableMessage
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.clients import error_line
 from klamm.tools.cockpit.answers import Cockpit, error_response
 from klamm.visible import visible
 

@@ -34,6 +34,8 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from klamm.access.controller import ControllerAddress, read_controller, zookeeper_of_brokers
+from klamm.access.zookeeper import open_znodes
 from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from klamm.slices import each, in_slices
@@ -60,9 +62,7 @@ from klamm.tools.cockpit.readings import HURRIED_SHARE, LARGE_SHARE, Dated, Read
 from klamm.tools.cockpit.reassignments import Reassignments
 from klamm.tools.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
 from klamm.tools.cockpit.topic_limits import TopicLimitsInTurns
-from klamm.tools.controller import ControllerAddress, read_controller, zookeeper_of_brokers
 from klamm.tools.http_reading import WrongAnswer
-from klamm.tools.zookeeper_access import open_znodes
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from klamm.access.clients import command_options
 from klamm.processes.errors import ToolError, describe_os_error
-from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, command_options
+from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
 from klamm.tools.output import print_line
 from klamm.tools.words import address_text
 from klamm.tools.zookeeper_access import ZooKeeper
@@ -204,10 +205,10 @@ async def _serve(
 ) -> None:
     import asyncio
 
+    from klamm.access.clients import cluster_errors, reach_cluster
     from klamm.client.cluster import make_client
     from klamm.environment import SystemEnvironment
     from klamm.processes.garbage import GarbageCollection
-    from klamm.tools.clients import cluster_errors, reach_cluster
     from klamm.tools.cockpit.cluster import open_cluster
     from klamm.tools.cockpit.server import Failure
 

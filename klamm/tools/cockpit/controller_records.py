@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from klamm.access.controller import ControllerAddress, read_events
 from klamm.processes.errors import ToolError
-from klamm.tools.controller import ControllerAddress, read_events
 from klamm.zookeeper.errors import ZooKeeperError
 
 if TYPE_CHECKING:

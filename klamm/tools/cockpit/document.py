@@ -20,8 +20,8 @@ from klamm.tools.health import NAMED, FactFindings, Finding, diagnose_facts, wit
 from klamm.tools.words import brokers_text, counted
 
 if TYPE_CHECKING:
+    from klamm.access.controller import ControllerAddress
     from klamm.tools.cockpit.partitions import PartitionMap, Totals
-    from klamm.tools.controller import ControllerAddress
     from klamm.znodes.store import LiveBroker
 
 # The seventeen states of the controller, and Idle, in Kafka's order (klamm.controller.events.ControllerState).

@@ -10,21 +10,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from klamm.access.clients import error_line
 from klamm.client.cluster import RetryPolicy
 from klamm.client.configs import ConfigEntry, ConfigResource, describe_configs
 from klamm.client.log_dirs import describe_log_dirs
 from klamm.config.throttles import BROKER_THROTTLES, TOPIC_THROTTLES
+from klamm.diagnosis.log_ends import read_unclean_plan, replica_ends
 from klamm.environment import SystemFileSystem
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_LEADER, ConfigResourceType, TopicPartition
 from klamm.state_changes.entries import names, parse
 from klamm.state_changes.merging import Wanted, merge
-from klamm.tools.clients import error_line
 from klamm.tools.cluster_view import ClusterView, PartitionView, read_cluster, read_znodes
 from klamm.tools.cockpit import story
 from klamm.tools.cockpit.reasons import MIN_ISR, UNCLEAN, PartitionFacts
-from klamm.tools.elect.over_wire import read_unclean_plan, replica_ends
 from klamm.tools.elect.plans import Loss, Scope
 from klamm.tools.topics.descriptions import is_under_replicated
 from klamm.tools.topics.reasons import Circumstances

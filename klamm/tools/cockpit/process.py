@@ -6,9 +6,9 @@ from typing import Any
 
 import uvloop
 
+from klamm.access.clients import cluster_errors, command_options, reach_cluster
 from klamm.client.cluster import make_client
 from klamm.environment import SystemEnvironment
-from klamm.tools.clients import cluster_errors, command_options, reach_cluster
 from klamm.tools.cockpit.answers import Cockpit
 from klamm.tools.cockpit.cluster import LiveCluster, open_cluster
 from klamm.tools.cockpit.server import Failure, WebServer

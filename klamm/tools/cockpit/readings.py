@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from klamm.access.clients import cluster_errors
 from klamm.processes.errors import ToolError
-from klamm.tools.clients import cluster_errors
 
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from klamm.diagnosis.controller_records import record_text
 from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import NO_LEADER
 from klamm.recording.blocks import RecordingError
@@ -17,7 +18,6 @@ from klamm.recording.reader import Entry, Recording
 from klamm.recording.state import PartitionMoment, State, replicas_of
 from klamm.tools.cockpit.partitions import PartitionMap, PartitionState
 from klamm.tools.cockpit.source import Subscription
-from klamm.tools.controller import record_text
 from klamm.tools.words import counted
 from klamm.znodes.brokers import broker_ids
 

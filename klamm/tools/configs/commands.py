@@ -9,14 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from klamm.tools.clients import (
-    DEFAULT_BOOTSTRAP,
-    AsJson,
-    BootstrapServer,
-    CommandConfig,
-    client_in_thread,
-    command_options,
-)
+from klamm.access.clients import command_options
+from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, client_in_thread
 from klamm.tools.configs.changes import parse_additions, parse_deletions, plan, plan_lines, plan_value, require_changes
 from klamm.tools.configs.entities import (
     BROKER_LOGGERS,

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from klamm.access.clients import error_line, succeeded
 from klamm.client.configs import (
     ConfigEntry,
     ConfigResource,
@@ -31,7 +32,7 @@ from klamm.net.client import UnsupportedVersion
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType
-from klamm.tools.clients import ClientInThread, error_line, succeeded
+from klamm.tools.clients import ClientInThread
 from klamm.tools.configs.changes import SCRAM, Change, Current, check_quotas, parse_password
 from klamm.tools.configs.entities import (
     BROKER_LOGGERS,

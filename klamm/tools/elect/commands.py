@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from klamm.access.clients import command_options
 from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
-from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, client_in_thread, command_options
+from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, client_in_thread
 from klamm.tools.confirm import Yes, confirm
+from klamm.tools.elect.plans import DEFAULT_MAX_LAG
 from klamm.tools.output import print_line
 from klamm.tools.words import counted
 from klamm.tools.zookeeper_access import ZooKeeper, run_with_zookeeper
@@ -26,8 +28,6 @@ app = typer.Typer(help="Elect the leaders of partitions.", no_args_is_help=True,
 
 DEFAULT_BATCH_SIZE: Final = 100
 DEFAULT_TIMEOUT_MS: Final = 60_000
-# The preferred replica of a busy partition is always a little behind.
-DEFAULT_MAX_LAG: Final = 10_000
 
 AllTopicPartitions = Annotated[bool, typer.Option("--all-topic-partitions", help="All partitions of the cluster.")]
 Topic = Annotated[str | None, typer.Option("--topic", help="The topic; all its partitions, or those of --partition.")]
@@ -147,8 +147,9 @@ def unclean(
 
     The plan says for each partition how many records are known to be lost.
     """
+    from klamm.diagnosis.log_ends import read_unclean_plan
     from klamm.tools.elect.batches import Pace, elect_unclean
-    from klamm.tools.elect.over_wire import WireElections, read_unclean_plan
+    from klamm.tools.elect.over_wire import WireElections
     from klamm.tools.elect.plans import Scope, grown_losses, loss_value, unclean_lines
 
     scope = _scope(all_topic_partitions, topic, partition, path_to_json_file)

@@ -19,6 +19,8 @@ from klamm.tools.topics.reasons import Circumstances, LogEnds, absence, outage
 
 # A plan of more partitions shows the first ones, and counts the rest.
 SHOWN_PARTITIONS = 20
+# The preferred replica of a busy partition is always a little behind.
+DEFAULT_MAX_LAG = 10_000
 MISSING = "UNKNOWN_TOPIC_OR_PARTITION: the partition does not exist"
 
 PartitionLogEnds = Mapping[TopicPartition, LogEnds]

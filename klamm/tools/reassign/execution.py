@@ -22,13 +22,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from klamm.access.clients import error_line
 from klamm.client.cluster import RETRIABLE_ERRORS
 from klamm.client.log_dirs import TopicPartitionReplica
 from klamm.net.client import ClientError
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.clients import error_line
 from klamm.tools.reassign.access import CONTROLLER_AWAITED_MS, Access
 from klamm.tools.reassign.model import Move
 from klamm.tools.reassign.state_file import Record, StateFile

@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from klamm.access.clients import error_line
 from klamm.client.log_dirs import TopicPartitionReplica
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.clients import error_line
 from klamm.tools.cluster_view import ClusterView, joined
 from klamm.tools.reassign.access import Access, LogDirs
 from klamm.tools.reassign.execution import NOT_ALIVE, Report, restore_throttles, set_throttles

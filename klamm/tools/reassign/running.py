@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import typer
 
+from klamm.access.clients import command_options, command_properties
 from klamm.client.properties import API_TIMEOUT
 from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_INTERRUPTED, ToolError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools import interrupts
-from klamm.tools.clients import client_in_thread, command_options, command_properties, ended_by_sigterm
+from klamm.tools.clients import client_in_thread, ended_by_sigterm
 from klamm.tools.confirm import confirm
 from klamm.tools.output import print_line, print_lines
 from klamm.tools.reassign import views

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from klamm.access.clients import command_options, error_line, succeeded
 from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.tools import interrupts
@@ -22,11 +23,8 @@ from klamm.tools.clients import (
     CommandConfig,
     TopicName,
     client_in_thread,
-    command_options,
-    error_line,
     exit_incomplete,
     run_with_client,
-    succeeded,
 )
 from klamm.tools.confirm import Force, Yes, confirm
 from klamm.tools.output import TABS, print_line, print_lines

@@ -7,14 +7,14 @@ their deletion, and does without an answer.
 import asyncio
 from dataclasses import replace
 
+from klamm.access.controller import zookeeper_of_brokers
+from klamm.access.zookeeper import open_znodes
 from klamm.client.cluster import ClusterClient
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import KafkaError
-from klamm.tools.controller import zookeeper_of_brokers
 from klamm.tools.topics import on_znodes
 from klamm.tools.topics.over_wire import Topics
 from klamm.tools.topics.selection import Selection
-from klamm.tools.zookeeper_access import open_znodes
 
 ZOOKEEPER_TIMEOUT_S = 3.0
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from klamm.access.clients import is_silent, succeeded
 from klamm.client.cluster import ClusterClient
 from klamm.client.configs import (
     ConfigEntry,
@@ -19,7 +20,6 @@ from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType
 from klamm.slices import slices
-from klamm.tools.clients import is_silent, succeeded
 from klamm.tools.cluster_facts import TOPICS_AT_ONCE
 from klamm.tools.cluster_view import ClusterView, PartitionView, read_cluster
 from klamm.tools.topics.descriptions import TopicDescription

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from klamm.access.clients import command_options
 from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_OK, ToolError, unverified_after_errors
 from klamm.progress import progress
 from klamm.tools import interrupts
@@ -23,7 +24,6 @@ from klamm.tools.clients import (
     CommandConfig,
     check_bootstrap_server,
     client_in_thread,
-    command_options,
 )
 from klamm.tools.memory import keep_freed_memory
 from klamm.tools.output import print_line, print_lines

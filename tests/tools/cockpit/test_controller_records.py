@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from klamm.access.controller import ControllerAddress
 from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.cockpit import story
 from klamm.tools.cockpit.answers import Cockpit
 from klamm.tools.cockpit.controller_records import ControllerRecords, is_record
-from klamm.tools.controller import ControllerAddress
 from support.cockpit import Browser, FixedSource
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from klamm.access.controller import ControllerAddress
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.cluster_facts import KAFKA, KLAMM, BrokerFacts, ClusterFacts
 from klamm.tools.cluster_view import BrokerView, ClusterView, PartitionView
@@ -22,7 +23,6 @@ from klamm.tools.cockpit.document import (
 from klamm.tools.cockpit.partitions import PartitionMap, PartitionState
 from klamm.tools.cockpit.pulse import Heard
 from klamm.tools.cockpit.readings import Dated
-from klamm.tools.controller import ControllerAddress
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.store import LiveBroker
 

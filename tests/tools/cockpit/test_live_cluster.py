@@ -8,6 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
+from klamm.access.clients import command_options
+from klamm.access.controller import ControllerAddress
 from klamm.client.cluster import make_client
 from klamm.client.log_dirs import describe_log_dirs
 from klamm.environment import SystemEnvironment
@@ -16,7 +18,6 @@ from klamm.processes.errors import ToolError
 from klamm.protocol.errors import KafkaError
 from klamm.slices import in_slices
 from klamm.testing import Cluster
-from klamm.tools.clients import command_options
 from klamm.tools.cluster_facts import BrokerFacts, ClusterFacts
 from klamm.tools.cluster_view import ClusterView
 from klamm.tools.cockpit import cluster as cluster_module
@@ -25,7 +26,6 @@ from klamm.tools.cockpit.document import Registrations
 from klamm.tools.cockpit.partitions import PartitionState
 from klamm.tools.cockpit.pulse import Heard
 from klamm.tools.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
-from klamm.tools.controller import ControllerAddress
 from klamm.tools.http_reading import WrongAnswer
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from klamm.access.clients import command_options
 from klamm.client.cluster import make_client
 from klamm.client.log_dirs import TopicPartitionReplica
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
@@ -19,7 +20,6 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.records import Record, build_batch
 from klamm.testing import Cluster
-from klamm.tools.clients import command_options
 from klamm.tools.cockpit import map_lags
 from klamm.tools.cockpit.map_lags import UNKNOWN
 from klamm.tools.cockpit.partitions import PartitionMap, PartitionState

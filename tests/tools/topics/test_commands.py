@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from klamm.access.clients import command_options
 from klamm.client.reassignments import alter_partition_reassignments
 from klamm.processes.helper import Helper
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 from klamm.tools import main
-from klamm.tools.clients import client_in_thread, command_options
+from klamm.tools.clients import client_in_thread
 from klamm.tools.zookeeper_access import run_with_zookeeper
 
 Run = Callable[..., str]

@@ -24,23 +24,22 @@ from typing import Any, Final
 
 import orjson
 
+from klamm.access.clients import error_line
+from klamm.access.controller import move_controller, read_controller
 from klamm.client.cluster import ClusterClient
 from klamm.client.elections import elect_leaders
 from klamm.client.reassignments import alter_partition_reassignments
+from klamm.diagnosis.log_ends import replica_ends
 from klamm.net.client import ClientError
 from klamm.net.http import Answer, Handler, Request
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
-from klamm.tools.clients import error_line
 from klamm.tools.cluster_view import PartitionView, read_cluster
 from klamm.tools.cockpit.answers import Cockpit, error_response, json_response
 from klamm.tools.cockpit.asking import BadRequest, asking, live_client
 from klamm.tools.cockpit.reasons import cancel_command, controller_command, elect_preferred_command
-from klamm.tools.controller import move_controller, read_controller
-from klamm.tools.elect.commands import DEFAULT_MAX_LAG
-from klamm.tools.elect.over_wire import replica_ends
-from klamm.tools.elect.plans import lagging, preferred_lines, preferred_plan
+from klamm.tools.elect.plans import DEFAULT_MAX_LAG, lagging, preferred_lines, preferred_plan
 from klamm.tools.words import brokers_text
 
 NOT_ALLOWED: Final = (

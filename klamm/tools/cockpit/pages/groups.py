@@ -9,12 +9,12 @@ from klamm.client.fan_out import checked
 from klamm.client.groups import describe_groups, list_groups
 from klamm.client.offsets import list_consumer_group_offsets, list_offsets
 from klamm.client.transaction_admin import describe_transactions, list_transactions
+from klamm.diagnosis.groups import members_value, partition_rows, state_value
 from klamm.net.http import Answer, Handler, Request
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP
 from klamm.tools.cockpit.answers import Cockpit, json_response
 from klamm.tools.cockpit.asking import PATIENCE, asking, live_client
-from klamm.tools.group_views import members_value, partition_rows, state_value
 
 MOST_GROUPS: Final = 1_000
 MOST_PARTITIONS: Final = 5_000

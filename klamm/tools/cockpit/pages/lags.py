@@ -4,15 +4,15 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from klamm.access.clients import error_line
+from klamm.diagnosis.log_ends import replica_ends
 from klamm.net.http import JSON, Answer, Handler, Request
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.clients import error_line
 from klamm.tools.cluster_view import PartitionView, read_cluster
 from klamm.tools.cockpit.answers import Cockpit, json_response
 from klamm.tools.cockpit.asking import MAX_INT32, asking, live_client, number, text
 from klamm.tools.cockpit.map_lags import MapLags
-from klamm.tools.elect.over_wire import replica_ends
 from klamm.visible import visible
 
 # About as many rows as a screen shows.

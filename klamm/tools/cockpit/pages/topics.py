@@ -11,6 +11,7 @@ from collections.abc import Container, Mapping
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from klamm.access.clients import error_line
 from klamm.client.cluster import ClusterClient
 from klamm.client.log_dirs import describe_log_dirs
 from klamm.client.offsets import ListedOffset, list_offsets
@@ -25,7 +26,6 @@ from klamm.protocol.vocabulary import (
     NO_LEADER,
     TopicPartition,
 )
-from klamm.tools.clients import error_line
 from klamm.tools.cluster_view import PartitionView, read_cluster
 from klamm.tools.cockpit.answers import Cockpit, json_response
 from klamm.tools.cockpit.asking import PATIENCE, asking, live_client, moving_of, number

@@ -1,0 +1,28 @@
+"""All znodes of a simulated ZooKeeper, read from outside."""
+
+from collections.abc import Iterator
+
+from klamm.zookeeper.errors import NoNode
+from klamm.zookeeper.messages import Stat
+from klamm.zookeeper.server.access_control import Caller
+from klamm.zookeeper.server.tree import ZnodeTree
+
+ANYBODY = Caller(0, ())
+
+
+def all_znodes(tree: ZnodeTree) -> Iterator[tuple[str, bytes | None, Stat]]:
+    """All znodes: path, data and stat."""
+    paths = ["/"]
+    while paths:
+        path = paths.pop()
+        paths += [f"{path.rstrip('/')}/{name}" for name in sorted(tree.get_children(path, ANYBODY)[0])]
+        yield path, *tree.get_data(path, ANYBODY)
+
+
+def read_znode(tree: ZnodeTree, path: str) -> tuple[bytes | None, int] | None:
+    """The data and the version of a znode; None if there is none."""
+    try:
+        data, stat = tree.get_data(path, ANYBODY)
+    except NoNode:
+        return None
+    return data, stat.version
