@@ -70,7 +70,7 @@ format: venv  ## apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix .
 
 docs: venv  ## write the generated parts of docs/ again
-	$(PYTHON) -m klamm.broker.protocol_table > docs/protocol.md
+	$(PYTHON) -m klamm.broker.start.protocol_table > docs/protocol.md
 	$(PYTHON) -m klamm.config.unsupported_table docs/unsupported.md
 	PYTHONPATH=.:tests $(PYTHON) -m support.recipe_page docs/recipes.md
 	PYTHONPATH=.:tests $(PYTHON) -m support.metrics.page docs/metrics.md

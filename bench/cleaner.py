@@ -27,18 +27,18 @@ from sides import KAFKA_OPTIONS, ROOT, RealKafka, RealZooKeeper, kafka_jars
 
 sys.path.insert(0, str(ROOT))
 
-from klamm.environment import SystemEnvironment
-from klamm.protocol.compression import CompressionType
+from klamm.base.environment import SystemEnvironment
 from klamm.protocol.primitives import in_one_go
-from klamm.protocol.record_batch import HEADER_SIZE_BYTES, compressed_batch, parse_header
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, compressed_batch, parse_header
+from klamm.protocol.record.records import Record, build_batch
 from klamm.storage.compaction.cleaner import clean, fastest_kernel
-from klamm.storage.compaction.job import CleaningStatistics
 from klamm.storage.compaction.kept_records import placed_records
-from klamm.storage.log import Log
-from klamm.storage.log_config import LogConfig
-from klamm.storage.log_directory import MetaProperties
-from klamm.storage.log_manager import LogManager
+from klamm.storage.directories.log_manager import LogManager
+from klamm.storage.log.job import CleaningStatistics
+from klamm.storage.log.log import Log
+from klamm.storage.log.log_config import LogConfig
+from klamm.storage.segments.log_directory import MetaProperties
 
 TOPIC = "cleaned"
 KEY_BYTES = 16

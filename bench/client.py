@@ -24,7 +24,7 @@ from typing import Any
 
 import confluent_kafka
 
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.records import Record, build_batch
 
 PAYLOAD_SEED = 20
 MAX_QUEUED = 200_000

@@ -7,7 +7,7 @@ for each frame. Memory is the proportional set size of the renderer process, and
 
     .venv/bin/python bench/cockpit.py
     .venv/bin/python bench/cockpit.py --partitions 10000 --json page.json
-    .venv/bin/python bench/cockpit.py --against ../before/klamm/tools/cockpit/static --rounds 3
+    .venv/bin/python bench/cockpit.py --against ../before/klamm/cockpit/static --rounds 3
 """
 
 import argparse
@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from sides import ROOT  # noqa: F401  # puts the tests' support on the path
 
-from klamm.tools.cockpit import server as cockpit_server
-from klamm.tools.cockpit.map_lags import PIECE_ROWS
+from klamm.cockpit import server as cockpit_server
+from klamm.cockpit.map_lags import PIECE_ROWS
 from support.browser import PATIENCE_MS, chromium
 from support.cockpit import FixedSource, PageServer, encoded_map, now_document, partition_map
 

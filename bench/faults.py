@@ -23,18 +23,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from klamm.base.environment import SystemEnvironment
+from klamm.client.admin.topics import NewTopic, create_topics
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.producer import Producer, ProducerRecord
-from klamm.client.topics import NewTopic, create_topics
-from klamm.environment import SystemEnvironment
 from klamm.faults.control import Control
 from klamm.faults.servers import BROKER as BROKER_UNDER_FAULTS
 from klamm.faults.servers import PRELOAD, under_faults
 from klamm.processes.local_cluster import HOST, address_of, broker_arguments, broker_properties
 from klamm.processes.loop_thread import LoopThread
 from klamm.processes.supervisor import BROKER, EMBEDDED_ZOOKEEPER, Processes, ServerProcess
-from klamm.protocol.compression import CompressionType
+from klamm.protocol.record.compression import CompressionType
 
 TOPIC = "t"
 VALUE = bytes(100)

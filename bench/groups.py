@@ -50,10 +50,10 @@ from sides import (
     process_cpu_seconds,
 )
 
+from klamm.base.environment import SystemEnvironment
 from klamm.client.fan_out import find_coordinator_request
 from klamm.client.group_member import Membership, heartbeat_request, join_request, sync_request
 from klamm.client.offsets import OffsetAndMetadata, offset_commit_request, offset_fetch_request
-from klamm.environment import SystemEnvironment
 from klamm.net.client import ClientError, Connection, connect
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, decode_response, encode_request

@@ -35,14 +35,14 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from klamm.broker.broker import Broker
+from klamm.base.environment import SystemEnvironment
+from klamm.broker.start.broker import Broker
 from klamm.config.broker import BrokerConfig
-from klamm.environment import SystemEnvironment
 from klamm.protocol import messages
 from klamm.protocol.apis.create_topics import CreateTopicsRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.records import Record, build_batch
 from klamm.zookeeper.server import ZooKeeperServer
 
 ROOT = Path(__file__).resolve().parent.parent

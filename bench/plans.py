@@ -25,13 +25,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from klamm.broker.replica_assignment import assign_replicas
+from klamm.broker.topics.replica_assignment import assign_replicas
+from klamm.cli.reassign.planning.goals import Balance, Goal, Racks
+from klamm.cli.reassign.planning.kafka_placement import kafka_plan
+from klamm.cli.reassign.planning.minimum import minimum_bytes
+from klamm.cli.reassign.planning.model import Broker, Cluster, Partition, Plan
+from klamm.cli.reassign.planning.planner import plan
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.reassign.goals import Balance, Goal, Racks
-from klamm.tools.reassign.kafka_placement import kafka_plan
-from klamm.tools.reassign.minimum import minimum_bytes
-from klamm.tools.reassign.model import Broker, Cluster, Partition, Plan
-from klamm.tools.reassign.planner import plan
 
 BALANCED = frozenset({Balance.REPLICAS, Balance.LEADERS, Balance.BYTES})
 PARTITIONS_OF_A_TOPIC = (1, 3, 6, 12, 24, 48, 96, 200)

@@ -35,14 +35,14 @@ import sides  # noqa: F401  it makes tests/ importable
 from rich.console import Console
 from rich.table import Table
 
+from klamm.cli.reassign.access import WireAccess
+from klamm.cli.reassign.throttles import BROKER_THROTTLES, TOPIC_THROTTLES, ConfigKey
+from klamm.cli.shared.clients import run_with_client
 from klamm.testing import Cluster
-from klamm.tools.clients import run_with_client
-from klamm.tools.reassign.access import WireAccess
-from klamm.tools.reassign.throttles import BROKER_THROTTLES, TOPIC_THROTTLES, ConfigKey
 from support.durability.check import check_load
 from support.durability.load import Load
 
-TOOL = [sys.executable, "-m", "klamm.tools.main", "reassign"]
+TOOL = [sys.executable, "-m", "klamm.cli.main", "reassign"]
 BROKERS, PARTITIONS, REPLICAS = 5, 10, 2
 MOVED, WRITTEN = "moved", "written"
 RECORD = b"x" * 10_000

@@ -29,13 +29,13 @@ from typing import Literal, TypeVar
 import sides  # noqa: F401  it makes tests/ importable
 from rich.console import Console
 
+from klamm.cli.shared.clients import run_with_client
+from klamm.client.admin.elections import elect_leaders
+from klamm.client.admin.reassignments import alter_partition_reassignments
+from klamm.client.admin.topics import NewTopic, create_topics
 from klamm.client.cluster import ClusterClient
-from klamm.client.elections import elect_leaders
-from klamm.client.reassignments import alter_partition_reassignments
-from klamm.client.topics import NewTopic, create_topics
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
-from klamm.tools.clients import run_with_client
 from support.durability.brokers import ProcessBrokers, Program
 from support.durability.check import check_load
 from support.durability.load import IDEMPOTENT, Load

@@ -37,7 +37,7 @@ from klamm.protocol.apis.delete_records import DeleteRecordsRequest
 from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.records import Record, build_batch
 
 # Longer than segment.ms.
 APART_MS = 8 * 24 * 3600 * 1000

@@ -45,7 +45,7 @@ from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.records import Record, build_batch
 
 PARTITIONS_PER_TOPIC = 100
 TARGET_MS = 20
@@ -119,11 +119,11 @@ def _name(handle: asyncio.Handle) -> str:
 
 async def serve(file: Path) -> None:
     """A broker that stops when stdin ends, or as told: "take" prints the longest steps, "stop" ends in order."""
-    from klamm.broker.broker import Broker
+    from klamm.access.properties import read_properties
+    from klamm.base.environment import SystemEnvironment, raise_open_file_limit
+    from klamm.broker.start.broker import Broker
     from klamm.config.broker import BrokerConfig
-    from klamm.environment import SystemEnvironment, raise_open_file_limit
     from klamm.processes.garbage import GarbageCollection
-    from klamm.tools.properties import read_properties
 
     raise_open_file_limit()
     environment = SystemEnvironment()

@@ -109,7 +109,7 @@ _DISPATCHER = (
 REPLACEMENTS = {
     "net/server.py": _SERVER,
     "net/stopwatch.py": (('T = TypeVar("T")\n', 'T = TypeVar("T")\n' + _NO_WATCH),),
-    "broker/dispatcher.py": _DISPATCHER,
+    "broker/requests/dispatcher.py": _DISPATCHER,
     "protocol/messages.py": (
         (
             "    if codes is None:\n        codes = []\n    try:\n        body = encode(message, codes)",
@@ -134,7 +134,7 @@ REPLACEMENTS = {
             "",
         ),
     ),
-    "storage/log.py": (
+    "storage/log/log.py": (
         ("        oddity = None\n", ""),
         ("            if inspected.found.batch is not None:\n                oddity = Oddity.CONVERTED\n", ""),
         ("            oddity,\n            len(records),\n", "            None,\n            len(records),\n"),

@@ -7,7 +7,7 @@ from klamm.processes.errors import EXIT_INTERRUPTED
 
 def main() -> None:
     try:
-        from klamm.tools.main import main as run
+        from klamm.cli.main import main as run
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
     run()

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from klamm.access.properties import read_properties
+from klamm.base.words import address_text
 from klamm.processes.errors import EXIT_USAGE, ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
-from klamm.tools.properties import read_properties
-from klamm.tools.words import address_text
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient

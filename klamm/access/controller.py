@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from klamm.access.http_reading import HTTP_TIMEOUT_S, WrongAnswer, http_address, read_body, read_lines
 from klamm.access.zookeeper import open_znodes
+from klamm.base.words import address_text
 from klamm.processes.errors import ToolError
-from klamm.tools.http_reading import HTTP_TIMEOUT_S, WrongAnswer, http_address, read_body, read_lines
-from klamm.tools.words import address_text
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
@@ -54,8 +54,8 @@ async def zookeeper_of_brokers(client: "ClusterClient") -> str:
 
     Raises KafkaError when no broker answers, and ToolError when no broker is known or it has no zookeeper.connect.
     """
+    from klamm.client.admin.configs import ConfigResource, describe_configs
     from klamm.client.cluster import RetryPolicy
-    from klamm.client.configs import ConfigResource, describe_configs
     from klamm.protocol.errors import KafkaError
     from klamm.protocol.vocabulary import ConfigResourceType
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+from klamm.base.environment import Random
+from klamm.base.slices import Slices, in_slices
 from klamm.client.options import ClientOptions
 from klamm.client.read_replicas import ReadReplicas
-from klamm.environment import Random
 from klamm.net.client import (
     Address,
     Avoided,
@@ -43,7 +44,6 @@ from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import PARTITIONS_PER_STEP, Steps
-from klamm.slices import Slices, in_slices
 
 T = TypeVar("T")
 

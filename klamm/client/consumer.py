@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from uuid import UUID
 
+from klamm.base.tasks import start_task
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata, RetryPolicy
 from klamm.client.fetching import FetchFrom, fetch_request, leader_epoch_ends, readable_batches
 from klamm.client.offsets import OffsetAndMetadata, list_offsets
@@ -30,14 +31,13 @@ from klamm.client.options import ConsumerOptions, OffsetReset
 from klamm.client.read_replicas import NO_FOLLOWER, Source
 from klamm.net.client import Disconnected, NotSent
 from klamm.protocol.apis.fetch import AbortedTransaction, PartitionData
-from klamm.protocol.compression import decompress
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, iterate_batches
-from klamm.protocol.records import decode_in_parts
+from klamm.protocol.record.compression import decompress
+from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, BatchHeader, iterate_batches
+from klamm.protocol.record.records import decode_in_parts
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NO_EPOCH, TopicPartition
-from klamm.tasks import start_task
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochRequ
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record_batch import BatchHeader, check_crc, iterate_batches
-from klamm.protocol.records import ControlRecordType, decode_end_transaction_marker
+from klamm.protocol.record.record_batch import BatchHeader, check_crc, iterate_batches
+from klamm.protocol.record.records import ControlRecordType, decode_end_transaction_marker
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, READ_UNCOMMITTED, TopicPartition
 
 

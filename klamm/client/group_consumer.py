@@ -27,6 +27,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from klamm.base.tasks import start_task
 from klamm.client.cluster import ClusterClient
 from klamm.client.consumer import Consumer, ConsumerRecord
 from klamm.client.group_member import (
@@ -41,7 +42,6 @@ from klamm.client.offsets import OffsetAndMetadata
 from klamm.client.options import ConsumerOptions, GroupOptions
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tasks import start_task
 
 # How often the group's leader looks whether the group's topics have new partitions (metadata.max.age.ms). While a topic
 # is missing it looks with each heartbeat.

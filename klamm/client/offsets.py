@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from klamm.client.admin.log_dirs import TopicPartitionReplica
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata, RetryPolicy
 from klamm.client.fan_out import Route, by_topic, coordinators, error_of, fan_out, leaders, of_brokers
-from klamm.client.log_dirs import TopicPartitionReplica
 from klamm.net.client import Connection, UnsupportedVersion
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest

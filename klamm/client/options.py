@@ -13,7 +13,7 @@ from klamm.protocol.vocabulary import ACKS_ALL, READ_UNCOMMITTED
 
 if TYPE_CHECKING:
     from klamm.net.client import Address
-    from klamm.protocol.compression import CompressionType
+    from klamm.protocol.record.compression import CompressionType
 
 
 @dataclass(frozen=True, slots=True)

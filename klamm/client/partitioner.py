@@ -10,7 +10,7 @@ org.apache.kafka.common.utils.Utils.murmur2.
 import struct
 from collections.abc import Sequence
 
-from klamm.environment import Random
+from klamm.base.environment import Random
 
 _SEED = 0x9747B28C
 _FACTOR = 0x5BD1E995

@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from klamm.base.environment import Environment
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ProducerOptions
 from klamm.client.partitioner import StickyPartitions, partition_of_key
@@ -29,11 +30,10 @@ from klamm.client.sender import (
     Transaction,
     TransactionFailed,
 )
-from klamm.environment import Environment
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record_batch import (
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.record_batch import (
     HEADER_SIZE_BYTES,
     LOG_OVERHEAD_BYTES,
     NO_TIMESTAMP,
@@ -42,7 +42,7 @@ from klamm.protocol.record_batch import (
     compressed_batch,
     write_header,
 )
-from klamm.protocol.records import Record, encode_record
+from klamm.protocol.record.records import Record, encode_record
 from klamm.protocol.vocabulary import UNKNOWN_OFFSET
 
 logger = logging.getLogger(__name__)

@@ -165,7 +165,7 @@ def client_options(
 
 def producer_options(properties: Mapping[str, str], defaults: ProducerOptions) -> ProducerOptions:
     """The defaults, changed as a producer's properties say. Raises PropertyError."""
-    from klamm.protocol.compression import CompressionType
+    from klamm.protocol.record.compression import CompressionType
 
     given = {name: value.strip() for name, value in properties.items()}
     changes = numbers(given, _PRODUCER_NUMBERS)

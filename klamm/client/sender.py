@@ -36,20 +36,20 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
+from klamm.base.tasks import start_task
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.client.options import ProducerOptions
 from klamm.net.client import BuildRequest, Connection, Disconnected, InvalidResponse, NotSent
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record_batch import NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader, advance_sequence, parse_header
-from klamm.protocol.records import Record, build_batch, decode_records
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.record_batch import NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader, advance_sequence, parse_header
+from klamm.protocol.record.records import Record, build_batch, decode_records
 from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE, UNKNOWN_OFFSET, PartitionKey
-from klamm.tasks import start_task
 
 MAX_IN_FLIGHT = 5
 BACKOFF_S = 0.1

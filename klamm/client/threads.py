@@ -20,9 +20,9 @@ from typing import TypeVar
 
 import uvloop
 
+from klamm.base.environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.client.options import ClientOptions
-from klamm.environment import SystemEnvironment
 
 T = TypeVar("T")
 Work = Callable[[ClusterClient], Awaitable[T]]

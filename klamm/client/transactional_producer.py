@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
 
+from klamm.base.environment import Environment
 from klamm.client.cluster import ClusterClient
 from klamm.client.group_member import Membership
 from klamm.client.offsets import OffsetAndMetadata
@@ -29,7 +30,6 @@ from klamm.client.options import ProducerOptions
 from klamm.client.producer import OnCompletion, Producer, ProducerRecord
 from klamm.client.sender import Identity, TopicPartitions
 from klamm.client.transactions import PreparedTransaction, State, TransactionManager
-from klamm.environment import Environment
 from klamm.net.client import ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ACKS_ALL, TopicPartition

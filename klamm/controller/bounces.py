@@ -29,13 +29,13 @@ What must stay true:
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
+from klamm.base.slices import for_slices
 from klamm.controller.context import ControllerContext
 from klamm.controller.leader_election import bounced_replica_leader_election
 from klamm.controller.parts import ControllerParts
 from klamm.controller.state_change_log import NO_REPLICA
 from klamm.controller.states import PartitionState
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
-from klamm.slices import for_slices
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import EpochsUsedUp
 from klamm.znodes.topics import LeaderAndIsr

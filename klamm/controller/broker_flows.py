@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable, Sequence
 
+from klamm.base.slices import CHEAP_SLICE, Slices, in_slices, slices
 from klamm.controller.bounces import decide_about_bounced_replicas
 from klamm.controller.context import PartitionAndReplica
 from klamm.controller.events import LeaderAndIsrResponseReceived
@@ -25,7 +26,6 @@ from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.topic_ids import take_up_topic_id_answers
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import CHEAP_SLICE, Slices, in_slices, slices
 from klamm.znodes.fields import ZnodeError
 
 UNKNOWN_BROKER_EPOCH = -1

@@ -27,6 +27,7 @@ from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
+from klamm.base.slices import CHEAP_SLICE, Slices
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.control_topics import ControlTopic
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrTopic, LiveLeader
@@ -38,7 +39,6 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataTopic,
 )
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import CHEAP_SLICE, Slices
 
 T = TypeVar("T")
 

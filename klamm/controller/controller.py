@@ -22,8 +22,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+from klamm.base.environment import Environment
+from klamm.base.tasks import OnFailure
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
+from klamm.controller.channels.send_queue import SendQueue
 from klamm.controller.context import ControllerContext
 from klamm.controller.event_flows import Flow, flows
 from klamm.controller.event_manager import ControllerEventManager
@@ -39,11 +42,8 @@ from klamm.controller.events import (
 from klamm.controller.failover import on_controller_failover, on_controller_resignation
 from klamm.controller.parts import Channels, ControllerParts
 from klamm.controller.requests import ControllerRequests
-from klamm.controller.send_queue import SendQueue
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.controller.states import OnIllegalTransition, log_illegal_transition
-from klamm.environment import Environment
-from klamm.tasks import OnFailure
 from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.controller_store import NO_CONTROLLER, ControllerStore
 from klamm.znodes.fields import ZnodeError

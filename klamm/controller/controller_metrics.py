@@ -6,11 +6,11 @@ ControllerState are 0 on a broker that is not the controller.
 
 from collections.abc import Callable
 
+from klamm.base.metrics import MetricName, Metrics
 from klamm.controller.context import ControllerContext
 from klamm.controller.controller import KafkaController
 from klamm.controller.events import ControllerState
 from klamm.controller.states import ReplicaState
-from klamm.metrics import MetricName, Metrics
 
 GROUP = "kafka.controller"
 

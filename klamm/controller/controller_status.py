@@ -10,6 +10,7 @@ from enum import IntEnum
 from itertools import chain
 from typing import Any, TypeVar
 
+from klamm.base.slices import Slices, in_slices, slices
 from klamm.controller.context import ControllerContext
 from klamm.controller.controller import KafkaController
 from klamm.controller.events import ReplicaLeaderElection
@@ -17,7 +18,6 @@ from klamm.controller.state_change_log import PARTITION_STATE_NAMES, REPLICA_STA
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import Slices, in_slices, slices
 
 LISTED = 100
 # The waiting events that are listed.

@@ -20,6 +20,7 @@ What must stay true:
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from klamm.base.slices import each, slices
 from klamm.controller.context import ControllerContext
 from klamm.controller.leader_election import (
     ElectionResults,
@@ -31,7 +32,6 @@ from klamm.controller.reassignment import complete_reassignments
 from klamm.controller.states import PartitionState
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ElectionType, PartitionKey
-from klamm.slices import each, slices
 from klamm.znodes.topics import LeaderAndIsr
 
 # After a failover brokers come back one after another; soon most of their lost leaderships can be given back.

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from klamm.base.slices import CHEAP_SLICE, Slices
 from klamm.controller import broker_flows, elections, features, isr_flows, reassignment, topic_flows
 from klamm.controller.context import PartitionAndReplica
 from klamm.controller.events import (
@@ -47,7 +48,6 @@ from klamm.controller.events import (
 )
 from klamm.controller.parts import ControllerParts
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.slices import CHEAP_SLICE, Slices
 
 Flow = Callable[[Any], Awaitable[object]]
 """Processes one event. Raises ControllerMoved, ZooKeeperError and ZnodeError."""

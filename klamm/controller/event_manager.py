@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 from itertools import islice
 from typing import NamedTuple
 
+from klamm.base.metrics import Histogram
+from klamm.base.tasks import OnFailure, start_task
 from klamm.controller.events import ControllerEvent, ControllerState
 from klamm.controller.state_change_log import StateChangeLog
-from klamm.metrics import Histogram
-from klamm.tasks import OnFailure, start_task
 
 # The states whose time is not measured.
 _NOT_TIMED = (ControllerState.IDLE, ControllerState.UPDATE_METADATA_RESPONSE_RECEIVED)

@@ -13,11 +13,11 @@ What must stay true:
 import logging
 from collections.abc import Iterable
 
+from klamm.base.slices import each
 from klamm.config.versions import ApiVersion
 from klamm.controller.feature_updates import FeatureResults, FeatureUpdate, check_update, failed
 from klamm.controller.parts import ControllerParts
 from klamm.protocol.errors import KafkaError
-from klamm.slices import each
 from klamm.znodes.cluster import FEATURE_PATH, FinalizedFeatures, incompatible_features
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import LiveBroker

@@ -11,6 +11,7 @@ What must stay true:
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
+from klamm.base.slices import for_slices, slices
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments
 from klamm.controller.state_change_log import NO_REPLICA
@@ -18,7 +19,6 @@ from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import for_slices, slices
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.errors import BadVersion, NoNode, ZooKeeperError

@@ -23,7 +23,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from klamm.base.slices import for_slices, slices
 from klamm.config.current import CurrentConfig
+from klamm.controller.channels.request_batch import ControllerBrokerRequestBatch
 from klamm.controller.context import ControllerContext
 from klamm.controller.leader_election import (
     Election,
@@ -34,7 +36,6 @@ from klamm.controller.leader_election import (
     reassign_partition_leader_election,
     topic_id_partition_leader_election,
 )
-from klamm.controller.request_batch import ControllerBrokerRequestBatch
 from klamm.controller.state_change_log import NO_REPLICA, StateChangeLog
 from klamm.controller.states import (
     VALID_PREVIOUS_PARTITION_STATES,
@@ -46,7 +47,6 @@ from klamm.controller.states import (
 )
 from klamm.controller.turns import Turns
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import for_slices, slices
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr

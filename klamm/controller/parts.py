@@ -12,7 +12,11 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from klamm.base.environment import Environment
+from klamm.base.slices import slices
 from klamm.config.current import CurrentConfig
+from klamm.controller.channels.request_batch import ControllerBrokerRequestBatch
+from klamm.controller.channels.send_queue import SendQueue
 from klamm.controller.context import ControllerContext
 from klamm.controller.events import (
     AutoPreferredReplicaLeaderElection,
@@ -34,18 +38,14 @@ from klamm.controller.events import (
 )
 from klamm.controller.partition_state_machine import PartitionStateMachine
 from klamm.controller.replica_state_machine import ReplicaStateMachine
-from klamm.controller.request_batch import ControllerBrokerRequestBatch
-from klamm.controller.send_queue import SendQueue
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.controller.states import OnIllegalTransition
 from klamm.controller.topic_deletion import TopicDeletionManager
-from klamm.environment import Environment
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
 from klamm.protocol.stop_replica import StopReplicaResponse, StopReplicaTopic
 from klamm.protocol.update_metadata import UpdateMetadataResponse
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import slices
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.controller_store import ControllerStore
 

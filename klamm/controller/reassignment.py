@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from klamm.base.slices import SLICE, Slices, each
 from klamm.controller.context import ControllerContext, PartitionAndReplica, ReplicaAssignment
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment_steps import (
@@ -34,7 +35,6 @@ from klamm.controller.reassignment_steps import (
 )
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import SLICE, Slices, each
 from klamm.znodes import store
 from klamm.znodes.fields import INT32_MAX
 from klamm.znodes.topics import ENVELOPE_BYTES, assignment_bytes, partition_state_path

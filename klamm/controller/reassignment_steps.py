@@ -44,6 +44,7 @@ What must stay true:
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from klamm.base.slices import each, for_slices
 from klamm.config.versions import ApiVersion
 from klamm.controller.context import ControllerContext, PartitionAndReplica, ReplicaAssignment
 from klamm.controller.leader_election import ElectionStrategy
@@ -53,7 +54,6 @@ from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.turns import Turns
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import each, for_slices
 from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.errors import BadVersion, ZooKeeperError
 

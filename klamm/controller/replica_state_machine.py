@@ -28,10 +28,11 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
+from klamm.base.slices import CHEAP_SLICE, for_slices, slices
 from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
+from klamm.controller.channels.request_batch import ControllerBrokerRequestBatch
 from klamm.controller.context import ControllerContext, PartitionAndReplica
-from klamm.controller.request_batch import ControllerBrokerRequestBatch
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.controller.states import (
     VALID_PREVIOUS_REPLICA_STATES,
@@ -42,7 +43,6 @@ from klamm.controller.states import (
 )
 from klamm.controller.turns import Turns
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
-from klamm.slices import CHEAP_SLICE, for_slices, slices
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.errors import BadVersion, ZooKeeperError

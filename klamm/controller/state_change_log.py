@@ -30,8 +30,8 @@ from enum import IntEnum
 from itertools import islice
 from typing import Any, NamedTuple
 
+from klamm.base.log_lines import STATE_CHANGE_LOGGER, TRACE, Line, write_lines
 from klamm.controller.states import PartitionState, ReplicaState
-from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE, Line, write_lines
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.protocol.state_texts import flag, leader_and_isr_text, stop_replica_text
 from klamm.protocol.vocabulary import PartitionKey

@@ -23,13 +23,13 @@ What must stay true:
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 
+from klamm.base.slices import CHEAP_SLICE, SLICE, in_slices, slices
 from klamm.config.broker import BrokerConfig
 from klamm.controller.context import ControllerContext, PartitionAndReplica
 from klamm.controller.partition_state_machine import PartitionStateMachine
 from klamm.controller.replica_state_machine import ReplicaStateMachine
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import CHEAP_SLICE, SLICE, in_slices, slices
 from klamm.znodes.controller_store import ControllerStore
 
 # The items of one slice, which takes a few milliseconds.

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from klamm.base.slices import CHEAP_SLICE, each, for_slices, in_slices, slices
 from klamm.config.versions import ApiVersion
 from klamm.controller.bounces import decide_about_bounced_replicas, take_up_states
 from klamm.controller.context import PartitionAndReplica, ReplicaAssignment
@@ -19,7 +20,6 @@ from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import resume_reassignments
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import CHEAP_SLICE, each, for_slices, in_slices, slices
 from klamm.znodes.topics import TopicAssignment, is_legal_topic_name
 from klamm.zookeeper.errors import RequestTooLarge
 

@@ -27,12 +27,12 @@ What must stay true:
 import logging
 from collections.abc import Collection, Sequence
 
+from klamm.base.slices import CHEAP_SLICE, slices
 from klamm.controller.context import ControllerContext, PartitionAndReplica
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import CHEAP_SLICE, slices
 
 _log = logging.getLogger(__name__)
 

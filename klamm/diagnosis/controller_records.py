@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from klamm.tools.cluster_view import joined
+from klamm.diagnosis.cluster_view import joined
 
 
 def record_text(record: Mapping[str, Any]) -> str:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from klamm.protocol.vocabulary import TopicPartition
 
 if TYPE_CHECKING:
-    from klamm.client.groups import GroupDescription, Member
+    from klamm.client.admin.groups import GroupDescription, Member
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from klamm.client.groups import GroupDescription, Member
+    from klamm.client.admin.groups import GroupDescription, Member
 
 
 @dataclass(frozen=True)

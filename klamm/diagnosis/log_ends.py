@@ -5,18 +5,18 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from klamm.access.clients import error_line
+from klamm.client.admin.groups import list_groups
+from klamm.client.admin.log_dirs import TopicPartitionReplica
+from klamm.client.admin.reassignments import PartitionReassignment
 from klamm.client.cluster import ClusterClient
 from klamm.client.coordinated import listed
 from klamm.client.fan_out import CoordinatorType
-from klamm.client.groups import list_groups
-from klamm.client.log_dirs import TopicPartitionReplica
 from klamm.client.offsets import ONE_ATTEMPT, ListedOffset, list_consumer_group_offsets, list_replica_offsets
-from klamm.client.reassignments import PartitionReassignment
+from klamm.diagnosis.cluster_view import ClusterView, read_cluster
+from klamm.diagnosis.election_plans import Committed, Scope, UncleanPlan, leaderless, unclean_plan
 from klamm.net.client import ClientError
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.cluster_view import ClusterView, read_cluster
-from klamm.tools.elect.plans import Committed, Scope, UncleanPlan, leaderless, unclean_plan
 
 COMMITS_TIMEOUT_S = 10.0
 

@@ -19,11 +19,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
+from klamm.base.tasks import start_task
 from klamm.faults.commands import Action, Command, Fault, Json, Server, from_json
 from klamm.faults.tally import Tally
 from klamm.faults.wire import MAX_LINE_BYTES, Elsewhere, FaultError, socket_path
 from klamm.protocol.errors import KafkaError
-from klamm.tasks import start_task
 from klamm.zookeeper.errors import ZooKeeperError
 
 F = TypeVar("F", bound=Fault)

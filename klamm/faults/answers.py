@@ -34,11 +34,12 @@ from hashlib import blake2b
 from types import CoroutineType, GeneratorType
 from typing import Any
 
-from klamm.broker.api import Api, CountedApi
-from klamm.broker.dispatcher import Dispatcher
+from klamm.base.slices import CHEAP_SLICE, Slices, begin, in_slices
 from klamm.broker.handlers.named_partitions import named_partitions
-from klamm.broker.registry import Request
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
+from klamm.broker.requests.api import Api, CountedApi
+from klamm.broker.requests.dispatcher import Dispatcher
+from klamm.broker.requests.registry import Request
 from klamm.faults.agent import Agent
 from klamm.faults.commands.answers import AnswerFault, DelayAnswers, DisconnectClients, DropAnswers, FailAnswers
 from klamm.faults.request_subjects import (
@@ -63,7 +64,6 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import FINAL_EPOCH, INITIAL_EPOCH, PartitionKey
 from klamm.replication.replica_manager import ReplicaManager, Wanted
-from klamm.slices import CHEAP_SLICE, Slices, begin, in_slices
 
 KINDS = (FailAnswers, DelayAnswers, DropAnswers, DisconnectClients)
 

@@ -7,13 +7,14 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from klamm.broker.broker import Broker
-from klamm.broker.parts import BrokerParts
+from klamm.base.environment import Environment, SystemFileSystem
+from klamm.base.slices import in_slices
+from klamm.broker.start.broker import Broker
+from klamm.broker.start.parts import BrokerParts
 from klamm.config.broker import BrokerConfig
 from klamm.controller.events import Question
 from klamm.coordinator.groups.group import GroupState
 from klamm.coordinator.transactions.transaction import fence
-from klamm.environment import Environment, SystemFileSystem
 from klamm.faults.agent import Agent
 from klamm.faults.commands import Json
 from klamm.faults.commands.actions import (
@@ -28,8 +29,7 @@ from klamm.faults.corruption import corrupt_batch
 from klamm.faults.elections import LeaderOfChoice, Resignation, add_flows
 from klamm.faults.wire import Elsewhere, FaultError
 from klamm.protocol.errors import ErrorCode
-from klamm.slices import in_slices
-from klamm.storage.log_directory import partition_directory_name
+from klamm.storage.segments.log_directory import partition_directory_name
 from klamm.zookeeper.client import State, ZooKeeperClient
 from klamm.zookeeper.errors import ZooKeeperError
 

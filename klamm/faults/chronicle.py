@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from klamm.environment import Environment
+from klamm.base.environment import Environment
 from klamm.faults.control import Control
 from klamm.faults.history import History
 from klamm.faults.metadata_changes import MetadataChanges

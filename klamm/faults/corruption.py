@@ -2,13 +2,13 @@
 
 import posixpath
 
-from klamm.environment import FileSystem
+from klamm.base.environment import FileSystem
 from klamm.faults.commands import Json
 from klamm.faults.wire import FaultError
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.record_batch import crc_matches
-from klamm.storage.batch_scan import find_batch
-from klamm.storage.segment import LOG_SUFFIX
+from klamm.protocol.record.record_batch import crc_matches
+from klamm.storage.segments.batch_scan import find_batch
+from klamm.storage.segments.segment import LOG_SUFFIX
 
 
 def corrupt_batch(file_system: FileSystem, directory: str, offset: int) -> dict[str, Json]:

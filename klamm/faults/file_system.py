@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 
-from klamm.environment import Buffer, File, SystemFile, SystemFileSystem
+from klamm.base.environment import Buffer, File, SystemFile, SystemFileSystem
 from klamm.faults.commands import Json
 from klamm.faults.commands.disk import DiskFault, FailDisk, FullDisk, Operation, OperationFault, SlowDisk
 from klamm.faults.tally import Tally
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.storage.log_directory import parse_directory_name
+from klamm.storage.segments.log_directory import parse_directory_name
 
 # A wait for a slow disk looks so often whether the fault is still wanted.
 LOOK_AGAIN_S = 0.02

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from klamm.base.slices import CHEAP_SLICE, Slices
 from klamm.protocol.apis import KEYS
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import NO_LEADER
-from klamm.slices import CHEAP_SLICE, Slices
 
 Selects = Callable[[str, int | None], bool]
 """Whether a condition holds for a topic and a partition; None where an API names topics only."""

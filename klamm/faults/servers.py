@@ -12,15 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from klamm.broker.broker import Broker
-from klamm.broker.parts import BrokerParts, log_directories
+from klamm.base.environment import Environment, SystemEnvironment
+from klamm.broker.start.broker import Broker
+from klamm.broker.start.parts import BrokerParts, log_directories
 from klamm.config.broker import BrokerConfig
-from klamm.environment import Environment, SystemEnvironment
 from klamm.faults.agent import Agent
 from klamm.faults.answers import Answers
 from klamm.faults.broker_actions import BrokerActions
 from klamm.faults.environment import EnvironmentUnderFaults
-from klamm.faults.network import FaultyLoop, Network
+from klamm.faults.network.network import FaultyLoop, Network
 from klamm.faults.wire import FaultError
 from klamm.faults.witness import WitnessedPartition
 from klamm.processes.errors import ToolError

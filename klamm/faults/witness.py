@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
-from klamm.replication.partition import Partition
-from klamm.storage.truncation import Truncation
+from klamm.replication.partition.partition import Partition
+from klamm.storage.log.truncation import Truncation
 
 Tell = Callable[..., None]
 """`Agent.tell`: the name of an event and its fields."""

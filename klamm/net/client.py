@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import klamm
+from klamm.base.slices import in_slices
 from klamm.net.framing import FrameReader, ReceiveBuffer
 from klamm.net.tls import NO_TLS, explain
 from klamm.protocol.apis.api_versions import ApiVersionsRequest
@@ -41,7 +42,6 @@ from klamm.protocol.messages import (
 )
 from klamm.protocol.primitives import Buffer, Steps
 from klamm.protocol.schema import Answered
-from klamm.slices import in_slices
 
 # How long a closed connection may take to send what was written before it is cut off.
 CLOSE_TIMEOUT_MS = 1_000

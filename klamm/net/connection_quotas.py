@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from klamm.rates import SampledRate
+from klamm.base.rates import SampledRate
 
 UNLIMITED = 2**31 - 1
 

@@ -31,8 +31,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import h11
 
+from klamm.base.tasks import OnFailure, start_task
 from klamm.net.host_names import OwnNames
-from klamm.tasks import OnFailure, start_task
 
 MAX_HEAD_BYTES = 8192
 HEAD_TIMEOUT_S = 10.0

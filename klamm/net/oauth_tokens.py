@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote_plus, urlsplit
 
-from klamm.environment import Environment
+from klamm.base.environment import Environment
 from klamm.net.client import AuthenticationFailed, ConnectFailed
 from klamm.net.oauth import ENDPOINT, OAuthOptions
 from klamm.net.security import TlsOptions

@@ -31,15 +31,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from klamm.environment import is_kept_descriptor, open_file_limit
+from klamm.base.environment import is_kept_descriptor, open_file_limit
+from klamm.base.repeated_lines import RepeatedLines
+from klamm.base.tasks import OnFailure
 from klamm.net.connection_quotas import Acceptor, ConnectionQuotas
 from klamm.net.framing import FrameReader, ReceiveBuffer, SizeLimit
 from klamm.net.request_memory import SMALL_BYTES, Part, RequestMemory
 from klamm.net.request_queue import RequestQueue
 from klamm.net.response_memory import ResponseMemory
 from klamm.net.stopwatch import Stopwatch
-from klamm.repeated_lines import RepeatedLines
-from klamm.tasks import OnFailure
 
 Buffers = Sequence[bytes | bytearray | memoryview]
 T = TypeVar("T")

@@ -11,9 +11,9 @@ import os
 import time
 from logging.handlers import TimedRotatingFileHandler
 
+from klamm.base.log_lines import STATE_CHANGE_LOGGER, TRACE, LogLines
+from klamm.base.visible import visible
 from klamm.controller.state_change_log import CONTROLLER_LOGGER
-from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE, LogLines
-from klamm.visible import visible
 
 HOUR_S = 3600
 # Log4j's names of levels that Python names otherwise or does not have.

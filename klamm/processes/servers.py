@@ -7,10 +7,10 @@ from typing import Any
 
 import uvloop
 
-from klamm.broker.broker import Broker, BrokerStartError
+from klamm.base.environment import SystemEnvironment
+from klamm.broker.start.broker import Broker, BrokerStartError
 from klamm.config.broker import BrokerConfig
 from klamm.config.definition import ConfigError
-from klamm.environment import SystemEnvironment
 from klamm.processes.errors import ToolError
 from klamm.processes.kafka_logs import open_kafka_logs
 from klamm.protocol.errors import KafkaError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from klamm.compiling import inlined
+from klamm.base.compiling import inlined
 
 
 @inlined

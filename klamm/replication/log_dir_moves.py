@@ -31,21 +31,21 @@ from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID
 
+from klamm.base.metrics import MetricName, Metrics
+from klamm.base.tasks import OnFailure, start_task
 from klamm.config.broker import BrokerConfig
-from klamm.metrics import MetricName, Metrics
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record_batch import iterate_batches
+from klamm.protocol.record.record_batch import iterate_batches
 from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
-from klamm.replication.fetch_state import truncation_offset
-from klamm.replication.hosted_partitions import HostedPartitions
-from klamm.replication.partition import Partition
+from klamm.replication.fetcher.fetch_state import truncation_offset
+from klamm.replication.partition.hosted_partitions import HostedPartitions
+from klamm.replication.partition.partition import Partition
 from klamm.replication.quota import ReplicationQuota
-from klamm.storage.log import AppendOrigin, Log
-from klamm.storage.log_config import LogConfig
-from klamm.storage.log_directory import future_directory_name, is_possible_directory_name
-from klamm.storage.log_manager import LogManager
-from klamm.tasks import OnFailure, start_task
+from klamm.storage.directories.log_manager import LogManager
+from klamm.storage.log.log import AppendOrigin, Log
+from klamm.storage.log.log_config import LogConfig
+from klamm.storage.segments.log_directory import future_directory_name, is_possible_directory_name
 from klamm.znodes.topics import is_legal_topic_name
 
 _LOGGER = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Protocol
 from klamm.config.topic import TopicConfig
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.replication.fetch_state import InitialFetchState
+from klamm.replication.fetcher.fetch_state import InitialFetchState
 
 
 class TopicConfigSource(Protocol):

@@ -13,7 +13,7 @@ Source: kafka.server.ReplicationQuotaManager.
 from collections.abc import Iterable
 from typing import Final
 
-from klamm.rates import SampledRate
+from klamm.base.rates import SampledRate
 
 UNLIMITED: Final = 2**63 - 1
 """The bound, in bytes per second, of a quota that is not set."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from klamm.plugins.replica_selection import ClientMetadata, PartitionView, ReplicaSelector, ReplicaView
 from klamm.protocol.apis.fetch import FetchPartition
 from klamm.protocol.vocabulary import INVALID_PREFERRED_REPLICA_ID, NO_EPOCH
-from klamm.replication.partition import Partition
+from klamm.replication.partition.partition import Partition
 
 # Host, port and rack of a live broker on a listener; None if it is not alive or has no such listener.
 ReplicaAddress = Callable[[int, str], tuple[str, int, str | None] | None]

@@ -20,9 +20,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
+from klamm.base.environment import Environment, WorkerFailed
+from klamm.base.purgatory import Purgatory, Watch
+from klamm.base.slices import SLICE, Slices, begin, each, in_slices, slices
+from klamm.base.tasks import OnFailure, start_task
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
-from klamm.environment import Environment, WorkerFailed
 from klamm.net.response_memory import ResponseMemory
 from klamm.plugins.replica_selection import ClientMetadata
 from klamm.protocol.apis.fetch import AbortedTransaction, FetchPartition, PartitionData
@@ -32,8 +35,8 @@ from klamm.protocol.primitives import Steps
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, UNKNOWN_OFFSET, PartitionKey
-from klamm.purgatory import Purgatory, Watch
-from klamm.replication.delayed_operations import (
+from klamm.replication.log_dir_moves import LogDirMoves
+from klamm.replication.partition.delayed_operations import (
     Appended,
     DelayedDeleteRecords,
     DelayedFetch,
@@ -45,10 +48,10 @@ from klamm.replication.delayed_operations import (
     Wanted,
     decide,
 )
-from klamm.replication.hosted_partitions import HostedPartitions, log_config
-from klamm.replication.isr import IsrStatistics
-from klamm.replication.log_dir_moves import LogDirMoves
-from klamm.replication.partition import Partition
+from klamm.replication.partition.hosted_partitions import HostedPartitions, log_config
+from klamm.replication.partition.isr import IsrStatistics
+from klamm.replication.partition.partition import Partition
+from klamm.replication.partition.topic_metrics import TopicCounts, TopicStatistics
 from klamm.replication.ports import (
     FollowerFetchers,
     IsKnownPartition,
@@ -61,14 +64,11 @@ from klamm.replication.quota import ReplicationQuota
 from klamm.replication.read_replicas import ReadReplicas
 from klamm.replication.state_change_lines import StateChangeLines
 from klamm.replication.state_changes import StateChanges
-from klamm.replication.topic_metrics import TopicCounts, TopicStatistics
-from klamm.slices import SLICE, Slices, begin, each, in_slices, slices
-from klamm.storage.batch_inspection import Inspected, LargeBatch, inspect
-from klamm.storage.log import AppendInfo, FetchedRecords, Log, Oddity
-from klamm.storage.log_manager import LogManager
-from klamm.storage.log_validator import RecordsRefused
-from klamm.storage.producer_state import AppendOrigin
-from klamm.tasks import OnFailure, start_task
+from klamm.storage.directories.log_manager import LogManager
+from klamm.storage.log.batch_inspection import Inspected, LargeBatch, inspect
+from klamm.storage.log.log import AppendInfo, FetchedRecords, Log, Oddity
+from klamm.storage.log.log_validator import RecordsRefused
+from klamm.storage.log.producer_state import AppendOrigin
 
 __all__ = ["DeleteRecordsResult", "ProduceResult", "ReplicaManager", "Wanted", "log_config"]
 

@@ -11,13 +11,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from klamm.log_lines import BATCH, STATE_CHANGE_LOGGER, TRACE, LineBatch
+from klamm.base.log_lines import BATCH, STATE_CHANGE_LOGGER, TRACE, LineBatch
+from klamm.base.slices import Slices
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest
 from klamm.protocol.primitives import Steps
 from klamm.protocol.state_texts import flag, ids, leader_and_isr_text, stop_replica_text, update_metadata_text
 from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataRequest, UpdateMetadataTopic
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import Slices
 
 OFFLINE_DIRECTORY = "as the local replica for the partition is in an offline log directory"
 

@@ -36,6 +36,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 from uuid import UUID
 
+from klamm.base.slices import SLICE, Slices, in_slices
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import (
     LeaderAndIsrPartitionState,
@@ -47,14 +48,13 @@ from klamm.protocol.primitives import Steps
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataPartitionState, UpdateMetadataRequest
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, PartitionKey
-from klamm.replication.fetch_state import InitialFetchState
-from klamm.replication.hosted_partitions import HostedPartitions, WantedLog
+from klamm.replication.fetcher.fetch_state import InitialFetchState
 from klamm.replication.log_dir_moves import LogDirMoves
-from klamm.replication.partition import Partition
+from klamm.replication.partition.hosted_partitions import HostedPartitions, WantedLog
+from klamm.replication.partition.partition import Partition
 from klamm.replication.ports import FollowerFetchers, LiveBroker, TopicConfigSource
 from klamm.replication.state_change_lines import LeaderAndIsrLines, Origin, StateChangeLines, StopReplicaLines
-from klamm.slices import SLICE, Slices, in_slices
-from klamm.storage.log_manager import LogManager
+from klamm.storage.directories.log_manager import LogManager
 from klamm.znodes.topics import is_legal_topic_name
 
 T = TypeVar("T")

@@ -27,12 +27,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from klamm.progress import progress
-from klamm.simulation.process import CURRENT
-from klamm.simulation.random_faults import random_faults
-from klamm.simulation.schedule import Schedule
-from klamm.simulation.shrinking import shrink, signature
-from klamm.simulation.world import World
+from klamm.base.progress import progress
+from klamm.simulation.machine.process import CURRENT
+from klamm.simulation.machine.world import World
+from klamm.simulation.runs.random_faults import random_faults
+from klamm.simulation.runs.shrinking import shrink, signature
+from klamm.simulation.workloads.schedule import Schedule
 
 # Virtual time, for the faults of a run and the phases of three minutes after them.
 TIME_LIMIT_S = 3600.0

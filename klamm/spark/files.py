@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
-from klamm.environment import FileSystem, SystemEnvironment, SystemFileSystem
+from klamm.base.environment import FileSystem, SystemEnvironment, SystemFileSystem
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

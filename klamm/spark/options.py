@@ -21,6 +21,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
+from klamm.base.patterns import InvalidPattern, Pattern
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.properties import (
     CLIENT_PROPERTIES,
@@ -33,7 +34,6 @@ from klamm.client.properties import (
     producer_options,
 )
 from klamm.net.security import REFUSED
-from klamm.patterns import InvalidPattern, Pattern
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from klamm.spark.formats import options as format_options
 from klamm.spark.formats.options import FormatOptionError
@@ -273,7 +273,7 @@ def read_options(
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """The options of a writer. Raises OptionError."""
     # This import loads checksums and codecs, which a reader's options do not need.
-    from klamm.protocol.compression import CompressionType
+    from klamm.protocol.record.compression import CompressionType
 
     given = _Given(options)
     given.require_servers(

@@ -6,7 +6,7 @@ What must stay true:
 
 from importlib import import_module
 
-from klamm import compiling
+from klamm.base import compiling
 
 KERNELS = (
     "klamm.spark.formats.json_kernels",

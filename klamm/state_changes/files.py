@@ -8,7 +8,7 @@ import codecs
 import zlib
 from collections.abc import Callable
 
-from klamm.environment import FileSystem
+from klamm.base.environment import FileSystem
 from klamm.state_changes.entries import BEGINNING, BEGINNING_OF_LINE, FORM, TIME_SIZE
 
 _GZIP_MAGIC = b"\x1f\x8b"

@@ -21,7 +21,7 @@ from itertools import compress, islice, pairwise
 from operator import le
 from typing import NamedTuple
 
-from klamm.environment import FileSystem
+from klamm.base.environment import FileSystem
 from klamm.state_changes.entries import (
     BEGINNING,
     BEGINNING_OF_LINE,

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from klamm.base.visible import visible
 from klamm.state_changes.entries import Said
-from klamm.visible import visible
 
 COLUMNS = ("TIME", "BROKER", "WRITTEN-BY", "LEADER", "EPOCH", "ISR", "STATE", "MESSAGE")
 

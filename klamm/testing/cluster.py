@@ -22,9 +22,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from klamm.client.topics import NewTopic
+from klamm.base.environment import SystemEnvironment
+from klamm.client.admin.topics import NewTopic
 from klamm.config.broker import config_key, unknown_key_problem
-from klamm.environment import SystemEnvironment
 from klamm.faults.chronicle import Chronicle
 from klamm.faults.commands import Server
 from klamm.faults.control import Control

@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
+from klamm.base.environment import SystemEnvironment
+from klamm.client.admin.topics import NewTopic, create_topics, delete_topics
 from klamm.client.cluster import ClusterClient
-from klamm.client.topics import NewTopic, create_topics, delete_topics
-from klamm.environment import SystemEnvironment
 from klamm.net.client import Address, ClientError, ConnectionOptions
 from klamm.processes.readiness import CLIENT_ID
 from klamm.protocol.errors import ErrorCode, KafkaError

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
 
+from klamm.base.slices import Slices, each, for_slices
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import Slices, each, for_slices
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.brokers import BrokerRegistration

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from klamm.environment import Environment
+from klamm.base.environment import Environment
+from klamm.base.tasks import start_task
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.tasks import start_task
 from klamm.znodes.brokers import BROKER_IDS_PATH, broker_ids, broker_path
 from klamm.znodes.cluster import CLUSTER_ID_PATH, CONTROLLER_EPOCH_PATH, CONTROLLER_PATH
 from klamm.znodes.fields import ZnodeError

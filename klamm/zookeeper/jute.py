@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import NamedTuple
 
-from klamm.slices import CHEAP_SLICE, Slices
-from klamm.steps import Steps, in_one_go
+from klamm.base.slices import CHEAP_SLICE, Slices
+from klamm.base.steps import Steps, in_one_go
 from klamm.zookeeper.errors import JuteError
 from klamm.zookeeper.messages import (
     OPEN_ACL,

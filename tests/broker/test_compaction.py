@@ -11,8 +11,8 @@ import pytest
 
 from klamm.protocol import messages
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.record_batch import iterate_batches
-from klamm.protocol.records import Record, build_batch, decode_records
+from klamm.protocol.record.record_batch import iterate_batches
+from klamm.protocol.record.records import Record, build_batch, decode_records
 from klamm.protocol.vocabulary import ConfigResourceType, OpType
 from support.one_broker import Client, OneBroker, running, until
 

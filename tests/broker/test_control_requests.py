@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from klamm.broker.broker import Broker
-from klamm.broker.security import Client as Principal
-from klamm.broker.security import Operation
-from klamm.environment import SystemEnvironment
+from klamm.base.environment import SystemEnvironment
+from klamm.broker.requests.security import Client as Principal
+from klamm.broker.requests.security import Operation
+from klamm.broker.start.broker import Broker
 from klamm.protocol import messages
 from klamm.protocol.apis.fetch import EpochEndOffset, PartitionData
 from klamm.protocol.errors import ErrorCode

@@ -16,7 +16,7 @@ from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.replication import replica_manager
-from klamm.storage import directory_loader, log_manager
+from klamm.storage.directories import directory_loader, log_manager
 from klamm.znodes.store import KafkaZooKeeper
 from support.failing_disk import FailingDisk
 from support.one_broker import Client, batch, running, until, values

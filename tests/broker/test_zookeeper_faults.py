@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from klamm.broker.broker import Broker, BrokerStartError
-from klamm.environment import SystemEnvironment
-from klamm.metrics import Metrics
+from klamm.base.environment import SystemEnvironment
+from klamm.base.metrics import Metrics
+from klamm.broker.start.broker import Broker, BrokerStartError
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

@@ -6,13 +6,24 @@ from typing import TypeVar
 
 import pytest
 
+from klamm.base.environment import SystemEnvironment
+from klamm.client.admin.configs import ConfigResource, alter_configs, describe_configs, incremental_alter_configs
+from klamm.client.admin.delete_records import TO_HIGH_WATERMARK, delete_records
+from klamm.client.admin.elections import elect_leaders
+from klamm.client.admin.groups import delete_groups, describe_groups, list_groups
+from klamm.client.admin.log_dirs import TopicPartitionReplica, alter_replica_log_dirs, describe_log_dirs
+from klamm.client.admin.reassignments import alter_partition_reassignments, list_partition_reassignments
+from klamm.client.admin.topics import (
+    CreatedTopic,
+    NewPartitions,
+    NewTopic,
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_topics,
+)
 from klamm.client.cluster import ClusterClient, PartitionMetadata, make_client
-from klamm.client.configs import ConfigResource, alter_configs, describe_configs, incremental_alter_configs
-from klamm.client.delete_records import TO_HIGH_WATERMARK, delete_records
-from klamm.client.elections import elect_leaders
 from klamm.client.fan_out import checked
-from klamm.client.groups import delete_groups, describe_groups, list_groups
-from klamm.client.log_dirs import TopicPartitionReplica, alter_replica_log_dirs, describe_log_dirs
 from klamm.client.offsets import (
     OffsetAndMetadata,
     alter_consumer_group_offsets,
@@ -23,18 +34,7 @@ from klamm.client.offsets import (
 )
 from klamm.client.options import ClientOptions
 from klamm.client.properties import parse_addresses
-from klamm.client.reassignments import alter_partition_reassignments, list_partition_reassignments
-from klamm.client.topics import (
-    CreatedTopic,
-    NewPartitions,
-    NewTopic,
-    create_partitions,
-    create_topics,
-    delete_topics,
-    describe_topics,
-)
 from klamm.config.definition import ConfigSource
-from klamm.environment import SystemEnvironment
 from klamm.processes.helper import Helper
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (

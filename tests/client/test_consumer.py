@@ -20,10 +20,10 @@ from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.fetch import AbortedTransaction, FetchResponse
 from klamm.protocol.apis.list_offsets import ListOffsetsResponse
 from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochResponse
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import parse_header
-from klamm.protocol.records import (
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.record_batch import parse_header
+from klamm.protocol.record.records import (
     ControlRecordType,
     EndTransactionMarker,
     Record,
@@ -31,11 +31,11 @@ from klamm.protocol.records import (
     build_end_transaction_marker,
 )
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED, TopicPartition
-from klamm.simulation.administration import Administrator
-from klamm.simulation.cluster import SimulatedCluster
-from klamm.simulation.random_faults import RandomFaults
-from klamm.simulation.workload import create_topic
-from klamm.simulation.world import World
+from klamm.simulation.cluster.cluster import SimulatedCluster
+from klamm.simulation.machine.world import World
+from klamm.simulation.runs.random_faults import RandomFaults
+from klamm.simulation.workloads.administration import Administrator
+from klamm.simulation.workloads.workload import create_topic
 from support.scripted_broker import ScriptedBroker
 
 TOPIC = "events"

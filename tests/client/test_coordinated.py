@@ -2,13 +2,13 @@
 
 import pytest
 
+from klamm.client.admin.topics import describe_topics
 from klamm.client.cluster import ClusterClient
 from klamm.client.coordinated import MOST_LISTS, listed
 from klamm.client.fan_out import CoordinatorType
-from klamm.client.topics import describe_topics
+from klamm.diagnosis.cluster_view import read_cluster
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
-from klamm.tools.cluster_view import read_cluster
 from support.scripted_cluster import ScriptedCluster
 
 NO_CONTROLLER = -1

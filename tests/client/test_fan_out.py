@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from klamm.client.admin.configs import ConfigResource, describe_configs
+from klamm.client.admin.elections import elect_leaders
+from klamm.client.admin.groups import delete_groups
+from klamm.client.admin.log_dirs import describe_log_dirs
+from klamm.client.admin.reassignments import list_partition_reassignments
+from klamm.client.admin.topics import CreatedTopic, NewTopic, create_topics
 from klamm.client.cluster import ClusterClient, RetryPolicy
-from klamm.client.configs import ConfigResource, describe_configs
-from klamm.client.elections import elect_leaders
 from klamm.client.fan_out import checked, error_of, fan_out
-from klamm.client.groups import delete_groups
-from klamm.client.log_dirs import describe_log_dirs
 from klamm.client.offsets import ListedOffset, list_consumer_group_offsets, list_offsets
-from klamm.client.reassignments import list_partition_reassignments
-from klamm.client.topics import CreatedTopic, NewTopic, create_topics
 from klamm.net.client import ClientError, ConnectFailed, Disconnected, UnsupportedVersion
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.create_topics import CreateTopicsResponse

@@ -19,16 +19,16 @@ from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, O
 from klamm.client.producer import Producer, ProducerRecord
 from klamm.client.transactional_producer import TransactionalProducer
 from klamm.client.transactions import TransactionAborted
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import READ_COMMITTED, TopicPartition
-from klamm.simulation.administration import Administrator
-from klamm.simulation.cluster import SimulatedCluster
-from klamm.simulation.determinism import assert_same_trace
-from klamm.simulation.process import ProcessDead
-from klamm.simulation.random_faults import RandomFaults
-from klamm.simulation.workload import create_topic
-from klamm.simulation.world import World
+from klamm.simulation.cluster.cluster import SimulatedCluster
+from klamm.simulation.machine.determinism import assert_same_trace
+from klamm.simulation.machine.process import ProcessDead
+from klamm.simulation.machine.world import World
+from klamm.simulation.runs.random_faults import RandomFaults
+from klamm.simulation.workloads.administration import Administrator
+from klamm.simulation.workloads.workload import create_topic
 
 TOPIC = "letters"
 PARTITIONS = 4

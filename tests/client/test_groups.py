@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from klamm.client.admin.groups import Coordinator, GroupListing, describe_groups, list_groups
 from klamm.client.fan_out import checked
-from klamm.client.groups import Coordinator, GroupListing, describe_groups, list_groups
 from klamm.client.offsets import (
     OffsetAndMetadata,
     alter_consumer_group_offsets,

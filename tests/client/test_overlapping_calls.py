@@ -9,19 +9,19 @@ from functools import partial
 
 import pytest
 
+from klamm.base.environment import SystemEnvironment
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.producer import Producer, ProducerRecord
 from klamm.client.sender import TransactionFailed
 from klamm.client.transactional_producer import TransactionalProducer
-from klamm.environment import SystemEnvironment
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.add_partitions_to_txn import AddPartitionsToTxnResponse, AddPartitionsToTxnTopicResult
 from klamm.protocol.apis.end_txn import EndTxnResponse
 from klamm.protocol.apis.init_producer_id import InitProducerIdResponse
 from klamm.protocol.apis.produce import ProduceResponse
-from klamm.protocol.compression import CompressionType
-from klamm.protocol.record_batch import parse_header
-from klamm.protocol.records import decode_records
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.record_batch import parse_header
+from klamm.protocol.record.records import decode_records
 from support.scripted_cluster import ScriptedCluster
 
 TOPICS = ["other", *(f"topic-{number}" for number in range(60))]

@@ -13,21 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as java_murmur2
 
+from klamm.base.environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.partitioner import StickyPartitions, murmur2, partition_of_key
 from klamm.client.producer import Producer, ProducerRecord, _ProducerBatch
-from klamm.environment import SystemEnvironment
 from klamm.net.client import ConnectionOptions
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import parse_header
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.record_batch import parse_header
 from klamm.protocol.vocabulary import ACKS_LEADER, ACKS_NONE
-from klamm.simulation.administration import Administrator
-from klamm.simulation.cluster import SimulatedCluster
-from klamm.simulation.random_faults import RandomFaults
-from klamm.simulation.workload import Consumer, create_topic
-from klamm.simulation.world import World
+from klamm.simulation.cluster.cluster import SimulatedCluster
+from klamm.simulation.machine.world import World
+from klamm.simulation.runs.random_faults import RandomFaults
+from klamm.simulation.workloads.administration import Administrator
+from klamm.simulation.workloads.workload import Consumer, create_topic
 from support.partition_leader import Leader
 from support.scripted_broker import ScriptedBroker
 

@@ -14,7 +14,7 @@ from klamm.client.properties import (
     producer_options,
 )
 from klamm.net.security import SaslOptions, SecurityOptions, TlsOptions
-from klamm.protocol.compression import CompressionType
+from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import ACKS_ALL, ACKS_LEADER, READ_COMMITTED
 
 SERVERS = {"bootstrap.servers": "a:1"}

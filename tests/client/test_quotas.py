@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from klamm.client.quotas import (
+from klamm.client.admin.quotas import (
     CLIENT_ID,
     USER,
     MatchType,
@@ -12,7 +12,7 @@ from klamm.client.quotas import (
     alter_client_quotas,
     describe_client_quotas,
 )
-from klamm.client.scram_credentials import (
+from klamm.client.admin.scram_credentials import (
     NewCredential,
     alter_user_scram_credentials,
     describe_user_scram_credentials,

@@ -12,11 +12,27 @@ from typing import Any
 
 import pytest
 
+from klamm.base.environment import SystemEnvironment
+from klamm.client.admin.configs import ConfigResource, alter_configs, describe_configs, incremental_alter_configs
+from klamm.client.admin.elections import elect_leaders
+from klamm.client.admin.groups import delete_groups, describe_groups, list_groups
+from klamm.client.admin.log_dirs import TopicPartitionReplica, alter_replica_log_dirs, describe_log_dirs
+from klamm.client.admin.reassignments import alter_partition_reassignments, list_partition_reassignments
+from klamm.client.admin.topics import (
+    NewPartitions,
+    NewTopic,
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_topics,
+)
+from klamm.client.admin.transaction_admin import (
+    abort_transaction,
+    describe_producers,
+    describe_transactions,
+    list_transactions,
+)
 from klamm.client.cluster import ClusterClient, RetryPolicy
-from klamm.client.configs import ConfigResource, alter_configs, describe_configs, incremental_alter_configs
-from klamm.client.elections import elect_leaders
-from klamm.client.groups import delete_groups, describe_groups, list_groups
-from klamm.client.log_dirs import TopicPartitionReplica, alter_replica_log_dirs, describe_log_dirs
 from klamm.client.offsets import (
     OffsetAndMetadata,
     alter_consumer_group_offsets,
@@ -26,32 +42,16 @@ from klamm.client.offsets import (
 )
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.producer import Producer, ProducerRecord
-from klamm.client.reassignments import alter_partition_reassignments, list_partition_reassignments
-from klamm.client.topics import (
-    NewPartitions,
-    NewTopic,
-    create_partitions,
-    create_topics,
-    delete_topics,
-    describe_topics,
-)
-from klamm.client.transaction_admin import (
-    abort_transaction,
-    describe_producers,
-    describe_transactions,
-    list_transactions,
-)
 from klamm.client.transactional_producer import TransactionalProducer
 from klamm.client.transactions import PreparedTransaction, State, end_prepared
 from klamm.client.verification.verifier import Replicated, VerifyOptions, verify_replicas
-from klamm.environment import SystemEnvironment
 from klamm.net.client import ClientError, ConnectionOptions
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis import response_class
 from klamm.protocol.apis.find_coordinator import FindCoordinatorResponse
 from klamm.protocol.apis.metadata import MetadataResponse
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.schema import fields_of
 from klamm.protocol.vocabulary import (
     ACKS_ALL,

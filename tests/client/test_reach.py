@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from klamm.cli import main
 from klamm.client import cluster as cluster_module
 from klamm.client.cluster import ClusterClient, DifferentClusters
 from klamm.net.client import ConnectFailed
-from klamm.tools import main
 from support.processes import free_port
 from support.scripted_broker import ScriptedBroker
 from support.scripted_cluster import ScriptedCluster

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 import confluent_kafka
 import pytest
 
+from klamm.base.environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.client.consumer import Consumer
 from klamm.client.options import ClientOptions, ConsumerOptions, OffsetReset, ProducerOptions
 from klamm.client.producer import Producer, ProducerRecord
 from klamm.client.properties import parse_addresses
-from klamm.environment import SystemEnvironment
-from klamm.protocol.compression import CompressionType
+from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 

@@ -12,14 +12,14 @@ from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.sender import MAX_IN_FLIGHT, PartitionBatch, Sender
 from klamm.net.client import ConnectionOptions
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.records import Record, build_batch
-from klamm.simulation.administration import Administrator
-from klamm.simulation.cluster import SimulatedCluster
-from klamm.simulation.random_faults import RandomFaults
-from klamm.simulation.workload import FIRST_TIMESTAMP_MS, Consumer, create_topic
-from klamm.simulation.world import World
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.records import Record, build_batch
+from klamm.simulation.cluster.cluster import SimulatedCluster
+from klamm.simulation.machine.world import World
+from klamm.simulation.runs.random_faults import RandomFaults
+from klamm.simulation.workloads.administration import Administrator
+from klamm.simulation.workloads.workload import FIRST_TIMESTAMP_MS, Consumer, create_topic
 from support.partition_leader import Leader
 from support.scripted_broker import ScriptedBroker
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from klamm.client.transaction_admin import (
+from klamm.client.admin.transaction_admin import (
     Coordinated,
     OpenTransaction,
     ProducerState,

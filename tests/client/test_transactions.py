@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from klamm.base.environment import SystemEnvironment
 from klamm.client.group_member import Membership
 from klamm.client.offsets import OffsetAndMetadata
 from klamm.client.options import ClientOptions, ProducerOptions
@@ -26,7 +27,6 @@ from klamm.client.transactions import (
     end_prepared,
     require_prepared,
 )
-from klamm.environment import SystemEnvironment
 from klamm.net.client import ClientError
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.add_offsets_to_txn import AddOffsetsToTxnResponse
@@ -35,9 +35,9 @@ from klamm.protocol.apis.end_txn import EndTxnResponse
 from klamm.protocol.apis.init_producer_id import InitProducerIdResponse
 from klamm.protocol.apis.produce import ProduceResponse
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitResponse
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import parse_header
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.record_batch import parse_header
 from klamm.protocol.vocabulary import ACKS_LEADER, TopicPartition
 from support.scripted_cluster import HANG_UP, ScriptedCluster
 

@@ -17,13 +17,13 @@ from klamm.client.transactions import (
     TransactionGone,
     end_prepared,
 )
-from klamm.protocol.compression import CompressionType
+from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import READ_COMMITTED, TopicPartition
-from klamm.simulation.administration import Administrator
-from klamm.simulation.cluster import SimulatedCluster
-from klamm.simulation.random_faults import RandomFaults
-from klamm.simulation.workload import create_topic
-from klamm.simulation.world import World
+from klamm.simulation.cluster.cluster import SimulatedCluster
+from klamm.simulation.machine.world import World
+from klamm.simulation.runs.random_faults import RandomFaults
+from klamm.simulation.workloads.administration import Administrator
+from klamm.simulation.workloads.workload import create_topic
 
 TOPIC = "events"
 PARTITIONS = 3

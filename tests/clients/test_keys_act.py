@@ -14,9 +14,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.protocol.compression import CompressionType
-from klamm.protocol.record_batch import parse_header
-from klamm.storage.checkpoints import parse_offset_checkpoint
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.record_batch import parse_header
+from klamm.storage.segments.checkpoints import parse_offset_checkpoint
 from klamm.testing import Cluster
 
 NOW_MS = int(time.time() * 1000)

@@ -10,7 +10,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.client.log_dirs import TopicPartitionReplica, alter_replica_log_dirs, describe_log_dirs
+from klamm.client.admin.log_dirs import TopicPartitionReplica, alter_replica_log_dirs, describe_log_dirs
 from klamm.client.options import ClientOptions
 from klamm.client.properties import parse_addresses
 from klamm.client.threads import call

@@ -11,11 +11,11 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.structs import TopicPartition
 
+from klamm.cli import main
+from klamm.cli.reassign.access import WireAccess
+from klamm.cli.reassign.throttles import BROKER_THROTTLES, TOPIC_THROTTLES, ConfigKey
+from klamm.cli.shared.clients import run_with_client
 from klamm.testing import Cluster
-from klamm.tools import main
-from klamm.tools.clients import run_with_client
-from klamm.tools.reassign.access import WireAccess
-from klamm.tools.reassign.throttles import BROKER_THROTTLES, TOPIC_THROTTLES, ConfigKey
 from support.durability.check import check_load
 from support.durability.load import Load
 
@@ -122,7 +122,7 @@ def test_the_tool_and_a_broker_die_during_a_throttled_reassignment_under_load(tm
         load = Load(cluster.bootstrap, TOPIC, PARTITIONS, records_per_s=1_000)
         cluster.until(lambda: all(writer.acknowledged_count > 3_000 for writer in load.writers))
         # Copies of a few hundred kilobytes to each broker take some seconds.
-        command = [sys.executable, "-m", "klamm.tools.main", *tool, "--throttle", "50000"]
+        command = [sys.executable, "-m", "klamm.cli.main", *tool, "--throttle", "50000"]
         with subprocess.Popen(
             [*command, "--reassignment-json-file", str(second)], stdout=subprocess.PIPE, text=True
         ) as process:

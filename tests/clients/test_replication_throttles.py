@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from klamm.base.environment import SystemEnvironment
+from klamm.client.admin.configs import ConfigResource, incremental_alter_configs
+from klamm.client.admin.reassignments import alter_partition_reassignments
+from klamm.client.admin.topics import NewTopic, create_topics
 from klamm.client.cluster import ClusterClient, make_client
-from klamm.client.configs import ConfigResource, incremental_alter_configs
 from klamm.client.options import ClientOptions
 from klamm.client.properties import parse_addresses
-from klamm.client.reassignments import alter_partition_reassignments
-from klamm.client.topics import NewTopic, create_topics
-from klamm.environment import SystemEnvironment
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType, TopicPartition
 from klamm.testing import Cluster
 from support.spark.producing import produce

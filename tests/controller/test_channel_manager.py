@@ -8,9 +8,10 @@ import weakref
 
 import pytest
 
+from klamm.base.slices import SLICE
 from klamm.config.broker import BrokerConfig
-from klamm.controller import channel_manager
-from klamm.controller.channel_manager import COALESCE_FROM, RETRY_BACKOFF_MS, ControllerChannelManager
+from klamm.controller.channels import channel_manager
+from klamm.controller.channels.channel_manager import COALESCE_FROM, RETRY_BACKOFF_MS, ControllerChannelManager
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.leader_and_isr import (
@@ -25,7 +26,6 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataResponse,
     UpdateMetadataTopic,
 )
-from klamm.slices import SLICE
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from support.scripted_broker import ScriptedBroker
 

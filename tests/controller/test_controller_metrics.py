@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from klamm.base.metrics import Metrics
 from klamm.controller.controller_metrics import register_controller_metrics
-from klamm.metrics import Metrics
 from support.controller.scene import Scene, playing
 
 GAUGES = [

@@ -1,7 +1,7 @@
 """Faults of Kafka 2.8.2 in the controller, which klamm must not have: by their KAFKA numbers.
 
-Those of brokers that lead and follow are in tests/replication/test_known_replica_faults.py; docs/kafka-faults.md lists
-all.
+Those of brokers that lead and follow are in tests/replication/partition/test_known_replica_faults.py;
+docs/kafka-faults.md lists all.
 """
 
 from pathlib import Path

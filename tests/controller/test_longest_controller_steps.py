@@ -1,7 +1,7 @@
 """No step of the controller's events holds the loop for long, however many topics and partitions they touch.
 
-As in `tests/broker/test_longest_background_steps.py`, each work is done at two sizes, with slices as small as they can
-be. The brokers that only answer, and the ZooKeeper server, are not counted (`support.opcodes.ELSEWHERE`).
+As in `tests/broker/requests/test_longest_background_steps.py`, each work is done at two sizes, with slices as small as
+they can be. The brokers that only answer, and the ZooKeeper server, are not counted (`support.opcodes.ELSEWHERE`).
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import pytest
 
 from klamm.controller.events import AutoPreferredReplicaLeaderElection
 from klamm.protocol.vocabulary import ElectionType
-from klamm.simulation.small_slices import small_slices
+from klamm.simulation.machine.small_slices import small_slices
 from klamm.znodes import batches
 from support.controller.scene import Scene, playing
 from support.growing_work import SIZES, Growing, Work, too_long

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from klamm.base.slices import CHEAP_SLICE, SLICE
 from klamm.config.versions import ApiVersion
 from klamm.controller import event_flows
 from klamm.controller.context import ControllerContext
 from klamm.controller.events import ControllerRequestSender, TopicDeletionStopReplicaResponseReceived
 from klamm.controller.reassignment import api_partition_reassignment, list_partition_reassignments
 from klamm.protocol.stop_replica import StopReplicaResponse, StopReplicaTopic
-from klamm.slices import CHEAP_SLICE, SLICE
 from klamm.znodes.topics import LeaderAndIsr
 from support.controller.state_machines import context_with
 

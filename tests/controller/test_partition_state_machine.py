@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm import slices
+from klamm.base import slices
 from klamm.controller.context import ReplicaAssignment
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.states import PartitionState, StateChangeFailed

@@ -7,8 +7,9 @@ from uuid import UUID
 
 import pytest
 
+from klamm.base.log_lines import STATE_CHANGE_LOGGER, TRACE
+from klamm.base.steps import in_one_go
 from klamm.controller.context import ControllerContext, ReplicaAssignment
-from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LiveLeader
 from klamm.protocol.messages import encode_request
@@ -18,7 +19,6 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataEndpoint,
     UpdateMetadataPartitionState,
 )
-from klamm.steps import in_one_go
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.store import LiveBroker
 from klamm.znodes.topics import LeaderAndIsr

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from klamm.base.log_lines import STATE_CHANGE_LOGGER, TRACE, LogLines
 from klamm.controller import state_change_log
 from klamm.controller.state_change_log import (
     CONTROLLER_LOGGER,
@@ -15,7 +16,6 @@ from klamm.controller.state_change_log import (
     StateChangeLog,
 )
 from klamm.controller.states import PartitionState, ReplicaState
-from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE, LogLines
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.znodes.topics import LeaderAndIsr
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from klamm.base.purgatory import DelayedOperation, Purgatory
+from klamm.base.slices import in_slices
 from klamm.coordinator.groups.offset_expiration import expire
-from klamm.purgatory import DelayedOperation, Purgatory
-from klamm.simulation.small_slices import small_slices
-from klamm.slices import in_slices
+from klamm.simulation.machine.small_slices import small_slices
 from support.coordination import NOW_MS, Coordination
 from support.growing_work import Growing, Work, first_too_long, too_long
 from support.one_broker import until

@@ -13,7 +13,7 @@ import klamm.testing
 from klamm.testing import Helper
 
 ROOT = Path(__file__).parents[2]
-KLAMM = [sys.executable, "-m", "klamm.tools.main"]
+KLAMM = [sys.executable, "-m", "klamm.cli.main"]
 
 
 def examples(document: str, language: str) -> list[str]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from klamm.protocol.records import Record as LogRecord
-from klamm.protocol.records import build_batch
+from klamm.protocol.record.records import Record as LogRecord
+from klamm.protocol.record.records import build_batch
 from support.durability.check import Stored, WriterReport, check_writer, code
 from support.durability.load import IDEMPOTENT, PLAIN, Acknowledged, Record
 from support.durability.replicas import ProducerEpochs, compare

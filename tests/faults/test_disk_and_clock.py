@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from klamm.environment import FileSystem
+from klamm.base.environment import FileSystem
 from klamm.faults.clock import FaultyClock
 from klamm.faults.commands import Json, from_json
 from klamm.faults.commands.clock import ShiftClock

@@ -20,7 +20,7 @@ from klamm.client.cluster import ClusterClient
 from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
-from klamm.simulation.group_workload import GroupMember, GroupWorkload
+from klamm.simulation.workloads.group_workload import GroupMember, GroupWorkload
 from klamm.testing.async_cluster import AsyncCluster
 from klamm.testing.cluster import Cluster
 from support.committed_offsets import check_no_commit_goes_back, logged_commits

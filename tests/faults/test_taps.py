@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from klamm.faults.lanes import CLEAR, Conditions
-from klamm.faults.network import jittered
-from klamm.faults.tap import MAX_HELD_BYTES, Tap
+from klamm.faults.network.lanes import CLEAR, Conditions
+from klamm.faults.network.network import jittered
+from klamm.faults.network.tap import MAX_HELD_BYTES, Tap
 from klamm.net.framing import ReceiveBuffer
 from support.certificates import Authority
 

@@ -13,17 +13,17 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.environment import SystemEnvironment
+from klamm.base.environment import SystemEnvironment
 from klamm.protocol.primitives import in_one_go
-from klamm.protocol.records import decode_records
+from klamm.protocol.record.records import decode_records
 from klamm.storage.compaction.cleaner import clean
 from klamm.storage.compaction.compiled_kernel import CompiledKernel
 from klamm.storage.compaction.plain_kernel import PlainKernel
-from klamm.storage.log import Log
-from klamm.storage.log_config import LogConfig
-from klamm.storage.log_directory import LogDirectory
-from klamm.storage.log_loader import load_log
-from klamm.storage.log_verification import verify_log
+from klamm.storage.log.log import Log
+from klamm.storage.log.log_config import LogConfig
+from klamm.storage.log.log_loader import load_log
+from klamm.storage.segments.log_directory import LogDirectory
+from klamm.storage.verification.log_verification import verify_log
 from support.cleaning import batches_of
 from support.logs import RecordingHost
 from support.oracles import RealKafka, java_tool

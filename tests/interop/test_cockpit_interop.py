@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from klamm.access.clients import command_options
+from klamm.base.environment import SystemEnvironment
 from klamm.client.cluster import make_client
-from klamm.environment import SystemEnvironment
-from klamm.tools.cockpit.cluster import open_cluster
-from klamm.tools.cockpit.document import KAFKA_NUMBERS, KAFKA_SHOWS_LESS, KRAFT_SHOWS_LESS
-from klamm.tools.cockpit.partitions import PartitionMap
+from klamm.cockpit.cluster import open_cluster
+from klamm.cockpit.document import KAFKA_NUMBERS, KAFKA_SHOWS_LESS, KRAFT_SHOWS_LESS
+from klamm.cockpit.partitions import PartitionMap
 from support.oracles import RealKafka, RealKraft
 
 

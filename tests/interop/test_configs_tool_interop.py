@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 
-from klamm.tools import main
+from klamm.cli import main
 from support.oracles import RealKafka, RealKraft, java_tool
 
 KAFKA_CONFIGS = "kafka.admin.ConfigCommand"

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from klamm.base.environment import SystemEnvironment
+from klamm.client.admin.delete_records import TO_HIGH_WATERMARK, delete_records
+from klamm.client.admin.log_dirs import TopicPartitionReplica
+from klamm.client.admin.topics import NewTopic, create_topics
 from klamm.client.cluster import ClusterClient, make_client
-from klamm.client.delete_records import TO_HIGH_WATERMARK, delete_records
 from klamm.client.fan_out import checked
-from klamm.client.log_dirs import TopicPartitionReplica
 from klamm.client.offsets import list_replica_offsets
 from klamm.client.options import ClientOptions
 from klamm.client.properties import parse_addresses
-from klamm.client.topics import NewTopic, create_topics
-from klamm.environment import SystemEnvironment
 from klamm.protocol.apis.fetch import FetchRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

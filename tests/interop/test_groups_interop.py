@@ -18,8 +18,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaConsumer
 
+from klamm.cli import main
 from klamm.testing import Cluster
-from klamm.tools import main
 from support.oracles import SMALL_HEAP, RealKafka, java_command
 
 LONG_TOPIC = "groups-with-a-name-that-csv-quotes"

@@ -11,8 +11,8 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as Position
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.client.configs import ConfigResource, incremental_alter_configs
-from klamm.client.log_dirs import ReplicaInfo, TopicPartitionReplica, alter_replica_log_dirs, describe_log_dirs
+from klamm.client.admin.configs import ConfigResource, incremental_alter_configs
+from klamm.client.admin.log_dirs import ReplicaInfo, TopicPartitionReplica, alter_replica_log_dirs, describe_log_dirs
 from klamm.client.options import ClientOptions
 from klamm.client.properties import parse_addresses
 from klamm.client.threads import Work, call

@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.storage.log_config import LogConfig
-from klamm.tools import main
+from klamm.cli import main
+from klamm.storage.log.log_config import LogConfig
 from support.log_directories import fill_with_all_kinds, make_log_directory
 from support.oracles import RealKafka, java_tool
 

@@ -10,11 +10,11 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.environment import SystemEnvironment
-from klamm.protocol import record_batch as rb
-from klamm.protocol.compression import CompressionType
+from klamm.base.environment import SystemEnvironment
 from klamm.protocol.primitives import in_one_go
-from klamm.protocol.records import (
+from klamm.protocol.record import record_batch as rb
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.records import (
     ControlRecordType,
     EndTransactionMarker,
     Record,
@@ -22,10 +22,10 @@ from klamm.protocol.records import (
     build_end_transaction_marker,
     decode_records,
 )
-from klamm.storage.log import AppendOrigin, Log
-from klamm.storage.log_config import LogConfig
-from klamm.storage.log_directory import MetaProperties, read_meta_properties
-from klamm.storage.log_manager import LogManager
+from klamm.storage.directories.log_manager import LogManager
+from klamm.storage.log.log import AppendOrigin, Log
+from klamm.storage.log.log_config import LogConfig
+from klamm.storage.segments.log_directory import MetaProperties, read_meta_properties
 from support.logs import aborted_in
 from support.one_broker import Client
 from support.oracles import RealKafka, java_tool

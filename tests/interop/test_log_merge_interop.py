@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.tools import main
+from klamm.cli import main
 from support.oracles import RealKafka, java_tool
 from support.waiting import until
 

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.tools import main
+from klamm.cli import main
 from support.oracles import RealKraft, java_tool
 
 # What its own log files look like: a time, the level, the text.

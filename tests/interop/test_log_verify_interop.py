@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.tools import main
+from klamm.cli import main
 from support.oracles import RealKafka
 
 

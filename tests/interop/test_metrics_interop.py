@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from klamm.tools import main
+from klamm.cli import main
 from support.clusters import KlammBroker
 from support.metrics import RECORDED, Shape, exporter_rules, recorded, scraped
 from support.metrics.page import klamm_shapes

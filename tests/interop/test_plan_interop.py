@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from klamm.broker.replica_assignment import assign_replicas
+from klamm.broker.topics.replica_assignment import assign_replicas
+from klamm.cli.reassign.json_form import parse_reassignment
+from klamm.cli.reassign.planning.goals import Goal, Racks
+from klamm.cli.reassign.planning.kafka_placement import kafka_plan
+from klamm.cli.reassign.planning.model import Broker, Cluster, Partition
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.reassign.goals import Goal, Racks
-from klamm.tools.reassign.json_form import parse_reassignment
-from klamm.tools.reassign.kafka_placement import kafka_plan
-from klamm.tools.reassign.model import Broker, Cluster, Partition
 from support.oracles import RealZooKeeper, java_tool
 
 pytestmark = pytest.mark.long

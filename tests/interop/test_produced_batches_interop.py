@@ -1,5 +1,5 @@
-"""What Apache Kafka answers to the batches that klamm answers in tests/broker/test_produced_batches.py, and what
-librdkafka makes of both programs' answers."""
+"""What Apache Kafka answers to the batches that klamm answers in tests/broker/requests/test_produced_batches.py, and
+what librdkafka makes of both programs' answers."""
 
 import time
 from collections import Counter

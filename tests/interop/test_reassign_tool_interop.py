@@ -18,16 +18,16 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.tools import main
-from klamm.tools.clients import run_with_client
-from klamm.tools.cluster_view import read_cluster
-from klamm.tools.reassign.access import WireAccess
-from klamm.tools.reassign.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES, ConfigKey
+from klamm.cli import main
+from klamm.cli.reassign.access import WireAccess
+from klamm.cli.reassign.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES, ConfigKey
+from klamm.cli.shared.clients import run_with_client
+from klamm.diagnosis.cluster_view import read_cluster
 from support.oracles import RealKafka, RealKraft, RealZooKeeper, java_tool
 
 pytestmark = pytest.mark.long
 
-KLAMM = [sys.executable, "-m", "klamm.tools.main"]
+KLAMM = [sys.executable, "-m", "klamm.cli.main"]
 BROKERS = (1, 2, 3)
 RECORD = b"x" * 10_000
 RECORDS = 200  # to each partition: 2 MB
@@ -322,7 +322,7 @@ def test_a_batch_gets_the_throttle_again_that_kafkas_verify_has_deleted(cluster:
 def test_kafka_takes_the_wildcard_of_a_long_list(
     cluster: KafkaCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("klamm.tools.reassign.throttles.MAX_LIST_BYTES", 6)
+    monkeypatch.setattr("klamm.cli.reassign.throttles.MAX_LIST_BYTES", 6)
     topic = "long-list"
     cluster.create(topic, [[1, 2], [1, 2]])
     options = ("--reassignment-json-file", plan(tmp_path, topic, [1, 3], [1, 3]))

@@ -14,11 +14,11 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 
+from klamm.cli import main
+from klamm.cockpit.recorded_why import NO_RECORDS, why_document
 from klamm.protocol.vocabulary import NO_LEADER
 from klamm.recording.difference import difference, words
 from klamm.recording.reader import Recording
-from klamm.tools import main
-from klamm.tools.cockpit.recorded_why import NO_RECORDS, why_document
 from klamm.znodes.topics import LeaderAndIsr, partition_state_path
 from support.clusters import KLAMM
 from support.oracles import RealKafka, RealZooKeeper

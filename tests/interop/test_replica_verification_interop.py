@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.tools import main
+from klamm.cli import main
 from support.oracles import SMALL_HEAP, RealKafka, RealKraft, RealZooKeeper, java_command
 from support.planted import change_records, drop_batch, first_segment, flip_bit
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from klamm.tools import main
+from klamm.cli import main
 from support.oracles import RealKafka, RealKraft
 
 

@@ -1,6 +1,6 @@
 """Bytes after the end of requests: Apache Kafka 2.8.2 ignores them, in every API and version.
 
-tests/broker/test_odd_requests.py sends the same to klamm.
+tests/broker/requests/test_odd_requests.py sends the same to klamm.
 """
 
 import asyncio

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.tools import main
+from klamm.cli import main
 from support.oracles import RealKafka, java_tool
 
 

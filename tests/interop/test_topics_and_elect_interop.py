@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from klamm.access.clients import command_options
-from klamm.client.reassignments import alter_partition_reassignments
+from klamm.cli import main
+from klamm.cli.shared.clients import client_in_thread
+from klamm.client.admin.reassignments import alter_partition_reassignments
+from klamm.diagnosis.cluster_view import read_cluster
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools import main
-from klamm.tools.clients import client_in_thread
-from klamm.tools.cluster_view import read_cluster
 from support.clusters import forget_dead_broker
 from support.oracles import JavaServer, RealKafka, RealKraft, RealZooKeeper, java_tool
 from support.spark.producing import numbered, produce

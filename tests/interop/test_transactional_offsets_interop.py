@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from klamm.base.environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.client.fan_out import coordinators, error_of, fan_out
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets, offset_fetch_request
@@ -20,13 +21,12 @@ from klamm.client.properties import parse_addresses
 from klamm.client.transactional_producer import TransactionalProducer
 from klamm.client.transactions import PreparedTransaction, end_prepared
 from klamm.coordinator.groups.group_records import OffsetKey, read_key, read_offset_value
-from klamm.environment import SystemEnvironment
 from klamm.net.client import Connection
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.record_batch import iterate_batches
-from klamm.protocol.records import decode_end_transaction_marker, decode_records
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.record_batch import iterate_batches
+from klamm.protocol.record.records import decode_end_transaction_marker, decode_records
 from klamm.protocol.vocabulary import TopicPartition
 from support.clusters import Broker, KlammBroker
 from support.oracles import RealKafka, RealZooKeeper

@@ -12,6 +12,8 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from klamm.base.environment import SystemEnvironment
+from klamm.cli.main import run
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.client.consumer import Consumer
 from klamm.client.group_consumer import GroupConsumer
@@ -29,14 +31,12 @@ from klamm.client.transactions import (
     TransactionManager,
     end_prepared,
 )
-from klamm.environment import SystemEnvironment
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import ACKS_ALL, READ_COMMITTED, TopicPartition
-from klamm.tools.main import run
 
 PARTITIONS = 2
 COMMITTED = ConsumerOptions(isolation_level=READ_COMMITTED, auto_offset_reset=OffsetReset.EARLIEST)

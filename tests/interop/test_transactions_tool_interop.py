@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from klamm.base.environment import SystemEnvironment
+from klamm.cli.main import run
 from klamm.client import threads
+from klamm.client.admin.configs import ConfigResource, incremental_alter_configs
 from klamm.client.cluster import ClusterClient
-from klamm.client.configs import ConfigResource, incremental_alter_configs
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.producer import ProducerRecord
 from klamm.client.properties import parse_addresses
 from klamm.client.sender import Identity, produce_request
 from klamm.client.transactional_producer import TransactionalProducer
 from klamm.client.transactions import TransactionManager
-from klamm.environment import SystemEnvironment
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType
-from klamm.tools.main import run
 from support.oracles import java_tool
 
 TOOL = "org.apache.kafka.tools.TransactionsCommand"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from klamm.broker.broker import Broker
+from klamm.base.environment import SystemEnvironment
+from klamm.broker.start.broker import Broker
 from klamm.client.cluster import ClusterClient
 from klamm.config.broker import BrokerConfig
-from klamm.environment import SystemEnvironment
 from klamm.net.client import ConnectionOptions
-from klamm.simulation.workload import create_topic
+from klamm.simulation.workloads.workload import create_topic
 from klamm.zookeeper.client import ZooKeeperClient
 from support.oracles import EnsembleMember, RealEnsemble
 

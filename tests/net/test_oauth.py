@@ -15,8 +15,8 @@ from urllib.parse import quote_plus
 
 import pytest
 
+from klamm.base.environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient
-from klamm.environment import SystemEnvironment
 from klamm.net.client import AuthenticationFailed, ClientError, ConnectFailed, ConnectionOptions, connect
 from klamm.net.oauth import ENDPOINT, OAuthOptions
 from klamm.net.oauth_tokens import MAX_ANSWER_BYTES, Token, Tokens

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from klamm.base.log_lines import STATE_CHANGE_LOGGER, TRACE, Line, LogLines
 from klamm.controller.state_change_log import CONTROLLER_LOGGER
-from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE, Line, LogLines
 from klamm.processes.kafka_logs import HourlyFile, KafkaFormatter, open_kafka_logs
 
 OWN = logging.getLogger("klamm.controller")
@@ -94,7 +94,7 @@ def test_who_writes_to_which_file(directory: Path) -> None:
     STATE_CHANGE_LOGGER.debug("not written")
     CONTROLLER_LOGGER.info(LogLines([Line(CONTROLLER_LOGGER, 20, MOMENT_MS, "an announcement")]))
     logging.getLogger("klamm.controller.controller").warning("%s failed", "this")
-    logging.getLogger("klamm.broker.broker").warning("no part of it")
+    logging.getLogger("klamm.broker.start.broker").warning("no part of it")
     stamp = "[2021-01-01 00:00:00,007]"
     assert (directory / "state-change.log").read_text() == f"{stamp} INFO a change (state.change.logger)\n"
     first, second = (directory / "controller.log").read_text().splitlines()

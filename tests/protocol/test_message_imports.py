@@ -15,8 +15,8 @@ def run(program: str) -> None:
     "program",
     [
         "from klamm.protocol.messages import load_all; load_all()",
-        "import klamm.broker.broker, klamm.broker.handlers",
-        "import klamm.simulation.cluster",
+        "import klamm.broker.start.broker, klamm.broker.handlers",
+        "import klamm.simulation.cluster.cluster",
     ],
 )
 def test_neither_messages_nor_a_broker_need_kafka_python(program: str) -> None:

@@ -11,9 +11,9 @@ import pytest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.replication import log_dir_moves
-from klamm.simulation.disk import SimulatedFileSystem
-from klamm.simulation.process import Process
-from klamm.storage.leader_epoch_cache import LeaderEpochCache
+from klamm.simulation.machine.disk import SimulatedFileSystem
+from klamm.simulation.machine.process import Process
+from klamm.storage.log.leader_epoch_cache import LeaderEpochCache
 from support.logs import DiskEnvironment
 from support.replicas import (
     NOW_MS,

@@ -13,8 +13,8 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.replication import replica_manager, state_changes
-from klamm.replication.fetch_state import InitialFetchState
-from klamm.replication.partition import Partition
+from klamm.replication.fetcher.fetch_state import InitialFetchState
+from klamm.replication.partition.partition import Partition
 from klamm.replication.ports import WrittenIsr
 from klamm.replication.replica_manager import log_config
 from klamm.zookeeper.errors import SessionExpired

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from klamm.log_lines import BATCH, STATE_CHANGE_LOGGER, TRACE, LineBatch, LogLines
+from klamm.base.log_lines import BATCH, STATE_CHANGE_LOGGER, TRACE, LineBatch, LogLines
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.update_metadata import (

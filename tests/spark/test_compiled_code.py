@@ -21,7 +21,7 @@ import pytest
 from support.paths import ROOT
 
 KERNELS = """
-from klamm.compiling import compiled
+from klamm.base.compiling import compiled
 from klamm.part import twice
 
 @compiled("int64(int64)")
@@ -29,14 +29,14 @@ def first(number):
     return twice(number) + 1
 """
 PART = """
-from klamm.compiling import inlined
+from klamm.base.compiling import inlined
 
 @inlined
 def twice(number):
     return number * 2
 """
 PROGRAM = """
-from klamm import compiling
+from klamm.base import compiling
 from klamm.kernels import first
 
 assert first(20) == 41
@@ -245,7 +245,7 @@ def kept(tmp_path: Path) -> Path:
 
 
 def test_who_may_change_code_that_is_executed(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from klamm import compiling
+    from klamm.base import compiling
 
     assert compiling._has_code(kept)
     # A directory above it, the directory, a file.
@@ -270,7 +270,7 @@ def test_who_may_change_code_that_is_executed(kept: Path, tmp_path: Path, monkey
 
 def test_who_can_change_klamm_can_change_its_compiled_code(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian's /usr/local, for example, belongs to a group. Directories beside klamm's code are checked."""
-    from klamm import compiling
+    from klamm.base import compiling
 
     made(kept.parent, 0o777)
     assert not compiling._has_code(kept)
@@ -283,7 +283,7 @@ def test_who_can_change_klamm_can_change_its_compiled_code(kept: Path, monkeypat
 
 
 def test_a_group_may_write_if_it_is_the_users_own(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from klamm import compiling
+    from klamm.base import compiling
 
     user = pwd.struct_passwd(("ann", "x", os.getuid(), 7, "", "/", "/bin/sh"))
     groups = {7: ("ann", []), 8: ("ann", ["ann"]), 9: ("users", []), 10: ("ann", ["ann", "bob"])}

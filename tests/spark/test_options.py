@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from klamm.client.properties import PropertyError, parse_addresses
 from klamm.net.security import SaslOptions, SecurityOptions, TlsOptions
-from klamm.protocol.compression import CompressionType
+from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark.options import (
     Bound,

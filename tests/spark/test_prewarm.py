@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from klamm import compiling
+from klamm.base import compiling
+from klamm.cli import main
 from klamm.spark import prewarm
-from klamm.tools import main
 from support.paths import ROOT
 
 

@@ -13,7 +13,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from klamm.processes.helper import Helper
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.records import Record, build_batch
 from klamm.spark.read.decoding import Decoder
 from klamm.testing.cluster import Cluster
 from support.placed_topics import write_batches

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from klamm.cli import main
 from klamm.config.properties import format_properties
 from klamm.net.client import AuthenticationFailed, ConnectionOptions, connect
 from klamm.net.sasl import authenticator
@@ -25,7 +26,6 @@ from klamm.spark.options import read_options, write_options
 from klamm.spark.read.partition_reader import read_range
 from klamm.spark.settings import PartitionRange
 from klamm.spark.write.writing import record_writer
-from klamm.tools import main
 from support.certificates import Authority, one_line
 from support.oracles import RealKafka, RealZooKeeper, java_tool
 from support.processes import free_port

@@ -145,7 +145,7 @@ def test_kafkas_tools_show_the_lag_of_a_query(
 
     arguments = ["--bootstrap-server", cluster.bootstrap, "--describe", "--group", group]
     theirs = java_tool(kafka_jars, "kafka.admin.ConsumerGroupCommand", *arguments).decode()
-    command = [sys.executable, "-m", "klamm.tools.main", "groups", "describe", "--group", group]
+    command = [sys.executable, "-m", "klamm.cli.main", "groups", "describe", "--group", group]
     done = subprocess.run([*command, *arguments[:2]], capture_output=True, text=True, check=True)
 
     def lags(text: str) -> list[list[str]]:

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
+from klamm.base.log_lines import LogLines
 from klamm.controller.state_change_log import StateChange
 from klamm.controller.states import ReplicaState
-from klamm.log_lines import LogLines
 from klamm.processes.kafka_logs import KafkaFormatter
 from klamm.state_changes.causal import Fact, causal_order
 from klamm.state_changes.entries import earlier, first_partition, parse

@@ -4,12 +4,12 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 from klamm.protocol.primitives import in_one_go
-from klamm.protocol.record_batch import BatchHeader, iterate_batches
-from klamm.protocol.records import Record, build_batch, decode_records
+from klamm.protocol.record.record_batch import BatchHeader, iterate_batches
+from klamm.protocol.record.records import Record, build_batch, decode_records
 from klamm.storage.compaction.cleaner import clean
-from klamm.storage.compaction.job import CleaningResult
-from klamm.storage.log import Log
-from klamm.storage.log_config import LogConfig
+from klamm.storage.log.job import CleaningResult
+from klamm.storage.log.log import Log
+from klamm.storage.log.log_config import LogConfig
 from support.logs import NOW_MS
 
 DELETE_RETENTION_MS = 1000

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from klamm.cockpit.answers import Cockpit
+from klamm.cockpit.exact import encoded_json
+from klamm.cockpit.partitions import PartitionMap
+from klamm.cockpit.server import MAX_BODY_BYTES, MAX_HEAD_BYTES, WebServer, routes_of
+from klamm.cockpit.source import Subscription
 from klamm.net.http import Answer, BadRequest, Refused, Request, RequestReader
-from klamm.tools.cockpit.answers import Cockpit
-from klamm.tools.cockpit.exact import encoded_json
-from klamm.tools.cockpit.partitions import PartitionMap
-from klamm.tools.cockpit.server import MAX_BODY_BYTES, MAX_HEAD_BYTES, WebServer, routes_of
-from klamm.tools.cockpit.source import Subscription
 
 
 class FixedSource:

@@ -11,18 +11,18 @@ import pytest
 from klamm.access.clients import command_options
 from klamm.access.controller import read_controller, read_status
 from klamm.access.zookeeper import open_znodes
+from klamm.base.environment import SystemEnvironment
+from klamm.base.slices import in_slices
 from klamm.client.cluster import ClusterClient, make_client
-from klamm.environment import SystemEnvironment
+from klamm.cockpit.answers import Cockpit
+from klamm.cockpit.document import Place, Read, digested, now_document
+from klamm.cockpit.pages import actions, configs, groups, lags, now, records, topics, why
+from klamm.cockpit.partitions import PartitionMap, states_of
+from klamm.cockpit.readings import Dated
+from klamm.cockpit.reassignments import Reassignments
+from klamm.diagnosis.cluster_facts import read_facts
 from klamm.net.http import Request
 from klamm.processes.errors import ToolError
-from klamm.slices import in_slices
-from klamm.tools.cluster_facts import read_facts
-from klamm.tools.cockpit.answers import Cockpit
-from klamm.tools.cockpit.document import Place, Read, digested, now_document
-from klamm.tools.cockpit.pages import actions, configs, groups, lags, now, records, topics, why
-from klamm.tools.cockpit.partitions import PartitionMap, states_of
-from klamm.tools.cockpit.readings import Dated
-from klamm.tools.cockpit.reassignments import Reassignments
 from klamm.znodes.store import KafkaZooKeeper
 from support.cockpit import FixedSource
 

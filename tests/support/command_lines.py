@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from klamm.tools import main
+from klamm.cli import main
 
 
 def commands(node: Any = None, path: tuple[str, ...] = ("klamm",)) -> Iterator[tuple[str, Any]]:

@@ -21,17 +21,17 @@ from typing import Any, Self
 
 import pytest
 
+from klamm.base.environment import SystemEnvironment
+from klamm.cli import main
 from klamm.client import threads
 from klamm.client.cluster import make_client
 from klamm.client.group_consumer import GroupConsumer
 from klamm.client.options import GroupOptions
-from klamm.environment import SystemEnvironment
 from klamm.net import client as wire
-from klamm.simulation.cluster import BROKER_PORT, ZOOKEEPER_PORT, SimulatedCluster
-from klamm.simulation.ensemble import EnsembleServer
-from klamm.simulation.process import CURRENT
-from klamm.simulation.world import World
-from klamm.tools import main
+from klamm.simulation.cluster.cluster import BROKER_PORT, ZOOKEEPER_PORT, SimulatedCluster
+from klamm.simulation.cluster.ensemble import EnsembleServer
+from klamm.simulation.machine.process import CURRENT
+from klamm.simulation.machine.world import World
 
 OPERATOR = "operator"
 ENDLESS_MS = 2**31 - 1
@@ -80,7 +80,7 @@ class CommandWorld:
         self._in_vain: set[str] = set()
 
     def __enter__(self) -> Self:
-        self._patch.setattr("klamm.simulation.cluster.EnsembleServer", _PatientServer)
+        self._patch.setattr("klamm.simulation.cluster.cluster.EnsembleServer", _PatientServer)
         self._patch.setattr(threads, "start", self._start)
         self._patch.setattr(asyncio, "run", self._run)
         self._note_waits()

@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
+from klamm.base.environment import Environment
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.groups.group import Group, GroupState, JoinResult, Member, OffsetAndMetadata, SyncResult
@@ -12,12 +13,11 @@ from klamm.coordinator.groups.group_coordinator import GroupCoordinator
 from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.groups.group_records import GroupKey, read_group_value, read_key
 from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch, TransactionalProducer
-from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import in_one_go
-from klamm.protocol.record_batch import NO_PRODUCER_ID
+from klamm.protocol.record.record_batch import NO_PRODUCER_ID
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.simulation.loop import simulated_loop
+from klamm.simulation.machine.loop import simulated_loop
 from support.offsets_logs import transaction_begins_at
 
 NOW_MS = 1_700_000_000_000

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from klamm.broker.request_metrics import ApiStatistics
+from klamm.broker.requests.request_metrics import ApiStatistics
 from klamm.net.request_memory import RequestMemory
 from klamm.net.server import Exchange
 from klamm.protocol.messages import ApiKey

@@ -10,10 +10,10 @@ import random
 import struct
 from collections.abc import Iterator
 
-from klamm.protocol import record_batch as rb
-from klamm.protocol.compression import CompressionType, compress
-from klamm.protocol.record_batch import BatchHeader
-from klamm.protocol.records import _encode_varint, _varint
+from klamm.protocol.record import record_batch as rb
+from klamm.protocol.record.compression import CompressionType, compress
+from klamm.protocol.record.record_batch import BatchHeader
+from klamm.protocol.record.records import _encode_varint, _varint
 
 NUMBERS = [
     *(sign * 2**bits + by for bits in (7, 8, 15, 16, 31, 32, 62, 63) for by in (-1, 0, 1) for sign in (1, -1)),

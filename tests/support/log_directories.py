@@ -4,19 +4,19 @@ import asyncio
 import uuid
 from pathlib import Path
 
-from klamm.environment import SystemEnvironment
-from klamm.protocol.compression import CompressionType
-from klamm.protocol.records import (
+from klamm.base.environment import SystemEnvironment
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.records import (
     ControlRecordType,
     EndTransactionMarker,
     Record,
     build_batch,
     build_end_transaction_marker,
 )
-from klamm.storage.log import AppendOrigin, Log
-from klamm.storage.log_config import LogConfig
-from klamm.storage.log_directory import MetaProperties
-from klamm.storage.log_manager import LogManager
+from klamm.storage.directories.log_manager import LogManager
+from klamm.storage.log.log import AppendOrigin, Log
+from klamm.storage.log.log_config import LogConfig
+from klamm.storage.segments.log_directory import MetaProperties
 
 NOW_MS = 1_700_000_000_000
 

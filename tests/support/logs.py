@@ -3,13 +3,13 @@
 import random
 import struct
 
-from klamm.environment import Environment
-from klamm.metrics import Histogram
-from klamm.protocol import record_batch as rb
-from klamm.protocol.compression import CompressionType
+from klamm.base.environment import Environment
+from klamm.base.metrics import Histogram
 from klamm.protocol.primitives import in_one_go
-from klamm.protocol.record_batch import iterate_batches
-from klamm.protocol.records import (
+from klamm.protocol.record import record_batch as rb
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.record_batch import iterate_batches
+from klamm.protocol.record.records import (
     ControlRecordType,
     EndTransactionMarker,
     Record,
@@ -17,13 +17,13 @@ from klamm.protocol.records import (
     build_end_transaction_marker,
     decode_records,
 )
-from klamm.simulation.disk import Disk, SimulatedFileSystem
-from klamm.simulation.process import Process
-from klamm.simulation.trace import Trace
-from klamm.storage.log import Log
-from klamm.storage.log_config import LogConfig
-from klamm.storage.log_directory import LogDirectory
-from klamm.storage.log_loader import load_log
+from klamm.simulation.machine.disk import Disk, SimulatedFileSystem
+from klamm.simulation.machine.process import Process
+from klamm.simulation.machine.trace import Trace
+from klamm.storage.log.log import Log
+from klamm.storage.log.log_config import LogConfig
+from klamm.storage.log.log_loader import load_log
+from klamm.storage.segments.log_directory import LogDirectory
 
 NOW_MS = 1_700_000_000_000
 DIRECTORY = "/data"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch, TransactionalProducer
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import NO_PRODUCER_ID
+from klamm.protocol.record.record_batch import NO_PRODUCER_ID
 
 
 class OffsetsSettings(NamedTuple):

@@ -11,16 +11,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from klamm.broker.broker import Broker
+from klamm.base.environment import Environment, SystemEnvironment
+from klamm.broker.start.broker import Broker
 from klamm.config.broker import BrokerConfig
-from klamm.environment import Environment, SystemEnvironment
 from klamm.protocol import messages
 from klamm.protocol.apis.fetch import PartitionData
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest, LeaderAndIsrTopic, LiveLeader
 from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
-from klamm.protocol.record_batch import iterate_batches
-from klamm.protocol.records import Record, build_batch, decode_records
+from klamm.protocol.record.record_batch import iterate_batches
+from klamm.protocol.record.records import Record, build_batch, decode_records
 from klamm.zookeeper.client import State
 from klamm.zookeeper.server import ZooKeeperServer
 from support.fetch_messages import fetch_request, result_of, to_fetch

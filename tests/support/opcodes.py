@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, Self
 
-from klamm.storage import offset_index, time_index
+from klamm.storage.segments import offset_index, time_index
 
 Cost = Callable[[Mapping[str, Any]], int]
 
@@ -56,10 +56,10 @@ COSTS: dict[str, Cost] = {
     "_crc": lambda arguments: arguments["size_bytes"] // _CHECKED_PER_OPCODE,
 }
 _FILES_WITH_COSTS = (
-    "/klamm/environment.py",
-    "/klamm/protocol/record_batch.py",
-    "/klamm/storage/offset_index.py",
-    "/klamm/storage/time_index.py",
+    "/klamm/base/environment.py",
+    "/klamm/protocol/record/record_batch.py",
+    "/klamm/storage/segments/offset_index.py",
+    "/klamm/storage/segments/time_index.py",
 )
 
 

@@ -6,17 +6,17 @@ A topic is created when every broker knows it, not when the first one answers: a
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from klamm.client.admin.topics import NewTopic, create_topics
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions
 from klamm.client.threads import call
-from klamm.client.topics import NewTopic, create_topics
 from klamm.client.verification.compare import Window
 from klamm.client.verification.fetcher import ReplicaFetcher
 from klamm.processes.readiness import wait_for_topic
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing.cluster import Cluster
 

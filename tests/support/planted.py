@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from klamm.protocol.record_batch import HEADER_SIZE_BYTES, iterate_batches, parse_header, write_header
+from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, iterate_batches, parse_header, write_header
 
 
 def first_segment(data_directory: Path, topic: str, partition: int = 0) -> Path:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from klamm.protocol import record_batch as rb
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record import record_batch as rb
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.records import Record, build_batch
 from support.one_broker import Client
 
 Make = Callable[[int], Sequence[bytearray]]

@@ -9,15 +9,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from uuid import UUID
 
-from klamm.client.log_dirs import LogDirDescription, ReplicaInfo, TopicPartitionReplica
+from klamm.cli.reassign.access import LogDirs, Results, Targets
+from klamm.cli.reassign.state_file import Record, StateFile
+from klamm.cli.reassign.steps import Look
+from klamm.cli.reassign.throttles import Changes, ConfigKey, broker_of
+from klamm.client.admin.log_dirs import LogDirDescription, ReplicaInfo, TopicPartitionReplica
 from klamm.config.throttles import FOLLOWER_RATE, FOLLOWER_REPLICAS, LEADER_RATE, LEADER_REPLICAS
+from klamm.diagnosis.cluster_view import BrokerView, ClusterView, PartitionView
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.cluster_view import BrokerView, ClusterView, PartitionView
-from klamm.tools.reassign.access import LogDirs, Results, Targets
-from klamm.tools.reassign.state_file import Record, StateFile
-from klamm.tools.reassign.steps import Look
-from klamm.tools.reassign.throttles import Changes, ConfigKey, broker_of
 
 BYTES_PER_S = 100
 SIZE_BYTES = 300
@@ -48,7 +48,7 @@ class Steps:
 
 
 class ReassignedCluster:
-    """See the module. It has the methods of `klamm.tools.reassign.access.Access`."""
+    """See the module. It has the methods of `klamm.cli.reassign.access.Access`."""
 
     def __init__(self, brokers: Iterable[int], replicas: Mapping[TopicPartition, tuple[int, ...]]) -> None:
         self.live = set(brokers)

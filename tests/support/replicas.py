@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from klamm.base.environment import FileSystem
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
-from klamm.environment import FileSystem
 from klamm.net.response_memory import ResponseMemory
 from klamm.protocol.apis.fetch import FetchPartition
 from klamm.protocol.leader_and_isr import (
@@ -18,16 +18,16 @@ from klamm.protocol.leader_and_isr import (
     LeaderAndIsrTopic,
     LiveLeader,
 )
-from klamm.protocol.record_batch import iterate_batches
-from klamm.protocol.records import Record, build_batch, decode_records
-from klamm.replication.isr import IsrStatistics
-from klamm.replication.partition import Partition
+from klamm.protocol.record.record_batch import iterate_batches
+from klamm.protocol.record.records import Record, build_batch, decode_records
+from klamm.replication.partition.isr import IsrStatistics
+from klamm.replication.partition.partition import Partition
+from klamm.replication.partition.topic_metrics import TopicCounts
 from klamm.replication.quota import ReplicationQuota
 from klamm.replication.replica_manager import ReplicaManager, log_config
-from klamm.replication.topic_metrics import TopicCounts
-from klamm.simulation.loop import simulated_loop
-from klamm.storage.log_directory import MetaProperties
-from klamm.storage.log_manager import LogManager
+from klamm.simulation.machine.loop import simulated_loop
+from klamm.storage.directories.log_manager import LogManager
+from klamm.storage.segments.log_directory import MetaProperties
 from support.failing_disk import FailingDisk
 from support.fetch_messages import to_fetch
 

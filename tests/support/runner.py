@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from klamm.simulation.loop import simulated_loop
+from klamm.simulation.machine.loop import simulated_loop
 
 LIMIT_S = 240
 # Callbacks that end what a test has closed.

@@ -21,7 +21,8 @@ FIRST = (
     "tests/walkthroughs",
     "tests/coordinator/groups/test_group_histories.py",
     "tests/simulation",
-    "tests/tools",
+    "tests/cli",
+    "tests/cockpit",
     "tests/testing",
 )
 

@@ -3,8 +3,8 @@
 import asyncio
 import struct
 
-from klamm.environment import Environment
-from klamm.simulation.world import World
+from klamm.base.environment import Environment
+from klamm.simulation.machine.world import World
 
 PORT = 9000
 

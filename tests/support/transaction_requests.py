@@ -14,8 +14,8 @@ from klamm.protocol.apis.add_partitions_to_txn import AddPartitionsToTxnTopic
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.record_batch import BatchHeader, iterate_batches
-from klamm.protocol.records import Record, build_batch, decode_records
+from klamm.protocol.record.record_batch import BatchHeader, iterate_batches
+from klamm.protocol.record.records import Record, build_batch, decode_records
 from support.one_broker import Client
 
 TRANSACTION_STATE_TOPIC_NAME = "__transaction_state"

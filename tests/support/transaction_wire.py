@@ -11,7 +11,7 @@ from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest
 from klamm.protocol.apis.write_txn_markers import WriteTxnMarkersRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.records import Record, build_batch
 from support.one_broker import Client
 
 Marker = WriteTxnMarkersRequest.WritableTxnMarker

@@ -1,4 +1,4 @@
-"""Jobs for the worker process of tests/test_worker.py, which imports them there."""
+"""Jobs for the worker process of tests/base/test_worker.py, which imports them there."""
 
 import os
 import signal

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 USE = """
     from klamm.testing import Cluster
-    from klamm.tools import main
+    from klamm.cli import main
 
     with Cluster(brokers=1) as cluster:
         address = ("--bootstrap-server", cluster.bootstrap)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from klamm.cli import main
 from klamm.testing import Cluster
-from klamm.tools import main
 
 Run = Callable[..., str]
 

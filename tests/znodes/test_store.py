@@ -9,7 +9,7 @@ from uuid import UUID
 import orjson
 import pytest
 
-from klamm.environment import SystemEnvironment
+from klamm.base.environment import SystemEnvironment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes import cluster, requests
 from klamm.znodes.brokers import BrokerRegistration, Endpoint

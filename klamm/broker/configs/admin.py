@@ -13,8 +13,8 @@ from klamm.broker.configs.alterations import (
     replace_broker_config,
     replace_topic_config,
 )
-from klamm.broker.metadata_cache import MetadataCache
-from klamm.broker.policies import Policy
+from klamm.broker.metadata.metadata_cache import MetadataCache
+from klamm.broker.metadata.policies import Policy
 from klamm.config.current import CurrentConfig
 from klamm.plugins.policies import AlterConfigRequest
 from klamm.protocol.errors import ErrorCode, KafkaError

@@ -16,7 +16,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 
-from klamm.tasks import OnFailure, start_task
+from klamm.base.tasks import OnFailure, start_task
 from klamm.znodes.configs import decode_config_change
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper

@@ -9,10 +9,10 @@ What must stay true:
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from klamm.base.slices import slices
 from klamm.broker.quotas.client_quotas import ClientQuotas
 from klamm.broker.quotas.entities import IP, Named, entity_of, quota_entity, stored_values
 from klamm.net.addresses import addresses_of
-from klamm.slices import slices
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 

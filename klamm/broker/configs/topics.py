@@ -10,9 +10,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from klamm.base.slices import each
 from klamm.config.current import CurrentConfig
 from klamm.config.topic import TopicConfig
-from klamm.slices import each
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 

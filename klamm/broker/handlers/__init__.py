@@ -1,4 +1,5 @@
-"""The APIs that a broker serves: one module per API key, each registering itself in `klamm.broker.registry`."""
+"""The APIs that a broker serves: one module per API key, each registering itself in
+`klamm.broker.requests.registry`."""
 
 from klamm.broker.handlers import (
     add_offsets_to_txn,
@@ -52,7 +53,7 @@ from klamm.broker.handlers import (
     update_metadata,
     write_txn_markers,
 )
-from klamm.broker.registry import registered
+from klamm.broker.requests.registry import registered
 
 # Every API, by ascending key; complete, because all handler modules have been imported above.
 APIS = registered()

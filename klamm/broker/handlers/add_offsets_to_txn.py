@@ -5,8 +5,8 @@ has asked for a group before; the answer is then COORDINATOR_NOT_AVAILABLE, and 
 """
 
 from klamm.broker.handlers.fenced_producers import code_for
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.coordinator.groups.group_metadata_manager import UNKNOWN_PARTITION
 from klamm.protocol.apis.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from klamm.protocol.errors import ErrorCode, KafkaError

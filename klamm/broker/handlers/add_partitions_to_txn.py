@@ -7,9 +7,10 @@ refused with TOPIC_AUTHORIZATION_FAILED, as in Kafka: clients do not write to th
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from klamm.base.slices import CHEAP_SLICE, Slices, in_slices
 from klamm.broker.handlers.fenced_producers import code_for
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -20,7 +21,6 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey, ResourceType
-from klamm.slices import CHEAP_SLICE, Slices, in_slices
 
 Partition = AddPartitionsToTxnTopicResult.AddPartitionsToTxnPartitionResult
 

@@ -3,8 +3,8 @@
 Served by the active controller, which checks each change against the leadership that it knows and that ZooKeeper holds.
 """
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey

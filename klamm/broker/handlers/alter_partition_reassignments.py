@@ -6,8 +6,9 @@ request's timeout has no effect, as in Kafka, because the answer waits for nothi
 
 from collections.abc import Mapping
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.base.slices import Slices, in_slices
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -16,7 +17,6 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
-from klamm.slices import Slices, in_slices
 
 # The number of partitions that are translated before others have the loop: about a millisecond.
 PARTITIONS_PER_SLICE = 1000

@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from klamm.broker.registry import Request
+from klamm.base.slices import each, in_slices, mapped
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
-from klamm.broker.security import CLUSTER_NAME
+from klamm.broker.requests.registry import Request
+from klamm.broker.requests.security import CLUSTER_NAME
 from klamm.protocol.apis.alter_configs import AlterConfigsResponse
 from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfigsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
-from klamm.slices import each, in_slices, mapped
 
 # Kafka knows about 250 configs of a broker. It has no such limit, so one request can keep it busy for long.
 MAX_CONFIGS = 1_000

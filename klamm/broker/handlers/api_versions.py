@@ -7,7 +7,7 @@ finalized ones (KIP-584), with their epoch: -1 when feature versioning is off.
 
 import re
 
-from klamm.broker.registry import Request, handler
+from klamm.broker.requests.registry import Request, handler
 from klamm.protocol.apis.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

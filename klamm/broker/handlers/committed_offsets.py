@@ -1,14 +1,14 @@
 """The offsets that OffsetCommit and TxnOffsetCommit carry: those that may be committed, and why the others may not."""
 
-from klamm.broker.registry import Request
-from klamm.broker.security import Operation
+from klamm.base.slices import Slices
+from klamm.broker.requests.registry import Request
+from klamm.broker.requests.security import Operation
 from klamm.coordinator.groups.group import OffsetAndMetadata
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
-from klamm.slices import Slices
 
 Refused = dict[PartitionKey, ErrorCode]
 Offsets = dict[PartitionKey, OffsetAndMetadata]

@@ -4,8 +4,8 @@ Served by the active controller. The answer names the partitions that the broker
 are none, or gives up. A broker that asks a former controller gets STALE_CONTROLLER_EPOCH, as in Kafka.
 """
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

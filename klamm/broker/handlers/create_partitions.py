@@ -6,16 +6,16 @@ client's controller_mutation_rate; from version 3 on topics beyond it get THROTT
 
 from collections import Counter
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
-from klamm.broker.topic_admin import NewPartitions
+from klamm.base.slices import each, in_slices, mapped
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
+from klamm.broker.topics.topic_admin import NewPartitions
 from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import each, in_slices, mapped
 
 FIRST_STRICT_VERSION = 3
 

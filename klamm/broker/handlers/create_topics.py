@@ -8,9 +8,10 @@ version 6 on topics beyond it get THROTTLING_QUOTA_EXCEEDED (KIP-599).
 import asyncio
 from collections import Counter
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import CLUSTER_NAME, Operation
-from klamm.broker.topic_admin import CreatedTopic, NewTopic
+from klamm.base.slices import Slices, each, in_slices, mapped
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import CLUSTER_NAME, Operation
+from klamm.broker.topics.topic_admin import CreatedTopic, NewTopic
 from klamm.config.describe import describe_topic
 from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.create_topics import CreateTopicsRequest, CreateTopicsResponse
@@ -18,7 +19,6 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import Slices, each, in_slices, mapped
 
 Topic = CreateTopicsResponse.CreatableTopicResult
 

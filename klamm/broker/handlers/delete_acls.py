@@ -3,8 +3,8 @@
 Without an authorizer each filter is refused with SECURITY_DISABLED, as in Kafka.
 """
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import NO_AUTHORIZER, Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import NO_AUTHORIZER, Operation
 from klamm.protocol.apis.delete_acls import DeleteAclsRequest, DeleteAclsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

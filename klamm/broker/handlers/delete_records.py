@@ -7,8 +7,9 @@ retention. Records of internal topics, and of topics that are only compacted, ar
 
 import asyncio
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.base.slices import Slices, mapped
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.delete_records import DeleteRecordsRequest, DeleteRecordsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -16,7 +17,6 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey, ResourceType
 from klamm.replication.replica_manager import DeleteRecordsResult
-from klamm.slices import Slices, mapped
 
 Topic = DeleteRecordsResponse.DeleteRecordsTopicResult
 Partition = Topic.DeleteRecordsPartitionResult

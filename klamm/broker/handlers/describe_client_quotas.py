@@ -3,15 +3,15 @@
 Every broker serves it, from ZooKeeper. A quota that cannot be read is left out.
 """
 
+from klamm.base.slices import in_slices, mapped
 from klamm.broker.quotas.entities import Named
 from klamm.broker.quotas.filters import QuotaFilter
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.describe_client_quotas import DescribeClientQuotasRequest, DescribeClientQuotasResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import in_slices, mapped
 
 Entry = DescribeClientQuotasResponse.EntryData
 

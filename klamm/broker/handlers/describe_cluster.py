@@ -3,8 +3,8 @@
 Every client may learn the brokers' addresses; only the list of authorized operations depends on authorization.
 """
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import CLUSTER_NAME, Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.protocol.apis.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

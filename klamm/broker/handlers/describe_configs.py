@@ -6,10 +6,11 @@ describes the default of the cluster (an empty name).
 
 from collections.abc import Mapping, Sequence
 
-from klamm.broker.registry import Request, handler
+from klamm.base.slices import Slices, each, mapped
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
-from klamm.broker.security import CLUSTER_NAME, Operation
-from klamm.broker.topic_admin import validate_topic_name
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import CLUSTER_NAME, Operation
+from klamm.broker.topics.topic_admin import validate_topic_name
 from klamm.config.describe import DescribedConfig, describe_broker, describe_default_broker, describe_topic
 from klamm.config.topic import TopicConfig
 from klamm.protocol.apis.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
@@ -17,7 +18,6 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
 from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
-from klamm.slices import Slices, each, mapped
 
 Result = DescribeConfigsResponse.DescribeConfigsResult
 Entry = Result.DescribeConfigsResourceResult

@@ -4,14 +4,14 @@ A group that does not exist is Dead. From version 3 on a client may ask for its 
 that is named more than once is described once: its members may be much larger than its name in the request.
 """
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.base.slices import Slices, mapped
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import Slices, mapped
 
 Group = DescribeGroupsResponse.DescribedGroup
 Member = Group.DescribedGroupMember

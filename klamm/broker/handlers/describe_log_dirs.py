@@ -3,17 +3,17 @@
 will replace the one in another directory; its lag is how many offsets it is behind that one.
 """
 
+from klamm.base.slices import Slices
 from klamm.broker.handlers.named_partitions import named_partitions
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import UNKNOWN_OFFSET, ResourceType
-from klamm.replication.partition import Partition as HostedPartition
-from klamm.slices import Slices
-from klamm.storage.log import Log
+from klamm.replication.partition.partition import Partition as HostedPartition
+from klamm.storage.log.log import Log
 
 Directory = DescribeLogDirsResponse.DescribeLogDirsResult
 Topic = Directory.DescribeLogDirsTopic

@@ -4,15 +4,15 @@ Every replica answers, as in Kafka, so that tools can compare them. A partition 
 once: its state may be much larger than its name in the request.
 """
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.base.slices import Slices, mapped
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.describe_producers import DescribeProducersRequest, DescribeProducersResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import Slices, mapped
-from klamm.storage.producer_state import ProducerEntry
+from klamm.storage.log.producer_state import ProducerEntry
 
 Topic = DescribeProducersResponse.TopicResponse
 Partition = Topic.PartitionResponse

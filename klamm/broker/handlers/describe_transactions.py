@@ -5,15 +5,15 @@ marker, as far as the client may describe their topics. An id that is named more
 transaction may be much larger than its name in the request.
 """
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.base.slices import CHEAP_SLICE, Slices, mapped
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions.coordinator import TransactionDescription
 from klamm.protocol.apis.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import CHEAP_SLICE, Slices, mapped
 
 Transaction = DescribeTransactionsResponse.TransactionState
 Topic = Transaction.TopicData

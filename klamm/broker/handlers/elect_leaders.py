@@ -7,16 +7,16 @@ no election. Only the controller's broker serves it; it waits until the leaders 
 import asyncio
 from collections.abc import Iterable, Mapping
 
+from klamm.base.slices import Slices, each, in_slices
 from klamm.broker.handlers.named_partitions import named_partitions
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ElectionType, PartitionKey, ResourceType
-from klamm.slices import Slices, each, in_slices
 
 Result = ElectLeadersResponse.ReplicaElectionResult
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 from klamm.broker.handlers.fenced_producers import code_for
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.end_txn import EndTxnRequest, EndTxnResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from klamm.broker.registry import Request
+from klamm.broker.requests.registry import Request
 from klamm.protocol.errors import ErrorCode
 
 

@@ -15,19 +15,19 @@ should read from, and reads nothing for it.
 import asyncio
 from collections.abc import Sequence
 
-from klamm.broker.fetch_session import FetchExchange
+from klamm.base.slices import Slices, each, in_slices, mapped
 from klamm.broker.handlers.named_partitions import named_partitions
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import CLUSTER_NAME, Operation
+from klamm.broker.requests.fetch_session import FetchExchange
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.plugins.replica_selection import ClientMetadata
 from klamm.protocol.apis.fetch import FetchableTopic, FetchPartition, FetchRequest, FetchResponse, PartitionData
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
+from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, ResourceType
 from klamm.replication.replica_manager import ABORTED_TRANSACTION_BYTES, PARTITIONS_PER_SLICE, Wanted
-from klamm.slices import Slices, each, in_slices, mapped
 
 # Clients of earlier versions do not know zstd.
 FIRST_VERSION_WITH_ZSTD = 10

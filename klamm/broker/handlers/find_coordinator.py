@@ -5,8 +5,8 @@ of its partition of `__transaction_state`. While there is none, the answer is CO
 retry. The first request creates the topic.
 """
 
-from klamm.broker.registry import DENIED, NO_BROKER, Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import DENIED, NO_BROKER, Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

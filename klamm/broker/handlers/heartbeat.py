@@ -1,7 +1,7 @@
 """Heartbeat (key 12), versions 0 to 4: a member shows that it is alive, and learns whether a rebalance has begun."""
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.heartbeat import HeartbeatRequest, HeartbeatResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

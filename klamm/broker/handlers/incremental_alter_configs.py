@@ -4,9 +4,10 @@ Every broker serves it, but only the named broker alters its own configs. The le
 changed.
 """
 
+from klamm.base.slices import in_slices
 from klamm.broker.handlers.altered_resources import alter_each, response_of
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
@@ -15,7 +16,6 @@ from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, ResourceType
-from klamm.slices import in_slices
 
 Resource = IncrementalAlterConfigsRequest.AlterConfigsResource
 

@@ -8,13 +8,13 @@ same.
 """
 
 from klamm.broker.handlers.fenced_producers import code_for
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import CLUSTER_NAME, Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.coordinator.transactions.transaction import ProducerIdAndEpoch
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.record_batch import NO_PRODUCER_ID
+from klamm.protocol.record.record_batch import NO_PRODUCER_ID
 from klamm.protocol.vocabulary import NO_EPOCH, ResourceType
 
 FIRST_VERSION_WITH_PRODUCER_FENCED = 4

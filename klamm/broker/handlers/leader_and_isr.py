@@ -4,14 +4,14 @@ The whole request is refused if its controller epoch is stale, or if its broker 
 registration, because it was meant for the broker before its restart (KIP-380). Other errors are answered per partition.
 """
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.base.slices import Slices, mapped
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse, LeaderAndIsrTopicErrors
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import Slices, mapped
 
 
 def error_response(request: Request[LeaderAndIsrRequest], error: KafkaError) -> Steps[LeaderAndIsrResponse]:

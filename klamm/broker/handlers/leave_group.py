@@ -5,14 +5,14 @@ From version 3 on the answer has an error for each member; before, one error for
 
 from collections.abc import Sequence
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.base.slices import mapped
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import mapped
 
 Member = LeaveGroupResponse.MemberResponse
 

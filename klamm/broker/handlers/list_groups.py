@@ -3,14 +3,14 @@
 A client that may not describe the cluster gets only the groups that it may describe.
 """
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import CLUSTER_NAME, Operation
+from klamm.base.slices import Slices
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.protocol.apis.list_groups import ListGroupsRequest, ListGroupsResponse
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import Slices
 
 Group = ListGroupsResponse.ListedGroup
 

@@ -7,13 +7,14 @@ gets the log's end, too, and followers answer it.
 
 import asyncio
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.base.slices import Slices, mapped
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
-from klamm.protocol.record_batch import NO_TIMESTAMP
+from klamm.protocol.record.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import (
     CONSUMER_REPLICA_ID,
     DEBUGGING_REPLICA_ID,
@@ -23,7 +24,6 @@ from klamm.protocol.vocabulary import (
     UNKNOWN_OFFSET,
     ResourceType,
 )
-from klamm.slices import Slices, mapped
 
 Topic = ListOffsetsResponse.ListOffsetsTopicResponse
 Partition = Topic.ListOffsetsPartitionResponse

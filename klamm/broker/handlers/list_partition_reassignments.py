@@ -6,9 +6,10 @@ Partitions that are not being moved, and those that do not exist, are left out. 
 from collections.abc import Mapping
 from typing import Any
 
+from klamm.base.slices import Slices, in_slices
 from klamm.broker.handlers.named_partitions import named_partitions
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
@@ -17,7 +18,6 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
-from klamm.slices import Slices, in_slices
 
 # The number of partitions that are translated before others have the loop: about two milliseconds.
 PARTITIONS_PER_SLICE = 1000

@@ -3,15 +3,15 @@
 Kafka 2.8 does not have it; tools of Kafka 3.0 and later ask for it. The client gets the ids that it may describe.
 """
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.base.slices import mapped
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions.coordinator import ListedTransaction
 from klamm.protocol.apis.list_transactions import ListTransactionsRequest, ListTransactionsResponse
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import mapped
 
 Transaction = ListTransactionsResponse.TransactionState
 

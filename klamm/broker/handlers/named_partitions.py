@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from klamm.base.slices import CHEAP_SLICE, Slices
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import CHEAP_SLICE, Slices
 
 
 def named_partitions(topics: Iterable[tuple[str, Iterable[int]]]) -> Steps[list[PartitionKey]]:

@@ -7,17 +7,17 @@ ZooKeeper, is not served.
 
 from collections.abc import Iterable, Sequence
 
+from klamm.base.slices import Slices, in_slices, slices
 from klamm.broker.handlers.named_partitions import named_partitions
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.coordinator.groups.group import OffsetAndMetadata
 from klamm.protocol.apis.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
-from klamm.protocol.record_batch import NO_TIMESTAMP
+from klamm.protocol.record.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import NO_EPOCH, UNKNOWN_OFFSET, PartitionKey, ResourceType
-from klamm.slices import Slices, in_slices, slices
 
 Topic = OffsetFetchResponse.OffsetFetchResponseTopic
 Partition = Topic.OffsetFetchResponsePartition

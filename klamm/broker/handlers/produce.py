@@ -14,22 +14,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.base.slices import Slices, mapped
+from klamm.base.slices import slices as pieces
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.net.server import AnswerOnly, InvalidRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.compiler import is_large
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
-from klamm.protocol.record_batch import is_transactional, is_zstd
-from klamm.protocol.record_walk import MAX_NAMED_RECORDS
+from klamm.protocol.record.record_batch import is_transactional, is_zstd
+from klamm.protocol.record.record_walk import MAX_NAMED_RECORDS
 from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE, INTERNAL_TOPICS, ResourceType
 from klamm.replication.replica_manager import ProduceResult
-from klamm.slices import Slices, mapped
-from klamm.slices import slices as pieces
-from klamm.storage.batch_inspection import Inspected, LargeBatch
-from klamm.storage.written_ahead import PIECE_BYTES
+from klamm.storage.log.batch_inspection import Inspected, LargeBatch
+from klamm.storage.log.written_ahead import PIECE_BYTES
 
 ACKS = (ACKS_NONE, 1, ACKS_ALL)
 # Versions up to this one carry message sets, which have their own rules; later versions carry exactly one record batch.

@@ -3,13 +3,13 @@
 Stale controller and broker epochs are refused as in LeaderAndIsr.
 """
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.base.slices import each
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import each
 
 
 def error_response(request: Request[StopReplicaRequest], error: KafkaError) -> StopReplicaResponse:

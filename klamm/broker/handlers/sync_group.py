@@ -4,14 +4,14 @@ The answer waits until the leader's assignments are in the log. From version 5 o
 expects (KIP-559).
 """
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.base.slices import each
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.coordinator.groups.group import SyncResult
 from klamm.protocol.apis.sync_group import SyncGroupRequest, SyncGroupResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import each
 
 FIRST_VERSION_WITH_PROTOCOL = 5
 

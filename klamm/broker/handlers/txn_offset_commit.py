@@ -6,16 +6,16 @@ itself. From version 3 on the client says which member of the group it is (KIP-4
 
 from collections.abc import Callable
 
+from klamm.base.slices import Slices, in_slices
 from klamm.broker.handlers.committed_offsets import committed_offsets
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.coordinator.ports import TransactionalProducer
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
-from klamm.slices import Slices, in_slices
 
 Topic = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
 Partition = Topic.TxnOffsetCommitResponsePartition

@@ -4,8 +4,8 @@ Only the controller's broker serves it; it waits until its own ApiVersions has t
 features, so every update is refused while `SUPPORTED_FEATURES` is empty.
 """
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.config.versions import ApiVersion
 from klamm.controller.feature_updates import FeatureUpdate, failed
 from klamm.protocol.apis.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse

@@ -5,13 +5,13 @@
 
 import logging
 
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.base.slices import in_slices
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import in_slices
 
 _log = logging.getLogger(__name__)
 

@@ -7,10 +7,11 @@ marker for those that have failed.
 
 from collections.abc import Sequence
 
+from klamm.base.slices import CHEAP_SLICE, Slices, each, in_slices
+from klamm.broker.coordinators.marker_appends import Codes
 from klamm.broker.handlers.named_partitions import named_partitions
-from klamm.broker.marker_appends import Codes
-from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation
+from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions.ports import TransactionMarker
 from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
@@ -18,7 +19,6 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
-from klamm.slices import CHEAP_SLICE, Slices, each, in_slices
 
 Result = WriteTxnMarkersResponse.WritableTxnMarkerResult
 Topic = Result.WritableTxnMarkerTopicResult

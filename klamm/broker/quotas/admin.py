@@ -7,12 +7,12 @@ Nothing takes effect here: every broker, including this one, learns of a change 
 import logging
 from collections.abc import Callable, Iterable
 
+from klamm.base.slices import each, slices
 from klamm.broker.quotas.alterations import Operations, altered, checked_entity
 from klamm.broker.quotas.entities import IP, Named, entity_of, entity_path, stored_values
 from klamm.broker.quotas.filters import QuotaFilter
 from klamm.net.addresses import addresses_of
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.slices import each, slices
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 

@@ -13,14 +13,14 @@ Source: kafka.server.QuotaFactory, kafka.server.ClientRequestQuotaManager, kafka
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+from klamm.base.metrics import MetricName, Metrics
+from klamm.base.rates import SampledRate
 from klamm.broker.quotas.bounds import QuotaEntity, QuotaTags
 from klamm.broker.quotas.mutation_quota import MutationQuota
 from klamm.broker.quotas.rate_quota import RateQuota
 from klamm.broker.quotas.sensors import METRIC_SAMPLES, METRIC_WINDOW_MS
 from klamm.config.broker import BrokerConfig
 from klamm.config.definition import LONG_MAX
-from klamm.metrics import MetricName, Metrics
-from klamm.rates import SampledRate
 
 PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
 CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"

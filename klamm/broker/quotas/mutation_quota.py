@@ -11,11 +11,11 @@ Source: kafka.server.ControllerMutationQuotaManager.
 
 from collections.abc import Callable, Iterator
 
+from klamm.base.rates import SampledRate, TokenBucket
 from klamm.broker.quotas.bounds import QuotaTags
 from klamm.broker.quotas.rate_quota import MAX_THROTTLE_MS
 from klamm.broker.quotas.sensors import METRIC_SAMPLES, METRIC_WINDOW_MS, ClientQuota, Sensor
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.rates import SampledRate, TokenBucket
 
 
 class MutationSensor(Sensor):

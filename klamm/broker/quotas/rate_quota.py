@@ -13,9 +13,9 @@ Source: kafka.server.ClientQuotaManager, kafka.utils.QuotaUtils.
 from collections.abc import Iterator
 from typing import Final
 
+from klamm.base.rates import SampledRate
 from klamm.broker.quotas.bounds import QuotaTags
 from klamm.broker.quotas.sensors import ClientQuota, Sensor
-from klamm.rates import SampledRate
 
 MAX_THROTTLE_MS: Final = 2**31 - 1
 

@@ -8,8 +8,8 @@ sensor. A sensor unused for an hour is forgotten, as in Kafka; when there are to
 from collections.abc import Callable, Hashable, Iterator
 from typing import Final, Generic, TypeVar
 
+from klamm.base.rates import SampledRate
 from klamm.broker.quotas.bounds import QuotaBounds, QuotaTags
-from klamm.rates import SampledRate
 
 K = TypeVar("K", bound=Hashable)
 S = TypeVar("S")

@@ -28,18 +28,18 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-from klamm.checksum import crc32c
+from klamm.base.checksum import crc32c
 from klamm.client.verification.newest_values import NewestValues
 from klamm.protocol.errors import KafkaError, corrupt_message
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record_batch import (
+from klamm.protocol.record.record_batch import (
     CRC_COVERS_FROM,
     HEADER_SIZE_BYTES,
     LOG_OVERHEAD_BYTES,
     is_partial,
     parse_header,
 )
-from klamm.protocol.records import Record, decode_records
+from klamm.protocol.record.records import Record, decode_records
 
 # base offset, length, leader epoch, magic, CRC, attributes, last offset delta.
 _FIELDS = struct.Struct(">qiibIhi")

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from klamm.base.tasks import start_task
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.client.fan_out import by_topic
 from klamm.client.offsets import Asked, list_offsets_of_leader
@@ -31,7 +32,6 @@ from klamm.protocol.vocabulary import (
     NO_EPOCH,
     TopicPartition,
 )
-from klamm.tasks import start_task
 
 # Two answers of that size for each broker stay in the processor's cache until they are compared. A broker of klamm's
 # answers no more than 8 MB at once.

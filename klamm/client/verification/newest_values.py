@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-from klamm.protocol.records import Record
+from klamm.protocol.record.records import Record
 
 CONFIRMATIONS = 2
 MAX_VALUES = 100_000

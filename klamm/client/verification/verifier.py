@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from klamm.client.admin.configs import ConfigResource, describe_configs
+from klamm.client.admin.log_dirs import describe_log_dirs
 from klamm.client.cluster import ClusterClient, PartitionMetadata, RetryPolicy
-from klamm.client.configs import ConfigResource, describe_configs
-from klamm.client.log_dirs import describe_log_dirs
 from klamm.client.offsets import list_offsets
 from klamm.client.verification.compare import Difference
 from klamm.client.verification.fetcher import ReplicaFetcher

@@ -24,12 +24,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from klamm.base.slices import Slices
 from klamm.coordinator.groups.transactional_offsets import PendingCommit, TransactionalOffsets
 from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, subscribed_among
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps, in_one_go
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import Slices
 
 NO_GENERATION = -1
 _LAST_GENERATION = 2**31 - 1

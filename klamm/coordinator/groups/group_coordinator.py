@@ -27,6 +27,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
+from klamm.base.environment import Environment
+from klamm.base.slices import Slices, in_slices
+from klamm.base.tasks import OnFailure
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.groups.admission import (
     commit_error,
@@ -57,13 +60,10 @@ from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.groups.offset_expiration import OFFSETS_PER_SLICE, pieces
 from klamm.coordinator.groups.rebalance import Rebalances
 from klamm.coordinator.ports import TransactionalProducer
-from klamm.environment import Environment
 from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import Slices, in_slices
-from klamm.tasks import OnFailure
 
 Result = TypeVar("Result")
 

@@ -19,6 +19,7 @@ import logging
 from collections.abc import AsyncIterator, Generator
 from typing import NamedTuple
 
+from klamm.base.slices import Slices, in_slices
 from klamm.coordinator.groups.group import Group, GroupState
 from klamm.coordinator.groups.group_records import (
     GroupKey,
@@ -29,9 +30,8 @@ from klamm.coordinator.groups.group_records import (
     read_offset_value,
 )
 from klamm.coordinator.ports import LogBatch
-from klamm.protocol.record_batch import NO_PRODUCER_ID
+from klamm.protocol.record.record_batch import NO_PRODUCER_ID
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TopicPartition
-from klamm.slices import Slices, in_slices
 
 # The number of records that a step decodes: a few milliseconds.
 RECORDS_PER_SLICE = 1000

@@ -38,6 +38,8 @@ from contextlib import aclosing
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+from klamm.base.slices import Slices, begin, in_slices
+from klamm.base.tasks import OnFailure, start_task
 from klamm.coordinator.election_epochs import ElectionEpochs
 from klamm.coordinator.groups.group import Group, GroupState, OffsetAndMetadata
 from klamm.coordinator.groups.group_loader import load_groups
@@ -53,8 +55,6 @@ from klamm.coordinator.ports import Appended, CoordinatorLog, KeyAndValue, Trans
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, UNKNOWN_OFFSET, PartitionKey
-from klamm.slices import Slices, begin, in_slices
-from klamm.tasks import OnFailure, start_task
 
 LOAD_RETRY_BACKOFF_MS = 500
 MAX_LOAD_RETRY_BACKOFF_MS = 30_000

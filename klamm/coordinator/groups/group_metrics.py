@@ -1,8 +1,8 @@
 """Metrics of a coordinator's groups, under Kafka's names. The groups are counted when a metric is read."""
 
+from klamm.base.metrics import MetricName, Metrics
 from klamm.coordinator.groups.group import GroupState
 from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
-from klamm.metrics import MetricName, Metrics
 
 GROUP = "kafka.coordinator.group"
 

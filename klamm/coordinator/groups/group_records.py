@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
+from klamm.base.slices import Slices
 from klamm.coordinator.groups.group import MEMBERS_PER_SLICE, Group, Member, OffsetAndMetadata
 from klamm.protocol.primitives import (
     MAX_STRING_BYTES,
@@ -37,9 +38,8 @@ from klamm.protocol.primitives import (
     read_nullable_string,
     read_string,
 )
-from klamm.protocol.record_batch import NO_TIMESTAMP
+from klamm.protocol.record.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
-from klamm.slices import Slices
 
 OFFSET_KEY_VERSION = 1
 GROUP_KEY_VERSION = 2

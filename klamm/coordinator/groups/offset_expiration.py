@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from typing import Protocol
 
+from klamm.base.slices import Slices, in_slices
 from klamm.coordinator.groups.group import Group
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import Slices, in_slices
 
 # The number of offsets that a step examines: about a millisecond.
 OFFSETS_PER_SLICE = 1000

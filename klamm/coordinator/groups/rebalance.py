@@ -23,6 +23,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from klamm.base.purgatory import DelayedOperation, Purgatory
+from klamm.base.repeated_lines import RepeatedLines
+from klamm.base.slices import Slices, begin
+from klamm.base.tasks import OnFailure, start_task
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.groups.group import (
     MEMBERS_PER_SLICE,
@@ -40,10 +44,6 @@ from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.groups.sessions import Sessions
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps
-from klamm.purgatory import DelayedOperation, Purgatory
-from klamm.repeated_lines import RepeatedLines
-from klamm.slices import Slices, begin
-from klamm.tasks import OnFailure, start_task
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ What must stay true:
 
 from collections.abc import Callable
 
+from klamm.base.purgatory import DelayedOperation, Purgatory
 from klamm.coordinator.groups.group import Group, Member
-from klamm.purgatory import DelayedOperation, Purgatory
 
 # How long a new member waits for its first generation. A constant in Kafka, too.
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000

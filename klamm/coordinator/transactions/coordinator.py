@@ -26,6 +26,9 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import NamedTuple
 
+from klamm.base.environment import Environment
+from klamm.base.slices import Slices, each
+from klamm.base.tasks import OnFailure, start_task
 from klamm.coordinator.ports import CoordinatorLog
 from klamm.coordinator.transactions.marker_manager import TransactionMarkerManager
 from klamm.coordinator.transactions.ports import MarkerSender, ProducerIds, TransactionConfig
@@ -44,13 +47,10 @@ from klamm.coordinator.transactions.transaction import (
     init_producer,
     producer_error,
 )
-from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Steps
-from klamm.protocol.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP
+from klamm.protocol.record.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP
 from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
-from klamm.slices import Slices, each
-from klamm.tasks import OnFailure, start_task
 
 # How long the first request of a transaction waits for the end of the last one.
 END_WAIT_MS = 100

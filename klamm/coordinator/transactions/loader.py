@@ -18,12 +18,12 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
+from klamm.base.slices import Slices, in_slices
 from klamm.coordinator.ports import LogBatch
 from klamm.coordinator.transactions.records import UnknownKeyVersion, read_transaction_key, read_transaction_value
 from klamm.coordinator.transactions.transaction import TransactionMetadata
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import TRANSACTION_STATE_TOPIC_NAME
-from klamm.slices import Slices, in_slices
 
 # The number of records that a step decodes: a few milliseconds.
 RECORDS_PER_SLICE = 500

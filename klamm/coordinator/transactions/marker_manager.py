@@ -41,16 +41,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from klamm.base.environment import Environment
+from klamm.base.slices import Slices
+from klamm.base.tasks import OnFailure, start_task
 from klamm.coordinator.transactions.ports import MarkerSender, TransactionMarker
 from klamm.coordinator.transactions.state_manager import OwnedPartition
 from klamm.coordinator.transactions.states import TransactionState
 from klamm.coordinator.transactions.transaction import TransactionMetadata, complete
-from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
-from klamm.slices import Slices
-from klamm.tasks import OnFailure, start_task
 
 RETRY_BACKOFF_MS = 100
 MAX_RETRY_BACKOFF_MS = 1_000

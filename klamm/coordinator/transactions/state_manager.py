@@ -40,6 +40,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import Final
 
+from klamm.base.slices import Slices
+from klamm.base.tasks import OnFailure, start_task
 from klamm.coordinator.election_epochs import ElectionEpochs
 from klamm.coordinator.ports import Appended, CoordinatorLog
 from klamm.coordinator.transactions.loader import LoadedTransactions, load_transactions
@@ -48,8 +50,6 @@ from klamm.coordinator.transactions.states import VALID_PREVIOUS_STATES
 from klamm.coordinator.transactions.transaction import NO_PARTITIONS, Partitions, TransactionMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.vocabulary import TRANSACTION_STATE_TOPIC_NAME, UNKNOWN_OFFSET, PartitionKey
-from klamm.slices import Slices
-from klamm.tasks import OnFailure, start_task
 
 LOAD_RETRY_BACKOFF_MS = 500
 MAX_LOAD_RETRY_BACKOFF_MS = 30_000

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from klamm.coordinator.transactions.states import TransactionState
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.record_batch import NO_TIMESTAMP
+from klamm.protocol.record.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import PartitionKey
 
 LAST_EPOCH = 2**15 - 1

@@ -1,7 +1,7 @@
 """Metrics of a transaction coordinator, under Kafka's names. The transactions are looked at when a metric is read."""
 
+from klamm.base.metrics import MetricName, Metrics
 from klamm.coordinator.transactions.coordinator import TransactionCoordinator
-from klamm.metrics import MetricName, Metrics
 
 _TYPE = "TransactionMarkerChannelManager"
 

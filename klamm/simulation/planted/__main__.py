@@ -19,7 +19,7 @@ from functools import partial
 
 from klamm.simulation.planted.fault import Found, PlantedFault, hunt
 from klamm.simulation.planted.faults import BY_NAME
-from klamm.simulation.random_faults import random_faults
+from klamm.simulation.runs.random_faults import random_faults
 
 HEAD = """\
 | planted fault | what this build does | found by | within | first found by |

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from klamm.simulation.random_faults import random_faults
-from klamm.simulation.world import World
+from klamm.simulation.machine.world import World
+from klamm.simulation.runs.random_faults import random_faults
 
 # Virtual time, as in `python -m klamm.simulation`.
 TIME_LIMIT_S = 3600.0

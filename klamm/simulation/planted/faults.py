@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from klamm.broker import coordinator_log
-from klamm.broker import parts as broker_parts
-from klamm.broker.coordinator_log import CoordinatorLogSettings, offsets_log_settings
+from klamm.base.tasks import start_task
+from klamm.broker.coordinators import coordinator_log
+from klamm.broker.coordinators.coordinator_log import CoordinatorLogSettings, offsets_log_settings
+from klamm.broker.start import parts as broker_parts
 from klamm.client.group_consumer import GroupConsumer
 from klamm.client.group_member import Membership
 from klamm.client.transactions import TransactionManager
@@ -22,11 +23,11 @@ from klamm.controller.controller import KafkaController
 from klamm.controller.parts import ControllerParts
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import ACKS_LEADER, NO_EPOCH, PartitionKey
-from klamm.replication import isr
-from klamm.replication.delayed_operations import Appended
-from klamm.replication.fetcher import Fetches, ReplicaFetcher
-from klamm.replication.partition import Partition
-from klamm.replication.replica import Replica
+from klamm.replication.fetcher.fetcher import Fetches, ReplicaFetcher
+from klamm.replication.partition import isr
+from klamm.replication.partition.delayed_operations import Appended
+from klamm.replication.partition.partition import Partition
+from klamm.replication.partition.replica import Replica
 from klamm.replication.replica_manager import ReplicaManager
 from klamm.replication.state_changes import StateChanges
 from klamm.simulation.planted.fault import PlantedFault, Replacement
@@ -39,10 +40,9 @@ from klamm.simulation.planted.scenarios import (
     log_of_a_former_topic,
     lost_election,
 )
-from klamm.storage import follower_batches, log_loader
-from klamm.storage.log_loader import LoadedLog
-from klamm.storage.producer_state import ProducerState
-from klamm.tasks import start_task
+from klamm.storage.log import follower_batches, log_loader
+from klamm.storage.log.log_loader import LoadedLog
+from klamm.storage.log.producer_state import ProducerState
 from klamm.znodes import batches
 from klamm.znodes.controller_store import ControllerEpoch, ControllerStore
 from klamm.znodes.topics import LeaderAndIsr

@@ -6,8 +6,8 @@ which it is done.
 
 from typing import Any
 
-from klamm.broker import topic_admin
 from klamm.broker.request_errors import as_kafka_error
+from klamm.broker.topics import topic_admin
 from klamm.controller import broker_flows, failover
 from klamm.controller.event_manager import ControllerEventManager
 from klamm.controller.features import compatible_brokers
@@ -16,15 +16,15 @@ from klamm.coordinator.groups import group_coordinator
 from klamm.coordinator.groups.admission import commit_error, member_error
 from klamm.coordinator.groups.group import Group
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.replication import isr
-from klamm.replication import partition as hosted
-from klamm.replication.isr import CommittedIsr, IsrState
-from klamm.replication.partition import Partition
-from klamm.replication.replica import Replica
+from klamm.replication.partition import isr
+from klamm.replication.partition import partition as hosted
+from klamm.replication.partition.isr import CommittedIsr, IsrState
+from klamm.replication.partition.partition import Partition
+from klamm.replication.partition.replica import Replica
 from klamm.replication.state_changes import StateChanges
 from klamm.simulation.planted.fault import PlantedFault, Replacement
-from klamm.storage.log import AppendInfo
-from klamm.storage.producer_state import ProducerState
+from klamm.storage.log.log import AppendInfo
+from klamm.storage.log.producer_state import ProducerState
 from klamm.znodes import requests
 from klamm.znodes.controller_store import ControllerStore
 from klamm.znodes.store import LiveBroker

@@ -7,21 +7,21 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from klamm.client.elections import elect_leaders
-from klamm.client.reassignments import alter_partition_reassignments
+from klamm.client.admin.elections import elect_leaders
+from klamm.client.admin.reassignments import alter_partition_reassignments
 from klamm.coordinator.groups.group_metadata_manager import partition_for
-from klamm.protocol.record_batch import iterate_batches
-from klamm.protocol.records import decode_records
+from klamm.protocol.record.record_batch import iterate_batches
+from klamm.protocol.record.records import decode_records
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, ElectionType, PartitionKey, TopicPartition
-from klamm.simulation.cluster import ZOOKEEPER_PORT, SimulatedBroker, SimulatedCluster
-from klamm.simulation.disk import SimulatedFileSystem
-from klamm.simulation.group_workload import GroupWorkload
-from klamm.simulation.process import Process
-from klamm.simulation.transactional_workload import PROPERTIES as TRANSACTION_PROPERTIES
-from klamm.simulation.transactional_workload import TransactionalWorkload
-from klamm.simulation.verdict import converge, judge, serving
-from klamm.simulation.workload import Workload, create_topic, delete_topic
-from klamm.simulation.world import World
+from klamm.simulation.cluster.cluster import ZOOKEEPER_PORT, SimulatedBroker, SimulatedCluster
+from klamm.simulation.machine.disk import SimulatedFileSystem
+from klamm.simulation.machine.process import Process
+from klamm.simulation.machine.world import World
+from klamm.simulation.workloads.group_workload import GroupWorkload
+from klamm.simulation.workloads.transactional_workload import PROPERTIES as TRANSACTION_PROPERTIES
+from klamm.simulation.workloads.transactional_workload import TransactionalWorkload
+from klamm.simulation.workloads.verdict import converge, judge, serving
+from klamm.simulation.workloads.workload import Workload, create_topic, delete_topic
 from klamm.znodes.cluster import CONTROLLER_PATH
 from klamm.znodes.controller_store import NO_CONTROLLER
 from klamm.zookeeper.client import ZooKeeperClient

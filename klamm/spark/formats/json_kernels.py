@@ -20,8 +20,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from klamm.compiling import compiled, inlined
-from klamm.memcpy import copy_bytes
+from klamm.base.compiling import compiled, inlined
+from klamm.base.memcpy import copy_bytes
 
 # The kinds of a schema's nodes.
 STRUCT, LIST, MAP, TEXT, BOOLEAN, INTEGER, FLOAT, DECIMAL, BYTES, TIMESTAMP, DATE = range(11)

@@ -21,7 +21,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from klamm.checksum import crc32c
+from klamm.base.checksum import crc32c
 from klamm.spark.files import Files
 
 CHECKPOINTS: Final = "checkpoints"

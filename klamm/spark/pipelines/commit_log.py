@@ -27,8 +27,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from klamm.checksum import crc32c
-from klamm.environment import SystemEnvironment
+from klamm.base.checksum import crc32c
+from klamm.base.environment import SystemEnvironment
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark.files import Files
 from klamm.spark.pipelines.checkpoint import CHECKPOINTS, Checkpoint, checkpoints, write_checkpoint

@@ -31,8 +31,8 @@ from klamm.client.verification.verifier import Replicated, in_order, start_offse
 from klamm.net.client import ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record_batch import NO_TIMESTAMP, BatchHeader, parse_header
-from klamm.protocol.records import decode_records
+from klamm.protocol.record.record_batch import NO_TIMESTAMP, BatchHeader, parse_header
+from klamm.protocol.record.records import decode_records
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from klamm.spark.pipelines.distribution import distribute
 from klamm.spark.pipelines.hot_keys import Estimate, KeySample, Summary, estimate, likely_records

@@ -36,16 +36,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from klamm.base.environment import SystemEnvironment, SystemFileSystem
 from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import checked
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets, list_offsets
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.sender import Identity, Sender
 from klamm.client.threads import call
-from klamm.environment import SystemEnvironment, SystemFileSystem
 from klamm.net.client import ClientError
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.record_batch import advance_sequence
+from klamm.protocol.record.record_batch import advance_sequence
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, DEBUGGING_REPLICA_ID, LATEST_TIMESTAMP, TopicPartition
 from klamm.spark.files import Files, files_at
 from klamm.spark.options import OptionError, WriteOptions, write_options

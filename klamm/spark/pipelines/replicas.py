@@ -35,7 +35,7 @@ from klamm.client.verification.verifier import (
 )
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record_batch import is_partial, parse_header
+from klamm.protocol.record.record_batch import is_partial, parse_header
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
 from klamm.spark.options import OptionError, read_options
 from klamm.spark.pipelines.distribution import distribute

@@ -6,7 +6,7 @@ then run while `decode` builds the columns.
 What must stay true:
 - For any bytes, the result is records or a `KafkaError` that names topic, partition and offset; never a crash of the
   process. No batch is returned or skipped before its checksum has been compared.
-- The decoded records equal those of `klamm.protocol.records.decode_records` for the same batch.
+- The decoded records equal those of `klamm.protocol.record.records.decode_records` for the same batch.
 - A column that is not requested is not built.
 - numba is imported when the first bytes are there, never by importing this module.
 
@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from klamm.checksum import crc32c
-from klamm.protocol import record_batch
-from klamm.protocol.compression import MAX_DECOMPRESSED_BYTES, decompress_into
+from klamm.base.checksum import crc32c
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.records import ControlRecordType, decode_end_transaction_marker, decode_records
+from klamm.protocol.record import record_batch
+from klamm.protocol.record.compression import MAX_DECOMPRESSED_BYTES, decompress_into
+from klamm.protocol.record.records import ControlRecordType, decode_end_transaction_marker, decode_records
 from klamm.spark.schema import HEADERS, LEADER_EPOCH, schema
 
 if TYPE_CHECKING:

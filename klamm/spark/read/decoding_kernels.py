@@ -7,7 +7,8 @@ What must stay true:
 - Compiled code checks no index. So the loops check that each byte lies within its array before they read or write it:
   every number from a record is compared with the end of its batch, and rows and column bytes never exceed the room
   that `decoding.py` made (the record counts of the batches, and the bytes of their records).
-- A loop raises no error. It returns a status and a position, and `klamm.protocol.record_batch` makes the error's text.
+- A loop raises no error. It returns a status and a position, and `klamm.protocol.record.record_batch` makes the error's
+  text.
 
 Source: org.apache.kafka.common.record.DefaultRecordBatch, DefaultRecord.
 """
@@ -17,8 +18,8 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from klamm.compiling import compiled, inlined
-from klamm.memcpy import copy_bytes
+from klamm.base.compiling import compiled, inlined
+from klamm.base.memcpy import copy_bytes
 from klamm.protocol.compiled_fields import big_endian
 
 # The table of batches that `scan` fills.

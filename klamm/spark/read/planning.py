@@ -20,11 +20,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+from klamm.base.patterns import Pattern
 from klamm.client.cluster import ClusterClient, TopicMetadata
 from klamm.client.fan_out import checked
 from klamm.client.offsets import list_offsets
 from klamm.client.threads import call
-from klamm.patterns import Pattern
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (
     EARLIEST_TIMESTAMP,

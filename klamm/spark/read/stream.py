@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from klamm.base.environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient
 from klamm.client.threads import call
-from klamm.environment import SystemEnvironment
 from klamm.spark.errors import sentences_first
 from klamm.spark.offset_commits import commit_offsets
 from klamm.spark.options import ReadOptions

@@ -1,7 +1,7 @@
 """Columns become record batches, message format v2, in bulk.
 
 The rows of one Arrow batch that go to one target (a partition) keep their order; they are cut into batches of a given
-size. `klamm.protocol.records.build_batch` does the same one record at a time and is what the tests compare with.
+size. `klamm.protocol.record.records.build_batch` does the same one record at a time and is what the tests compare with.
 
 What must stay true:
 - A sealed batch has memory of its own and is never written to again: the transport gets it without a copy.
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from klamm.protocol.compression import CompressionType
-from klamm.protocol.record_batch import (
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.record_batch import (
     HEADER_SIZE_BYTES,
     LOG_OVERHEAD_BYTES,
     TRANSACTIONAL_FLAG,

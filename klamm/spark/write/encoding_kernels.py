@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from klamm.compiling import compiled, inlined
-from klamm.memcpy import copy_bytes
+from klamm.base.compiling import compiled, inlined
+from klamm.base.memcpy import copy_bytes
 from klamm.spark.write.columns import Columns, Headers, Strings
 
 # The bytes of a record's attributes, and the most bytes of the difference of two offsets.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from numba import types
 
-from klamm.compiling import compiled, inlined
+from klamm.base.compiling import compiled, inlined
 from klamm.spark.write.columns import Integers, Strings
 
 _SEED = 0x9747B28C

@@ -70,10 +70,10 @@ from itertools import count
 from typing import NamedTuple, TypeVar
 
 from klamm.client import threads as network
+from klamm.client.admin.configs import ConfigEntry, ConfigResource, describe_configs
+from klamm.client.admin.transaction_admin import list_transactions
 from klamm.client.cluster import ClusterClient
-from klamm.client.configs import ConfigEntry, ConfigResource, describe_configs
 from klamm.client.options import ClientOptions
-from klamm.client.transaction_admin import list_transactions
 from klamm.client.transactions import TransactionGone, end_prepared, fence, require_prepared
 from klamm.net.client import ClientError, UnsupportedVersion
 from klamm.protocol.errors import KafkaError

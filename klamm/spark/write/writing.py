@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from klamm.base.environment import Environment, SystemEnvironment
 from klamm.client import threads as network
 from klamm.client.cluster import ClusterClient
 from klamm.client.sender import NO_IDENTITY, Identity, PartitionBatch, Sender
 from klamm.client.transactions import PreparedTransaction, State, TransactionManager
-from klamm.environment import Environment, SystemEnvironment
 from klamm.net.client import ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import HEADER_SIZE_BYTES, NO_SEQUENCE, advance_sequence
+from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, NO_SEQUENCE, advance_sequence
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.spark.options import WriteOptions
 from klamm.spark.write.columns import Columns, Integers

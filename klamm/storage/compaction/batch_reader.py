@@ -7,9 +7,9 @@ window is read as a whole: a window grows to the size of its first batch.
 from types import TracebackType
 from typing import NamedTuple
 
-from klamm.environment import FileSystem
+from klamm.base.environment import FileSystem
 from klamm.protocol.errors import corrupt_message
-from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, check_crc, parse_header
+from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, BatchHeader, check_crc, parse_header
 
 _WINDOW_BYTES = 1024 * 1024
 

@@ -9,10 +9,10 @@ Source: kafka.log.Cleaner.cleanSegments, LogSegment.append.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from klamm.environment import Buffer, File, FileSystem
-from klamm.protocol.record_batch import NO_TIMESTAMP
-from klamm.storage import offset_index, time_index, transaction_index
-from klamm.storage.segment import (
+from klamm.base.environment import Buffer, File, FileSystem
+from klamm.protocol.record.record_batch import NO_TIMESTAMP
+from klamm.storage.segments import offset_index, time_index, transaction_index
+from klamm.storage.segments.segment import (
     CLEANED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -20,8 +20,8 @@ from klamm.storage.segment import (
     TRANSACTION_INDEX_SUFFIX,
     file_name,
 )
-from klamm.storage.time_index import TimeEntry
-from klamm.storage.transaction_index import AbortedTransaction
+from klamm.storage.segments.time_index import TimeEntry
+from klamm.storage.segments.transaction_index import AbortedTransaction
 
 _WRITTEN_AT_ONCE_BYTES = 512 * 1024
 

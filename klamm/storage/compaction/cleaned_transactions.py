@@ -10,9 +10,9 @@ Source: kafka.log.CleanedTransactionMetadata.
 
 from collections.abc import Iterable
 
-from klamm.protocol.record_batch import BatchHeader
-from klamm.protocol.records import ControlRecordType
-from klamm.storage.transaction_index import AbortedTransaction
+from klamm.protocol.record.record_batch import BatchHeader
+from klamm.protocol.record.records import ControlRecordType
+from klamm.storage.segments.transaction_index import AbortedTransaction
 
 
 class CleanedTransactions:

@@ -33,16 +33,20 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 
-from klamm.environment import FileSystem
-from klamm.protocol.compression import CompressionType, decompress, decompress_into
+from klamm.base.environment import FileSystem
 from klamm.protocol.errors import corrupt_message
-from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader
-from klamm.protocol.records import decode_end_transaction_marker
+from klamm.protocol.record.compression import CompressionType, decompress, decompress_into
+from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, BatchHeader
+from klamm.protocol.record.records import decode_end_transaction_marker
 from klamm.storage.compaction.batch_reader import BatchReader, ReadBatch
 from klamm.storage.compaction.cleaned_segment import CleanedSegment, remove_cleaned_files
 from klamm.storage.compaction.cleaned_transactions import CleanedTransactions
 from klamm.storage.compaction.grouping import IndexedSegment, group_segments
-from klamm.storage.compaction.job import (
+from klamm.storage.compaction.kept_records import batch_of, empty_batch
+from klamm.storage.compaction.last_offsets import LastOffsets
+from klamm.storage.compaction.offset_map import MapSize
+from klamm.storage.compaction.plain_kernel import Kernel, PlainKernel
+from klamm.storage.log.job import (
     CleanedGroup,
     CleaningJob,
     CleaningProgress,
@@ -50,12 +54,8 @@ from klamm.storage.compaction.job import (
     CleaningStatistics,
     SourceSegment,
 )
-from klamm.storage.compaction.kept_records import batch_of, empty_batch
-from klamm.storage.compaction.last_offsets import LastOffsets
-from klamm.storage.compaction.offset_map import MapSize
-from klamm.storage.compaction.plain_kernel import Kernel, PlainKernel
-from klamm.storage.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, file_name
-from klamm.storage.transaction_index import unpack_entries
+from klamm.storage.segments.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, file_name
+from klamm.storage.segments.transaction_index import unpack_entries
 
 _STEP_BYTES = 1024 * 1024
 # The plain kernel cleans a smaller log in less time than numba takes to load, and without its hundred megabytes.

@@ -14,7 +14,7 @@ from llvmlite.binding import get_host_cpu_features, get_process_triple
 from numba import types
 from numba.extending import intrinsic
 
-from klamm.compiling import inlined
+from klamm.base.compiling import inlined
 from klamm.protocol.compiled_fields import little_endian_32
 
 _HAS_INSTRUCTION = get_process_triple().startswith("x86_64") and bool(get_host_cpu_features().get("sse4.2"))

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from klamm.protocol.errors import KafkaError, corrupt_message
-from klamm.protocol.record_batch import BatchHeader
+from klamm.protocol.record.record_batch import BatchHeader
 from klamm.storage.compaction import kernel_loops as loops
 from klamm.storage.compaction.cleaned_segment import CleanedSegment, IndexPoint
 from klamm.storage.compaction.compiled_checksum import checksum_table
-from klamm.storage.compaction.job import CleaningJob, CleaningStatistics
 from klamm.storage.compaction.kept_records import Kept, placed_records
 from klamm.storage.compaction.last_offsets import LastOffsets
 from klamm.storage.compaction.offset_map import MapSize
+from klamm.storage.log.job import CleaningJob, CleaningStatistics
 
 _ENTRIES_AT_ONCE = 4096
 

@@ -10,7 +10,7 @@ Source: kafka.log.Cleaner.groupSegmentsBySize.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from klamm.storage.compaction.job import SourceSegment
+from klamm.storage.log.job import SourceSegment
 
 _MAX_RELATIVE_OFFSET = 2**31 - 1
 # A group is swapped in one step on the broker's loop, with some renames for each of its segments.

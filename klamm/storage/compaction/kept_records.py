@@ -10,9 +10,9 @@ Source: org.apache.kafka.common.record.MemoryRecords (filterTo, buildRetainedRec
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from klamm.protocol.compression import CompressionType, compress
 from klamm.protocol.errors import corrupt_message
-from klamm.protocol.record_batch import (
+from klamm.protocol.record.compression import CompressionType, compress
+from klamm.protocol.record.record_batch import (
     CODEC_MASK,
     HEADER_SIZE_BYTES,
     LOG_OVERHEAD_BYTES,
@@ -20,8 +20,8 @@ from klamm.protocol.record_batch import (
     BatchHeader,
     write_header,
 )
-from klamm.protocol.record_walk import skip_field, varint, varlong
-from klamm.protocol.records import wrapped_int64
+from klamm.protocol.record.record_walk import skip_field, varint, varlong
+from klamm.protocol.record.records import wrapped_int64
 
 
 class PlacedRecord(NamedTuple):

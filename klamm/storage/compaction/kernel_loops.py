@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from klamm.compiling import compiled, inlined
-from klamm.memcpy import copy_bytes
+from klamm.base.compiling import compiled, inlined
+from klamm.base.memcpy import copy_bytes
 from klamm.protocol.compiled_fields import big_endian, field, little_endian_32, number
 from klamm.storage.compaction.compiled_checksum import checksum
 

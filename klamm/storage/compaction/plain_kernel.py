@@ -8,12 +8,12 @@ What must stay true: both kernels keep the same records of the same log.
 
 from typing import Protocol
 
-from klamm.protocol.record_batch import BatchHeader
+from klamm.protocol.record.record_batch import BatchHeader
 from klamm.storage.compaction.cleaned_segment import CleanedSegment
-from klamm.storage.compaction.job import CleaningJob, CleaningStatistics
 from klamm.storage.compaction.kept_records import Kept, PlacedRecord, keep_records, placed_records
 from klamm.storage.compaction.last_offsets import LastOffsets
 from klamm.storage.compaction.offset_map import MapSize, OffsetMap
+from klamm.storage.log.job import CleaningJob, CleaningStatistics
 
 
 class Kernel(Protocol):

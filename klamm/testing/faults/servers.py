@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
 
-from klamm.environment import SystemFileSystem
+from klamm.base.environment import SystemFileSystem
 from klamm.faults.commands.actions import (
     CorruptBatch,
     Elect,
@@ -19,7 +19,7 @@ from klamm.faults.commands.actions import (
 )
 from klamm.faults.corruption import corrupt_batch
 from klamm.faults.wire import FaultError
-from klamm.storage.log_directory import partition_directory_name
+from klamm.storage.segments.log_directory import partition_directory_name
 from klamm.testing.errors import ClusterError
 from klamm.testing.faults.faults import Faults
 from klamm.testing.threads import in_thread

@@ -14,8 +14,8 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from klamm.slices import mapped, ordered
-from klamm.steps import Steps
+from klamm.base.slices import mapped, ordered
+from klamm.base.steps import Steps
 from klamm.zookeeper import messages
 from klamm.zookeeper.client.session import Session, no_result
 from klamm.zookeeper.client.watches import Watch

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from klamm.checksum import crc32c
+from klamm.base.checksum import crc32c
 
 LOG_MAGIC: Final = b"klammZL1"
 SNAPSHOT_MAGIC: Final = b"klammZS1"

@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from typing import Any, Protocol, cast
 
-from klamm.slices import Slices
+from klamm.base.slices import Slices
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.errors import JuteError
 from klamm.zookeeper.framing import MAX_REQUEST_BYTES, FrameSplitter

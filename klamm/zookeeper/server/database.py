@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from klamm.environment import Environment, File, FileSystem
-from klamm.steps import in_one_go
+from klamm.base.environment import Environment, File, FileSystem
+from klamm.base.steps import in_one_go
 from klamm.zookeeper.errors import BadArguments
 from klamm.zookeeper.server.long_work import LongSteps, OpenTo, while_open_to
 from klamm.zookeeper.server.records import encode_record_steps

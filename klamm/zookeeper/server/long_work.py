@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 from enum import IntEnum
 from typing import TypeVar
 
-from klamm.steps import Steps
+from klamm.base.steps import Steps
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from typing import Final, NamedTuple
 
-from klamm.slices import Slices
+from klamm.base.slices import Slices
 from klamm.zookeeper.server.cnxn import ServerCnxn
 from klamm.zookeeper.server.tree import ZnodeTree
 

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Final
 
-from klamm.slices import Slices, mapped
-from klamm.steps import Steps, in_one_go
+from klamm.base.slices import Slices, mapped
+from klamm.base.steps import Steps, in_one_go
 from klamm.zookeeper import errors, jute, messages
 from klamm.zookeeper.errors import ZooKeeperError
 from klamm.zookeeper.messages import CreateMode, KeeperState, MultiResult, OpCode, Stat, WatcherEvent, WatcherType

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from klamm.environment import Environment
-from klamm.slices import Slices
-from klamm.steps import Steps, in_one_go
+from klamm.base.environment import Environment
+from klamm.base.slices import Slices
+from klamm.base.steps import Steps, in_one_go
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.errors import JuteError
 from klamm.zookeeper.messages import OpCode

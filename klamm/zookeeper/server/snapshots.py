@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from klamm.environment import Environment, File, FileSystem
+from klamm.base.environment import Environment, File, FileSystem
 from klamm.zookeeper.server.blocks import (
     HEADER_BYTES,
     LOG_MAGIC,

@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from klamm.environment import Environment, File
+from klamm.base.environment import Environment, File
 from klamm.zookeeper.server.blocks import HEADER_BYTES, LOG_MAGIC, encode_block, encode_header
 from klamm.zookeeper.server.records import encode_batch
 

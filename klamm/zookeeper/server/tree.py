@@ -22,8 +22,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from klamm.slices import Slices
-from klamm.steps import Steps, in_one_go
+from klamm.base.slices import Slices
+from klamm.base.steps import Steps, in_one_go
 from klamm.zookeeper import errors, messages
 from klamm.zookeeper.errors import ZooKeeperError, ZooKeeperErrorCode
 from klamm.zookeeper.messages import (

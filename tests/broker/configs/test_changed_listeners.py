@@ -255,7 +255,7 @@ async def test_no_acknowledged_record_is_lost_while_listeners_come_move_and_go(t
 async def test_a_registration_that_zookeeper_does_not_take_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("klamm.broker.listener_changes.RETRY_BACK_OFF_MS", 1)
+    monkeypatch.setattr("klamm.broker.start.listener_changes.RETRY_BACK_OFF_MS", 1)
     async with running(tmp_path) as (cluster, client):
         update, refused = cluster.broker.parts.registrar.update, [ConnectionLoss("/"), NoNode("/brokers/ids/0")]
 

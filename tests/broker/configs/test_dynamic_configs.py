@@ -11,7 +11,7 @@ from klamm.controller.controller import KafkaController
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
-from klamm.storage.log_manager import LogManager
+from klamm.storage.directories.log_manager import LogManager
 from klamm.znodes.configs import encode_config
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.client import ZooKeeperClient

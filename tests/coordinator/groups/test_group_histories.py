@@ -20,8 +20,8 @@ from klamm.coordinator.groups.group_records import offset_commit_key, read_offse
 from klamm.coordinator.ports import TransactionalProducer
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import in_one_go
-from klamm.protocol.record_batch import NO_PRODUCER_ID
-from klamm.simulation.small_slices import small_slices
+from klamm.protocol.record.record_batch import NO_PRODUCER_ID
+from klamm.simulation.machine.small_slices import small_slices
 from support.coordination import Coordination, G, Log, after, in_virtual_time, settle
 
 NONE = ErrorCode.NONE

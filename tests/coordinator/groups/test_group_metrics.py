@@ -2,8 +2,8 @@
 
 import pytest
 
+from klamm.base.metrics import Metrics
 from klamm.coordinator.groups.group_metrics import register_group_metrics
-from klamm.metrics import Metrics
 from support.coordination import Coordination
 
 pytestmark = pytest.mark.loop("virtual")

@@ -8,7 +8,7 @@ from klamm.coordinator.groups.offset_expiration import OFFSETS_PER_SLICE, Select
 from klamm.protocol.consumer_protocol import encode_subscription
 from klamm.protocol.primitives import in_one_go
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.simulation.small_slices import small_slices
+from klamm.simulation.machine.small_slices import small_slices
 from support.coordination import NOW_MS, a_member
 
 RETENTION_MS = 1000

@@ -8,7 +8,7 @@ import pytest
 
 from klamm.coordinator.groups.group import GroupState, JoinResult
 from klamm.protocol.errors import ErrorCode
-from klamm.simulation.loop import SimulatedLoop
+from klamm.simulation.machine.loop import SimulatedLoop
 from support.coordination import RANGE, ROUND_ROBIN, Coordination, after, settle
 
 pytestmark = pytest.mark.loop("virtual")

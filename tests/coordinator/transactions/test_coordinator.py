@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from klamm.base.slices import in_slices
 from klamm.coordinator.transactions.coordinator import ListedTransaction, TransactionDescription, TransactionListing
 from klamm.coordinator.transactions.records import transaction_key, transaction_value
 from klamm.coordinator.transactions.states import TransactionState
 from klamm.coordinator.transactions.transaction import ProducerIdAndEpoch, TransactionMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.slices import in_slices
 from support.coordination import NOW_MS, after, settle
 from support.opcodes import counted_steps
 from support.transactions import MINUTE_MS, P0, P1, StateLog, T, Transactions

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
+from klamm.base.slices import in_slices
 from klamm.coordinator.transactions import marker_manager
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
-from klamm.slices import in_slices
 from support.coordination import after, settle
 from support.transactions import P0, P1, Transactions
 

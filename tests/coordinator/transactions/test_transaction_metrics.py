@@ -2,8 +2,8 @@
 
 import pytest
 
+from klamm.base.metrics import Metrics
 from klamm.coordinator.transactions.transaction_metrics import register_transaction_metrics
-from klamm.metrics import Metrics
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import NO_LEADER
 from support.coordination import after, settle

@@ -19,7 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from klamm.environment import SystemFileSystem
+from klamm.base.environment import SystemFileSystem
+from klamm.cli import main
+from klamm.cli.pipeline import pipeline
 from klamm.protocol.vocabulary import TopicPartition as Partition
 from klamm.spark.files import FilesError, files_at
 from klamm.spark.options import OptionError, read_options
@@ -30,7 +32,6 @@ from klamm.spark.read import partition_reader
 from klamm.spark.read.planning import Position, initial_position
 from klamm.spark.settings import DataLoss
 from klamm.testing.cluster import Cluster
-from klamm.tools import main, pipeline
 from support.spark.archiving import OneProcess, archived, elsewhere, in_delta_table, in_topic
 from support.spark.producing import numbered, produce, set_retention
 

@@ -147,7 +147,7 @@ def of_another_version(path: Path) -> None:
 
 
 def replaced(path: Path, table: pa.Table) -> None:
-    from klamm.checksum import crc32c
+    from klamm.base.checksum import crc32c
 
     pq.write_table(table, path)
     path.rename(path.with_name(f"{path.name[:20]}.{crc32c(path.read_bytes()):08x}.parquet"))

@@ -15,13 +15,13 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from klamm.cli import main
+from klamm.cli.reassign.load_file import parse_load
 from klamm.client.options import ClientOptions
 from klamm.processes.helper import Helper
 from klamm.spark.pipelines.load import count_load
 from klamm.spark.pipelines.load_options import LoadOptions
 from klamm.testing.cluster import Cluster
-from klamm.tools import main
-from klamm.tools.reassign.load_file import parse_load
 from support.oracles import RealKafka, RealKraft, RealZooKeeper
 from support.spark.producing import numbered, produce
 
@@ -91,7 +91,7 @@ def bytes_of(data_directory: Path, partition: int) -> int:
 
 
 def run(*arguments: object, code: int = 0) -> Any:
-    command = [sys.executable, "-m", "klamm.tools.main", "pipeline", "load", *map(str, arguments), "--json"]
+    command = [sys.executable, "-m", "klamm.cli.main", "pipeline", "load", *map(str, arguments), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == code, done.stderr[-4000:]
     assert "FutureWarning" not in done.stderr

@@ -8,9 +8,9 @@ import pytest
 
 from klamm.client.options import ClientOptions
 from klamm.client.verification.compare import Batch, batches_of
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark.pipelines.hot_keys import (
     MAX_KEY_BYTES,

@@ -12,7 +12,7 @@ from klamm.client.options import ClientOptions
 from klamm.client.threads import call
 from klamm.client.verification.compare import Window
 from klamm.processes.helper import Helper
-from klamm.protocol.records import Record
+from klamm.protocol.record.records import Record
 from klamm.protocol.vocabulary import TopicPartition as KlammPartition
 from klamm.spark.pipelines.load import ClusterCount, Counted, OffsetRange, _count_range, _plan, cut
 from klamm.spark.pipelines.load_options import LoadOptions

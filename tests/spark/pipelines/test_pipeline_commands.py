@@ -11,13 +11,13 @@ from unittest.mock import MagicMock
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
+from klamm.cli import main
+from klamm.cli.pipeline.pipeline import reason, session
 from klamm.processes.errors import ToolError
-from klamm.tools import main
-from klamm.tools.pipeline import reason, session
 from support.spark.archiving import archived, in_topic
 from support.spark.producing import numbered, produce
 
-KLAMM = [sys.executable, "-m", "klamm.tools.main", "pipeline"]
+KLAMM = [sys.executable, "-m", "klamm.cli.main", "pipeline"]
 
 
 @pytest.mark.parametrize(

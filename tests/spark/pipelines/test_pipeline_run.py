@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from klamm.cli import main
 from klamm.testing.cluster import Cluster
-from klamm.tools import main
 from support.spark.producing import produce
 from support.spark.reading import read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-KLAMM = [sys.executable, "-m", "klamm.tools.main", "pipeline", "run"]
+KLAMM = [sys.executable, "-m", "klamm.cli.main", "pipeline", "run"]
 MakeTopic = Callable[..., str]
 
 FILE = """\

@@ -72,7 +72,7 @@ def test_transform_as_a_command(spark_connect: str, kafka: RealKafka, tmp_path: 
     command += ["--target", "totals", "--checkpoint", str(tmp_path), "--remote", spark_connect, "--json"]
     command += ["--option", "kafka.fetch.max.wait.ms=100"]
     done = subprocess.run(
-        [sys.executable, "-m", "klamm.tools.main", *command], capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-m", "klamm.cli.main", *command], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert json.loads(done.stdout) == {"records": 3}

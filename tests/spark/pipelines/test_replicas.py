@@ -14,7 +14,7 @@ from klamm.client.threads import call
 from klamm.client.verification.compare import Kind
 from klamm.client.verification.verifier import VerifyOptions, partitions_to_verify
 from klamm.processes.helper import Helper
-from klamm.protocol.records import Record
+from klamm.protocol.record.records import Record
 from klamm.spark.options import OptionError
 from klamm.spark.pipelines.replicas import replica_batches, verify
 from klamm.testing.cluster import Cluster

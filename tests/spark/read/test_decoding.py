@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from klamm.protocol import record_batch
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.records import (
+from klamm.protocol.record import record_batch
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.records import (
     ControlRecordType,
     EndTransactionMarker,
     Record,
@@ -358,7 +358,7 @@ from random import Random
 from klamm.spark.read import decoding
 from klamm.spark.read.decoding import Decoder
 from klamm.spark.schema import columns
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.records import Record, build_batch
 decoder = Decoder("t", 0, columns(include_headers=True), 1000)
 batch = build_batch([Record(b"key", b"value", 1, (("a", b"b"),))])
 assert [each.num_rows for each in decoder.decode(decoder.scan(batch), 0, 1)] == [1]
@@ -373,7 +373,7 @@ from numba.core import caching
 caching.CompileResultCacheImpl._locator_classes = []
 from klamm.spark.read import decoding
 from klamm.spark.read.decoding import Decoder
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.records import Record, build_batch
 decoder = Decoder("t", 0, ("value",), 1000)
 (batch,) = decoder.decode(decoder.scan(build_batch([Record(None, b"found")])), 0, 1)
 print(batch.to_pylist())

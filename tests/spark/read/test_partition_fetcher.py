@@ -15,8 +15,8 @@ from klamm.protocol.apis.fetch import FetchRequest, PartitionData
 from klamm.protocol.apis.list_offsets import ListOffsetsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
-from klamm.protocol.records import Record, build_batch
-from klamm.simulation.loop import simulated_loop
+from klamm.protocol.record.records import Record, build_batch
+from klamm.simulation.machine.loop import simulated_loop
 from klamm.spark.read import partition_reader
 from klamm.spark.read.partition_reader import Loss, RangeFetcher, read_range
 from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange

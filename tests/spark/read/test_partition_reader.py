@@ -16,7 +16,7 @@ from klamm.client.properties import parse_addresses
 from klamm.client.threads import call
 from klamm.net.client import ClientError
 from klamm.processes.helper import Helper
-from klamm.protocol.compression import CompressionType
+from klamm.protocol.record.compression import CompressionType
 from klamm.spark.read import partition_reader
 from klamm.spark.read.partition_reader import read_range
 from klamm.spark.schema import columns

@@ -8,19 +8,19 @@ from uuid import UUID
 
 import pytest
 
+from klamm.base.environment import SystemEnvironment
 from klamm.client import read_replicas
 from klamm.client.cluster import ClusterMetadata, PartitionMetadata, TopicMetadata, make_client
 from klamm.client.consumer import Consumer
 from klamm.client.options import ClientOptions, ConsumerOptions, OffsetReset
 from klamm.client.properties import parse_addresses
 from klamm.client.read_replicas import ReadReplicas
-from klamm.environment import SystemEnvironment
 from klamm.net.client import Disconnected
 from klamm.protocol.apis.fetch import PartitionData
 from klamm.protocol.apis.list_offsets import ListOffsetsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark import arrow
 from klamm.spark.read.partition_reader import RangeFetcher

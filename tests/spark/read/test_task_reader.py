@@ -20,7 +20,7 @@ from klamm.protocol.apis.fetch import FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.records import Record, build_batch
 from klamm.spark.read import partition_reader, task_reader
 from klamm.spark.read.task_reader import read_ranges
 from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange

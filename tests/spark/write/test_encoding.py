@@ -1,4 +1,4 @@
-"""Columns become the batches that `klamm.protocol.record_batch` decodes to the same rows."""
+"""Columns become the batches that `klamm.protocol.record.record_batch` decodes to the same rows."""
 
 import re
 
@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import check_crc, parse_header
-from klamm.protocol.records import Record, decode_records
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.record_batch import check_crc, parse_header
+from klamm.protocol.record.records import Record, decode_records
 from klamm.spark.write.columns import Columns
 from klamm.spark.write.encoding import encode, record_sizes
 

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.protocol.compression import CompressionType, decompress_into
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import in_one_go
-from klamm.protocol.records import ControlRecordType, Record, build_batch
+from klamm.protocol.record.compression import CompressionType, decompress_into
+from klamm.protocol.record.records import ControlRecordType, Record, build_batch
 from klamm.storage.compaction import cleaner, last_offsets
 from klamm.storage.compaction.cleaner import clean
 from klamm.storage.compaction.compiled_kernel import CompiledKernel
 from klamm.storage.compaction.offset_map import MapSize
 from klamm.storage.compaction.plain_kernel import PlainKernel
-from klamm.storage.log import AppendOrigin
-from klamm.storage.log_verification import verify_log
+from klamm.storage.log.log import AppendOrigin
+from klamm.storage.verification.log_verification import verify_log
 from support.cleaning import (
     COMPACTED,
     DELETE_RETENTION_MS,
@@ -530,8 +530,8 @@ async def test_what_is_appended_during_a_cleaning_stays(log):
 
 
 def test_headers_and_offsets_within_a_batch_are_kept():
-    from klamm.protocol.record_batch import parse_header
-    from klamm.protocol.records import decode_records
+    from klamm.protocol.record.record_batch import parse_header
+    from klamm.protocol.record.records import decode_records
     from klamm.storage.compaction.kept_records import batch_of, keep_records
 
     headers = (("h", b"v"), ("n", None))

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.primitives import in_one_go
-from klamm.protocol.records import ControlRecordType
+from klamm.protocol.record.compression import CompressionType
+from klamm.protocol.record.records import ControlRecordType
 from klamm.storage.compaction.cleaner import clean, fastest_kernel, kernel_for
 from klamm.storage.compaction.compiled_kernel import CompiledKernel
 from klamm.storage.compaction.plain_kernel import PlainKernel
-from klamm.storage.log import AppendOrigin
-from klamm.storage.log_verification import verify_log
+from klamm.storage.log.log import AppendOrigin
+from klamm.storage.verification.log_verification import verify_log
 from support.cleaning import COMPACTED, DELETE_RETENTION_MS, batches_of, put, records_of, values_of
 from support.logs import DiskEnvironment, aborted_in, marker, open_log
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from klamm.checksum import crc32c
+from klamm.base.checksum import crc32c
 from klamm.storage.compaction.compiled_checksum import checksum, checksum_by_table, checksum_table
 
 

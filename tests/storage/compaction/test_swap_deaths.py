@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.records import ControlRecordType
-from klamm.storage.log import AppendOrigin
-from klamm.storage.log_verification import verify_log
+from klamm.protocol.record.records import ControlRecordType
+from klamm.storage.log.log import AppendOrigin
+from klamm.storage.verification.log_verification import verify_log
 from support.cleaning import COMPACTED, clean_log, put, values_of
 from support.logs import NOW_MS, DiskEnvironment, aborted_in, marker, open_log
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from klamm.base.environment import SystemEnvironment
+from klamm.base.metrics import Histogram
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
+from klamm.controller.channels.send_queue import SendQueue
 from klamm.controller.controller import KafkaController
 from klamm.controller.events import ControllerEvent, Startup
-from klamm.controller.send_queue import SendQueue
-from klamm.environment import SystemEnvironment
-from klamm.metrics import Histogram
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.leader_and_isr import (

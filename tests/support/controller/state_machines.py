@@ -5,14 +5,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from klamm.base.environment import SystemEnvironment
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
+from klamm.controller.channels.request_batch import ControllerBrokerRequestBatch, OnResponse
 from klamm.controller.context import ControllerContext, ReplicaAssignment
 from klamm.controller.partition_state_machine import PartitionStateMachine
 from klamm.controller.replica_state_machine import ReplicaStateMachine
-from klamm.controller.request_batch import ControllerBrokerRequestBatch, OnResponse
 from klamm.controller.state_change_log import StateChangeLog
-from klamm.environment import SystemEnvironment
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.brokers import BrokerRegistration, Endpoint

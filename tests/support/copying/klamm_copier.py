@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 
+from klamm.base.environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient
 from klamm.client.consumer import Consumer, ConsumerRecord
 from klamm.client.group_consumer import GroupConsumer
@@ -30,10 +31,9 @@ from klamm.client.transactions import (
     TransactionAborted,
     end_prepared,
 )
-from klamm.environment import SystemEnvironment
 from klamm.net.client import ClientError
-from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import KafkaError
+from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, READ_COMMITTED, TopicPartition
 
 POLL_MS = 200

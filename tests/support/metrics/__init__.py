@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from klamm.broker.prometheus_text import prometheus_name, render
-from klamm.metrics import Kind, Metric, Metrics
+from klamm.base.metrics import Kind, Metric, Metrics
+from klamm.broker.metrics.prometheus_text import prometheus_name, render
 
 RECORDED = Path(__file__).with_name("kafka-2.8.2.txt")
 # The first words of the names of Kafka's MBeans.

@@ -17,7 +17,7 @@ from klamm.protocol.apis.fetch import FetchResponse
 from klamm.protocol.apis.produce import ProduceResponse
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.records import Record, build_batch
+from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import ACKS_ALL, NO_EPOCH, TopicPartition
 
 OPTIONS = ConnectionOptions(client_id="soak-probe", request_timeout_ms=10_000)

@@ -12,18 +12,18 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 
-from klamm.client.configs import ConfigResource, incremental_alter_configs
+from klamm.client.admin.configs import ConfigResource, incremental_alter_configs
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType, PartitionKey, TopicPartition
-from klamm.simulation.cluster import SimulatedBroker, SimulatedCluster
-from klamm.simulation.compacting import TOPIC_CONFIGS, Compacting
-from klamm.simulation.disk import Disk
-from klamm.simulation.ensemble import EnsembleServer
-from klamm.simulation.group_workload import GroupWorkload
-from klamm.simulation.verdict import converge, judge
-from klamm.simulation.workload import Producer, Workload, create_topic, delete_topic
-from klamm.simulation.world import World
+from klamm.simulation.cluster.cluster import SimulatedBroker, SimulatedCluster
+from klamm.simulation.cluster.ensemble import EnsembleServer
+from klamm.simulation.machine.disk import Disk
+from klamm.simulation.machine.world import World
+from klamm.simulation.workloads.compacting import TOPIC_CONFIGS, Compacting
+from klamm.simulation.workloads.group_workload import GroupWorkload
+from klamm.simulation.workloads.verdict import converge, judge
+from klamm.simulation.workloads.workload import Producer, Workload, create_topic, delete_topic
 from support.soak.figures import MB, Bound, Growth, Look, growths
 from support.soak.sizes import sizes
 
@@ -76,9 +76,9 @@ FOLLOW_THE_LOG = (
 )
 
 # Containers that fill up: each API its newest requests and the error codes of responses that are not counted yet (see
-# `klamm.broker.request_metrics`), each histogram its newest 1,028 values, each rate two numbers for each of its 11
-# newest windows, each log the ends of its newest 64 reads, and each index of an active segment the entries since the
-# last flush.
+# `klamm.broker.requests.request_metrics`), each histogram its newest 1,028 values, each rate two numbers for each of
+# its 11 newest windows, each log the ends of its newest 64 reads, and each index of an active segment the entries since
+# the last flush.
 RINGS = {
     "CountedApi.error_codes": 40 * 10_000,
     "ApiStatistics._at_once": 40 * 1_028 * 3,

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from klamm.environment import Environment
+from klamm.base.environment import Environment
 from klamm.zookeeper import errors, jute, messages
 from klamm.zookeeper.client import State, ZooKeeperClient, retrying
 from klamm.zookeeper.messages import (

@@ -5,7 +5,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from klamm.simulation.world import Node, World
+from klamm.simulation.machine.world import Node, World
 from klamm.zookeeper.server import ZooKeeperServer
 from support.zookeeper.wire import WireClient
 

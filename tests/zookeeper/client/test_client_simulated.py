@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from klamm.simulation.ensemble import EnsembleServer, Lag
-from klamm.simulation.small_slices import small_slices
-from klamm.simulation.world import World
+from klamm.simulation.cluster.ensemble import EnsembleServer, Lag
+from klamm.simulation.machine.small_slices import small_slices
+from klamm.simulation.machine.world import World
 from klamm.znodes import batches
 from klamm.zookeeper import errors
 from klamm.zookeeper.client import State, ZooKeeperClient, retrying

@@ -1,7 +1,7 @@
 """No step of the client holds the loop for long, however much it reads, watches, or waits for.
 
-As in `tests/broker/test_longest_background_steps.py`, each work is done at two sizes, with slices as small as they can
-be. The server's own steps are not counted (`support.opcodes.ELSEWHERE`).
+As in `tests/broker/requests/test_longest_background_steps.py`, each work is done at two sizes, with slices as small as
+they can be. The server's own steps are not counted (`support.opcodes.ELSEWHERE`).
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from klamm.environment import SystemEnvironment
-from klamm.simulation.small_slices import small_slices
+from klamm.base.environment import SystemEnvironment
+from klamm.simulation.machine.small_slices import small_slices
 from klamm.zookeeper import errors
 from klamm.zookeeper.client import State, ZooKeeperClient
 from klamm.zookeeper.messages import Create, WatcherEvent

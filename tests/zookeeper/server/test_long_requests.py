@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from klamm.environment import SystemEnvironment
-from klamm.simulation.small_slices import small_slices
+from klamm.base.environment import SystemEnvironment
+from klamm.simulation.machine.small_slices import small_slices
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.errors import ZooKeeperErrorCode
 from klamm.zookeeper.messages import Acl, CreateMode, EventType, WatcherEvent

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from klamm.simulation.world import Node, World
+from klamm.simulation.machine.world import Node, World
 from klamm.zookeeper import messages
 from klamm.zookeeper.messages import CreateMode
 from klamm.zookeeper.server import ZooKeeperServer

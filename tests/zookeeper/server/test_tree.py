@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.steps import in_one_go
+from klamm.base.steps import in_one_go
 from klamm.zookeeper import errors, messages
 from klamm.zookeeper.errors import ZooKeeperError, ZooKeeperErrorCode
 from klamm.zookeeper.messages import OPEN_ACL, READ_ACL, Acl, CreateMode, EventType, OpCode, WatcherType

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from klamm.patterns import Pattern
+from klamm.base.patterns import Pattern
 from klamm.spark.formats.settings import BINARY, STRING, Mode
 from klamm.spark.options import OptionError, Topics, read_options, write_options
 from klamm.spark.pipelines.files.keys import BATCH_MODES, FILE, STREAM_MODES, Key, Kind

@@ -1,0 +1,213 @@
+"""Long work in slices, so that the loop serves others in between.
+
+A slice ends after a number of pieces, not after some time: under the simulator's clock work takes no time, and slices
+must exist there too. Where a piece may need the disk and take a thousand times as long as another, a slice also ends
+by the loop's clock.
+
+| the work                                                    | how it yields                                      |
+|-------------------------------------------------------------|----------------------------------------------------|
+| a coroutine that does the same with each of many items      | `async for piece in slices(items)`, or one by one  |
+|                                                             | `async for item in each(items)`                    |
+| the same, where each slice waits for ZooKeeper              | `await for_slices(items, work)`                    |
+| a coroutine whose items weigh differently, or nested loops  | `Slices`: `if it.is_over(): await asyncio.sleep(0)` |
+| a generator, taken by `in_slices`, `begin` or in `Turns`    | `Slices`: `if it.is_over(): yield`                 |
+
+The simulator makes all slices as small as they can be (`klamm.simulation.machine.small_slices`); the names of their
+sizes end with SLICE.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from itertools import chain
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# At 10 to 20 microseconds a piece, the most expensive slice takes about ten milliseconds.
+SLICE = 500
+# For pieces that take about a microsecond, such as a dictionary lookup.
+CHEAP_SLICE = 10 * SLICE
+# Where a slice also ends by the clock, the time after which it ends.
+SLICE_MS = 5
+
+
+class Slices:
+    """Counts the pieces of long work and says when others should have the loop: after every `pieces` (`SLICE`), and
+    with `clock_s` (the loop's clock) also when the slice has taken `SLICE_MS`."""
+
+    __slots__ = ("_clock_s", "_end_s", "_left", "_pieces")
+
+    def __init__(self, pieces: int | None = None, clock_s: Callable[[], float] | None = None) -> None:
+        self._pieces = self._left = pieces or SLICE
+        self._clock_s = clock_s
+        self._end_s = None if clock_s is None else clock_s() + SLICE_MS / 1000
+
+    def is_over(self, pieces: int = 1) -> bool:
+        """Counts `pieces` more; returns whether the slice is over. If so, the next slice begins."""
+        self._left -= pieces
+        if self._left > 0 and (self._clock_s is None or not self._is_late(self._clock_s())):
+            return False
+        self._left = self._pieces
+        # The next slice begins only after others have had the loop, so its first piece starts the clock.
+        self._end_s = None
+        return True
+
+    def _is_late(self, now_s: float) -> bool:
+        if self._end_s is None:
+            self._end_s = now_s + SLICE_MS / 1000
+        return now_s >= self._end_s
+
+
+def slices(items: Sequence[T], size: int | None = None) -> AsyncIterator[Sequence[T]]:
+    """The items in pieces of at most `size` (`SLICE`); the loop has a turn after each but the last."""
+    return _Pieces(items, size or SLICE)
+
+
+def each(items: Iterable[T], size: int | None = None) -> AsyncIterator[T]:
+    """The items as they are now, one by one; the loop has a turn after every `size` (`SLICE`) of them."""
+    return _Each(tuple(items), size or SLICE)
+
+
+class _Pieces(AsyncIterator[Sequence[T]]):
+    """An iterator and no asynchronous generator: a loop that ends early would leave a generator to be closed some time
+    later, by the garbage collector."""
+
+    __slots__ = ("_items", "_size", "_start")
+
+    def __init__(self, items: Sequence[T], size: int) -> None:
+        self._items = items
+        self._size = size
+        self._start = 0
+
+    async def __anext__(self) -> Sequence[T]:
+        start = self._start
+        if start >= len(self._items):
+            raise StopAsyncIteration
+        if start:
+            await asyncio.sleep(0)
+        self._start = start + self._size
+        return self._items[start : self._start]
+
+
+class _Each(AsyncIterator[T]):
+    """As `_Pieces`."""
+
+    __slots__ = ("_done", "_items", "_size")
+
+    def __init__(self, items: Sequence[T], size: int) -> None:
+        self._items = items
+        self._size = size
+        self._done = 0
+
+    async def __anext__(self) -> T:
+        done = self._done
+        if done >= len(self._items):
+            raise StopAsyncIteration
+        if done and done % self._size == 0:
+            await asyncio.sleep(0)
+        self._done = done + 1
+        return self._items[done]
+
+
+async def for_slices(
+    items: Sequence[T], work: Callable[[Sequence[T]], Awaitable[R]], size: int | None = None
+) -> list[R]:
+    """Starts `work` for one slice after another without waiting for its end, so that requests to ZooKeeper are
+    pipelined; returns the results in order.
+
+    If some fail, this still waits for all of them and then raises the first exception: no work outlives the call.
+    """
+    tasks: list[asyncio.Future[R]] = []
+    try:
+        async for piece in slices(items, size):
+            tasks.append(asyncio.ensure_future(work(piece)))
+        for task in tasks:
+            if not task.done():
+                await asyncio.gather(task, return_exceptions=True)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        raise
+    failures = [failure for task in tasks if (failure := task.exception()) is not None]
+    if failures:
+        raise failures[0]
+    return [task.result() for task in tasks]
+
+
+def mapped(make: Callable[[T], R], items: Iterable[T], slices: Slices | None = None) -> Generator[None, None, list[R]]:
+    """The steps of `[make(item) for item in items]`. Loops within others count in the same `slices`."""
+    slices = slices or Slices()
+    made = []
+    for item in items:
+        made.append(make(item))
+        if slices.is_over():
+            yield
+    return made
+
+
+def ordered(items: Sequence[str]) -> Generator[None, None, list[str]]:
+    """The steps of `sorted(items)`: pieces are sorted, and then merged two by two."""
+    runs = [sorted(items[:CHEAP_SLICE])]
+    for start in range(CHEAP_SLICE, len(items), CHEAP_SLICE):
+        yield
+        runs.append(sorted(items[start : start + CHEAP_SLICE]))
+    while len(runs) > 1:
+        merged = []
+        for first in range(0, len(runs), 2):
+            yield
+            # The sort finds both runs and merges them.
+            merged.append(sorted(chain.from_iterable(runs[first : first + 2])))
+        runs = merged
+    return runs[0]
+
+
+async def in_slices(steps: Generator[None, None, T]) -> T:
+    """Runs all steps of long work and lets others have the loop between them. Returns or raises what `steps` does."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        await asyncio.sleep(0)
+
+
+def begin(steps: Generator[None, None, T]) -> T | Coroutine[Any, Any, T]:
+    """Takes the first step: what the steps return if there was only one, else the rest of them, to be awaited."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    return _rest(steps)
+
+
+async def _rest(steps: Generator[None, None, T]) -> T:
+    await asyncio.sleep(0)
+    return await in_slices(steps)
+
+
+class Turns:
+    """Long work of one kind, in slices and one after the other.
+
+    Run side by side, all pieces of work would finish late, and all partial results would be in memory at once. A turn
+    begins with `wait_for_room`, if given.
+    """
+
+    def __init__(self, wait_for_room: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._lock = asyncio.Lock()
+        self._wait_for_room = wait_for_room
+
+    async def take(self, steps: Generator[None, None, T]) -> T:
+        """Like `in_slices`, once it is this work's turn. Work with a single step does not wait for its turn."""
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        async with self._lock:
+            await asyncio.sleep(0)
+            if self._wait_for_room is not None:
+                await self._wait_for_room()
+            return await in_slices(steps)

@@ -1,0 +1,50 @@
+"""Metrics of the requests that wait, under the names of Kafka's purgatories.
+
+The requests are counted in slices when the metrics are read.
+
+Source: kafka.server.DelayedOperationPurgatory, kafka.server.DelayedFetchMetrics.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from klamm.base.metrics import MetricName, Metrics
+from klamm.base.purgatory import Purgatory
+from klamm.protocol.primitives import Steps
+
+
+def register_expired_fetches(metrics: Metrics, purgatories: Mapping[str, Purgatory[Any]]) -> None:
+    """`purgatories` by the names that Kafka has for consumers and followers."""
+    metrics.tagged_meters(
+        MetricName("kafka.server", "DelayedFetchMetrics", "ExpiresPerSec"),
+        "Fetches that have found too few records until their time was up.",
+        ("fetcherType",),
+        lambda: iter([((name,), purgatory.expired_count) for name, purgatory in purgatories.items()]),
+    )
+
+
+def register_purgatory_metrics(metrics: Metrics, purgatories: Mapping[str, Sequence[Purgatory[Any]]]) -> None:
+    """`purgatories` are those that have one name together in Kafka."""
+    sizes: dict[str, int] = {}
+    delayed: dict[str, int] = {}
+
+    def walk() -> Steps[None]:
+        for name, some in purgatories.items():
+            size = count = 0
+            for purgatory in some:
+                pairs, operations = yield from purgatory.count()
+                size += pairs
+                count += operations
+            sizes[name], delayed[name] = size, count
+
+    metrics.walk(walk)
+    for name, documentation, counts in (
+        ("PurgatorySize", "Requests that wait, counted for each partition or other thing that they wait for.", sizes),
+        ("NumDelayedOperations", "Requests that wait.", delayed),
+    ):
+        metrics.gauges(
+            MetricName("kafka.server", "DelayedOperationPurgatory", name),
+            documentation,
+            "delayedOperation",
+            lambda counts=counts: counts,  # type: ignore[misc]
+        )

@@ -1,0 +1,330 @@
+"""`klamm reassign`: kafka-reassign-partitions' work, over the wire for any Kafka cluster or through ZooKeeper's znodes.
+
+`execute` follows the moves to their end and takes its throttle back. Ctrl-C or a death leaves the moves running in the
+cluster, and `execute --resume` continues. Option names and lines are those of Kafka's tool where it has them. Progress,
+and lines about what is in the way, go to stderr.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from klamm.cli.reassign.generating import generate
+from klamm.cli.shared import interrupts
+from klamm.cli.shared.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
+from klamm.cli.shared.confirm import Yes
+from klamm.cli.shared.output import print_line, print_lines
+from klamm.cli.shared.zookeeper_access import ZooKeeper
+from klamm.processes.errors import EXIT_FAILED, ToolError
+
+if TYPE_CHECKING:
+    from klamm.cli.reassign.access import Access
+    from klamm.protocol.vocabulary import TopicPartition
+
+app = typer.Typer(
+    help="Move partitions between brokers and log directories: plan, execute, follow, undo.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+ReassignmentFile = Annotated[
+    Path,
+    typer.Option(
+        "--reassignment-json-file", metavar="FILE", exists=True, dir_okay=False, help="The plan, in Kafka's JSON."
+    ),
+]
+PreserveThrottles = Annotated[
+    bool, typer.Option("--preserve-throttles", help="Leave the throttles of topics and brokers as they are.")
+]
+Throttle = Annotated[
+    int | None,
+    typer.Option("--throttle", min=1, metavar="BYTES/S", help="Limit what each broker sends and receives for copies."),
+]
+LogDirThrottle = Annotated[
+    int | None,
+    typer.Option(
+        "--replica-alter-log-dirs-throttle",
+        min=1,
+        metavar="BYTES/S",
+        help="Limit what each broker copies between its log directories.",
+    ),
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option("--batch-size", min=1, help="Partitions that each broker copies at a time; all by default."),
+]
+BatchBytes = Annotated[
+    int | None, typer.Option("--batch-bytes", min=1, help="Bytes that each broker copies at a time; all by default.")
+]
+Timeout = Annotated[
+    int,
+    typer.Option(
+        "--timeout",
+        min=0,
+        metavar="MS",
+        help="Give up when all that is left has waited, for a dead broker say, this long.",
+    ),
+]
+NoWait = Annotated[
+    bool,
+    typer.Option(
+        "--no-wait", help="Begin everything and return, as Kafka's tool does; verify takes the throttle back."
+    ),
+]
+
+app.command(epilog="Example: klamm reassign generate --topic 'orders.*' --broker-list 1,2,3 --output plan.json")(
+    generate
+)
+
+# -- the commands -----------------------------------------------------------------------------------------------------
+
+
+@app.command(epilog="Example: klamm reassign execute --reassignment-json-file plan.json --throttle 50000000")
+def execute(
+    reassignment_json_file: ReassignmentFile,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    zookeeper: ZooKeeper = None,
+    throttle: Throttle = None,
+    replica_alter_log_dirs_throttle: LogDirThrottle = None,
+    additional: Annotated[
+        bool,
+        typer.Option(
+            "--additional", help="Begin although other reassignments are in progress; also to change the throttle."
+        ),
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an execution of this plan that was interrupted.")
+    ] = False,
+    batch_size: BatchSize = None,
+    batch_bytes: BatchBytes = None,
+    timeout: Timeout = 60_000,
+    no_wait: NoWait = False,
+    yes: Yes = False,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move partitions as a plan says, follow them to the end, and take the throttle back.
+
+    Before anything changes, the rollback plan and the former throttles are saved beside the plan.
+    """
+    from klamm.cli.reassign.running import ExecuteOptions, Reached, run_plan
+
+    cluster = Reached(bootstrap_server, zookeeper, command_config)
+    settings = ExecuteOptions(
+        throttle, replica_alter_log_dirs_throttle, batch_size, batch_bytes, timeout, no_wait, yes, as_json
+    )
+    run_plan(cluster, reassignment_json_file, settings, additional=additional, resume=resume)
+
+
+@app.command(epilog="Example: klamm reassign rollback plan.rollback.json --throttle 50000000")
+def rollback(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The rollback plan of an execution.")
+    ],
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    throttle: Throttle = None,
+    replica_alter_log_dirs_throttle: LogDirThrottle = None,
+    batch_size: BatchSize = None,
+    batch_bytes: BatchBytes = None,
+    timeout: Timeout = 60_000,
+    no_wait: NoWait = False,
+    yes: Yes = False,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Undo an execution: cancel what is still moving, and move the rest back."""
+    from klamm.cli.reassign import views
+    from klamm.cli.reassign.running import (
+        ExecuteOptions,
+        Reached,
+        begun_by,
+        cancel_plan,
+        confirm_cancellation,
+        executions_of,
+        read_plan,
+        run_plan,
+        state_of,
+    )
+
+    cluster = Reached(bootstrap_server, None, command_config)
+    placements = read_plan(file)
+    # What an interrupted rollback has begun is not cancelled but continued.
+    problems: dict[str, str] = {}
+    if not state_of(file).exists():
+        states = executions_of(file)
+        begun = begun_by(cluster, placements, states)
+        confirm_cancellation(cluster, begun, yes=yes)
+        problems = cancel_plan(cluster, begun, states).problems
+    lines = list(views.problem_lines("The end of the execution left these:", problems))
+    print_lines(lines, file=sys.stderr)
+    settings = ExecuteOptions(
+        throttle, replica_alter_log_dirs_throttle, batch_size, batch_bytes, timeout, no_wait, yes, as_json
+    )
+    run_plan(cluster, file, settings, additional=True, resume=False)
+    if lines:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command(epilog="Example: klamm reassign throttle --rate 100000000 --reassignment-json-file plan.json")
+def throttle(
+    reassignment_json_file: ReassignmentFile,
+    rate: Annotated[
+        int | None, typer.Option("--rate", min=1, metavar="BYTES/S", help="The new limit for copies between brokers.")
+    ] = None,
+    replica_alter_log_dirs_throttle: LogDirThrottle = None,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    zookeeper: ZooKeeper = None,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change the throttle of an execution that is running or was interrupted."""
+    from klamm.cli.reassign import views
+    from klamm.cli.reassign.running import Reached, change_throttle, fail_with, say, state_of
+
+    log_dir_rate = replica_alter_log_dirs_throttle
+    if rate is None and log_dir_rate is None:
+        raise typer.BadParameter("give --rate, --replica-alter-log-dirs-throttle or both", param_hint="--rate")
+    state = state_of(reassignment_json_file)
+    if not state.exists():
+        raise ToolError(f"no execution of {reassignment_json_file} is in progress: {state.path} does not exist")
+
+    interrupts.from_now_on()
+    problems = change_throttle(Reached(bootstrap_server, zookeeper, command_config), state, rate, log_dir_rate)
+    event = {"event": "throttle_set", "throttle": rate, "log_dir_throttle": log_dir_rate}
+    say([json.dumps(event)] if as_json else views.event_lines(event))
+    fail_with(views.problem_lines("The throttle could not be set for:", problems))
+
+
+@app.command(epilog="Example: klamm reassign verify --reassignment-json-file plan.json")
+def verify(
+    reassignment_json_file: ReassignmentFile,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    zookeeper: ZooKeeper = None,
+    preserve_throttles: PreserveThrottles = False,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell whether each partition of a plan is where it shall be.
+
+    When no partition of the cluster is moving, the throttles are taken back. The exit code is 1 while something is
+    in progress or differs.
+    """
+    from klamm.cli.reassign import operations, views
+    from klamm.cli.reassign.running import Reached, clear, end_finished, fail_with, read_plan, say, state_of
+
+    placements = read_plan(reassignment_json_file)
+    cluster = Reached(bootstrap_server, zookeeper, command_config)
+    found = cluster.run(lambda access: operations.verify(access, placements))
+    if as_json:
+        partitions = [
+            {
+                "topic": key.topic,
+                "partition": key.partition,
+                "replicas": list(state.current),
+                "target": list(state.target),
+                "in_progress": state.is_moving,
+                "complete": state.is_complete,
+            }
+            for key, state in sorted(found.partitions.items())
+        ]
+        print_line(json.dumps({"complete": found.is_complete, "partitions": partitions}))
+    else:
+        say(views.verify_lines(found.partitions))
+        print_lines(list(views.log_dir_lines(found.log_dirs)) or [""])
+    problems: dict[str, str] = {}
+    if not found.is_any_moving and not preserve_throttles:
+        interrupts.from_now_on()
+        state = state_of(reassignment_json_file)
+        if not state.exists():
+            brokers = {*found.brokers, *(broker for each in placements.values() for broker in each.replicas)}
+            problems = clear(cluster, brokers, {key.topic for key in placements}, as_json=as_json)
+        elif not state.is_claimed():
+            problems = end_finished(cluster, state, is_complete=found.is_complete, as_json=as_json)
+    fail_with(views.problem_lines("The throttle could not be removed from:", problems))
+    if not found.is_complete:
+        raise typer.Exit(EXIT_FAILED)
+    cluster.exit_if_unread()
+
+
+@app.command("list", epilog="Example: klamm reassign list --bootstrap-server broker1:9092")
+def list_reassignments(
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    zookeeper: ZooKeeper = None,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the reassignments in progress."""
+    from klamm.cli.reassign import views
+    from klamm.cli.reassign.running import Reached, say
+
+    async def work(access: "Access") -> "dict[TopicPartition, Any]":
+        view = (await access.look(None)).view
+        return {key: each for key, each in view.partitions.items() if each.is_reassigning}
+
+    cluster = Reached(bootstrap_server, zookeeper, command_config)
+    found = cluster.run(work)
+    if as_json:
+        lists = ("replicas", "adding", "removing")
+        value = [
+            {"topic": key.topic, "partition": key.partition, **{name: list(getattr(each, name)) for name in lists}}
+            for key, each in sorted(found.items())
+        ]
+        print_line(json.dumps(value))
+    else:
+        say(views.list_lines(found))
+    cluster.exit_if_unread()
+
+
+@app.command(epilog="Example: klamm reassign cancel --reassignment-json-file plan.json")
+def cancel(
+    reassignment_json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--reassignment-json-file", metavar="FILE", exists=True, dir_okay=False, help="The plan to cancel."
+        ),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Cancel every reassignment of the cluster.")] = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    preserve_throttles: PreserveThrottles = False,
+    yes: Yes = False,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel reassignments: partitions keep the replicas from before. An execution of the plan ends."""
+    from klamm.cli.reassign import views
+    from klamm.cli.reassign.running import (
+        Reached,
+        begun_by,
+        cancel_plan,
+        clear,
+        confirm_cancellation,
+        fail_with,
+        read_plan,
+        state_of,
+    )
+
+    if all_ == (reassignment_json_file is not None):
+        raise typer.BadParameter("give exactly one of --reassignment-json-file and --all", param_hint="--all")
+    cluster = Reached(bootstrap_server, None, command_config)
+    placements = None if reassignment_json_file is None else read_plan(reassignment_json_file)
+    state = None if reassignment_json_file is None else state_of(reassignment_json_file)
+    states = [state] if state is not None and state.exists() else []
+    if placements is not None:
+        placements = begun_by(cluster, placements, states)
+    confirm_cancellation(cluster, placements, yes=yes)
+    done = cancel_plan(cluster, placements, states, keeps_throttles=preserve_throttles)
+    if as_json:
+        print_line(json.dumps({"cancelled": [str(key) for key in sorted(done.cancelled)], "log_dirs": done.replicas}))
+    else:
+        print_line(views.cancelled_line(done.cancelled))
+        print_line(views.log_dirs_started_line(done.replicas) if done.replicas else views.NO_LOG_DIR_MOVES)
+    problems = done.problems
+    topics = {key.topic for key in (done.cancelled if placements is None else placements)}
+    if topics and not states and not preserve_throttles:
+        chosen = placements or {}
+        brokers = {*done.brokers, *(broker for each in chosen.values() for broker in each.replicas)}
+        problems = clear(cluster, brokers, topics, as_json=as_json)
+    fail_with(views.problem_lines("The throttle could not be removed from:", problems))

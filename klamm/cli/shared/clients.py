@@ -1,0 +1,185 @@
+"""How a command reaches a Kafka cluster, and how it reports that it cannot."""
+
+import re
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Final, ParamSpec, TypeVar
+
+import typer
+
+from klamm.access.clients import cluster_errors, command_options, gap_text, reach_cluster, silence_text
+from klamm.cli.shared.output import print_line
+from klamm.processes.errors import EXIT_INCOMPLETE
+from klamm.protocol.errors import KafkaError
+
+if TYPE_CHECKING:
+    import asyncio
+    from typing import Concatenate
+
+    from klamm.client.cluster import ClusterClient
+    from klamm.client.options import ClientOptions
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def _check_topic_name(name: str) -> str:
+    if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name) or name in (".", ".."):
+        raise typer.BadParameter(f"{name!r} is not 1 to 249 letters, digits, '.', '_' or '-'")
+    return name
+
+
+def check_bootstrap_server(text: str) -> str:
+    """Raises typer.BadParameter unless the text is host:port,host:port."""
+    for address in text.split(","):
+        match = re.fullmatch(r"(?:[0-9A-Za-z._-]+|\[[0-9A-Za-z:.%]+\]):([0-9]{1,5})", address)
+        if match is None or not 0 < int(match[1]) < 65536:
+            raise typer.BadParameter(f"{address!r} is not host:port with a port from 1 to 65535")
+    return text
+
+
+def check_transactional_id(text: str | None) -> str | None:
+    """Raises typer.BadParameter for an id that no request can have."""
+    if text is not None and not 0 < len(text.encode("utf-8", "surrogatepass")) <= MAX_STRING_BYTES:
+        raise typer.BadParameter(f"a transactional id has 1 to {MAX_STRING_BYTES} bytes")
+    return text
+
+
+TopicName = Annotated[str, typer.Option("--topic", callback=_check_topic_name, help="The topic's name.")]
+BootstrapServer = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap-server",
+        metavar="HOST:PORT,...",
+        callback=check_bootstrap_server,
+        help="Brokers to connect to first.",
+    ),
+]
+CommandConfig = Annotated[
+    Path | None, typer.Option("--command-config", metavar="FILE", help="Client properties, as Kafka's tools take them.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+# Of a string in a request.
+MAX_STRING_BYTES: Final = 2**15 - 1
+DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
+# A person is told what a command waits for after this time.
+TELL_AFTER_S: Final = 2.0
+LOOK_AGAIN_S: Final = 0.5
+
+
+def run_with_client(
+    bootstrap_server: str,
+    command_config: Path | None,
+    work: "Callable[[ClusterClient], Awaitable[T]]",
+) -> T:
+    """The result of `work(client)`, for commands that do one thing. Raises ToolError as `client_in_thread`."""
+    with client_in_thread(command_options(bootstrap_server, command_config)) as client:
+        return client.call(work)
+
+
+def client_within(
+    bootstrap_server: str, command_config: Path | None, timeout_ms: int | None, default_timeout_ms: int
+) -> "AbstractContextManager[ClientInThread]":
+    """As `client_in_thread`, for commands that give up soon unless --timeout or --command-config says otherwise."""
+    return client_in_thread(
+        command_options(bootstrap_server, command_config, timeout_ms, default_timeout_ms=default_timeout_ms)
+    )
+
+
+@contextmanager
+def client_in_thread(options: "ClientOptions") -> Iterator["ClientInThread"]:
+    """A client whose event loop runs in another thread, for commands that wait for input or print meanwhile.
+
+    A person is told on stderr what it waits for. Raises ToolError when no broker can be reached, and for errors of the
+    cluster.
+    """
+    from klamm.client import threads
+
+    async def begin(shared: "ClusterClient") -> "tuple[ClusterClient, asyncio.Task[None]]":
+        import asyncio
+
+        client = shared.another()
+        teller = asyncio.ensure_future(_tell_waits(client))
+        try:
+            await reach_cluster(client, options)
+        except BaseException:
+            teller.cancel()
+            await client.close()
+            raise
+        return client, teller
+
+    async def end() -> None:
+        teller.cancel()
+        await client.close()
+
+    with cluster_errors():
+        client, teller = threads.call(options, begin)
+        try:
+            yield ClientInThread(options, client)
+        finally:
+            threads.call(options, lambda _: end())
+
+
+async def _tell_waits(client: "ClusterClient") -> None:
+    """Tells a person once for each broker and reason what the client waits for, from `TELL_AFTER_S` on."""
+    import asyncio
+
+    if not sys.stderr.isatty():
+        return
+    told: set[str] = set()
+    while True:
+        await asyncio.sleep(LOOK_AGAIN_S)
+        for what in client.waits(TELL_AFTER_S).values():
+            if what not in told:
+                told.add(what)
+                print_line(f"klamm: waiting: {what}", file=sys.stderr)
+
+
+class ClientInThread:
+    """Runs coroutines on the loop of a client. What they do is done when `call` returns."""
+
+    def __init__(self, options: "ClientOptions", client: "ClusterClient") -> None:
+        self._options = options
+        self._client = client
+
+    def call(
+        self,
+        request: "Callable[Concatenate[ClusterClient, P], Awaitable[T]]",
+        *arguments: "P.args",
+        **named: "P.kwargs",
+    ) -> T:
+        """The result of `request(client, ...)`. Raises ToolError. An interrupt of the caller cancels the request."""
+        from klamm.client import threads
+
+        with cluster_errors():
+            return threads.call(self._options, lambda _: request(self._client, *arguments, **named))
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does: it says what it has done, and leaves its group."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def exit_incomplete(silent: Mapping[int, str], gap: KafkaError | None = None) -> None:
+    """Names the brokers that have not answered, and what else is missing, if anything, and ends the command. Call it
+    after the results are printed."""
+    for broker_id, why in sorted(silent.items()):
+        print_line(f"klamm: {silence_text(broker_id, why)}", file=sys.stderr)
+    if gap is not None:
+        print_line(f"klamm: {gap_text(gap)}", file=sys.stderr)
+    if silent or gap is not None:
+        raise typer.Exit(EXIT_INCOMPLETE)

@@ -1,0 +1,37 @@
+"""The topics that wait for their deletion. Brokers do not tell them from others, or no longer know them: the znodes do.
+
+What must stay true: a description over the wire does not need ZooKeeper. It asks only about topics that may wait for
+their deletion, and does without an answer.
+"""
+
+import asyncio
+from dataclasses import replace
+
+from klamm.access.controller import zookeeper_of_brokers
+from klamm.access.zookeeper import open_znodes
+from klamm.cli.topics import on_znodes
+from klamm.cli.topics.over_wire import Topics
+from klamm.cli.topics.selection import Selection
+from klamm.client.cluster import ClusterClient
+from klamm.processes.errors import ToolError
+from klamm.protocol.errors import KafkaError
+
+ZOOKEEPER_TIMEOUT_S = 3.0
+
+
+async def with_deletions(client: ClusterClient, found: Topics, selection: Selection) -> Topics:
+    """The topics, and those that are selected and marked for deletion, where the ZooKeeper of the brokers answers.
+
+    Asks when a topic is being reassigned, which its deletion waits for, or when the brokers know no selected topic.
+    """
+    are_moving = any(each.is_reassigning for topic in found.topics.values() for each in topic.partitions.values())
+    if not are_moving and (found.topics or selection.text is None):
+        return found
+    try:
+        async with asyncio.timeout(ZOOKEEPER_TIMEOUT_S), open_znodes(await zookeeper_of_brokers(client)) as znodes:
+            stored = (await on_znodes.read_topics(znodes, selection)).topics
+    except (TimeoutError, ToolError, KafkaError):
+        return found
+    marked = {name: found.topics.get(name, topic) for name, topic in stored.items() if topic.marked_for_deletion}
+    deleted = {name: replace(topic, marked_for_deletion=True) for name, topic in marked.items()}
+    return replace(found, topics=dict(sorted({**found.topics, **deleted}.items())))

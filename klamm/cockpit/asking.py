@@ -1,0 +1,104 @@
+"""How the pages' APIs read parameters of a request, and how an error of the cluster becomes an answer.
+
+What must stay true: a request ends within `TIMEOUT_S`, and no more than `AT_ONCE` of them ask the cluster at a time, so
+that neither a broker that hangs nor a page that asks too much takes the memory of this process.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from klamm.access.clients import error_line
+from klamm.base.visible import visible
+from klamm.client.cluster import RetryPolicy
+from klamm.cockpit.answers import Cockpit, error_response
+from klamm.net.client import ClientError
+from klamm.net.http import Answer, Handler, Request
+from klamm.processes.errors import ToolError
+from klamm.protocol.encode_errors import UnencodableMessage
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import TopicPartition
+
+if TYPE_CHECKING:
+    from klamm.client.admin.reassignments import PartitionReassignment
+    from klamm.client.cluster import ClusterClient
+
+TIMEOUT_S: Final = 20.0
+AT_ONCE: Final = 4
+# A person waits for the answer: errors that pass are tried again for this long.
+PATIENCE: Final = RetryPolicy(deadline_ms=3_000)
+MAX_INT64: Final = 2**63 - 1
+MAX_INT32: Final = 2**31 - 1
+
+_UNKNOWN: Final = frozenset(
+    {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND}
+)
+_BAD: Final = frozenset({ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.INVALID_REQUEST})
+
+
+class BadRequest(Exception):
+    """A parameter cannot be used; the message says which, and what is allowed."""
+
+
+def asking(handler: Handler, turn: asyncio.Semaphore | None = None) -> Handler:
+    """The handler with an answer to each error: 400 for a parameter, 404 for what does not exist, 502 for an error of
+    the cluster, 504 when it does not answer."""
+    turns = turn or asyncio.Semaphore(AT_ONCE)
+
+    async def answer(request: Request) -> Answer:
+        try:
+            async with turns, asyncio.timeout(TIMEOUT_S):
+                return await handler(request)
+        except BadRequest as error:
+            return error_response(400, visible(str(error)))
+        except KafkaError as error:
+            status = 404 if error.code in _UNKNOWN else 400 if error.code in _BAD else 502
+            return error_response(status, visible(error_line(error)))
+        except TimeoutError:
+            return error_response(504, f"The cluster did not answer within {TIMEOUT_S:g} s.")
+        except (ClientError, ToolError, UnencodableMessage) as error:
+            return error_response(502, visible(str(error)))
+
+    return answer
+
+
+def live_client(cockpit: Cockpit) -> "ClusterClient":
+    """Raises BadRequest for a recording."""
+    if cockpit.source.client is None:
+        raise BadRequest("A recording has no records, groups or configurations: open a live cluster for that.")
+    return cockpit.source.client
+
+
+async def moving_of(cockpit: Cockpit) -> "Mapping[TopicPartition, PartitionReassignment]":
+    """The reassignments in progress of a live cluster; of a controller that does not list them those that it has listed
+    before."""
+    if cockpit.source.reassignments is None:
+        return {}
+    return (await cockpit.source.reassignments.read()).moving
+
+
+def text(request: Request, name: str) -> str:
+    """A parameter that must be given. Raises BadRequest."""
+    value = request.parameters.get(name)
+    if not value:
+        raise BadRequest(f"The parameter {name} is missing.")
+    return value
+
+
+def number(request: Request, name: str, default: int | None = None, *, least: int = 0, most: int = MAX_INT64) -> int:
+    """A parameter that is a number. Raises BadRequest."""
+    value = request.parameters.get(name)
+    if value is None and default is not None:
+        return default
+    try:
+        found = int(value or "")
+    except ValueError:
+        found = least - 1
+    if not least <= found <= most or len(value or "") > len(str(MAX_INT64)) + 1:
+        raise BadRequest(f"{name}={value!r} is not a number from {least} to {most}.")
+    return found
+
+
+def partition(request: Request) -> TopicPartition:
+    """The parameters topic and partition. Raises BadRequest."""
+    return TopicPartition(text(request, "topic"), number(request, "partition", most=MAX_INT32))

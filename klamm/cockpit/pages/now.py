@@ -1,0 +1,43 @@
+"""`/api/now`: what the cluster and its controller do at this moment; `/api/partitions`: the map of partitions;
+`/api/controller/records?before=&limit=`: what controllers have recorded, as far as brokers still have it: the newest
+records, or those before the one that `before` names by epoch, controller and sequence, such as 7.1.20."""
+
+import asyncio
+import re
+from itertools import islice
+from typing import Final
+
+from klamm.cockpit.answers import Cockpit, json_response, map_response
+from klamm.cockpit.asking import BadRequest, asking, number
+from klamm.cockpit.controller_records import number as number_of
+from klamm.net.http import Answer, Handler, Request
+
+MOST_RECORDS: Final = 1_000
+_KEY: Final = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}\.[0-9]{1,18}")
+
+
+def routes(cockpit: Cockpit) -> dict[str, Handler]:
+    async def now(_request: Request) -> Answer:
+        return json_response(await cockpit.source.now())
+
+    async def partitions(_request: Request) -> Answer:
+        return await asyncio.to_thread(map_response, (await cockpit.source.map()).snapshot())
+
+    async def records(request: Request) -> Answer:
+        limit = number(request, "limit", MOST_RECORDS, least=1, most=MOST_RECORDS)
+        before = _before(request)
+        found = await cockpit.records.read(cockpit.source.znodes, cockpit.source.followed())
+        older = [each for each in found if before is None or number_of(each) < before]
+        first = max(0, len(older) - limit)
+        return json_response({"records": list(islice(older, first, None)), "earlier": first})
+
+    return {"/api/now": now, "/api/partitions": partitions, "/api/controller/records": asking(records)}
+
+
+def _before(request: Request) -> tuple[int, ...] | None:
+    given = request.parameters.get("before")
+    if given is None:
+        return None
+    if not _KEY.fullmatch(given):
+        raise BadRequest(f"before={given[:50]!r} is not EPOCH.CONTROLLER.SEQUENCE, such as 7.1.20.")
+    return tuple(map(int, given.split(".")))

@@ -1,0 +1,229 @@
+"""`/api/topics`: the topics (with `filter`, those whose names have it) with records and sizes, or with `topic=` the
+partitions of one with their leaders, ISRs, offsets and sizes. `from` is the number of the first that is shown.
+
+What must stay true: a request asks the brokers for the offsets and sizes of a bounded number of partitions. The list
+comes from the map of partitions, so that no request reads the metadata of all topics again.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Container, Mapping
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from klamm.access.clients import error_line
+from klamm.client.admin.log_dirs import describe_log_dirs
+from klamm.client.admin.reassignments import PartitionReassignment
+from klamm.client.cluster import ClusterClient
+from klamm.client.offsets import ListedOffset, list_offsets
+from klamm.cockpit.answers import Cockpit, json_response
+from klamm.cockpit.asking import PATIENCE, asking, live_client, moving_of, number
+from klamm.cockpit.partition_facts import ONCE
+from klamm.cockpit.partitions import PartitionMap
+from klamm.diagnosis.cluster_view import PartitionView, read_cluster
+from klamm.diagnosis.topics import is_under_replicated
+from klamm.net.http import Answer, Handler, Request
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import (
+    EARLIEST_TIMESTAMP,
+    INTERNAL_TOPICS,
+    LATEST_TIMESTAMP,
+    NO_EPOCH,
+    NO_LEADER,
+    TopicPartition,
+)
+
+# Of topics in a list, and of partitions of one.
+MOST_SHOWN: Final = 100
+# Of all topics in a list together: offsets and sizes of those behind are not asked for.
+MOST_PARTITIONS: Final = 5_000
+# A rate is over at least this long.
+RATE_OVER_S: Final = 2.0
+
+
+def routes(cockpit: Cockpit) -> dict[str, Handler]:
+    rates = Rates()
+
+    async def topics(request: Request) -> Answer:
+        client, first = live_client(cockpit), number(request, "from", 0)
+        topic = request.parameters.get("topic")
+        if topic is not None:
+            return json_response(await _topic(client, topic, first, await moving_of(cockpit)))
+        found = (await cockpit.source.map(is_known=True)).snapshot()
+        return json_response(await _list(client, found, request.parameters.get("filter", ""), first, rates))
+
+    return {"/api/topics": asking(topics)}
+
+
+class Rates:
+    """How fast the end offsets of topics grow between looks. Of the topics that were looked at last only."""
+
+    def __init__(self) -> None:
+        self._looks: OrderedDict[str, tuple[float, int, float | None]] = OrderedDict()
+
+    def look(self, topic: str, at_s: float, ends: int) -> float | None:
+        """Records a second since an earlier look; None at the first. `ends` is the sum of the end offsets."""
+        last_s, last_ends, rate = self._looks.get(topic, (at_s, ends, None))
+        if at_s - last_s >= RATE_OVER_S and ends >= last_ends:
+            rate = round((ends - last_ends) / (at_s - last_s), 1)
+        elif topic in self._looks and ends >= last_ends:
+            return rate
+        self._looks[topic] = (at_s, ends, rate)
+        self._looks.move_to_end(topic)
+        if len(self._looks) > 10 * MOST_SHOWN:
+            self._looks.popitem(last=False)
+        return rate
+
+
+class Selected(NamedTuple):
+    """Of the topics whose names have a part: their sums, and those of one page with their partitions."""
+
+    totals: dict[str, int]
+    shown: dict[str, dict[int, PartitionView]]
+
+
+def selected(found: PartitionMap, part: str, first: int) -> Selected:
+    """Looks at every partition of the cluster: in a thread, of a `snapshot`."""
+    totals = dict.fromkeys(("topics", "internal", "partitions", "replicas", "offline", "under_replicated"), 0)
+    shown: dict[str, dict[int, PartitionView]] = {}
+    for name, states in found.topics():
+        if part not in name or not states:
+            continue
+        partitions = {
+            number: PartitionView(
+                state.leader if state.leader in found.live else NO_LEADER,
+                NO_EPOCH,
+                state.replicas,
+                state.isr,
+                state.adding,
+                state.removing,
+                state.offline,
+            )
+            for number, state in states.items()
+        }
+        if first <= totals["topics"] < first + MOST_SHOWN:
+            shown[name] = partitions
+        totals["topics"] += 1
+        totals["internal"] += name in INTERNAL_TOPICS
+        totals["partitions"] += len(partitions)
+        for each in partitions.values():
+            totals["replicas"] += len(each.origin)
+            totals["offline"] += each.leader == NO_LEADER
+            totals["under_replicated"] += _is_short(each)
+    return Selected(totals, shown)
+
+
+async def _list(client: ClusterClient, found: PartitionMap, part: str, first: int, rates: Rates) -> dict[str, Any]:
+    totals, shown = await asyncio.to_thread(selected, found, part, first)
+    views = {TopicPartition(name, number): each for name, some in shown.items() for number, each in some.items()}
+    keys = list(views)[:MOST_PARTITIONS]
+    led = [key for key in keys if views[key].leader in found.live]
+    starts, ends, sizes = await asyncio.gather(
+        list_offsets(client, dict.fromkeys(led, EARLIEST_TIMESTAMP), retry=ONCE),
+        list_offsets(client, dict.fromkeys(led, LATEST_TIMESTAMP), retry=ONCE),
+        _sizes(client, {key: views[key] for key in keys}, found.live),
+    )
+    at_s = asyncio.get_running_loop().time()
+
+    def numbers(name: str, partitions: Mapping[int, PartitionView]) -> dict[str, Any]:
+        """Null where a partition has not said it."""
+        mine = [TopicPartition(name, each) for each in partitions]
+        first_offsets = [_offset(starts[key]) if key in starts else None for key in mine]
+        end_offsets = [_offset(ends[key]) if key in ends else None for key in mine]
+        known = [(a, b) for a, b in zip(first_offsets, end_offsets, strict=True) if a is not None and b is not None]
+        is_whole = len(known) == len(mine)
+        return {
+            "records": sum(b - a for a, b in known) if is_whole else None,
+            "records_per_s": rates.look(name, at_s, sum(b for _, b in known)) if is_whole else None,
+            "size_bytes": sum(_size(sizes[key], views[key].leader) for key in mine)
+            if all(key in sizes for key in mine)
+            else None,
+        }
+
+    return {
+        "count": totals["topics"],
+        "totals": totals,
+        "topics": [
+            {
+                "topic": name,
+                "partitions": len(partitions),
+                "replication_factor": max(len(each.origin) for each in partitions.values()),
+                "offline": sum(each.leader == NO_LEADER for each in partitions.values()),
+                "under_replicated": sum(_is_short(each) for each in partitions.values()),
+                "is_internal": name in INTERNAL_TOPICS,
+                **numbers(name, partitions),
+            }
+            for name, partitions in shown.items()
+        ],
+    }
+
+
+def _is_short(partition: PartitionView) -> bool:
+    """Whether a partition with a leader lacks replicas in its ISR; one without a leader counts as such alone."""
+    return partition.leader != NO_LEADER and is_under_replicated(partition)
+
+
+def _size(sizes: Mapping[str, int], leader: int) -> int:
+    """Of the leader's log; of the largest if the leader has not said it."""
+    return sizes.get(str(leader), max(sizes.values(), default=0))
+
+
+async def _topic(
+    client: ClusterClient, topic: str, first: int, moving: Mapping[TopicPartition, PartitionReassignment]
+) -> dict[str, Any]:
+    view = await read_cluster(client, [topic], reassignments=moving)
+    partitions = view.of_topics().get(topic)
+    if partitions is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic} does not exist")
+    shown = dict(islice(partitions.items(), first, first + MOST_SHOWN))
+    keys = [TopicPartition(topic, number) for number in shown]
+    starts, ends, sizes = await asyncio.gather(
+        list_offsets(client, dict.fromkeys(keys, EARLIEST_TIMESTAMP), retry=PATIENCE),
+        list_offsets(client, dict.fromkeys(keys, LATEST_TIMESTAMP), retry=PATIENCE),
+        _sizes(client, {key: view.partitions[key] for key in keys}, view.brokers),
+    )
+    return {
+        "topic": topic,
+        "topic_id": None if topic not in view.topic_ids else str(view.topic_ids[topic]),
+        "count": len(partitions),
+        "partitions": [
+            {
+                "partition": key.partition,
+                **_placed(shown[key.partition]),
+                "start_offset": _offset(starts[key]),
+                "end_offset": _offset(ends[key]),
+                "why_not": error_line(found) if isinstance(found := ends[key], KafkaError) else None,
+                "sizes": sizes.get(key, {}),
+            }
+            for key in keys
+        ],
+    }
+
+
+def _placed(partition: PartitionView) -> dict[str, Any]:
+    return {
+        "leader": partition.leader,
+        "leader_epoch": partition.leader_epoch,
+        "replicas": partition.replicas,
+        "is_under_replicated": is_under_replicated(partition),
+        "isr": partition.isr,
+        "offline": partition.offline,
+    }
+
+
+def _offset(found: ListedOffset | KafkaError) -> int | None:
+    return None if isinstance(found, KafkaError) else found.offset
+
+
+async def _sizes(
+    client: ClusterClient, partitions: Mapping[TopicPartition, PartitionView], live: Container[int]
+) -> Mapping[TopicPartition, dict[str, int]]:
+    """The size of each replica in bytes, by broker; without brokers that do not answer."""
+    brokers = {broker_id for each in partitions.values() for broker_id in each.replicas if broker_id in live}
+    sizes: dict[TopicPartition, dict[str, int]] = {}
+    for broker_id, found in (await describe_log_dirs(client, sorted(brokers), partitions, retry=ONCE)).items():
+        for directory in () if isinstance(found, KafkaError) else found.values():
+            for key, replica in directory.replicas.items():
+                if not replica.is_future:
+                    sizes.setdefault(key, {})[str(broker_id)] = replica.size_bytes
+    return sizes

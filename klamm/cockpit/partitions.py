@@ -1,0 +1,387 @@
+"""The map of partitions: one byte for each partition and broker, for the page's heat map. Pure.
+
+| byte | the replica                         |
+|------|-------------------------------------|
+| 0    | there is none on this broker        |
+| 1    | in the ISR                          |
+| 2    | the leader                          |
+| 3    | not in the ISR                      |
+| 4    | its broker is not up                |
+| 5    | being added by a reassignment       |
+| 6    | being removed by a reassignment     |
+| 7    | offline, although its broker is up  |
+
+The first that applies counts, in the order 0, 4, 7, 2, 5, 6, 1, 3. A row without a 2 is a partition without a leader.
+A 7 is a replica whose log directory has failed, or one that the controller has not used since its broker came back.
+
+What must stay true:
+- Rows are sorted by topic and partition, columns by broker id. A change of rows or columns makes a new `version`, and
+  a page loads the whole map again. Within a version only cells change.
+- A new version appears at once, complete. A look never undoes a change that came after the look had begun.
+- Cells of a version only change together with `sequence`, so that a page knows which changes its copy has. The totals
+  are those of the cells.
+- Memory is bounded by the number of partitions, whatever their numbers and their brokers' ids are: a file or a znode
+  may say anything. What is left out is counted (`left_out`).
+- Long work is a generator of steps, for klamm.base.slices.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from klamm.base.slices import Slices
+from klamm.protocol.primitives import Steps
+from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
+
+if TYPE_CHECKING:
+    from klamm.client.admin.reassignments import PartitionReassignment
+    from klamm.client.cluster import ClusterMetadata
+
+NO_REPLICA: Final = 0
+IN_SYNC: Final = 1
+LEADER: Final = 2
+OUT_OF_SYNC: Final = 3
+OFFLINE: Final = 4
+ADDING: Final = 5
+REMOVING: Final = 6
+UNUSED: Final = 7
+
+# What is counted of rows, as bits.
+_EXISTS: Final = 1
+_LEADERLESS: Final = 2
+_UNDER_REPLICATED: Final = 4
+_MOVING: Final = 8
+
+
+class PartitionState(NamedTuple):
+    """What the cells of a row are made of. `replicas` are all, those that a reassignment adds and removes included."""
+
+    leader: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    offline: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+
+
+# Some milliseconds.
+ROWS_PER_SLICE: Final = 1_000
+# More than this many different rows are made anew from time to time, because old ones are never dropped.
+MOST_MADE: Final = 50_000
+# Kafka numbers the partitions of a topic from 0 on. A look that a broker answers in the middle of a change may lack
+# some, but not so many.
+MOST_GAPS: Final = 10_000
+MOST_BROKERS: Final = 2_000
+MOST_CELLS: Final = 128 * 1024 * 1024
+
+UNKNOWN: Final = PartitionState(NO_LEADER, (), ())
+
+States = Mapping[str, Mapping[int, PartitionState]]
+"""By topic and partition."""
+
+
+class Totals(NamedTuple):
+    """Of all partitions; `offline` have no leader that is up."""
+
+    topics: int
+    partitions: int
+    offline: int
+    under_replicated: int
+    reassigning: int
+
+
+class LeftOut(NamedTuple):
+    """How many partitions and brokers the map does not show, because of their numbers."""
+
+    partitions: int = 0
+    brokers: int = 0
+
+
+class Changes(NamedTuple):
+    """Rows whose cells have changed since the last `take_changes`, and the cells of each."""
+
+    version: int
+    sequence: int
+    rows: Sequence[int]
+    cells: Sequence[bytes]
+    totals: Totals
+
+    def value(self) -> dict[str, Any]:
+        """As JSON: the cells of a row are a text with a digit for each broker."""
+        return {
+            "version": self.version,
+            "sequence": self.sequence,
+            "totals": self.totals._asdict(),
+            "rows": self.rows,
+            "cells": [cells.translate(_DIGITS).decode() for cells in self.cells],
+        }
+
+
+_DIGITS: Final = bytes((0x30 + code) if code <= UNUSED else 0x3F for code in range(256))
+
+
+class PartitionMap:
+    """See the module. `live` are the brokers that are up."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.sequence = 0
+        self.brokers: tuple[int, ...] = ()
+        self.live: frozenset[int] = frozenset()
+        self.left_out = LeftOut()
+        self.cells = bytearray()
+        self._first_rows: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._states: list[PartitionState] = []
+        # Many partitions have the same replicas and leader: the cells of a state are made once, and states are shared.
+        self._made: dict[PartitionState, tuple[bytes, int]] = {}
+        # What is counted of each row, and how many rows have each bit.
+        self._counted = bytearray()
+        self._bits = dict.fromkeys((_EXISTS, _LEADERLESS, _UNDER_REPLICATED, _MOVING), 0)
+        self._changed: dict[int, None] = {}
+        self._newer: set[int] | None = None  # The rows that changed since the look in progress began.
+
+    @property
+    def row_count(self) -> int:
+        return len(self._states)
+
+    def head(self) -> dict[str, Any]:
+        """What a page needs to read `cells`: [name, first row, rows] of each topic, the brokers of the columns, and
+        what is left out."""
+        return {
+            "version": self.version,
+            "sequence": self.sequence,
+            "brokers": self.brokers,
+            "live": sorted(self.live),
+            "rows": len(self._states),
+            "left_out": self.left_out._asdict(),
+            "totals": self.totals._asdict(),
+            "topics": [[name, first, self._counts[name]] for name, first in self._first_rows.items()],
+        }
+
+    @property
+    def totals(self) -> Totals:
+        """Of the cells as they are."""
+        return Totals(len(self._counts), *self._bits.values())
+
+    def snapshot(self) -> "PartitionMap":
+        """This version, for another thread: of what changes meanwhile it has the cells at most."""
+        return copy(self)
+
+    def row(self, topic: str, partition: int) -> int | None:
+        """The row of a partition; None for one that is not in the map."""
+        first = self._first_rows.get(topic)
+        if first is None or not 0 <= partition < self._counts[topic]:
+            return None
+        return first + partition
+
+    def state(self, topic: str, partition: int) -> PartitionState:
+        """The state of a partition; `UNKNOWN` for one that is not in the map."""
+        row = self.row(topic, partition)
+        return UNKNOWN if row is None else self._states[row]
+
+    def leaderless(self, topic: str) -> int:
+        """How many partitions of a topic have no leader that is up."""
+        first = self._first_rows.get(topic, 0)
+        counted = self._counted[first : first + self._counts.get(topic, 0)]
+        return sum(bool(each & _LEADERLESS) for each in counted)
+
+    def rows(self, first: int, count: int) -> Iterator[tuple[TopicPartition, PartitionState]]:
+        """The partitions of these rows, as far as there are such."""
+        begins = list(self._first_rows.values())
+        end = min(first + count, len(self._states))
+        for topic, begin in islice(self._first_rows.items(), max(0, bisect_right(begins, first) - 1), None):
+            if begin >= end:
+                return
+            for row in range(max(begin, first), min(begin + self._counts[topic], end)):
+                yield TopicPartition(topic, row - begin), self._states[row]
+
+    def topics(self) -> Iterator[tuple[str, dict[int, PartitionState]]]:
+        """The partitions of each topic by number. Of a `snapshot` in another thread."""
+        for topic, first in self._first_rows.items():
+            states = self._states[first : first + self._counts[topic]]
+            yield topic, {number: state for number, state in enumerate(states) if state is not UNKNOWN}
+
+    def begin_look(self) -> None:
+        """Called before a broker is asked for what `look` gets."""
+        self._newer = set()
+
+    def look(self, states: States, live: Iterable[int]) -> Steps[bool]:
+        """Takes the states of all partitions. Returns whether rows or columns have changed."""
+        live = frozenset(live)
+        counts, hidden = yield from _counts(states)
+        named: set[int] = set()
+        taken = Slices(ROWS_PER_SLICE)
+        for partitions in states.values():
+            for each in partitions.values():
+                named.update(each.replicas)
+            if taken.is_over(1 + len(partitions)):
+                yield
+        most = min(MOST_BROKERS, MOST_CELLS // max(sum(counts.values()), 1))
+        shown = [*sorted(live), *sorted(named - live)]
+        brokers, left_out = tuple(sorted(shown[:most])), LeftOut(hidden, len(shown[most:]))
+        is_new = brokers != self.brokers or counts != self._counts or left_out != self.left_out
+        filled = PartitionMap() if is_new else self
+        if is_new:
+            filled._begin(brokers, counts)
+            filled.left_out = left_out
+        if live != filled.live or len(filled._made) > MOST_MADE:
+            filled.live = live
+            filled._made = {}
+        row = 0
+        for topic, count in counts.items():
+            partitions = states[topic]
+            for number in range(count):
+                if is_new or self._newer is None or row not in self._newer:
+                    filled._put(row, partitions.get(number, UNKNOWN))
+                row += 1
+            if taken.is_over(1 + count):
+                yield
+        self._newer = None
+        if is_new:
+            filled.version, filled.sequence = self.version + 1, self.sequence
+            filled._changed = {}
+            self.__dict__.update(filled.__dict__)
+        return is_new
+
+    def _begin(self, brokers: tuple[int, ...], counts: Mapping[str, int]) -> None:
+        rows = sum(counts.values())
+        self.brokers = brokers
+        self.cells = bytearray(rows * len(brokers))
+        self._counted = bytearray(rows)
+        self._counts = dict(counts)
+        self._states = [UNKNOWN] * rows
+        first = 0
+        for topic, count in counts.items():
+            self._first_rows[topic] = first
+            first += count
+
+    def change(self, topic: str, partition: int, leader: int, isr: Sequence[int]) -> bool:
+        """Takes a new leader and ISR of a partition. Returns False for a partition that is not in the map, or that now
+        has other replicas: then only `look` helps."""
+        row = self.row(topic, partition)
+        if row is None or not set(isr) <= set(self._states[row].replicas):
+            return False
+        self._put(row, self._states[row]._replace(leader=leader, isr=tuple(isr)))
+        if self._newer is not None:
+            self._newer.add(row)
+        return True
+
+    def relive(self, live: Iterable[int]) -> Steps[None]:
+        """Takes which brokers are up, as another source than that of `look` says. Not while a look is in progress."""
+        self.live = frozenset(live)
+        self._made = {}
+        taken = Slices(ROWS_PER_SLICE)
+        for row, state in enumerate(self._states):
+            self._put(row, state)
+            if taken.is_over(1):
+                yield
+
+    def _put(self, row: int, state: PartitionState) -> None:
+        made = self._made.get(state)
+        if made is None:
+            made = self._made[state] = _cells(state, self.brokers, self.live), _counted(state, self.live)
+        cells, counted = made
+        if counted != (before := self._counted[row]):
+            self._counted[row] = counted
+            for bit in self._bits:
+                self._bits[bit] += bool(counted & bit) - bool(before & bit)
+        self._states[row] = state
+        first = row * len(self.brokers)
+        if self.cells[first : first + len(cells)] != cells:
+            self.cells[first : first + len(cells)] = cells
+            self._changed[row] = None
+
+    def no_changes(self) -> Changes:
+        """Tells a page which version it should have, and how far its copy should be."""
+        return Changes(self.version, self.sequence, (), (), self.totals)
+
+    def take_changes(self) -> Changes | None:
+        """The rows that have changed since the last call; None without any."""
+        if not self._changed:
+            return None
+        self.sequence += 1
+        rows, width = list(self._changed), len(self.brokers)
+        self._changed.clear()
+        cells = [bytes(self.cells[row * width : (row + 1) * width]) for row in rows]
+        return Changes(self.version, self.sequence, rows, cells, self.totals)
+
+
+def _counts(states: States) -> Steps[tuple[dict[str, int], int]]:
+    """The rows of each topic, sorted, and how many partitions are left out because gaps before them are too wide."""
+    counts: dict[str, int] = {}
+    left_out, gaps = 0, MOST_GAPS
+    taken = Slices(ROWS_PER_SLICE)
+    for topic in sorted(states):
+        partitions = states[topic]
+        count = 1 + max(partitions, default=-1)
+        gaps -= count - len(partitions)
+        if gaps < 0:
+            gaps += count - len(partitions)
+            count = next(number for number in range(count) if number not in partitions)
+            left_out += len(partitions) - count
+        counts[topic] = count
+        if taken.is_over(1 + len(partitions)):
+            yield
+    return counts, left_out
+
+
+def states_of(
+    metadata: "ClusterMetadata", moving: "Mapping[TopicPartition, PartitionReassignment]"
+) -> Steps[dict[str, dict[int, PartitionState]]]:
+    """The states that the metadata has, and the reassignments in progress."""
+    made: dict[str, dict[int, PartitionState]] = {}
+    taken = Slices(ROWS_PER_SLICE)
+    for name, topic in metadata.topics.items():
+        made[name] = {
+            number: PartitionState(each.leader, tuple(each.replicas), tuple(each.isr), tuple(each.offline_replicas))
+            for number, each in topic.partitions.items()
+        }
+        if taken.is_over(1 + len(topic.partitions)):
+            yield
+    for key, move in moving.items():
+        if key.partition in made.get(key.topic, {}):
+            made[key.topic][key.partition] = made[key.topic][key.partition]._replace(
+                replicas=tuple(move.replicas),
+                adding=tuple(move.adding_replicas),
+                removing=tuple(move.removing_replicas),
+            )
+    return made
+
+
+def _cells(state: PartitionState, brokers: Sequence[int], live: frozenset[int]) -> bytes:
+    """One row. `brokers` are sorted."""
+    cells = bytearray(len(brokers))
+    for broker_id in state.replicas:
+        column = bisect_left(brokers, broker_id)
+        if column == len(brokers) or brokers[column] != broker_id:
+            continue
+        if broker_id not in live:
+            cells[column] = OFFLINE
+        elif broker_id in state.offline:
+            cells[column] = UNUSED
+        elif broker_id == state.leader:
+            cells[column] = LEADER
+        elif broker_id in state.adding:
+            cells[column] = ADDING
+        elif broker_id in state.removing:
+            cells[column] = REMOVING
+        else:
+            cells[column] = IN_SYNC if broker_id in state.isr else OUT_OF_SYNC
+    return bytes(cells)
+
+
+def _counted(state: PartitionState, live: frozenset[int]) -> int:
+    """What is counted of a row."""
+    if state is UNKNOWN:
+        return 0
+    is_led = state.leader in live
+    is_short = any(each not in state.isr for each in state.replicas if each not in state.adding)
+    return (
+        _EXISTS
+        | (0 if is_led else _LEADERLESS)
+        | (_UNDER_REPLICATED if is_led and is_short else 0)
+        | (_MOVING if state.adding or state.removing else 0)
+    )

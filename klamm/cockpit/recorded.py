@@ -1,0 +1,267 @@
+"""A recording as the source of pages: the documents of a live cluster, made of a moment's state.
+
+What must stay true: what a recording does not have is null in a document, with the reason beside it.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from klamm.base.words import counted
+from klamm.cockpit.partitions import PartitionMap, PartitionState
+from klamm.cockpit.source import Subscription
+from klamm.diagnosis.controller_records import record_text
+from klamm.processes.errors import ToolError
+from klamm.protocol.vocabulary import NO_LEADER
+from klamm.recording.blocks import RecordingError
+from klamm.recording.entries import ZNODE, Json
+from klamm.recording.reader import Entry, Recording
+from klamm.recording.state import PartitionMoment, State, replicas_of
+from klamm.znodes.brokers import broker_ids
+
+if TYPE_CHECKING:
+    from klamm.client.cluster import ClusterClient
+    from klamm.znodes.store import KafkaZooKeeper
+
+NOT_RECORDED: Final = "A recording has no measurements of brokers."
+NO_GROUPS: Final = "A recording has no groups."
+# So many partitions or topics stand in a list of a document.
+LISTED: Final = 100
+
+
+class RecordedCluster:
+    """The `Source` of a recording. Its document Now is that of the last moment."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self._subscriptions: dict[Subscription, None] = {}
+
+    @property
+    def client(self) -> "ClusterClient | None":
+        return None
+
+    @property
+    def znodes(self) -> "KafkaZooKeeper | None":
+        return None
+
+    @property
+    def reassignments(self) -> None:
+        return None
+
+    async def now(self) -> Mapping[str, Any]:
+        with _told():
+            return await asyncio.to_thread(now_document, self.recording, self.recording.count - 1)
+
+    async def map(self, *, is_known: bool = False) -> PartitionMap:
+        with _told():
+            return await asyncio.to_thread(partition_map, self.recording, self.recording.count - 1)
+
+    def followed(self) -> None:
+        return None
+
+    def subscribe(self) -> Subscription:
+        # Nothing happens in a recording; the stream tells the page when the server ends.
+        subscription = Subscription()
+        self._subscriptions[subscription] = None
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        self._subscriptions.pop(subscription, None)
+
+    async def close(self) -> None:
+        for subscription in list(self._subscriptions):
+            subscription.close()
+            self.unsubscribe(subscription)
+        self.recording.close()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Makes an error of the recording one that pages answer with."""
+    try:
+        yield
+    except RecordingError as error:
+        raise ToolError(str(error)) from None
+
+
+def now_document(recording: Recording, number: int) -> dict[str, Any]:
+    """The document Now of the moment after this entry. Raises RecordingError."""
+    state, entry = recording.moment(number), recording.entry(number)
+    controller = state.controller
+    host = None if controller not in state.brokers else state.brokers[controller].host
+    event, since_ms = state.cluster.get("event", (None, entry.at_ms))
+    return {
+        "cluster": {"id": state.cluster.get("id"), "kind": "recording", "version": None},
+        "time_ms": entry.at_ms,
+        "entry": number,
+        "controller": {
+            "id": controller,
+            "epoch": state.cluster.get("controller_epoch"),
+            "host": host,
+            "status": None,
+            "why_not": "A recording has the controller's events, not its status.",
+        },
+        "events": None
+        if event is None
+        else {
+            "event": event,
+            "event_for_ms": entry.at_ms - since_ms,
+            "event_queue_size": None,
+            "event_waits_ms": None,
+            "state": None,
+        },
+        "states": None,
+        "machines": machines(state),
+        "brokers": _brokers(state),
+        "work": work(state),
+        "groups": None,
+        "groups_why_not": NO_GROUPS,
+        "findings": _findings(state),
+        "faults": list(state.faults.values()),
+        "servers": state.servers,
+    }
+
+
+def partition_map(recording: Recording, number: int) -> PartitionMap:
+    """The map of partitions of the moment after this entry. Raises RecordingError."""
+    state = recording.moment(number)
+    states: dict[str, dict[int, PartitionState]] = {}
+    for (topic, partition), moment in state.partitions.items():
+        leader = NO_LEADER if moment.leader is None else moment.leader
+        states.setdefault(topic, {})[partition] = PartitionState(
+            leader, tuple(replicas_of(moment)), moment.isr, adding=moment.adding, removing=moment.removing
+        )
+    made = PartitionMap()
+    for _ in made.look(states, state.brokers):
+        pass
+    return made
+
+
+def machines(state: State) -> dict[str, dict[str, int]]:
+    """How many partitions and replicas are in which state, as ZooKeeper shows them, under Kafka's names."""
+    partitions: Counter[str] = Counter()
+    replicas: Counter[str] = Counter()
+    for partition in state.partitions.values():
+        partitions[partition_state(state, partition)] += 1
+        for broker in replicas_of(partition):
+            replicas["OnlineReplica" if broker in state.brokers else "OfflineReplica"] += 1
+    return {"partitions": dict(partitions), "replicas": dict(replicas)}
+
+
+def partition_state(state: State, partition: PartitionMoment) -> str:
+    """The partition's state under Kafka's name."""
+    if partition.leader_epoch < 0:
+        return "NewPartition"
+    return "OnlinePartition" if partition.leader in state.brokers else "OfflinePartition"
+
+
+def _brokers(state: State) -> list[dict[str, Any]]:
+    every = set(state.brokers) | {each for server in state.servers for each in broker_ids([server])}
+    every |= {broker for partition in state.partitions.values() for broker in partition.replicas}
+    documents = []
+    for broker_id in sorted(every):
+        broker, server = state.brokers.get(broker_id), state.servers.get(str(broker_id))
+        said = f"its process is {server}" if server in ("paused", "ended") else None
+        documents.append(
+            {
+                "id": broker_id,
+                "host": None if broker is None else broker.host,
+                "port": None if broker is None else broker.port,
+                "rack": None if broker is None else broker.rack,
+                "alive": broker is not None,
+                "epoch": None if broker is None else broker.epoch,
+                "why_not": said or (NOT_RECORDED if broker is not None else "it is not registered"),
+            }
+        )
+    return documents
+
+
+def work(state: State) -> dict[str, list[dict[str, Any]]]:
+    """Reassignments and deletions in progress, up to LISTED of each."""
+    reassigned = [(key, each) for key, each in state.partitions.items() if each.is_reassigned][:LISTED]
+    return {
+        "reassignments": [
+            {
+                "topic": topic,
+                "partition": number,
+                "replicas": each.replicas,
+                "adding_replicas": each.adding,
+                "removing_replicas": each.removing,
+                "isr": each.isr,
+                "waits_for": _waits_for(state, each),
+            }
+            for (topic, number), each in reassigned
+        ],
+        "deletions": [
+            {
+                "topic": topic,
+                "replicas": sum(len(each.replicas) for (name, _), each in state.partitions.items() if name == topic),
+                "deleted": deleted,
+                "waits_for": None,
+            }
+            for topic, deleted in list(state.deletions.items())[:LISTED]
+        ],
+        "elections": [],
+    }
+
+
+def _waits_for(state: State, partition: PartitionMoment) -> str:
+    missing = [each for each in partition.replicas if each not in partition.removing and each not in partition.isr]
+    dead = [each for each in missing if each not in state.brokers]
+    if dead:
+        return f"not alive: broker {', '.join(map(str, dead))}"
+    return f"not caught up: broker {', '.join(map(str, missing))}" if missing else "its turn"
+
+
+def _findings(state: State) -> list[dict[str, Any]]:
+    """What an operator would see first; klamm.diagnosis.health finds more in a live cluster."""
+    offline = [key for key, each in state.partitions.items() if partition_state(state, each) == "OfflinePartition"]
+    lacking = [
+        key
+        for key, each in state.partitions.items()
+        if each.leader in state.brokers and not set(each.replicas) - set(each.removing) <= set(each.isr)
+    ]
+    found = []
+    if state.controller is None:
+        found.append(_finding("no-controller", "There is no controller."))
+    if offline:
+        found.append(_finding("offline", f"{counted(len(offline), 'partition')} without a live leader.", offline))
+    if lacking:
+        text = f"{counted(len(lacking), 'partition')} with replicas out of sync."
+        found.append(_finding("under-replicated", text, lacking))
+    return found
+
+
+def _finding(kind: str, text: str, partitions: Sequence[tuple[str, int]] = ()) -> dict[str, Any]:
+    names = [f"{topic}-{number}" for topic, number in partitions[:LISTED]]
+    return {"kind": kind, "text": text, "why": names, "advice": "", "command": "", "is_problem": True}
+
+
+# -- entries -----------------------------------------------------------------------------------------------------------
+
+
+def entry_document(entry: Entry) -> dict[str, Any]:
+    """An entry for a list: its text, its mark, and the entry itself."""
+    found = entry.entry
+    text = found.get("text")
+    return {
+        "number": entry.number,
+        "time_ms": entry.at_ms,
+        "kind": found["kind"],
+        "mark": found.get("mark"),
+        "text": text if isinstance(text, str) and text else _text(found),
+    }
+
+
+def _text(entry: Json) -> str:
+    """What an entry says that has no text of its own."""
+    try:
+        if entry["kind"] in ("znode", "znode_deleted"):
+            version = f" has version {entry.get('version')}" if entry["kind"] == ZNODE else " is deleted"
+            return f"{entry.get('path')}{version}"
+        event = f"{entry['event']}: " if entry.get("event") else ""
+        return f"{event}{record_text(entry)}"
+    except (KeyError, TypeError):
+        return str(entry["kind"])

@@ -1,0 +1,221 @@
+"""The brokers and partitions of a cluster at one moment, which the tools' plans are made from.
+
+A view is plain values. It is read over the wire from any cluster, or from the znodes of one that has ZooKeeper.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
+
+if TYPE_CHECKING:
+    from klamm.client.admin.reassignments import PartitionReassignment
+    from klamm.client.cluster import ClusterClient, ClusterMetadata, TopicMetadata
+    from klamm.znodes.store import KafkaZooKeeper
+    from klamm.znodes.topics import TopicAssignment
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerView:
+    """A live broker. `address` is the host and port that clients reach it by."""
+
+    broker_id: int
+    address: tuple[str, int]
+    rack: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """A partition. `replicas` are all present ones, those that a reassignment adds and removes included.
+
+    `offline` are replicas whose broker or log directory has failed, as far as the source of the view tells.
+    """
+
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    offline: tuple[int, ...] = ()
+
+    @property
+    def is_reassigning(self) -> bool:
+        return bool(self.adding or self.removing)
+
+    @property
+    def target(self) -> tuple[int, ...]:
+        """The replicas that stay when the reassignment, if there is one, is done."""
+        return tuple(each for each in self.replicas if each not in self.removing)
+
+    @property
+    def origin(self) -> tuple[int, ...]:
+        """The replicas without those that a reassignment adds: what Kafka's tools count as replication factor."""
+        return tuple(each for each in self.replicas if each not in self.adding)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """`brokers` are the live ones by id, ascending; `partitions` are sorted; `topic_ids` is without unknown ids.
+
+    `unread` names the topics and brokers that could not be read and are left out, with the reasons.
+    """
+
+    brokers: Mapping[int, BrokerView]
+    partitions: Mapping[TopicPartition, PartitionView]
+    topic_ids: Mapping[str, UUID] = field(default_factory=dict)
+    controller_id: int = -1
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    def of_topics(self) -> dict[str, dict[int, PartitionView]]:
+        """The partitions of each topic."""
+        topics: dict[str, dict[int, PartitionView]] = {}
+        for (topic, number), partition in self.partitions.items():
+            topics.setdefault(topic, {})[number] = partition
+        return topics
+
+    def with_reassignments(self, moving: "Mapping[TopicPartition, PartitionReassignment]") -> "ClusterView":
+        """The view with what the controller says: another broker may not know yet what the controller has begun."""
+        changed = {
+            key: replace(
+                self.partitions[key],
+                replicas=move.replicas,
+                adding=move.adding_replicas,
+                removing=move.removing_replicas,
+            )
+            for key, move in moving.items()
+            if key in self.partitions
+        }
+        return replace(self, partitions={**self.partitions, **changed})
+
+
+def joined(broker_ids: Iterable[int]) -> str:
+    """Broker ids as Kafka's tools write them: 1,2,3."""
+    return ",".join(map(str, broker_ids))
+
+
+async def read_cluster(
+    client: "ClusterClient",
+    topics: Iterable[str] | None = None,
+    *,
+    needs_reassignments: bool = True,
+    reassignments: "Mapping[TopicPartition, PartitionReassignment] | None" = None,
+) -> ClusterView:
+    """The view of these topics, or of all. A topic that does not exist is left out.
+
+    With `reassignments` the controller is not asked for them, and a cluster without a controller has a view too. A
+    caller that does not need to know them sees none if it may not list them. Raises KafkaError for a topic that may not
+    be described, and where no broker knows the topics, and ClientError.
+    """
+    from klamm.client.admin.reassignments import list_partition_reassignments
+    from klamm.client.admin.topics import describe_topics
+
+    names = None if topics is None else list(topics)
+    if names == []:
+        await client.refresh_metadata([])
+    if names is None and reassignments is not None:
+        view = view_of(await client.refresh_metadata())
+    else:
+        view = _view(client.metadata, await describe_topics(client, names))
+    # Clusters older than Kafka 2.4 do not list reassignments; the tools do not serve them.
+    try:
+        moving = await list_partition_reassignments(client) if reassignments is None else reassignments
+    except KafkaError as error:
+        if needs_reassignments or error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            raise
+        moving = {}
+    return view.with_reassignments(moving)
+
+
+def view_of(metadata: "ClusterMetadata") -> ClusterView:
+    """The view of all topics in the metadata, without reassignments. Raises KafkaError as `read_cluster`."""
+    from klamm.client.admin.topics import described_topics
+
+    return _view(metadata, described_topics(metadata))
+
+
+def _view(metadata: "ClusterMetadata", described: "Mapping[str, TopicMetadata | KafkaError]") -> ClusterView:
+    partitions, topic_ids = {}, {}
+    for name, topic in sorted(described.items()):
+        if isinstance(topic, KafkaError):
+            if topic.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                continue
+            raise topic
+        if topic.topic_id is not None:
+            topic_ids[name] = topic.topic_id
+        for number, each in sorted(topic.partitions.items()):
+            partitions[TopicPartition(name, number)] = PartitionView(
+                each.leader,
+                each.leader_epoch,
+                tuple(each.replicas),
+                tuple(each.isr),
+                offline=tuple(each.offline_replicas),
+            )
+    brokers = {
+        broker_id: BrokerView(broker_id, address, metadata.racks.get(broker_id))
+        for broker_id, address in sorted(metadata.brokers.items())
+    }
+    return ClusterView(brokers, partitions, topic_ids, metadata.controller_id)
+
+
+async def read_znodes(znodes: "KafkaZooKeeper", topics: Iterable[str] | None = None) -> ClusterView:
+    """The same from the znodes. A partition without a state has no leader and an empty ISR.
+
+    A topic or broker whose znode cannot be used is logged and left out. Raises ZooKeeperError, and ZnodeError for a
+    state that is malformed.
+    """
+    live = await znodes.live_brokers()
+    names = await znodes.topic_names() if topics is None else sorted(dict.fromkeys(topics))
+    malformed: dict[str, str] = {}
+    assignments = await znodes.topic_assignments(names, malformed=malformed)
+    for name, why in {name: _fault(each) for name, each in assignments.items()}.items():
+        if why is not None:
+            malformed[name] = why
+            del assignments[name]
+    for name, why in malformed.items():
+        logger.error("topic %s is left out: %s", name, why)
+    unread = {f"topic {name}": why for name, why in malformed.items()}
+    unread |= {f"broker {broker_id}": why for broker_id, why in znodes.malformed_brokers.items()}
+    keys = [
+        TopicPartition(name, number)
+        for name, assignment in sorted(assignments.items())
+        for number in sorted(assignment.partitions)
+    ]
+    states = await znodes.partition_states(keys)
+    partitions = {}
+    for key in keys:
+        assignment, state = assignments[key.topic], states.get(key)
+        if isinstance(state, Exception):
+            raise state
+        replicas = tuple(assignment.partitions[key.partition])
+        partitions[key] = PartitionView(
+            NO_LEADER if state is None else state.leader,
+            NO_EPOCH if state is None else state.leader_epoch,
+            replicas,
+            () if state is None else state.isr,
+            tuple(assignment.adding_replicas.get(key.partition, ())),
+            tuple(assignment.removing_replicas.get(key.partition, ())),
+            tuple(each for each in replicas if each not in live),
+        )
+    brokers = {}
+    for broker_id, broker in live.items():
+        endpoint = next((each for each in broker.registration.endpoints if each.host), None)
+        address = ("", -1) if endpoint is None else (endpoint.host, endpoint.port)
+        brokers[broker_id] = BrokerView(broker_id, address, broker.registration.rack)
+    controller_id = await znodes.controller_id()
+    ids = {name: found.topic_id for name, found in assignments.items() if found.topic_id is not None}
+    return ClusterView(brokers, partitions, ids, -1 if controller_id is None else controller_id, unread)
+
+
+def _fault(assignment: "TopicAssignment") -> str | None:
+    """Why no partition of a topic can be told of, although its znode can be read."""
+    if not assignment.partitions:
+        return "its znode names no partitions"
+    empty = next((number for number, replicas in sorted(assignment.partitions.items()) if not replicas), None)
+    return None if empty is None else f"its znode names no replicas of partition {empty}"

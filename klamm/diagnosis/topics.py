@@ -1,0 +1,158 @@
+"""What `klamm topics describe` shows: topics and partitions as values, as Kafka's lines, and the filters. Pure.
+
+The lines are those of kafka-topics 2.8.2, character for character, while a partition is healthy. The reasons of a
+partition that is not stand in one more column at the end of its line.
+
+As in Kafka, the replicas that a reassignment adds count neither in the replication factor nor as missing in the ISR.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from klamm.base.visible import visible
+from klamm.diagnosis.cluster_view import PartitionView, joined
+from klamm.protocol.vocabulary import NO_LEADER
+from klamm.znodes.topics import encode_topic_id
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic; `configs` are those that differ from the default.
+
+    `min_insync_replicas` and `unclean` (unclean.leader.election.enable) are None when the source does not tell.
+    `reasons` says of each partition that is not healthy why.
+    """
+
+    name: str
+    topic_id: UUID | None
+    partitions: Mapping[int, PartitionView]
+    configs: Mapping[str, str | None] = field(default_factory=dict)
+    min_insync_replicas: int | None = None
+    unclean: bool | None = None
+    marked_for_deletion: bool = False
+    reasons: Mapping[int, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def replication_factor(self) -> int:
+        """That of the first partition."""
+        return len(next(iter(self.partitions.values())).origin) if self.partitions else 0
+
+
+def is_under_replicated(partition: PartitionView) -> bool:
+    """Whether a replica is out of sync. Those that a reassignment adds stand in only for those that it removes."""
+    missing = set(partition.origin).difference(partition.isr)
+    in_sync = set(partition.isr).intersection(partition.replicas)
+    return not missing.issubset(partition.removing) or len(in_sync) < len(partition.origin)
+
+
+def is_unavailable(partition: PartitionView, live: AbstractSet[int]) -> bool:
+    return partition.leader not in live
+
+
+def is_under_min_isr(partition: PartitionView, min_insync_replicas: int | None) -> bool:
+    if partition.leader == NO_LEADER:
+        return True
+    return min_insync_replicas is not None and len(partition.isr) < min_insync_replicas
+
+
+def is_off_preferred(partition: PartitionView) -> bool:
+    """Whether another replica leads than the first one."""
+    return partition.leader != NO_LEADER and partition.leader != partition.replicas[0]
+
+
+class Filter(Enum):
+    """The partitions that a description shows; the value is the option's name."""
+
+    UNDER_REPLICATED = "--under-replicated-partitions"
+    AT_MIN_ISR = "--at-min-isr-partitions"
+    UNDER_MIN_ISR = "--under-min-isr-partitions"
+    UNAVAILABLE = "--unavailable-partitions"
+    OFF_PREFERRED = "--off-preferred-partitions"
+
+
+NEED_MIN_ISR = (Filter.AT_MIN_ISR, Filter.UNDER_MIN_ISR)
+
+_CHOOSES: Mapping[Filter, Callable[[PartitionView, TopicDescription, AbstractSet[int]], bool]] = {
+    Filter.UNDER_REPLICATED: lambda partition, topic, live: is_under_replicated(partition),
+    Filter.AT_MIN_ISR: lambda partition, topic, live: len(partition.isr) == topic.min_insync_replicas,
+    Filter.UNDER_MIN_ISR: lambda partition, topic, live: is_under_min_isr(partition, topic.min_insync_replicas),
+    Filter.UNAVAILABLE: lambda partition, topic, live: is_unavailable(partition, live),
+    Filter.OFF_PREFERRED: lambda partition, topic, live: is_off_preferred(partition),
+}
+
+
+def chosen(topic: TopicDescription, filters: Iterable[Filter], live: AbstractSet[int]) -> dict[int, PartitionView]:
+    """The partitions that one of these filters chooses."""
+    wanted = list(filters)
+    return {
+        number: partition
+        for number, partition in topic.partitions.items()
+        if any(_CHOOSES[each](partition, topic, live) for each in wanted)
+    }
+
+
+# -- lines ------------------------------------------------------------------------------------------------------------
+
+
+def topic_line(topic: TopicDescription) -> str:
+    identifier = "" if topic.topic_id is None else f"TopicId: {encode_topic_id(topic.topic_id)}\t"
+    configs = visible(",".join(f"{key}={value}" for key, value in topic.configs.items()))
+    return (
+        f"Topic: {visible(topic.name)}\t{identifier}PartitionCount: {len(topic.partitions)}"
+        f"\tReplicationFactor: {topic.replication_factor}\tConfigs: {configs}{_deletion(topic)}"
+    )
+
+
+def partition_lines(topic: TopicDescription, numbers: Iterable[int]) -> Iterator[str]:
+    for number in numbers:
+        partition = topic.partitions[number]
+        leader = "none" if partition.leader == NO_LEADER else partition.leader
+        reassignment = ""
+        if partition.is_reassigning:
+            reassignment = (
+                f"\tAdding Replicas: {joined(partition.adding)}\tRemoving Replicas: {joined(partition.removing)}"
+            )
+        reasons = topic.reasons.get(number)
+        reason = f"\tReason: {visible('; '.join(reasons))}" if reasons else ""
+        yield (
+            f"\tTopic: {visible(topic.name)}\tPartition: {number}\tLeader: {leader}"
+            f"\tReplicas: {joined(partition.replicas)}\tIsr: {joined(partition.isr)}"
+            f"{reassignment}{_deletion(topic)}{reason}"
+        )
+
+
+def _deletion(topic: TopicDescription) -> str:
+    return "\tMarkedForDeletion: true" if topic.marked_for_deletion else ""
+
+
+# -- plain values -----------------------------------------------------------------------------------------------------
+
+
+def topic_value(topic: TopicDescription, numbers: Iterable[int]) -> dict[str, Any]:
+    """The topic with these partitions."""
+    return {
+        "topic": topic.name,
+        "topic_id": None if topic.topic_id is None else encode_topic_id(topic.topic_id),
+        "replication_factor": topic.replication_factor,
+        "partition_count": len(topic.partitions),
+        "configs": dict(topic.configs),
+        "marked_for_deletion": topic.marked_for_deletion,
+        "partitions": [_partition_value(topic, number) for number in numbers],
+    }
+
+
+def _partition_value(topic: TopicDescription, number: int) -> dict[str, Any]:
+    partition = topic.partitions[number]
+    return {
+        "partition": number,
+        "leader": partition.leader,
+        "replicas": list(partition.replicas),
+        "isr": list(partition.isr),
+        "adding_replicas": list(partition.adding),
+        "removing_replicas": list(partition.removing),
+        "reasons": list(topic.reasons.get(number, ())),
+    }

@@ -1,0 +1,35 @@
+"""Chooses between the walk of `record_walk` and its compiled form, `record_kernels`.
+
+What must stay true:
+- numba is imported only for a batch of very many records, and only by a process that may import it: the worker.
+- Where compiled code is unavailable the same walk continues, only slower.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+from klamm.protocol.record.record_walk import RecordWalk
+
+# From so many on it pays to import numba, which then does so many times the steps in the same time.
+COMPILED_FROM_RECORDS = 200_000
+COMPILED_SPEEDUP = 50
+
+
+def advance_fast(walk: RecordWalk, most_steps: int) -> bool:
+    """As `walk.advance`, but compiled where very many records are left, numba works, and this is a process that may
+    import it: the worker."""
+    if walk.header.record_count - walk.index >= COMPILED_FROM_RECORDS and walk.begun is None:
+        advance = _compiled_advance()
+        if advance is not None:
+            return advance(walk, most_steps * COMPILED_SPEEDUP)
+    return walk.advance(most_steps)
+
+
+@cache
+def _compiled_advance() -> Callable[[RecordWalk, int], bool] | None:
+    """None if compiled code is unavailable: numba is missing or does not fit numpy, its cache is not writable, ..."""
+    try:
+        from klamm.protocol.record.record_kernels import advance  # numba takes half a second and much memory
+    except Exception:
+        return None
+    return advance

@@ -1,0 +1,117 @@
+"""Lets leaders write ISRs to ZooKeeper themselves, for inter.broker.protocol.version before 2.7-IV2.
+
+What must stay true:
+- A state is written only over the version that its leader knows, so a leader that was replaced, or that missed a
+  decision of the controller, changes nothing.
+- The controller is told of every change that may have been written, including changes that have become void and changes
+  whose answer was lost. It reads the state itself, so telling it too often does no harm.
+- The controller is told of many changes at once: when no change has come for `LINGER_MS`, or after `MAX_DELAY_MS`.
+
+Source: kafka.server.ZkIsrManager, kafka.utils.ReplicationUtils.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from klamm.base.tasks import OnFailure, start_task
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.vocabulary import PartitionKey
+from klamm.replication.partition.isr_changes import BatchedIsrChanges
+from klamm.replication.ports import IsrChange, WrittenIsr
+from klamm.znodes.topics import LeaderAndIsr
+from klamm.zookeeper.errors import ZooKeeperError
+
+CHECK_INTERVAL_MS = 2_500
+LINGER_MS = 5_000
+MAX_DELAY_MS = 60_000
+
+_log = logging.getLogger(__name__)
+
+
+class IsrStore(Protocol):
+    """ZooKeeper, as `KafkaZooKeeper` writes to it. Raises ZooKeeperError; part may have been written then."""
+
+    async def update_leader_and_isr(self, states: Mapping[PartitionKey, LeaderAndIsr]) -> dict[PartitionKey, int]:
+        """Writes each state over the version `zk_version`. Returns the new versions of the states that were written."""
+
+    async def propagate_isr_changes(self, partitions: Sequence[PartitionKey]) -> None:
+        """Tells the controller that the ISRs of these partitions have changed."""
+
+
+class ZkIsrManager(BatchedIsrChanges):
+    """Implements the port `IsrChanges`. Made while the loop runs. `zookeeper` returns the current session's store."""
+
+    def __init__(self, zookeeper: Callable[[], IsrStore], broker_id: int, on_failure: OnFailure) -> None:
+        super().__init__(on_failure)
+        self._zookeeper = zookeeper
+        self._broker_id = broker_id
+        self._loop = asyncio.get_running_loop()
+        self._unannounced: dict[PartitionKey, None] = {}
+        self._announcer: asyncio.Task[None] | None = None
+        self._last_change_s = self._last_announcement_s = self._loop.time()
+
+    async def stop(self) -> None:
+        """As in the base class, and announces nothing more. Later leaders write over the version that they read."""
+        await super().stop()
+        if self._announcer is not None:
+            self._announcer.cancel()
+            await asyncio.gather(self._announcer, return_exceptions=True)
+
+    async def _send(self, changes: Sequence[IsrChange]) -> bool:
+        states = {
+            change.topic_partition: LeaderAndIsr(
+                self._broker_id, change.leader_epoch, change.isr, change.controller_epoch, change.zk_version
+            )
+            for change in changes
+        }
+        try:
+            versions = await self._zookeeper().update_leader_and_isr(states)
+        except ZooKeeperError as error:
+            _log.info("the ISRs of %d partitions are written again: %s", len(states), error)
+            self._changed(states)
+            return False
+        self._changed(versions)
+        for change in changes:
+            if self._is_pending(change):
+                version = versions.get(change.topic_partition)
+                self._decide(
+                    change,
+                    ErrorCode.INVALID_UPDATE_VERSION
+                    if version is None
+                    else WrittenIsr(change.leader_epoch, change.isr, version),
+                )
+        return True
+
+    # -- announcements ----------------------------------------------------------------------------------------------
+
+    def _changed(self, partitions: Iterable[PartitionKey]) -> None:
+        before = len(self._unannounced)
+        self._unannounced.update(dict.fromkeys(partitions))
+        self._last_change_s = self._loop.time()
+        if self._announcer is None and len(self._unannounced) > before:
+            self._announcer = start_task(self._announce_in_time(), self._on_failure)
+
+    async def _announce_in_time(self) -> None:
+        while self._unannounced:
+            await asyncio.sleep(CHECK_INTERVAL_MS / 1000)
+            now_s = self._loop.time()
+            if (
+                now_s >= self._last_change_s + LINGER_MS / 1000
+                or now_s >= self._last_announcement_s + MAX_DELAY_MS / 1000
+            ):
+                await self._announce_changes()
+        self._announcer = None
+
+    async def _announce_changes(self) -> None:
+        partitions = list(self._unannounced)
+        # A change from now on is announced again.
+        self._unannounced.clear()
+        try:
+            await self._zookeeper().propagate_isr_changes(partitions)
+        except ZooKeeperError as error:
+            _log.info("the ISR changes of %d partitions are announced later: %s", len(partitions), error)
+            self._unannounced.update(dict.fromkeys(partitions))
+        else:
+            self._last_announcement_s = self._loop.time()

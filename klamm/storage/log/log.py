@@ -1,0 +1,1262 @@
+"""The log of one partition replica: append, read, roll, truncate, retain, flush.
+
+The log's offsets, segments and producer state change here and nowhere else, because they must agree with each other.
+Other modules decide about each change: `log_validator` and `follower_batches` (the appended batches), `truncation` (the
+new end), `retention` (the deleted segments), `log_reader` (the place of a read).
+
+What must stay true:
+- log start offset <= high watermark <= log end offset; recovery point <= log end offset.
+- Everything below the recovery point is on the disk, not only in the kernel: it moves only after a sync.
+- An append is either whole in the log, with its indexes, producer state and leader epoch, or has changed nothing that a
+  reader or the next append could notice. A full disk refuses an append in this way; appends work again when there is
+  space.
+- After any other disk error the log directory is offline, and the log answers KAFKA_STORAGE_ERROR.
+- All methods run on the loop's thread. Only `flush` and reads of cold pages leave it, and check the log's state again
+  afterwards.
+
+Source: kafka.log.Log.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from enum import Enum
+from typing import NamedTuple, Protocol, TypeGuard
+from uuid import UUID
+
+from klamm.base.environment import Environment, File
+from klamm.base.metrics import Histogram
+from klamm.base.slices import Slices, each, in_slices
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.primitives import Buffer
+from klamm.protocol.record.record_batch import (
+    NO_PRODUCER_ID,
+    NO_TIMESTAMP,
+    BatchHeader,
+    parse_header,
+    parse_header_of_one,
+    set_log_append_time,
+    set_offset_and_epoch,
+)
+from klamm.protocol.record.records import decode_end_transaction_marker
+from klamm.storage.log.batch_inspection import Inspected
+from klamm.storage.log.follower_batches import Batch, check_batches, first_segment
+from klamm.storage.log.job import CleanedGroup, CleaningJob, LastRecord, SourceSegment
+from klamm.storage.log.leader_epoch_cache import EpochEntry, LeaderEpochCache
+from klamm.storage.log.log_config import LogConfig
+from klamm.storage.log.log_loader import LoadedLog, write_unsynced
+from klamm.storage.log.log_reader import FetchedRecords, LogReader
+from klamm.storage.log.log_validator import demands_on, fulfil, inspect_batch, validate_batch
+from klamm.storage.log.producer_state import AppendOrigin, BatchMetadata, ProducerState
+from klamm.storage.log.retention import RULES, RetainedLog
+from klamm.storage.log.shared_flush import SharedFlush
+from klamm.storage.log.swap import begin_swap, end_swap
+from klamm.storage.log.truncation import Steps, Truncation, find_truncation, take_at_once, take_off_loop
+from klamm.storage.log.written_ahead import PIECE_BYTES, WrittenAhead
+from klamm.storage.segments.checkpoints import LEADER_EPOCH_CHECKPOINT, format_leader_epoch_checkpoint
+from klamm.storage.segments.disk_errors import NO_DESCRIPTORS, PASSING, SHORTAGES
+from klamm.storage.segments.log_directory import PARTITION_METADATA_FILE, LogDirectory, format_partition_metadata
+from klamm.storage.segments.open_files import OpenFiles
+from klamm.storage.segments.segment import CLEANED_SUFFIX, LogSegment
+from klamm.storage.segments.unsynced_files import sync
+
+__all__ = ["AppendInfo", "AppendOrigin", "FetchedRecords", "Log", "LogHost", "Oddity"]
+
+_LOGGER = logging.getLogger(__name__)
+
+# While more inactive segments than these are to be flushed, appends should wait: a client can begin segments faster
+# than a disk can sync their files, and each takes memory until then.
+MAX_UNFLUSHED_SEGMENTS = 64
+# Of this many segments the index entries are written in one slice.
+SEGMENTS_PER_SLICE = 50
+# Of aborted transactions, or of segments in which they are looked for.
+ABORTED_PER_SLICE = 5_000
+# The files of a segment that is deleted are renamed, in some hundred microseconds.
+DELETED_PER_SLICE = 20
+
+
+class Oddity(Enum):
+    """What is unusual about an append."""
+
+    DUPLICATE = "nothing was appended"
+    CONVERTED = "the records were compressed anew"
+
+
+class AppendInfo(NamedTuple):
+    """The result of an append. A duplicate has the offsets of the batch that it repeats."""
+
+    first_offset: int
+    last_offset: int
+    max_timestamp: int
+    log_append_time_ms: int  # -1 unless message.timestamp.type=LogAppendTime
+    log_start_offset: int
+    oddity: Oddity | None
+    size_bytes: int  # in the log
+
+
+class LogHost(Protocol):
+    """Later work that a log leaves to its manager, and what all logs count together."""
+
+    flush_times_ms: Histogram
+
+    def log_rolled(self, log: "Log") -> None:
+        """A segment has become inactive; it should be flushed."""
+
+    def segment_begun(self, log: "Log") -> None:
+        """The active segment is new and empty: `preallocate` should be called if the topic's `preallocate` is set."""
+
+    def log_truncated(self, log: "Log") -> None:
+        """The recovery point may have gone back: checkpoint it, then flush, so that the next append need not wait."""
+
+    def log_start_moved(self, log: "Log") -> None:
+        """The log start offset is within a segment: checkpoint it, then set `checkpointed_start_offset`."""
+
+    def delete_later(self, log: "Log", paths: Sequence[str]) -> None:
+        """Deletes these files after file.delete.delay.ms."""
+
+
+class Log:
+    """Made by the log manager from what `log_loader.load_log` found.
+
+    Unless they say otherwise, methods that touch the disk raise KafkaError(KAFKA_STORAGE_ERROR).
+    """
+
+    # Of the class until they are needed: most logs of a broker never do, and an attribute more costs each 700 bytes.
+    # How often the loop has waited for the disk.
+    syncs_on_loop = 0
+    # Why the sync before the next append failed: that append fails, too, instead of trying again on the loop.
+    _unsynced_because: KafkaError | None = None
+    _damage_told: str | None = None
+    # The segment that is being preallocated, and what is set when that has ended.
+    _preallocating: LogSegment | None = None
+    _preallocated: asyncio.Event | None = None
+    _ahead: WrittenAhead | None = None
+    # A producer snapshot to be written: the steps that make it, its offset, and the truncations before it.
+    _snapshot: tuple[Generator[None, None, bytes], int, int] | None = None
+
+    def __init__(
+        self,
+        environment: Environment,
+        log_directory: LogDirectory,
+        topic: str,
+        partition: int,
+        config: LogConfig,
+        loaded: LoadedLog,
+        host: LogHost,
+        open_files: OpenFiles | None = None,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.directory = loaded.directory
+        self.log_directory = log_directory
+        self.topic_id = loaded.topic_id
+        self.config = config
+        self.recovery_point = loaded.recovery_point
+        self.last_flush_ms = environment.now_ms()
+        # The offset up to which the log was compacted; None if it never was.
+        self.first_dirty_offset: int | None = None
+        self._environment = environment
+        self._file_system = environment.file_system
+        self._host = host
+        self._open_files = open_files
+        self._unsynced = loaded.unsynced
+        self._segments = loaded.segments
+        for segment in self._segments:
+            segment.open_log_files = open_files
+        self._snapshots = loaded.snapshots
+        self._producer_state = loaded.producer_state
+        self._log_start_offset = loaded.log_start_offset
+        # What log-start-offset-checkpoint says of this log.
+        self.checkpointed_start_offset = loaded.log_start_offset
+        self._log_end_offset = loaded.log_end_offset
+        self._high_watermark = loaded.log_start_offset
+        self._is_closed = False
+        self._is_abandoned = False
+        # Whether a truncation, perhaps by a process that was killed since, may not be durable. If a machine crash undid
+        # it below newer records, the log would mix two histories, and recovery could not detect that.
+        self.is_truncation_unsynced = not loaded.is_clean
+        # Whether `prepare_append` should come before the next append.
+        self.must_prepare = False
+        self._flushes: SharedFlush | None = None
+        # Tells cleanings whether the records that they have read are still those of the log.
+        self._truncations = 0
+        self._reader = LogReader(environment, loaded.segments, self)
+        self.leader_epochs = LeaderEpochCache(loaded.leader_epochs, self._write_leader_epochs)
+        self._update_must_prepare()
+
+    def __repr__(self) -> str:
+        return f"<Log {self.name} [{self._log_start_offset}, {self._log_end_offset})>"
+
+    # -- offsets --------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset that may be read."""
+        return self._log_start_offset
+
+    @property
+    def durable_log_start_offset(self) -> int:
+        """The log start offset that a restart would find: behind `log_start_offset` until that is checkpointed."""
+        if self._log_start_offset <= self.checkpointed_start_offset:
+            return self._log_start_offset
+        return min(self._log_start_offset, max(self._segments.first.base_offset, self.checkpointed_start_offset))
+
+    @property
+    def needs_start_checkpoint(self) -> bool:
+        """Whether only a checkpoint tells a restart the log start offset: it is within a segment, or a machine crash
+        could bring older segments back."""
+        return self._log_start_offset > self._segments.first.base_offset or (
+            self._log_start_offset > 0 and self.directory in self._unsynced
+        )
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next record gets."""
+        return self._log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """The offset before which everything is on all in-sync replicas."""
+        return self._high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        """The offset before which every transaction is decided; never above the high watermark."""
+        first_unstable = self._producer_state.first_unstable_offset
+        if first_unstable is None or first_unstable >= self._high_watermark:
+            return self._high_watermark
+        return max(first_unstable, self._log_start_offset)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._segments.size_bytes
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
+    @property
+    def has_unflushed(self) -> bool:
+        """Whether a machine crash would lose records."""
+        return self.recovery_point < self._log_end_offset
+
+    @property
+    def segment_base_offsets(self) -> list[int]:
+        return self._segments.base_offsets
+
+    @property
+    def segments(self) -> Iterable[LogSegment]:
+        """All segments, from the oldest on; the last is the active one. Read only."""
+        return self._segments
+
+    @property
+    def producer_state(self) -> ProducerState:
+        """The state of this partition's idempotent and transactional producers. Read only."""
+        return self._producer_state
+
+    def directory_renamed(self, directory: str) -> None:
+        """The directory has the path `directory` now. Pending reads begin anew, and pending syncs do not count."""
+        self._unsynced.directory_renamed(self.directory, directory)
+        self._snapshots.directory_renamed(directory)
+        for segment in self._segments:
+            segment.directory_renamed(directory)
+        self.directory = directory
+        self._reader.invalidate()
+
+    def take_place_of(self, other: "Log") -> None:
+        """Takes over what `other`, a log with the same records, knows beyond its records: the topic id, leader epochs
+        in which there is no record yet, the log start offset, the high watermark and the first dirty offset. Until the
+        next sync, the name of the directory of `other` counts as unsynced.
+
+        Raises KafkaError(KAFKA_STORAGE_ERROR); then nothing has changed that matters.
+        """
+        if other.topic_id is not None:
+            self.assign_topic_id(other.topic_id)
+        for epoch, start_offset in list(other.leader_epochs.entries):
+            if epoch > self.leader_epochs.latest_epoch:
+                self.leader_epochs.assign(epoch, start_offset)
+        self.update_high_watermark(other.high_watermark)
+        self.update_log_start_offset(other.log_start_offset)
+        self.first_dirty_offset = other.first_dirty_offset
+        self._unsynced.mark(other.log_directory.path)
+
+    def is_on_active_segment(self, offset: int) -> bool:
+        return offset >= self._segments.active.base_offset
+
+    def update_high_watermark(self, offset: int) -> int:
+        """Moves the high watermark to `offset`, or as near as the log allows. Returns the high watermark."""
+        self._high_watermark = max(self._log_start_offset, min(offset, self._log_end_offset))
+        self._producer_state.high_watermark_updated(self._high_watermark)
+        return self._high_watermark
+
+    def update_log_start_offset(self, offset: int) -> bool:
+        """Moves the log start offset forward. Returns whether it moved. Older segments are deleted later.
+
+        Raises KafkaError(OFFSET_OUT_OF_RANGE) above the high watermark.
+        """
+        if offset > self._high_watermark:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"log start offset {offset} of {self.name} would be above the high watermark {self._high_watermark}",
+            )
+        if offset <= self._log_start_offset:
+            return False
+        self._check_usable()
+        self._move_start(offset)
+        self._host.log_start_moved(self)
+        return True
+
+    def _move_start(self, offset: int) -> None:
+        try:
+            self.leader_epochs.truncate_from_start(offset)
+        except KafkaError:
+            # On a full disk the epochs stay as they are, and the next start corrects them: old records can still go.
+            self._check_usable()
+        self._log_start_offset = offset
+        self.recovery_point = max(self.recovery_point, offset)
+
+    def assign_topic_id(self, topic_id: UUID) -> None:
+        """Adopts the topic's id if the log has no id. Raises KafkaError(INCONSISTENT_TOPIC_ID)."""
+        if self.topic_id == topic_id:
+            return
+        if self.topic_id is not None:
+            raise KafkaError(
+                ErrorCode.INCONSISTENT_TOPIC_ID, f"the log of {self.name} is of topic {self.topic_id}, not {topic_id}"
+            )
+        path = f"{self.directory}/{PARTITION_METADATA_FILE}"
+        try:
+            write_unsynced(self._file_system, path, format_partition_metadata(topic_id), self._unsynced)
+        except OSError as error:
+            raise self._storage_error(error, "writing partition.metadata") from error
+        self.topic_id = topic_id
+
+    # -- append ---------------------------------------------------------------------------------------------------
+
+    def append_as_leader(
+        self,
+        records: bytearray | memoryview,
+        leader_epoch: int,
+        *,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        now_ms: int,
+        inspected: Inspected | None = None,
+    ) -> AppendInfo:
+        """Appends one batch. Writes its offsets and its leader epoch into `records`.
+
+        A batch whose compression differs from compression.type is compressed anew first.
+
+        Raises KafkaError: as `log_validator.validate_batch`, `fulfil` and `ProducerState.check`,
+        KAFKA_STORAGE_ERROR. Raises LargeBatch for a batch that a worker must inspect. Another call with the result
+        appends it then, and checks everything again, because the log may have changed meanwhile.
+        """
+        self._check_usable()
+        header = parse_header(records)
+        config = self.config
+        validate_batch(records, header, config, origin, now_ms)
+        marker = decode_end_transaction_marker(records, 0, header) if header.is_control else None
+        if header.producer_id > NO_PRODUCER_ID:
+            if origin is AppendOrigin.CLIENT:
+                duplicate = self._producer_state.find_duplicate(header)
+                if duplicate is not None:
+                    return self._duplicate(duplicate)
+            self._producer_state.check(header, marker, origin, self.log_start_offset)
+        oddity = None
+        demands = demands_on(header, config, origin, now_ms)
+        if demands is not None:
+            if inspected is None or inspected.config is not config:
+                inspected = inspect_batch(records, header, demands, config, origin)
+            records, header = fulfil(inspected, records, header)
+            if inspected.found.batch is not None:
+                oddity = Oddity.CONVERTED
+        max_timestamp, log_append_time_ms = header.max_timestamp, -1
+        if config.uses_log_append_time:
+            max_timestamp = log_append_time_ms = now_ms
+            set_log_append_time(records, 0, header, now_ms)
+        first_offset = self._log_end_offset
+        set_offset_and_epoch(records, 0, header, first_offset, leader_epoch)
+        header = header._replace(
+            base_offset=first_offset, partition_leader_epoch=leader_epoch, max_timestamp=max_timestamp
+        )
+        self._append(records, (Batch(0, header, marker),), now_ms)
+        return AppendInfo(
+            first_offset,
+            header.last_offset,
+            max_timestamp,
+            log_append_time_ms,
+            self._log_start_offset,
+            oddity,
+            len(records),
+        )
+
+    def append_as_follower(self, records: Buffer) -> AppendInfo:
+        """Appends the first of the leader's records: whole batches with their offsets, and maybe a part of one more.
+
+        `size_bytes` of the result says how much was appended: what is a short step, in one segment. The rest is for
+        further appends, each of which may have to be prepared (`must_prepare`). If it is 0, there is no whole batch.
+
+        Raises KafkaError: CORRUPT_MESSAGE; OFFSET_OUT_OF_RANGE when the records do not follow the log's end.
+        """
+        self._check_usable()
+        batches = check_batches(records, self._log_end_offset, self.name)
+        if not batches:
+            end = self._log_end_offset
+            return AppendInfo(end, end - 1, NO_TIMESTAMP, -1, self._log_start_offset, None, 0)
+        appended = first_segment(batches, self._segments.active, self.config.max_segment_bytes)
+        last = appended[-1]
+        end = last.position + last.header.size_bytes
+        whole = records if end == len(records) else memoryview(records)[:end]
+        self._append(whole, appended, self._environment.now_ms())
+        return AppendInfo(
+            appended[0].header.base_offset,
+            appended[-1].header.last_offset,
+            max(batch.header.max_timestamp for batch in appended),
+            -1,
+            self._log_start_offset,
+            None,
+            end,
+        )
+
+    def _duplicate(self, batch: BatchMetadata) -> AppendInfo:
+        log_append_time_ms = batch.timestamp_ms if self.config.uses_log_append_time else -1
+        return AppendInfo(
+            batch.first_offset,
+            batch.last_offset,
+            batch.timestamp_ms,
+            log_append_time_ms,
+            self._log_start_offset,
+            Oddity.DUPLICATE,
+            0,
+        )
+
+    def would_sync(self, records: int) -> bool:
+        """Whether an append of so many records would wait for a sync of the log."""
+        return self.is_truncation_unsynced or self._is_sync_due(self._log_end_offset + records)
+
+    def _is_sync_due(self, end_offset: int) -> bool:
+        return end_offset - self.recovery_point >= self.config.flush_messages
+
+    def _append(self, records: Buffer, batches: Sequence[Batch], now_ms: int) -> None:
+        if self.is_truncation_unsynced:
+            failed = self._unsynced_because
+            if failed is not None:
+                self._unsynced_because = None
+                raise failed
+            self._flush_now(now_ms, may_be_repeated=True)
+        first, last = batches[0].header, batches[-1].header
+        newest = first
+        for batch in batches:
+            header = batch.header
+            if header.max_timestamp > newest.max_timestamp:
+                newest = header
+            if header.partition_leader_epoch != self.leader_epochs.latest_epoch and header.partition_leader_epoch >= 0:
+                self.leader_epochs.assign(header.partition_leader_epoch, header.base_offset)
+        spare: File | None = None
+        try:
+            if self._is_sync_due(last.next_offset):
+                # A sync opens one file after another. It must not fail after the append for lack of a descriptor: the
+                # records would be in the log and count as replicated.
+                spare = self._file_system.open(self._segments.active.path)
+            segment = self._segment_for(len(records), first, last, newest.max_timestamp, now_ms)
+            is_written = self._ahead is not None and self._end_ahead(records, segment)
+            segment.append(records, last.last_offset, newest.max_timestamp, newest.last_offset, is_written=is_written)
+            self._log_end_offset = last.next_offset
+            self._update_producer_state(segment, batches)
+        except OSError as error:
+            raise self._storage_error(error, "appending") from error
+        finally:
+            if spare is not None:
+                spare.close()
+        if spare is not None:
+            self._flush_now(now_ms)
+
+    def _update_producer_state(self, segment: LogSegment, batches: Sequence[Batch]) -> None:
+        ended = []
+        for batch in batches:
+            completed = self._producer_state.update(batch.header, batch.marker)
+            if completed is not None:
+                ended.append(completed)
+        if ended:
+            segment.transaction_index.note(ended)
+
+    # -- what comes before an append ------------------------------------------------------------------------------
+
+    async def prepare_append(self) -> None:
+        """Does what the next append would hold the loop for, or should wait for (`must_prepare`): a sync after a
+        truncation, or of segments that were begun too fast; reading large indexes; the append of a batch that is being
+        written ahead. If the sync after a truncation fails, the next append raises the error."""
+        while self._ahead is not None:
+            await self._ahead.ended.wait()
+        try:
+            if self._is_flush_due():
+                await self._join_flush(self._is_flush_due)
+            await self._reader.load_large_indexes(self._segments.active)
+        except KafkaError as error:
+            if self.is_truncation_unsynced:
+                self._unsynced_because = error
+        self._update_must_prepare()
+
+    def _is_flush_due(self) -> bool:
+        unflushed = self._segments.count_from(self.recovery_point) - 1
+        return self.is_truncation_unsynced or unflushed > MAX_UNFLUSHED_SEGMENTS
+
+    def _update_must_prepare(self) -> None:
+        self.must_prepare = self._ahead is not None or self._is_flush_due() or self._segments.active.is_slow_to_load
+
+    @asynccontextmanager
+    async def writing_ahead(
+        self, records: Buffer, origin: AppendOrigin, inspected: Inspected | None = None
+    ) -> AsyncIterator[None]:
+        """Writes a large batch in pieces, so that its append, which should follow inside this context with the same
+        objects, is a short step (`written_ahead.py`). What is not one large batch is left to the append, and so is a
+        batch that must be inspected first.
+
+        Raises KafkaError(KAFKA_STORAGE_ERROR).
+        """
+        if inspected is not None and inspected.found.batch is not None:
+            records = inspected.found.batch
+        now_ms, config = self._environment.now_ms(), self.config
+        most = config.segment_bytes
+        if origin is AppendOrigin.CLIENT:
+            most = min(most, config.max_message_bytes)  # The append refuses more.
+        header = parse_header_of_one(records) if PIECE_BYTES < len(records) <= most else None
+        if header is None or (inspected is None and demands_on(header, config, origin, now_ms) is not None):
+            yield
+            return
+        while self._ahead is not None:
+            await self._ahead.ended.wait()
+        self._check_usable()
+        header = header._replace(base_offset=self._log_end_offset)
+        try:
+            segment = self._segment_for(len(records), header, header, header.max_timestamp, now_ms)
+            ahead = self._ahead = WrittenAhead(segment, records)
+        except OSError as error:
+            raise self._storage_error(error, "appending") from error
+        self.must_prepare = True
+        try:
+            await self._write_ahead(ahead)
+            yield
+        finally:  # Also of a task that is cancelled: other appends wait for this.
+            if self._ahead is ahead:
+                self._drop_ahead()
+
+    async def _write_ahead(self, ahead: WrittenAhead) -> None:
+        """Returns when all is written, or thrown away already."""
+        try:
+            while self._ahead is ahead and not ahead.is_whole:
+                ahead.write_piece()
+                await asyncio.sleep(0)
+        except OSError as error:
+            raise self._storage_error(error, "appending") from error
+
+    def _end_ahead(self, records: Buffer, segment: LogSegment) -> bool:
+        """Whether `records` are written ahead in `segment`. If not, what is written ahead is thrown away."""
+        assert self._ahead is not None
+        ahead, self._ahead = self._ahead, None
+        self._update_must_prepare()
+        is_kept = ahead.holds(records, segment)
+        ahead.end(is_kept=is_kept)
+        return is_kept
+
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            try:
+                self._end_ahead(b"", self._segments.active)
+            except OSError as error:
+                # A client has chosen these bytes; a later append before them could make them batches.
+                raise self.log_directory.fail(error, f"cutting {self.name}") from error
+
+    def _segment_for(
+        self, size_bytes: int, first: BatchHeader, last: BatchHeader, max_timestamp: int, now_ms: int
+    ) -> LogSegment:
+        active = self._segments.active
+        if active.should_roll(
+            size_bytes,
+            last.last_offset,
+            max_timestamp,
+            now_ms,
+            segment_bytes=self.config.max_segment_bytes,
+            segment_ms=self.config.max_segment_ms,
+            segment_index_bytes=self.config.segment_index_bytes,
+        ):
+            return self._roll(first.base_offset, now_ms)
+        return active
+
+    # -- segments -------------------------------------------------------------------------------------------------
+
+    def roll(self) -> None:
+        """Begins a new segment, unless the active segment is empty."""
+        self._check_usable()
+        self._drop_ahead()
+        try:
+            self._roll(self._log_end_offset, self._environment.now_ms())
+        except OSError as error:
+            raise self._storage_error(error, "rolling") from error
+
+    def _roll(self, base_offset: int, now_ms: int) -> LogSegment:
+        active = self._segments.active
+        if active.base_offset == base_offset:
+            return active
+        segment = self._new_segment(base_offset, now_ms)
+        segment.create_files()
+        if active is not self._preallocating:
+            active.trim()
+        active.become_inactive()
+        self._producer_state.end_offset = base_offset
+        self._take_snapshot()
+        self._segments.add(segment)
+        self._update_must_prepare()
+        self._host.log_rolled(self)
+        self._host.segment_begun(self)
+        # Truncations and a clean stop leave snapshots that are no segment's.
+        self._snapshots.drop_stray(self._segments.has_base)
+        return segment
+
+    def _take_snapshot(self) -> None:
+        """Of a large state the next flush writes it, unless there is a newer one by then."""
+        state = self._producer_state
+        if state.is_large:
+            self._snapshot = state.begin_snapshot(), state.end_offset, self._truncations
+        else:
+            self._snapshots.take_if_room(state)
+
+    async def _write_snapshot(self) -> None:
+        if self._snapshot is None:
+            return
+        steps, offset, truncations = self._snapshot
+        self._snapshot = None
+        is_wanted = lambda: not self._is_closed and self._truncations == truncations  # noqa: E731  # short
+        try:
+            await self._snapshots.take_in_steps(steps, offset, self._environment, is_wanted)
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            _LOGGER.warning("No producer snapshot of %s: %s", self.name, error)
+        self._snapshots.drop_stray(self._segments.has_base)
+
+    async def preallocate(self) -> None:
+        """Reserves the disk space of a whole segment (segment.bytes) for the active segment, off the loop.
+
+        Without it appends work as well, so a disk that has no room for it, or cannot do it, is only a line in the log.
+        A segment that meanwhile becomes inactive is trimmed afterwards; until then it would be recovered after a crash.
+        """
+        segment = self._segments.active
+        if self._is_closed or self._preallocating is not None or segment.is_preallocated:
+            return
+        try:
+            file = segment.pin()
+        except OSError as error:
+            # The log may have been given up before it was complete.
+            _LOGGER.warning("%s is not preallocated: %s", segment.path, error)
+            return
+        self._preallocating = segment
+        self._preallocated = asyncio.Event()
+        segment.is_preallocated = True
+        has_failed = False
+        try:
+            await self._environment.run_long(file.allocate, self.config.segment_bytes)
+        except OSError as error:
+            has_failed = True
+            _LOGGER.warning("%s is not preallocated: %s", segment.path, error)
+        finally:
+            self._preallocating = None
+        try:
+            if not segment.is_gone and (has_failed or segment is not self._segments.active):
+                self._drop_ahead()
+                segment.trim()
+        except OSError as error:
+            raise self._storage_error(error, "trimming") from error
+        finally:
+            segment.unpin()
+            self._preallocated.set()
+            self._preallocated = None
+
+    def _new_segment(self, base_offset: int, now_ms: int, *, suffix: str = "") -> LogSegment:
+        jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
+        segment = LogSegment(
+            self._file_system,
+            self.directory,
+            base_offset,
+            self._unsynced,
+            index_interval_bytes=self.config.index_interval_bytes,
+            roll_jitter_ms=self._environment.random.randrange(jitter_ms) if jitter_ms > 0 else 0,
+            created_ms=now_ms,
+            suffix=suffix,
+        )
+        segment.open_log_files = self._open_files
+        return segment
+
+    def _remove_segments(self, segments: Sequence[LogSegment]) -> None:
+        paths = []
+        for segment in segments:
+            self._segments.remove(segment)
+            paths += segment.mark_deleted()
+        self._reader.forget_segments()
+        if paths:
+            self._host.delete_later(self, paths)
+
+    def _remove_snapshots(self, segments: Sequence[LogSegment]) -> None:
+        """Removes the snapshots at the base offsets of these segments."""
+        paths = []
+        for segment in segments:
+            paths += self._snapshots.mark_deleted(segment.base_offset)
+        if paths:
+            self._host.delete_later(self, paths)
+
+    def delete_old_segments(self, now_ms: int) -> int:
+        """Deletes segments that are past retention (`retention.RULES`), some of the oldest. Returns how many: until it
+        is none, there may be more."""
+        self._check_usable()
+        count = 0
+        try:
+            log = self._retained()
+            for rule in RULES:
+                if count >= DELETED_PER_SLICE:
+                    break
+                breach = rule(log, now_ms)
+                if breach is not None:
+                    for line in breach.lines:
+                        _LOGGER.info("[Log partition=%s, dir=%s] %s", self.name, self.log_directory.path, line)
+                    self._delete(breach.segments, now_ms)
+                    count += len(breach.segments)
+                    log = self._retained()
+        except OSError as error:
+            raise self._storage_error(error, "deleting old segments") from error
+        return count
+
+    def _retained(self) -> RetainedLog:
+        return RetainedLog(
+            self._segments,
+            self.config,
+            self._log_start_offset,
+            self._high_watermark,
+            self._log_end_offset,
+            DELETED_PER_SLICE,
+        )
+
+    def _delete(self, oldest: Sequence[LogSegment], now_ms: int) -> None:
+        if len(oldest) == len(self._segments):
+            self._drop_ahead()
+            self._roll(self._log_end_offset, now_ms)
+        # The epochs are written first: if the disk fails then, the segments are still there.
+        self._move_start(max(self._log_start_offset, self._segments.following_base(oldest[-1])))
+        self._remove_segments(oldest)
+        self._remove_snapshots(oldest)
+
+    # -- compaction -----------------------------------------------------------------------------------------------
+
+    @property
+    def uncleanable_from(self) -> int:
+        """The base offset of the first segment that no cleaning may touch.
+
+        The segments below it are inactive. Their records are committed and their transactions decided: a truncation
+        could otherwise bring an older value of a key back that is no longer there. They are also on the disk: a machine
+        crash could otherwise lose the newer value and leave none.
+        """
+        limit = min(self._segments.active.base_offset, self.last_stable_offset, self.recovery_point)
+        segment = self._segments.floor(limit)
+        return self._log_start_offset if segment is None else segment.base_offset
+
+    def cleaning_job(
+        self,
+        first_dirty_offset: int,
+        first_uncleanable_offset: int,
+        *,
+        delete_retention_ms: int,
+        map_bytes: int,
+        map_load_factor: float,
+    ) -> CleaningJob | None:
+        """The job of cleaning up to `first_uncleanable_offset`, or up to `uncleanable_from` if that is less. None if
+        nothing is dirty there.
+
+        Tombstones and markers leave segments that were modified `delete_retention_ms` before the last segment that is
+        clean already.
+        """
+        self._check_usable()
+        last = self._segments.floor(min(first_uncleanable_offset, self.uncleanable_from))
+        if last is None or last.base_offset <= first_dirty_offset:
+            return None
+        end_offset = last.base_offset
+        segments = [segment for segment in self._segments if segment.base_offset < end_offset]
+        clean = [segment for segment in segments if segment.base_offset < first_dirty_offset]
+        try:
+            delete_horizon_ms = self._file_system.modified_time_ms(clean[-1].path) - delete_retention_ms if clean else 0
+        except OSError as error:
+            raise self._storage_error(error, "preparing to clean") from error
+        producers = self._producer_state.entries
+        return CleaningJob(
+            log_name=self.name,
+            directory=self.directory,
+            segments=tuple(SourceSegment(segment.base_offset, segment.size_bytes) for segment in segments),
+            first_dirty_offset=first_dirty_offset,
+            first_uncleanable_offset=end_offset,
+            delete_horizon_ms=delete_horizon_ms,
+            last_records=tuple(
+                LastRecord(producer_id, entry.batches[-1].last_offset if entry.batches else -1, entry.producer_epoch)
+                for producer_id, entry in producers.items()
+            ),
+            packed_aborted=tuple(filter(None, (segment.packed_aborted() for segment in self._segments))),
+            segment_bytes=self.config.segment_bytes,
+            segment_index_bytes=self.config.segment_index_bytes,
+            index_interval_bytes=self.config.index_interval_bytes,
+            map_bytes=map_bytes,
+            map_load_factor=map_load_factor,
+            digest_key=self._environment.random.randbytes(16),
+            truncations=self._truncations,
+        )
+
+    def swap_cleaned(self, job: CleaningJob, group: CleanedGroup) -> bool:
+        """Puts a cleaned segment into the place of the segments that it was made from, whose files are deleted later.
+
+        Returns False, and changes nothing, when the job is void: since it began, the log was truncated or moved, or
+        has lost a part of these segments; or when the new segment is not what the cleaning has written.
+        """
+        self._check_usable()
+        if job.directory != self.directory or job.truncations != self._truncations:
+            return False
+        sizes = dict(job.segments)
+        old = [
+            segment
+            for segment in self._segments.starting_with(group.base_offset)
+            if segment.base_offset in group.source_base_offsets and segment.size_bytes == sizes[segment.base_offset]
+        ]
+        cleaned = self._new_segment(group.base_offset, self._environment.now_ms(), suffix=CLEANED_SUFFIX)
+        try:
+            cleaned.open_existing()
+            cleaned.transaction_index.load()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self._storage_error(error, "swapping a cleaned segment into") from error
+        try:
+            if not old and group.source_base_offsets[-1] < self._segments.first.base_offset:
+                # Retention has deleted them all. The new files must not stay: see `compaction.swap`.
+                self._host.delete_later(self, cleaned.mark_deleted())
+                return True
+            if len(old) != len(group.source_base_offsets) or self._segments.active in old:
+                return False
+            if cleaned.size_bytes != group.size_bytes:
+                return False
+            self._swap(cleaned, old)
+        except OSError as error:
+            # A half-done swap cannot be undone; the next start finishes it.
+            raise self.log_directory.fail(error, f"swapping a cleaned segment into {self.name}") from error
+        return True
+
+    def _swap(self, cleaned: LogSegment, old: Sequence[LogSegment]) -> None:
+        begin_swap(self._file_system, self.directory, cleaned.base_offset)
+        # Pending reads begin anew, because the end of an old segment is not the beginning of the one after it now.
+        self._reader.invalidate()
+        self._remove_segments(old)
+        end_swap(self._file_system, self.directory, cleaned.base_offset)
+        cleaned.swapped_in()
+        self._segments.add(cleaned)
+        self._remove_snapshots(old[1:])
+
+    # -- truncation -----------------------------------------------------------------------------------------------
+
+    def truncation_step(self, offset: int) -> int | None:
+        """Where to truncate first, on the way to `offset` (-1: everything), so that each truncation is a short step:
+        newer segments go first, some at a time. None if few are left, or none."""
+        if self._segments.count_from(offset) - 1 <= DELETED_PER_SLICE:
+            return None
+        return self._segments.base_offsets[-1 - DELETED_PER_SLICE]
+
+    async def prepare_truncation(self, offset: int) -> Truncation | None:
+        """Does the long part of `truncate_to(offset)` off the loop. None if there is none, or the log has changed.
+
+        This changes nothing in the log. Raises KafkaError also when the log is damaged below `offset`.
+        """
+        self._check_usable()
+        if not self._segments.first.base_offset <= offset < self._log_end_offset:
+            return None
+        generation = self._reader.generation
+        try:
+            return await take_off_loop(self._find_truncation(offset), self._environment)
+        except FileNotFoundError:
+            # Retention has deleted the segment that was being read, or the whole log is gone.
+            return None
+        except (OSError, KafkaError) as error:
+            if generation != self._reader.generation:
+                return None
+            if isinstance(error, OSError):
+                raise self._storage_error(error, "preparing to truncate") from error
+            raise
+
+    def truncate_to(self, offset: int, prepared: Truncation | None = None) -> bool:
+        """Removes everything from `offset` on. Returns whether there was anything to remove.
+
+        When `offset` lies within a batch, the whole batch is removed, and the log ends at the batch's base offset. The
+        next append waits for the disk, unless a `flush` comes first. `prepared` spares the loop a walk through the log;
+        if the log has changed since, it is walked here.
+        """
+        self._check_usable()
+        if offset >= self._log_end_offset:
+            # A leader epoch without records may begin at the log's end.
+            self.leader_epochs.truncate_from_end(self._log_end_offset)
+            return False
+        if offset < self._segments.first.base_offset:
+            self.truncate_fully_and_start_at(offset)
+            return True
+        self._drop_ahead()
+        _LOGGER.info("Truncating %s to offset %d", self.name, offset)
+        try:
+            truncation = prepared if self._is_valid(prepared, offset) else take_at_once(self._find_truncation(offset))
+            truncation.segment.open_files()
+        except OSError as error:
+            raise self._storage_error(error, "truncating") from error
+        end = truncation.end_offset
+        self._truncations += 1
+        self._reader.invalidate()
+        try:
+            self._remove_newest_first([segment for segment in self._segments if segment.base_offset > offset])
+            truncation.segment.cut(truncation.position, end, truncation.largest_timestamp)
+            self._truncated(min(end, self._log_start_offset), end, truncation.producer_state)
+        except OSError as error:
+            # A half-done truncation cannot be undone, so even a full disk takes the directory offline.
+            raise self.log_directory.fail(error, f"truncating {self.name}") from error
+        # If this write fails, the epochs of removed records stay known until the next truncation or append.
+        self.leader_epochs.truncate_from_end(end)
+        return True
+
+    def _find_truncation(self, offset: int) -> Steps:
+        return find_truncation(
+            self._file_system,
+            self._segments,
+            self._snapshots,
+            offset,
+            generation=self._reader.generation,
+            log_end_offset=self._log_end_offset,
+            high_watermark=self._high_watermark,
+            has_producers=self._producer_state.has_had_producers,
+        )
+
+    def _is_valid(self, truncation: Truncation | None, offset: int) -> TypeGuard[Truncation]:
+        """Whether `truncation` is for `offset`, and the log has not changed since it was prepared."""
+        return (
+            truncation is not None
+            and truncation.offset == offset
+            and truncation.generation == self._reader.generation
+            and truncation.log_end_offset == self._log_end_offset
+            and not truncation.segment.is_gone
+        )
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Removes all records. The next record gets `offset`."""
+        self._check_usable()
+        self._drop_ahead()
+        try:
+            # Opened first: its close frees the one descriptor that the new segment needs at a time.
+            self._segments.active.file()
+        except OSError as error:
+            if error.errno in SHORTAGES:
+                raise self._storage_error(error, "truncating") from error
+        _LOGGER.info("Truncating %s fully, to start at offset %d", self.name, offset)
+        self._truncations += 1
+        self._reader.invalidate()
+        try:
+            self._remove_newest_first(list(self._segments))
+            segment = self._new_segment(offset, self._environment.now_ms())
+            segment.create_files()
+            self._segments.add(segment)
+            self._snapshots.delete_after(-1)
+            self._truncated(offset, offset, ProducerState(offset))
+        except OSError as error:
+            raise self.log_directory.fail(error, f"truncating {self.name}") from error
+        self.leader_epochs.clear()
+        self._host.segment_begun(self)
+
+    def _truncated(self, start: int, end: int, producer_state: ProducerState) -> None:
+        self._log_start_offset = start
+        self.checkpointed_start_offset = min(self.checkpointed_start_offset, start)
+        self._log_end_offset = end
+        self.recovery_point = min(self.recovery_point, end)
+        if self.first_dirty_offset is not None:
+            self.first_dirty_offset = min(self.first_dirty_offset, self._segments.active.base_offset)
+        self.is_truncation_unsynced = self.must_prepare = True
+        self._snapshots.delete_after(end)
+        self._producer_state = producer_state
+        if self._snapshot is not None:
+            self._snapshot = None
+        if not producer_state.is_empty:
+            self._take_snapshot()
+        self.update_high_watermark(min(self._high_watermark, end))
+        self._host.log_truncated(self)
+
+    def _remove_newest_first(self, segments: Sequence[LogSegment]) -> None:
+        """Newest first, so that a process killed meanwhile leaves no hole in the log."""
+        self._remove_segments(segments[::-1])
+
+    # -- read -----------------------------------------------------------------------------------------------------
+
+    async def read(self, offset: int, max_bytes: int, *, max_offset: int, minimum_one_batch: bool) -> FetchedRecords:
+        """Whole batches from the one that holds `offset` on, at most `max_bytes`, all below `max_offset`.
+
+        With `minimum_one_batch` the first batch is returned whatever its size. Raises KafkaError: OFFSET_OUT_OF_RANGE,
+        CORRUPT_MESSAGE.
+        """
+        while True:
+            self._check_usable()
+            if not self._log_start_offset <= offset <= self._log_end_offset:
+                raise KafkaError(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"offset {offset} of {self.name} is not within [{self._log_start_offset}, {self._log_end_offset}]",
+                )
+            if offset >= max_offset:
+                return FetchedRecords(b"", offset)
+            generation = self._reader.generation
+            try:
+                fetched = await self._reader.read(offset, max_bytes, max_offset, minimum_one_batch=minimum_one_batch)
+            except OSError as error:
+                # A segment deleted meanwhile cannot be opened: the offset is now out of range.
+                if generation == self._reader.generation and offset >= self._log_start_offset:
+                    raise self._storage_error(error, "reading") from error
+                continue
+            except KafkaError as error:
+                if generation == self._reader.generation:
+                    self._tell_damage(error)
+                    raise
+                continue
+            if generation == self._reader.generation:
+                return fetched
+
+    def _tell_damage(self, error: KafkaError) -> None:
+        """Clients and followers read the same place again and again."""
+        if error.message != self._damage_told:
+            self._damage_told = error.message
+            _LOGGER.error("Records of %s cannot be read: %s", self.name, error.message)
+
+    def readable_bytes(self, offset: int, max_offset: int) -> int:
+        """About how many bytes a fetch from `offset` can get: at least 1 if any, and very many on an older segment."""
+        return self._reader.readable_bytes(offset, min(max_offset, self._log_end_offset))
+
+    def aborted_transactions(
+        self, fetch_offset: int, upper_offset: int, most: int | None = None
+    ) -> Generator[None, None, list[tuple[int, int]] | None]:
+        """(producer id, first offset) of the aborted transactions with records in [fetch_offset, upper_offset); None if
+        there are more than `most`. In steps; if the log is truncated meanwhile, some may be missing."""
+        found: list[tuple[int, int]] = []
+        slices = Slices(ABORTED_PER_SLICE)
+        for segment in self._segments.starting_with(fetch_offset):
+            steps = segment.find_aborted(fetch_offset, upper_offset, found)
+            while True:
+                count = len(found)
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    are_all = end.value
+                    break
+                if most is not None and len(found) > most:
+                    return None
+                if slices.is_over(1 + len(found) - count):
+                    yield
+            if are_all:
+                break
+            if slices.is_over():
+                yield
+        return None if most is not None and len(found) > most else found
+
+    async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int, int] | None:
+        """(timestamp, offset, leader epoch) of the first record at or after `timestamp_ms`; None if no record is."""
+        while True:
+            self._check_usable()
+            generation = self._reader.generation
+            try:
+                found = await self._reader.find_timestamp(timestamp_ms, self._log_start_offset)
+            except OSError as error:
+                if generation == self._reader.generation:
+                    raise self._storage_error(error, "reading") from error
+                continue
+            except KafkaError:
+                if generation == self._reader.generation:
+                    raise
+                continue
+            if generation == self._reader.generation:
+                return found
+
+    # -- durability -----------------------------------------------------------------------------------------------
+
+    async def flush(self) -> None:
+        """Syncs everything appended before this call, and moves the recovery point to its end, or further."""
+        await self._join_flush(None)
+
+    async def _join_flush(self, is_needed: Callable[[], bool] | None) -> None:
+        if self._flushes is None:
+            self._flushes = SharedFlush()
+        await self._flushes.join(self._flush, is_needed)
+
+    async def _flush(self) -> None:
+        if self._preallocated is not None:
+            await self._preallocated.wait()  # Until then the recovery point stays before that segment.
+        self._check_usable()
+        # What is appended while the index entries are written has its own entries, which may not be written yet.
+        end, generation = self._log_end_offset, self._reader.generation
+        try:
+            await self._write_snapshot()
+            async for segment in each(self._segments.starting_with(self.recovery_point), SEGMENTS_PER_SLICE):
+                if self._is_abandoned:
+                    return
+                if not segment.is_gone:
+                    segment.write_pending()
+        except OSError as error:
+            if self._is_abandoned:
+                return
+            raise self._storage_error(error, "flushing") from error
+        await self._sync(end, generation)
+
+    def begin_shared_sync(self) -> Callable[[], None]:
+        """Writes what is only in memory. The returned function is to be called after everything that is in the file
+        system by now has been synced; a later `flush` or `close` then has only later writes to sync.
+        """
+        self._check_usable()
+        try:
+            if not self._producer_state.is_large:
+                self._snapshots.take_if_room(self._producer_state)
+            for segment in self._segments.starting_with(self.recovery_point):
+                segment.write_all()
+        except OSError as error:
+            raise self._storage_error(error, "flushing") from error
+        pending = self._unsynced.pending()
+
+        def synced() -> None:
+            if not self._is_abandoned:
+                self._unsynced.settle(pending, [])
+
+        return synced
+
+    async def _sync(self, end: int, generation: int) -> None:
+        """Syncs, and moves the recovery point to `end` unless the log has been truncated since `generation`."""
+        now_ms = self._environment.now_ms()
+        pending = self._unsynced.pending()
+        started_s = self._environment.work_clock_s()
+        try:
+            missing = await self._environment.run_long(sync, self._file_system, pending) if pending else []
+            if self._is_abandoned:
+                return
+            self._unsynced.settle(pending, missing)
+        except OSError as error:
+            if self._is_abandoned:
+                return
+            raise self._sync_error(error) from error
+        self._host.flush_times_ms.update(1000 * (self._environment.work_clock_s() - started_s))
+        if generation == self._reader.generation:
+            self._flushed(end, now_ms)
+
+    def _flush_now(self, now_ms: int, *, may_be_repeated: bool = False) -> None:
+        """As `flush`, but blocks the loop. Unless `may_be_repeated`, every sync error is final.
+
+        If there is no space for index entries, the records are durable all the same and the recovery point stays:
+        recovery would rebuild the indexes.
+        """
+        end = self._log_end_offset
+        try:
+            for segment in self._segments.starting_with(self.recovery_point):
+                segment.write_pending()
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise self._storage_error(error, "flushing") from error
+            end = self.recovery_point
+        self.syncs_on_loop += 1
+        pending = self._unsynced.pending()
+        started_s = self._environment.work_clock_s()
+        try:
+            self._unsynced.settle(pending, sync(self._file_system, pending))
+        except OSError as error:
+            if may_be_repeated:
+                raise self._sync_error(error) from error
+            raise self.log_directory.fail(error, f"syncing {self.name}") from error
+        self._host.flush_times_ms.update(1000 * (self._environment.work_clock_s() - started_s))
+        self._flushed(end, now_ms)
+
+    def _sync_error(self, error: OSError) -> KafkaError:
+        if error.errno in NO_DESCRIPTORS:
+            return self._storage_error(error, "syncing")  # The file could not be opened, so no sync was tried.
+        # After a failed sync the kernel's copy is in an unknown state, so no sync error is ever retried.
+        return self.log_directory.fail(error, f"syncing {self.name}")
+
+    def _flushed(self, end: int, now_ms: int) -> None:
+        if self._preallocating is not None:
+            end = min(end, self._preallocating.base_offset)
+        self.recovery_point = max(self.recovery_point, end)
+        self.last_flush_ms = now_ms
+        self.is_truncation_unsynced = False
+        self._update_must_prepare()
+
+    async def release_unused(self) -> None:
+        """Frees memory and file handles of segments that were not used since the last call."""
+        try:
+            async for segment in each(self._segments, SEGMENTS_PER_SLICE):
+                if self._is_closed or not self.log_directory.is_online:
+                    return
+                if segment.was_used:
+                    segment.was_used = False
+                elif not segment.is_gone:
+                    segment.release()
+            self._update_must_prepare()
+        except OSError as error:
+            raise self._storage_error(error, "closing idle files") from error
+
+    async def remove_expired_producers(self, now_ms: int, expiration_ms: int) -> None:
+        """Forgets producers that have been idle for `expiration_ms` (transactional.id.expiration.ms)."""
+        # A truncation meanwhile gives the log another state.
+        await in_slices(self._producer_state.remove_expired(now_ms, expiration_ms))
+
+    async def close(self) -> None:
+        """Writes the producer snapshot, syncs everything and closes all files. Idempotent."""
+        if self._is_closed:
+            return
+        self._check_usable()
+        self._drop_ahead()
+        self._is_closed = True
+        self._reader.invalidate()
+        try:
+            state = self._producer_state
+            if state.is_large and state.end_offset > self._snapshots.latest_offset:
+                steps = state.begin_snapshot()
+                await self._snapshots.take_in_steps(steps, state.end_offset, self._environment, lambda: True)
+            else:
+                self._snapshots.take(state)
+            async for segment in each(self._segments, SEGMENTS_PER_SLICE):
+                segment.close()
+        except OSError as error:
+            raise self._storage_error(error, "closing") from error
+        await self._sync(self._log_end_offset, self._reader.generation)
+
+    def abandon(self) -> None:
+        """Ends all use of the log, which is deleted or whose disk has failed; nothing more is written. The steps of
+        `close_abandoned` should follow. Idempotent."""
+        self._is_closed = self._is_abandoned = True
+        self._reader.invalidate()
+        if self._ahead is not None:
+            self._ahead.end(is_kept=True)
+            self._ahead = None
+
+    def close_abandoned(self) -> Generator[None, None, None]:
+        """Closes all files."""
+        closed = Slices(SEGMENTS_PER_SLICE)
+        for segment in list(self._segments):
+            segment.is_gone = True
+            segment.close_handles()
+            if closed.is_over():
+                yield
+
+    # -- common ---------------------------------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self._is_closed or self.log_directory.failure is not None:
+            self.log_directory.check_online()
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {self.name} is closed")
+
+    def _storage_error(self, error: OSError, action: str) -> KafkaError:
+        return self.log_directory.storage_error(error, f"{action} {self.name}")
+
+    def _write_leader_epochs(self, entries: Sequence[EpochEntry]) -> None:
+        path = f"{self.directory}/{LEADER_EPOCH_CHECKPOINT}"
+        try:
+            write_unsynced(self._file_system, path, format_leader_epoch_checkpoint(entries), self._unsynced)
+        except OSError as error:
+            raise self._storage_error(error, "writing leader epochs of") from error

@@ -1,0 +1,242 @@
+import pytest
+
+from klamm.simulation.machine.process import SimulationFailure
+from klamm.simulation.witnesses.state_checker import StateChecker
+from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
+from klamm.zookeeper.messages import OPEN_ACL
+from klamm.zookeeper.server.transactions import CreateTxn, DeleteTxn, MultiTxn, SetDataTxn
+from klamm.zookeeper.server.tree import ZnodeTree
+
+STATE = "/brokers/topics/t/partitions/0/state"
+FIRST = LeaderAndIsr(leader=1, leader_epoch=3, isr=(1, 2, 0), controller_epoch=2)
+
+
+class Server:
+    """A tree and the checker that is told of its transactions."""
+
+    def __init__(self):
+        self.tree = ZnodeTree()
+        self.txns = []
+        self.checker = StateChecker()
+        self.checker.recovered(self.tree)
+        for path in ("/brokers", "/brokers/topics"):
+            self.create(path, None)
+        self.create("/controller_epoch", b"1")
+        self.set("/controller_epoch", b"2")
+        self.create("/brokers/topics/t", TopicAssignment({0: (0, 1, 2)}).encode())
+        for path in ("/brokers/topics/t/partitions", "/brokers/topics/t/partitions/0"):
+            self.create(path, None)
+
+    def create(self, path, data):
+        self.apply(CreateTxn(path, data, OPEN_ACL, 0, 0))
+
+    def set(self, path, data):
+        self.apply(SetDataTxn(path, data, 0))
+
+    def forget(self, count):
+        """ZooKeeper starts again without its last transactions."""
+        del self.txns[-count:]
+        self.tree = ZnodeTree()
+        for txn in self.txns:
+            self.tree.apply(txn, self.tree.zxid + 1, 0)
+        self.checker.recovered(self.tree)
+
+    def apply(self, txn, session_id=None):
+        self.txns.append(txn)
+        self.tree.apply(txn, self.tree.zxid + 1, 0)
+        self.checker.changed(self.tree, repr(txn), session_id)
+
+    def register(self, broker_id):
+        path = f"/brokers/ids/{broker_id}"
+        if self.checker.exists(path):
+            self.apply(DeleteTxn(path))
+        self.create(path, b"")
+
+    def elect(self, session_id):
+        if self.checker.exists("/controller"):
+            self.apply(DeleteTxn("/controller"))
+        self.apply(MultiTxn((CreateTxn("/controller", b"", OPEN_ACL, session_id, 0),)), session_id)
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    server.create(STATE, FIRST.encode())
+    return server
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        LeaderAndIsr(1, 3, (1,), 2),
+        LeaderAndIsr(2, 4, (2, 0), 2),
+        LeaderAndIsr(-1, 4, (1, 2, 0), 2),
+        LeaderAndIsr(1, 4, (1, 2, 0), 2),
+    ],
+)
+def test_what_controllers_do(server, state):
+    server.set(STATE, state.encode())
+    assert server.checker.partition("t", 0) == state
+    assert server.checker.leader_of("t", 0, 3) == 1
+    assert server.checker.leader_of("t", 0, 4) == (
+        state.leader if state.leader_epoch == 4 and state.leader >= 0 else None
+    )
+
+
+@pytest.mark.parametrize(
+    "state, broken",
+    [
+        (LeaderAndIsr(1, 4, (), 2), "the ISR is empty, or has a replica twice"),
+        (LeaderAndIsr(1, 4, (1, 1), 2), "the ISR is empty, or has a replica twice"),
+        (LeaderAndIsr(1, 4, (1, 7), 2), "not a subset of the replicas"),
+        (LeaderAndIsr(0, 4, (1, 2), 2), "the leader is not in sync"),
+        (LeaderAndIsr(1, 2, (1, 2), 2), "an epoch went back"),
+        (LeaderAndIsr(1, 4, (1, 2), 1), "an epoch went back"),
+        (LeaderAndIsr(2, 3, (1, 2), 2), "another leader has the same epoch"),
+        (LeaderAndIsr(-1, 3, (1, 2), 2), "another leader has the same epoch"),
+        (LeaderAndIsr(1, 4, (1, 2), 3), "no controller with this epoch"),
+    ],
+)
+def test_what_no_controller_may_do(server, state, broken):
+    with pytest.raises(SimulationFailure, match=broken):
+        server.set(STATE, state.encode())
+
+
+def test_a_replica_that_was_not_in_sync_may_not_lead(server):
+    server.set(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode())
+    with pytest.raises(SimulationFailure, match="was not in sync"):
+        server.set(STATE, LeaderAndIsr(0, 4, (0,), 2).encode())
+
+
+@pytest.mark.parametrize("leader", [1, -1])
+def test_nobody_but_the_leader_takes_a_replica_in(server, leader):
+    server.set(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode())
+    server.set(STATE, LeaderAndIsr(1, 3, (1, 2, 0), 2).encode())
+    server.set(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode())
+    with pytest.raises(SimulationFailure, match="joined the ISR without its leader"):
+        server.set(STATE, LeaderAndIsr(leader, 4, (1, 2, 0), 2).encode())
+
+
+def test_transactions_of_several_operations_are_looked_into(server):
+    with pytest.raises(SimulationFailure, match="an epoch went back"):
+        server.apply(MultiTxn((SetDataTxn(STATE, LeaderAndIsr(1, 0, (1,), 2).encode(), 0),)))
+
+
+def test_a_controller_of_the_past_writes_nothing(server):
+    server.create("/admin", None)
+    for path in ("/admin/delete_topics", "/admin/delete_topics/t"):
+        server.create(path, None)
+    deletions = [DeleteTxn("/admin/delete_topics/t"), DeleteTxn(STATE)]
+    election = SetDataTxn(STATE, LeaderAndIsr(2, 4, (2,), 2).encode(), 0)
+    server.elect(1)
+    server.elect(2)
+    for txn in (MultiTxn((election,)), *deletions):
+        with pytest.raises(SimulationFailure, match="session 0x1, in which a former controller was elected, writes"):
+            server.apply(txn, 1)
+        if txn is deletions[1]:
+            server.create(STATE, FIRST.encode())
+    # As a leader before 2.7 it may change an ISR; and it may be elected again. Operators are no controllers.
+    server.apply(SetDataTxn(STATE, LeaderAndIsr(2, 4, (2,), 2).encode(), 0), 2)
+    server.apply(SetDataTxn(STATE, LeaderAndIsr(2, 4, (2, 1), 2).encode(), 0), 1)
+    server.elect(1)
+    server.apply(SetDataTxn(STATE, LeaderAndIsr(1, 5, (1, 2), 2).encode(), 0), 1)
+    server.apply(DeleteTxn(STATE), 7)
+
+
+def test_an_election_that_is_forgotten_ends_no_office(server):
+    server.elect(1)
+    server.elect(2)
+    # ZooKeeper dies, and has not kept the end of the first office nor the second election.
+    server.forget(2)
+    server.apply(SetDataTxn(STATE, LeaderAndIsr(2, 4, (2,), 2).encode(), 0), 1)
+    server.elect(2)
+    server.forget(1)
+    # The first office has ended, and the second has not begun.
+    server.elect(1)
+    server.apply(DeleteTxn(STATE), 1)
+
+
+def test_a_mark_for_deletion_goes_with_its_topic(server):
+    mark = "/admin/delete_topics/t"
+    for path in ("/admin", "/admin/delete_topics", mark):
+        server.create(path, None)
+    with pytest.raises(SimulationFailure, match="topic t loses its mark for deletion before it is deleted"):
+        server.apply(DeleteTxn(mark))
+    # The mark of a topic that was not there says nothing of the next one.
+    server.create("/admin/delete_topics/u", None)
+    server.create("/brokers/topics/u", None)
+    server.apply(DeleteTxn("/admin/delete_topics/u"))
+    server.create("/admin/delete_topics/u", None)
+    server.apply(MultiTxn((DeleteTxn("/admin/delete_topics/u"), DeleteTxn("/brokers/topics/u"))))
+
+
+def test_a_replica_that_has_bounced_leaves_the_isr(server):
+    for path in ("/brokers/ids",):
+        server.create(path, None)
+    for broker_id in (0, 1, 2):
+        server.register(broker_id)
+    server.set(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode())
+    # The first registration of each counts like any other, and 0 has left since.
+    assert server.checker.bounced() == []
+    server.register(2)
+    assert server.checker.bounced() == [(("t", 0), 2)]
+    server.set(STATE, LeaderAndIsr(1, 4, (1, 2), 2).encode())
+    assert server.checker.bounced() == [(("t", 0), 2)]
+    server.set(STATE, LeaderAndIsr(1, 4, (1,), 2).encode())
+    assert server.checker.bounced() == []
+    # Of several that have bounced, or are gone, one stays.
+    server.set(STATE, LeaderAndIsr(1, 4, (1, 2), 2).encode())
+    server.register(2)
+    assert server.checker.bounced() != []
+    server.apply(DeleteTxn("/brokers/ids/1"))
+    assert server.checker.bounced() == []
+    server.register(0)
+    assert server.checker.bounced() == []
+
+
+def test_the_epoch_of_controllers_goes_up_by_one(server):
+    server.set("/controller_epoch", b"3")
+    for epoch in (b"2", b"5"):
+        with pytest.raises(SimulationFailure, match="the controller's epoch went from 3"):
+            server.set("/controller_epoch", epoch)
+
+
+@pytest.mark.parametrize("state", [LeaderAndIsr(2, 4, (1, 2, 0), 2), LeaderAndIsr(1, 4, (1, 2, 0), 2)])
+def test_a_controller_whose_epoch_is_over_elects_nobody(server, state):
+    server.set("/controller_epoch", b"3")
+    with pytest.raises(SimulationFailure, match="the epoch of this controller is over"):
+        server.set(STATE, state.encode())
+
+
+def test_a_leader_of_an_older_protocol_writes_the_isr_with_the_controller_epoch_that_it_knows(server):
+    server.set("/controller_epoch", b"3")
+    server.set(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode())
+    assert server.checker.partition("t", 0).isr == (1, 2)
+
+
+def test_a_topic_made_again_begins_again(server):
+    server.apply(DeleteTxn(STATE))
+    assert server.checker.partitions() == {}
+    server.create(STATE, LeaderAndIsr(0, 0, (0,), 2).encode())
+    assert server.checker.leader_of("t", 0, 0) == 0
+    assert server.checker.leader_of("t", 0, 3) is None
+
+
+def test_a_server_may_forget_what_it_never_showed(server):
+    forgotten = Server()
+    forgotten.create(STATE, FIRST.encode())
+    server.set(STATE, LeaderAndIsr(2, 4, (2,), 2).encode())
+    server.checker.recovered(forgotten.tree)
+    assert server.checker.partition("t", 0) == FIRST
+    assert server.checker.leader_of("t", 0, 4) is None
+    forgotten.checker = server.checker
+    forgotten.set(STATE, LeaderAndIsr(0, 4, (0,), 2).encode())
+    assert server.checker.leader_of("t", 0, 4) == 0
+
+
+def test_a_server_that_starts_again_knows_what_its_last_transactions_have_not_changed(server):
+    lost = Server()
+    lost.create("/other", None)
+    lost.create("/another", None)
+    with pytest.raises(SimulationFailure, match=r"0/state was b.*; a ZooKeeper that has started at .* has None"):
+        server.checker.recovered(lost.tree)
