@@ -12,7 +12,7 @@ from typer.main import get_command
 from klamm import __version__
 from klamm.base.patterns import PatternTooSlow
 from klamm.cli import completion
-from klamm.cli.cluster import broker, brokers, cockpit, controller, faults, metrics, record, status, up
+from klamm.cli.cluster import brokers, cockpit, controller, faults, metrics, record, servers, status, up
 from klamm.cli.configs import commands as configs
 from klamm.cli.elect import commands as elect
 from klamm.cli.groups import groups
@@ -20,7 +20,7 @@ from klamm.cli.log import commands as log
 from klamm.cli.pipeline import pipeline, pipeline_run
 from klamm.cli.reassign import command as reassign
 from klamm.cli.records import consume, produce, transactions
-from klamm.cli.shared import interrupts, zookeeper
+from klamm.cli.shared import interrupts
 from klamm.cli.shared.output import finish, prepare, print_line, print_lines, print_traceback
 from klamm.cli.topics import commands as topics
 from klamm.cli.verify import command as verify
@@ -36,9 +36,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("up", epilog="Example: klamm up --brokers 3 --override log.retention.hours=24")(up.up)
-app.command("broker", epilog="Example: klamm broker server.properties --override log.retention.hours=24")(broker.broker)
+app.command("broker", epilog="Example: klamm broker server.properties --override log.retention.hours=24")(
+    servers.broker
+)
 app.command("zookeeper", epilog="Example: klamm zookeeper --port 2181 --dir /var/lib/klamm/zookeeper")(
-    zookeeper.zookeeper
+    servers.zookeeper
 )
 app.add_typer(topics.app, name="topics")
 app.add_typer(configs.app, name="configs")

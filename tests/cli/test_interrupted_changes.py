@@ -142,15 +142,15 @@ def test_ctrl_c_names_the_command_that_goes_on(world: CommandWorld, command: str
     assert ended.err.splitlines()[-1] == told
 
 
-@pytest.mark.parametrize("is_on_znodes", [False, True])
+@pytest.mark.parametrize("is_over_znodes", [False, True])
 def test_an_execution_names_what_continues_and_what_stops_it(
-    world: CommandWorld, interrupts: list[str], is_on_znodes: bool
+    world: CommandWorld, interrupts: list[str], is_over_znodes: bool
 ) -> None:
     brokers = f"--bootstrap-server {world.bootstrap}"
-    reach = f"--zookeeper {world.zookeeper}" if is_on_znodes else brokers
+    reach = f"--zookeeper {world.zookeeper}" if is_over_znodes else brokers
     ended = world.run("reassign", "execute", *PLAN, "--yes", *reach.split())
     assert ended.code == 130 and interrupts, ended
-    file, stopping = " ".join(PLAN), "--bootstrap-server HOST:PORT" if is_on_znodes else brokers
+    file, stopping = " ".join(PLAN), "--bootstrap-server HOST:PORT" if is_over_znodes else brokers
     assert ended.err.splitlines()[-1] == (
         "Interrupted. What has begun continues in the cluster; nothing more begins. To continue:"
         f" klamm reassign execute --resume {file} {reach}; to stop: klamm reassign cancel {file} {stopping}."

@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.cli import main
-from klamm.cli.reassign.access import WireAccess
+from klamm.cli.reassign.access import BrokerAccess
 from klamm.cli.reassign.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES, ConfigKey
 from klamm.cli.shared.clients import run_with_client
 from klamm.diagnosis.cluster_view import read_cluster
@@ -77,7 +77,7 @@ class KafkaCluster:
         entities = {f"brokers/{broker}": BROKER_THROTTLES for broker in BROKERS}
         entities[f"topics/{topic}"] = TOPIC_THROTTLES
         keys = [ConfigKey(entity, name) for entity, names in entities.items() for name in names]
-        found = run_with_client(self.bootstrap, None, lambda client: WireAccess(client).read_configs(keys))
+        found = run_with_client(self.bootstrap, None, lambda client: BrokerAccess(client).read_configs(keys))
         return {
             f"{key.entity.replace(f'topics/{topic}', 'topic')} {key.name}": value
             for key, value in found.items()
@@ -244,7 +244,7 @@ def test_replicas_move_into_chosen_directories(cluster: KafkaCluster, tmp_path: 
     topic = "directories"
     cluster.create(topic, [[1, 2]])
     paths = run_with_client(
-        cluster.bootstrap, None, lambda client: WireAccess(client).log_dirs([3], [])
+        cluster.bootstrap, None, lambda client: BrokerAccess(client).log_dirs([3], [])
     )[3]  # fmt: skip
     other = next(path for path in paths if path.endswith("other"))
     at_one = other.replace("/3/", "/1/")

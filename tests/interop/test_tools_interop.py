@@ -36,16 +36,16 @@ def test_topics_are_described_as_kafka_topics_does(
 def test_topics_and_elections_go_through_the_znodes_too(
     real_kafka: RealKafka, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    on_znodes = ("--zookeeper", str(real_kafka.properties["zookeeper.connect"]))
+    over_znodes = ("--zookeeper", str(real_kafka.properties["zookeeper.connect"]))
 
     def run(*arguments: str) -> bytes:
-        assert main.run([*arguments, *on_znodes]) == 0
+        assert main.run([*arguments, *over_znodes]) == 0
         return capsysbinary.readouterr().out
 
     run("topics", "create", "--topic", "tools-z", "--partitions", "2", "--replication-factor", "1")
-    over_wire = ("topics", "describe", "--topic", "tools-z")
+    over_brokers = ("topics", "describe", "--topic", "tools-z")
     deadline_s = time.monotonic() + 30
-    while (ours := klamm(real_kafka, capsysbinary, *over_wire, "--if-exists")).count(b"Leader: 0") < 2:
+    while (ours := klamm(real_kafka, capsysbinary, *over_brokers, "--if-exists")).count(b"Leader: 0") < 2:
         assert time.monotonic() < deadline_s
     assert run("topics", "describe", "--topic", "tools-z") == ours
     elected = b"Valid replica already elected for partitions tools-z-0\n"

@@ -263,26 +263,26 @@ def test_an_unclean_election_says_what_it_loses(kafka: Kafka, klamm: Klamm) -> N
 
 @pytest.mark.long
 def test_topics_and_elections_through_the_znodes_of_kafka(kafka3: Kafka, klamm: Klamm) -> None:
-    on_znodes = ("--zookeeper", kafka3.zookeeper)
-    create = ("topics", "create", "--topic", "zk", "--partitions", "4", "--replication-factor", "2", *on_znodes)
+    over_znodes = ("--zookeeper", kafka3.zookeeper)
+    create = ("topics", "create", "--topic", "zk", "--partitions", "4", "--replication-factor", "2", *over_znodes)
     assert klamm(kafka3, *create, "--config", "retention.ms=60000") == "Created topic zk.\n"
     until(lambda: "zk" in lines(klamm(kafka3, "topics", "list")))
     until(lambda: all(len(isr) == 2 for _, isr in described(klamm, kafka3, "zk").values()))
     for options in (("--topic", "zk"), ("--topic", "zk", "--topics-with-overrides")):
-        ours = lines(klamm(kafka3, "topics", "describe", *options, *on_znodes))
-        assert ours == kafka3.topics("--describe", *options, *on_znodes)
+        ours = lines(klamm(kafka3, "topics", "describe", *options, *over_znodes))
+        assert ours == kafka3.topics("--describe", *options, *over_znodes)
     assert lines(klamm(kafka3, "topics", "describe", "--topic", "zk")) == kafka3.topics("--describe", "--topic", "zk")
     change = ("--partitions", "6", "--config", "segment.ms=60000", "--delete-config", "retention.ms", "--yes")
-    klamm(kafka3, "topics", "alter", "--topic", "zk", *change, *on_znodes)
+    klamm(kafka3, "topics", "alter", "--topic", "zk", *change, *over_znodes)
     until(lambda: len(described(klamm, kafka3, "zk")) == 6 and described(klamm, kafka3, "zk")[5][0] > 0)
     until(lambda: kafka3.topics("--describe", "--topic", "zk")[-1].endswith("\tConfigs: segment.ms=60000"))
 
     with kafka3.without(3):
         until(lambda: klamm(kafka3, "topics", "describe", "--off-preferred-partitions", "--topic", "zk") != "")
     until(lambda: all(len(isr) == 2 for _, isr in described(klamm, kafka3, "zk").values()))
-    elected = klamm(kafka3, "elect", "preferred", "--topic", "zk", "--yes", *on_znodes)
+    elected = klamm(kafka3, "elect", "preferred", "--topic", "zk", "--yes", *over_znodes)
     assert elected.splitlines()[-1].startswith("Successfully completed leader election (PREFERRED) for partitions zk-")
     assert klamm(kafka3, "topics", "describe", "--off-preferred-partitions", "--topic", "zk") == ""
-    deleted = klamm(kafka3, "topics", "delete", "--topic", "zk", "--yes", *on_znodes)
+    deleted = klamm(kafka3, "topics", "delete", "--topic", "zk", "--yes", *over_znodes)
     assert deleted.startswith("Topic zk is marked for deletion.\n")
     until(lambda: "zk" not in klamm(kafka3, "topics", "list").split())

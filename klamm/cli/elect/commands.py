@@ -99,23 +99,23 @@ def preferred(
 
     if zookeeper is None:
         with client_in_thread(command_options(bootstrap_server, command_config)) as client:
-            from klamm.cli.elect.over_wire import WireElections
+            from klamm.cli.elect.over_brokers import BrokerElections
             from klamm.diagnosis.cluster_view import read_cluster
 
             due = ask(client.call(read_cluster, scope.topics, needs_reassignments=False))
 
-            async def over_wire(client: "ClusterClient") -> int:
-                return await elect_preferred(WireElections(client, ElectionType.PREFERRED), due, pace, report)
+            async def over_brokers(client: "ClusterClient") -> int:
+                return await elect_preferred(BrokerElections(client, ElectionType.PREFERRED), due, pace, report)
 
-            failed = client.call(over_wire) if due else 0
+            failed = client.call(over_brokers) if due else 0
     else:
-        failed = _elect_on_znodes(zookeeper, scope, ask, pace, report)
+        failed = _elect_over_znodes(zookeeper, scope, ask, pace, report)
     report.end(failed)
 
 
-def _elect_on_znodes(connect: str, scope: "Scope", ask: Any, pace: "Pace", report: "Reporter") -> int:
+def _elect_over_znodes(connect: str, scope: "Scope", ask: Any, pace: "Pace", report: "Reporter") -> int:
     from klamm.cli.elect.batches import elect_preferred
-    from klamm.cli.elect.on_znodes import ZnodeElections
+    from klamm.cli.elect.over_znodes import ZnodeElections
     from klamm.diagnosis.cluster_view import read_znodes
 
     async def read(znodes: "KafkaZooKeeper") -> "ClusterView":
@@ -148,7 +148,7 @@ def unclean(
     The plan says for each partition how many records are known to be lost.
     """
     from klamm.cli.elect.batches import Pace, elect_unclean
-    from klamm.cli.elect.over_wire import WireElections
+    from klamm.cli.elect.over_brokers import BrokerElections
     from klamm.diagnosis.election_plans import Scope, grown_losses, loss_value, unclean_lines
     from klamm.diagnosis.log_ends import read_unclean_plan
 
@@ -171,10 +171,10 @@ def unclean(
             report.beforehand(now.not_needed, now.refused | grown)
             due = [each for each in now.due if each not in grown]
 
-        async def over_wire(client: "ClusterClient") -> int:
-            return await elect_unclean(WireElections(client, ElectionType.UNCLEAN), due, pace, report)
+        async def over_brokers(client: "ClusterClient") -> int:
+            return await elect_unclean(BrokerElections(client, ElectionType.UNCLEAN), due, pace, report)
 
-        failed = client.call(over_wire) if due else 0
+        failed = client.call(over_brokers) if due else 0
     report.end(failed)
 
 

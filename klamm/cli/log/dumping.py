@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from klamm.base.environment import File
-from klamm.cli.cluster.broker_files import READ_ONLY
 from klamm.cli.shared.output import print_line, print_lines, stream_line
+from klamm.cli.shared.read_only_files import READ_ONLY
 from klamm.config.properties import PropertiesError, parse_properties
 from klamm.coordinator.record_texts import Decode
 from klamm.processes.errors import EXIT_FAILED, EXIT_OK, describe_os_error

@@ -70,7 +70,7 @@ class Access(Protocol):
     ) -> dict[TopicPartitionReplica, KafkaError | None]: ...
 
 
-class WireAccess:
+class BrokerAccess:
     """Over Kafka's protocol."""
 
     def __init__(self, client: ClusterClient) -> None:

@@ -76,12 +76,12 @@ class Reached:
 
     def run(self, work: "Callable[[Access], Awaitable[T]]", *, looks_again: bool = False) -> T:
         """The result of `work`; one that `looks_again` by itself is soon told what failed. Raises ToolError."""
-        from klamm.cli.reassign.access import CONTROLLER_AWAITED_MS, WireAccess, ZnodeAccess
+        from klamm.cli.reassign.access import CONTROLLER_AWAITED_MS, BrokerAccess, ZnodeAccess
 
         if self.zookeeper is None:
 
             async def on_wire(client: "ClusterClient") -> T:
-                return await work(WireAccess(client))
+                return await work(BrokerAccess(client))
 
             options = command_options(self.bootstrap_server, self.command_config, default_timeout_ms=REQUEST_TIMEOUT_MS)
             if looks_again:
@@ -91,14 +91,14 @@ class Reached:
             with client_in_thread(options) as client:
                 return client.call(on_wire)
 
-        async def on_znodes(znodes: "KafkaZooKeeper") -> T:
+        async def over_znodes(znodes: "KafkaZooKeeper") -> T:
             access = ZnodeAccess(znodes)
             try:
                 return await work(access)
             finally:
                 self.unread.update(access.unread)
 
-        return run_with_zookeeper(self.zookeeper, on_znodes)
+        return run_with_zookeeper(self.zookeeper, over_znodes)
 
     def exit_if_unread(self) -> None:
         """Ends the command if something was left out. Each was named on stderr when it was read."""

@@ -46,7 +46,7 @@ from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from klamm.cli.topics.over_wire import Topics
+    from klamm.cli.topics.over_brokers import Topics
     from klamm.client.admin.topics import CreatedTopic
     from klamm.client.cluster import ClusterClient
     from klamm.client.options import ClientOptions
@@ -135,7 +135,7 @@ def create(
         _tell(assignment_lines(placed))
         return placed
 
-    async def over_wire(client: "ClusterClient") -> "CreatedTopic | KafkaError":
+    async def over_brokers(client: "ClusterClient") -> "CreatedTopic | KafkaError":
         from klamm.client.admin.topics import NewTopic, create_topics
         from klamm.diagnosis.cluster_view import read_cluster
         from klamm.protocol.vocabulary import NO_NUM_PARTITIONS, NO_REPLICATION_FACTOR
@@ -150,15 +150,15 @@ def create(
         )
         return (await create_topics(client, [wanted]))[topic]
 
-    async def on_znodes(znodes: "KafkaZooKeeper") -> int | KafkaError:
-        from klamm.cli.topics import on_znodes
+    async def over_znodes(znodes: "KafkaZooKeeper") -> int | KafkaError:
+        from klamm.cli.topics import over_znodes
         from klamm.diagnosis.cluster_view import read_znodes
 
         if await znodes.topic_exists(topic):
             return KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic}' already exists.")
         assignment = place(await read_znodes(znodes, []))
         try:
-            await on_znodes.create_topic(znodes, topic, assignment, configs)
+            await over_znodes.create_topic(znodes, topic, assignment, configs)
         except KafkaError as error:
             return error
         return len(assignment)
@@ -166,9 +166,9 @@ def create(
     created: Any
     interrupts.from_now_on(look=("topics", "describe", "--topic", topic))
     if zookeeper is None:
-        created = run_with_client(bootstrap_server, command_config, over_wire)
+        created = run_with_client(bootstrap_server, command_config, over_brokers)
     else:
-        created = run_with_zookeeper(zookeeper, on_znodes)
+        created = run_with_zookeeper(zookeeper, over_znodes)
     if if_not_exists and getattr(created, "code", None) == ErrorCode.TOPIC_ALREADY_EXISTS:
         if as_json:
             _print_json({"topic": topic, "created": False})
@@ -196,19 +196,19 @@ def list_topics(
     """List topics."""
     selection = select(topic, exclude_internal=exclude_internal)
 
-    async def over_wire(client: "ClusterClient") -> list[str]:
+    async def over_brokers(client: "ClusterClient") -> list[str]:
         from klamm.client.admin.topics import describe_topics
 
         return selection.of(await describe_topics(client))
 
-    async def on_znodes(znodes: "KafkaZooKeeper") -> tuple[list[str], set[str]]:
+    async def over_znodes(znodes: "KafkaZooKeeper") -> tuple[list[str], set[str]]:
         return selection.of(await znodes.topic_names()), set(await znodes.topic_deletions())
 
     deletions: set[str] = set()
     if zookeeper is None:
-        names = run_with_client(bootstrap_server, command_config, over_wire)
+        names = run_with_client(bootstrap_server, command_config, over_brokers)
     else:
-        names, deletions = run_with_zookeeper(zookeeper, on_znodes)
+        names, deletions = run_with_zookeeper(zookeeper, over_znodes)
     if as_json:
         _print_json(names)
     else:
@@ -276,9 +276,9 @@ def describe(
         numbers = {name: list(chosen(each, filters, found.live)) for name, each in found.topics.items()}
         return {name: of_topic for name, of_topic in numbers.items() if of_topic}
 
-    async def over_wire(client: "ClusterClient") -> "tuple[Mapping[str, TopicDescription], dict[str, list[int]]]":
+    async def over_brokers(client: "ClusterClient") -> "tuple[Mapping[str, TopicDescription], dict[str, list[int]]]":
         from klamm.cli.topics.deletions import with_deletions
-        from klamm.cli.topics.over_wire import explain, read_topics
+        from klamm.cli.topics.over_brokers import explain, read_topics
 
         found = await with_deletions(client, await read_topics(client, selection), selection)
         numbers = shown(found)
@@ -286,8 +286,8 @@ def describe(
         silent.update(quiet)
         return topics, numbers
 
-    async def on_znodes(znodes: "KafkaZooKeeper") -> "tuple[Mapping[str, TopicDescription], dict[str, list[int]]]":
-        from klamm.cli.topics.on_znodes import read_topics
+    async def over_znodes(znodes: "KafkaZooKeeper") -> "tuple[Mapping[str, TopicDescription], dict[str, list[int]]]":
+        from klamm.cli.topics.over_znodes import read_topics
         from klamm.diagnosis.reasons import explained
 
         found = await read_topics(znodes, selection)
@@ -300,9 +300,9 @@ def describe(
         }, numbers
 
     if zookeeper is None:
-        topics, numbers = run_with_client(bootstrap_server, command_config, over_wire)
+        topics, numbers = run_with_client(bootstrap_server, command_config, over_brokers)
     else:
-        topics, numbers = run_with_zookeeper(zookeeper, on_znodes)
+        topics, numbers = run_with_zookeeper(zookeeper, over_znodes)
     if topics_with_overrides:
         topics = {name: each for name, each in topics.items() if each.configs}
         numbers = {name: [] for name in topics}
@@ -402,11 +402,11 @@ def alter(
         confirm([*pattern, *lines, *warning], topics, yes=yes or force, keep=TABS)
 
     if zookeeper is None:
-        errors = _alter_over_wire(
+        errors = _alter_over_brokers(
             partial(plan, place=disable_rack_aware), ask, wanted, command_options(bootstrap_server, command_config)
         )
     else:
-        errors = _alter_on_znodes(partial(plan, place=True), ask, wanted, zookeeper)
+        errors = _alter_over_znodes(partial(plan, place=True), ask, wanted, zookeeper)
     if as_json:
         _print_json([alteration_value(each, error) for each, error in errors])
     else:
@@ -422,10 +422,10 @@ Altered = list[tuple[Alteration, str | None]]
 Ask = Callable[[Sequence[Alteration], Mapping[str, Mapping[str, str | None]]], None]
 
 
-def _alter_over_wire(
+def _alter_over_brokers(
     plan: "Callable[[ClusterView], list[Alteration]]", ask: Ask, wanted: Wanted, options: "ClientOptions"
 ) -> Altered:
-    from klamm.cli.topics.over_wire import add_partitions, change_configs, own_configs
+    from klamm.cli.topics.over_brokers import add_partitions, change_configs, own_configs
     from klamm.diagnosis.cluster_view import read_cluster
 
     with client_in_thread(options) as client:
@@ -447,13 +447,13 @@ def _alter_over_wire(
     return [(each, errors.get(each.topic)) for each in changes]
 
 
-def _alter_on_znodes(
+def _alter_over_znodes(
     plan: "Callable[[ClusterView], list[Alteration]]", ask: Ask, wanted: Wanted, connect: str
 ) -> Altered:
-    from klamm.cli.topics import on_znodes
+    from klamm.cli.topics import over_znodes
     from klamm.diagnosis.cluster_view import read_znodes
 
-    on_znodes.check_configs(wanted.configs, wanted.deleted_configs)
+    over_znodes.check_configs(wanted.configs, wanted.deleted_configs)
 
     async def read(znodes: "KafkaZooKeeper") -> "tuple[ClusterView, dict[str, Any]]":
         await znodes.sync()
@@ -463,15 +463,15 @@ def _alter_on_znodes(
     changes = plan(view)
     if not changes:
         return []
-    on_znodes.check_assignments(changes, view)
+    over_znodes.check_assignments(changes, view)
     ask(changes, {name: own for name, own in configs.items() if isinstance(own, Mapping)})
 
     async def write(znodes: "KafkaZooKeeper") -> Altered:
         done: Altered = []
         for each in changes:
             try:
-                await on_znodes.change_configs(znodes, each)
-                await on_znodes.add_partitions(znodes, each)
+                await over_znodes.change_configs(znodes, each)
+                await over_znodes.add_partitions(znodes, each)
                 done.append((each, None))
             except KafkaError as error:
                 done.append((each, error_line(error)))
@@ -515,13 +515,13 @@ def delete(
                 for name, error in client.call(delete_topics, names).items():
                     errors[name] = None if error is None else error_line(error)
     else:
-        from klamm.cli.topics import on_znodes
+        from klamm.cli.topics import over_znodes
         from klamm.diagnosis.cluster_view import read_znodes
 
         names = ask(run_with_zookeeper(zookeeper, read_znodes))
-        for name, outcome in run_with_zookeeper(zookeeper, partial(on_znodes.delete_topics, names=names)).items():
+        for name, outcome in run_with_zookeeper(zookeeper, partial(over_znodes.delete_topics, names=names)).items():
             errors[name] = error_line(outcome) if isinstance(outcome, KafkaError) else None
-            marked[name] = [] if isinstance(outcome, KafkaError) else on_znodes.marked_lines(name, outcome)
+            marked[name] = [] if isinstance(outcome, KafkaError) else over_znodes.marked_lines(name, outcome)
     if as_json:
         _print_json([{"topic": name, "error": error} for name, error in errors.items()])
     else:

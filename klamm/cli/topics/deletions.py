@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from klamm.access.controller import zookeeper_of_brokers
 from klamm.access.zookeeper import open_znodes
-from klamm.cli.topics import on_znodes
-from klamm.cli.topics.over_wire import Topics
+from klamm.cli.topics import over_znodes
+from klamm.cli.topics.over_brokers import Topics
 from klamm.cli.topics.selection import Selection
 from klamm.client.cluster import ClusterClient
 from klamm.processes.errors import ToolError
@@ -29,7 +29,7 @@ async def with_deletions(client: ClusterClient, found: Topics, selection: Select
         return found
     try:
         async with asyncio.timeout(ZOOKEEPER_TIMEOUT_S), open_znodes(await zookeeper_of_brokers(client)) as znodes:
-            stored = (await on_znodes.read_topics(znodes, selection)).topics
+            stored = (await over_znodes.read_topics(znodes, selection)).topics
     except (TimeoutError, ToolError, KafkaError):
         return found
     marked = {name: found.topics.get(name, topic) for name, topic in stored.items() if topic.marked_for_deletion}

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from klamm.cli.cluster.broker_files import READ_ONLY
+from klamm.cli.shared.read_only_files import READ_ONLY
 from klamm.client.verification.compare import Window
 from klamm.client.verification.newest_values import CONFIRMATIONS, NewestValues
 from klamm.client.verification.partition import Answer, Failed, OutOfRange, PartitionCheck

@@ -104,19 +104,19 @@ def test_leaders_come_back_over_the_wire(cluster: Cluster, elect: Run, tmp_path:
 
 
 def test_leaders_come_back_through_the_znode(cluster: Cluster, elect: Run) -> None:
-    on_znodes = ("--zookeeper", cluster.zookeeper)
+    over_znodes = ("--zookeeper", cluster.zookeeper)
     cluster.kill(1)
     cluster.until(lambda: is_known(cluster, [0, 0, 0, 2]))
-    assert f"{ERROR} t-1: PREFERRED_LEADER_NOT_AVAILABLE" in elect(*PREFERRED, *on_znodes, code=1)
+    assert f"{ERROR} t-1: PREFERRED_LEADER_NOT_AVAILABLE" in elect(*PREFERRED, *over_znodes, code=1)
     cluster.start(1)
     cluster.until(lambda: is_known(cluster, [0, 0, 0, 2]))
-    assert elect(*PREFERRED, *on_znodes) == (
+    assert elect(*PREFERRED, *over_znodes) == (
         "Created preferred replica election path with t-0,t-1\n"
         "Successfully started preferred replica election for partitions Set(t-0, t-1)\n"
         f"{SUCCESS} t-0, t-1\n"
     )
     assert leaders(cluster) == [1, 1, 0, 2]
-    assert elect(*PREFERRED, *on_znodes) == ""
+    assert elect(*PREFERRED, *over_znodes) == ""
 
 
 def test_an_election_in_progress_is_left_alone(cluster: Cluster, elect: Run) -> None:
@@ -124,7 +124,7 @@ def test_an_election_in_progress_is_left_alone(cluster: Cluster, elect: Run) -> 
     from klamm.znodes.requests import PREFERRED_REPLICA_ELECTION_PATH
     from klamm.znodes.store import KafkaZooKeeper
 
-    on_znodes = ("--zookeeper", cluster.zookeeper)
+    over_znodes = ("--zookeeper", cluster.zookeeper)
     cluster.stop(1)
     cluster.start(1)
     cluster.until(lambda: leaders(cluster)[:2] == [0, 0] and len(cluster.isr("t", 0)) == len(cluster.isr("t", 1)) == 2)
@@ -132,9 +132,9 @@ def test_an_election_in_progress_is_left_alone(cluster: Cluster, elect: Run) -> 
     for broker in cluster.broker_ids:
         cluster.pause(broker)
     try:
-        late = elect(*PREFERRED, *on_znodes, "--timeout", "200", code=1, both=True)
+        late = elect(*PREFERRED, *over_znodes, "--timeout", "200", code=1, both=True)
         assert "the controller has not held the election after 200 ms; /admin/preferred_replica_election stays" in late
-        in_progress = elect(*PREFERRED, *on_znodes, code=1, both=True)
+        in_progress = elect(*PREFERRED, *over_znodes, code=1, both=True)
         assert (
             "klamm: Preferred replica leader election currently in progress for t-0,t-1. Aborting operation"
             in in_progress

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from klamm.cli import main
-from klamm.cli.reassign.access import WireAccess
+from klamm.cli.reassign.access import BrokerAccess
 from klamm.cli.reassign.execution import NOT_ALIVE, Outcome
 from klamm.cli.reassign.running import Reached, Reporter, begun_by, read_plan, state_of
 from klamm.cli.reassign.steps import Limits
@@ -104,12 +104,12 @@ class Tool:
         entities = {f"brokers/{broker.id}": BROKER_THROTTLES for broker in self.cluster.brokers if broker.running}
         entities[f"topics/{self.topic}"] = TOPIC_THROTTLES
         keys = [ConfigKey(entity, name) for entity, names in entities.items() for name in names]
-        found = run_with_client(self.cluster.bootstrap, None, lambda client: WireAccess(client).read_configs(keys))
+        found = run_with_client(self.cluster.bootstrap, None, lambda client: BrokerAccess(client).read_configs(keys))
         return {key: value for key, value in found.items() if value is not None}
 
     def set_throttle(self, key: ConfigKey, value: str | None) -> None:
         changes = {key.entity: {key.name: value}}
-        run_with_client(self.cluster.bootstrap, None, lambda client: WireAccess(client).change_configs(changes))
+        run_with_client(self.cluster.bootstrap, None, lambda client: BrokerAccess(client).change_configs(changes))
         self.cluster.until(lambda: self.throttles().get(key) == value)
 
 

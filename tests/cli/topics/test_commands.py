@@ -71,16 +71,16 @@ def test_a_topic_lives_and_dies(cluster: Cluster, klamm: Run, access: tuple[str,
     cluster.until(lambda: len(cluster.isr("life", 0)) == len(cluster.isr("life", 1)) == 2)
     both = (("--bootstrap-server", cluster.bootstrap), ("--zookeeper", cluster.zookeeper))
     cluster.until(lambda: len({klamm("describe", "--topic", "life", *each) for each in both}) == 1)
-    over_wire, on_znodes = (
+    over_brokers, over_znodes = (
         klamm("describe", "--topic", "life"),
         klamm("describe", *topic, "--zookeeper", cluster.zookeeper),
     )
-    assert over_wire == on_znodes
+    assert over_brokers == over_znodes
     assert re.fullmatch(
         r"Topic: life\tTopicId: [\w-]{22}\tPartitionCount: 2\tReplicationFactor: 2\tConfigs: retention.ms=60000\n"
         r"\tTopic: life\tPartition: 0\tLeader: (\d)\tReplicas: \1,(\d)\tIsr: \1,\2\n"
         r"\tTopic: life\tPartition: 1\tLeader: (\d)\tReplicas: \3,(\d)\tIsr: \3,\4\n",
-        over_wire,
+        over_brokers,
     )
 
     changes = ("--partitions", "4", "--config", "segment.ms=1000", "--delete-config", "retention.ms")
@@ -205,15 +205,15 @@ def test_a_reassignment_in_progress(cluster: Cluster, klamm: Run) -> None:
     b, new = (broker for broker in cluster.broker_ids if broker != a)
     klamm("create", "--topic", "moving", "--replica-assignment", f"{a}:{b},{b}:{a}")
     cluster.until(lambda: len(cluster.isr("moving", 0)) == len(cluster.isr("moving", 1)) == 2)
-    over_wire, on_znodes = ("--bootstrap-server", cluster.broker(a).address), ("--zookeeper", cluster.zookeeper)
+    over_brokers, over_znodes = ("--bootstrap-server", cluster.broker(a).address), ("--zookeeper", cluster.zookeeper)
     # It copies nothing, and counts as live for three seconds.
     cluster.pause(new)
     try:
         with client_in_thread(command_options(cluster.broker(a).address, None)) as client:
             moves = {TopicPartition("moving", 0): (a, new), TopicPartition("moving", 1): (b, a, new)}
             assert set(client.call(alter_partition_reassignments, moves).values()) == {None}
-        cluster.until(lambda: klamm("describe", "--topic", "moving", *over_wire).count("Adding Replicas") == 2)
-        for access in (over_wire, on_znodes):
+        cluster.until(lambda: klamm("describe", "--topic", "moving", *over_brokers).count("Adding Replicas") == 2)
+        for access in (over_brokers, over_znodes):
             assert klamm("describe", "--topic", "moving", *access).splitlines()[1:] == [
                 f"\tTopic: moving\tPartition: 0\tLeader: {a}\tReplicas: {a},{new},{b}\tIsr: {a},{b}"
                 f"\tAdding Replicas: {new}\tRemoving Replicas: {b}",

@@ -7,7 +7,7 @@ check before it writes, they check.
 from collections.abc import Mapping, Sequence
 
 from klamm.base.environment import SystemEnvironment
-from klamm.cli.topics.over_wire import MIN_INSYNC_REPLICAS, UNCLEAN, Topics
+from klamm.cli.topics.over_brokers import MIN_INSYNC_REPLICAS, UNCLEAN, Topics
 from klamm.cli.topics.plans import Alteration
 from klamm.cli.topics.selection import Selection
 from klamm.config.topic import TOPIC_CONFIG_DEF, override_problems

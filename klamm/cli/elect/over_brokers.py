@@ -13,7 +13,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
 
 
-class WireElections:
+class BrokerElections:
     """An `Access`."""
 
     def __init__(self, client: ClusterClient, election_type: ElectionType) -> None:
