@@ -315,7 +315,7 @@ def session(
     if master is not None and remote is not None:
         raise typer.BadParameter("give only one of --master and --remote", param_hint="--remote")
     try:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
+        from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as error:
