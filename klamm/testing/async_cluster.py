@@ -3,22 +3,18 @@
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from klamm.faults.commands import Server
+from klamm.faults.commands.answers import AnswerFault
 from klamm.faults.history import History
-from klamm.protocol.vocabulary import PartitionKey
 from klamm.testing.cluster import DESCRIBED_LINES, TIMEOUT_S, Broker, Cluster
 from klamm.testing.conditions import Wait
-from klamm.testing.faults.answers import AsyncAnswerFaults
-from klamm.testing.faults.asynchronous import AsyncFaults
-from klamm.testing.faults.clock import AsyncClock
-from klamm.testing.faults.disk import AsyncDisk
-from klamm.testing.faults.network import AsyncNetwork
-from klamm.testing.faults.servers import AsyncServerFaults
-from klamm.testing.threads import in_thread, require_asyncio
+from klamm.testing.faults.answers import FaultsOfAnswers
+from klamm.testing.faults.asynchronous import AsyncAnswer, AsyncClock, AsyncDisk, AsyncFaults, AsyncNetwork
+from klamm.testing.threads import Twin, awaited, in_thread, require_asyncio
 
 
 async def open_in_thread(cluster: Cluster) -> "AsyncCluster":
@@ -40,11 +36,13 @@ async def close_in_thread(cluster: Cluster, error: BaseException | None = None) 
     await asyncio.shield(in_thread(cluster.close, error))
 
 
-class AsyncCluster(AsyncAnswerFaults, AsyncServerFaults):
+class AsyncCluster(Twin[Cluster], FaultsOfAnswers[AsyncAnswer]):
     """A running cluster, from `async with Cluster(...) as c`. Cluster documents each method."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    @property
+    def cluster(self) -> Cluster:
+        """The same cluster, for threads."""
+        return self._original
 
     @property
     def bootstrap(self) -> str:
@@ -90,89 +88,54 @@ class AsyncCluster(AsyncAnswerFaults, AsyncServerFaults):
     def describe(self, history_lines: int = DESCRIBED_LINES) -> str:
         return self.cluster.describe(history_lines)
 
-    async def record(self, path: str | Path) -> Path:
-        return await in_thread(self.cluster.record, path)
-
-    async def controller_id(self) -> int | None:
-        return await in_thread(self.cluster.controller_id)
-
-    async def topics(self) -> list[str]:
-        return await in_thread(self.cluster.topics)
-
-    async def leader(self, topic: str, partition: int = 0) -> int | None:
-        return await in_thread(self.cluster.leader, topic, partition)
-
-    async def isr(self, topic: str, partition: int = 0) -> list[int]:
-        return await in_thread(self.cluster.isr, topic, partition)
-
-    async def replicas(self, topic: str, partition: int = 0) -> list[int]:
-        return await in_thread(self.cluster.replicas, topic, partition)
-
-    async def followers(self, topic: str, partition: int = 0) -> list[int]:
-        return await in_thread(self.cluster.followers, topic, partition)
-
-    async def under_replicated(self) -> list[PartitionKey]:
-        return await in_thread(self.cluster.under_replicated)
-
-    async def create_topic(
-        self,
-        name: str,
-        partitions: int = 1,
-        replication_factor: int | None = None,
-        configs: Mapping[str, object] | None = None,
-    ) -> None:
-        await in_thread(self.cluster.create_topic, name, partitions, replication_factor, configs)
-
-    async def delete_topic(self, name: str) -> None:
-        await in_thread(self.cluster.delete_topic, name)
+    record = awaited(Cluster.record)
+    controller_id = awaited(Cluster.controller_id)
+    topics = awaited(Cluster.topics)
+    leader = awaited(Cluster.leader)
+    isr = awaited(Cluster.isr)
+    replicas = awaited(Cluster.replicas)
+    followers = awaited(Cluster.followers)
+    under_replicated = awaited(Cluster.under_replicated)
+    create_topic = awaited(Cluster.create_topic)
+    delete_topic = awaited(Cluster.delete_topic)
+    kill = awaited(Cluster.kill)
+    stop = awaited(Cluster.stop)
+    start = awaited(Cluster.start)
+    restart = awaited(Cluster.restart)
+    pause = awaited(Cluster.pause)
+    resume = awaited(Cluster.resume)
+    heal = awaited(Cluster.heal)
+    add_broker = awaited(Cluster.add_broker)
+    expire_session = awaited(Cluster.expire_session)
+    elect = awaited(Cluster.elect)
+    unclean_election = awaited(Cluster.unclean_election)
+    move_controller = awaited(Cluster.move_controller)
+    force_rebalance = awaited(Cluster.force_rebalance)
+    expire_transaction = awaited(Cluster.expire_transaction)
+    corrupt = awaited(Cluster.corrupt)
 
     @property
     def faults(self) -> AsyncFaults:
         return AsyncFaults(self.cluster.faults)
 
     @property
-    def _in_threads(self) -> Cluster:
-        return self.cluster
-
-    @property
     def disk(self) -> AsyncDisk:
-        return AsyncDisk(self.faults)
+        return AsyncDisk(self.cluster.disk)
 
     @property
     def clock(self) -> AsyncClock:
-        return AsyncClock(self.faults)
-
-    @property
-    def history(self) -> Awaitable[History]:
-        return in_thread(lambda: self.cluster.history)
+        return AsyncClock(self.cluster.clock)
 
     @property
     def network(self) -> AsyncNetwork:
         return AsyncNetwork(self.cluster.network)
 
-    async def kill(self, server: Server) -> None:
-        await in_thread(self.cluster.kill, server)
+    @property
+    def history(self) -> Awaitable[History]:
+        return in_thread(lambda: self.cluster.history)
 
-    async def stop(self, server: Server) -> None:
-        await in_thread(self.cluster.stop, server)
-
-    async def start(self, server: Server, properties: Mapping[str, object] | None = None, *, wait: bool = True) -> None:
-        await in_thread(self.cluster.start, server, properties, wait=wait)
-
-    async def restart(self, server: Server, properties: Mapping[str, object] | None = None) -> None:
-        await in_thread(self.cluster.restart, server, properties)
-
-    async def pause(self, server: Server) -> None:
-        await in_thread(self.cluster.pause, server)
-
-    async def resume(self, server: Server) -> None:
-        await in_thread(self.cluster.resume, server)
-
-    async def heal(self) -> None:
-        await in_thread(self.cluster.heal)
-
-    async def add_broker(self, properties: Mapping[str, object] | None = None) -> int:
-        return await in_thread(self.cluster.add_broker, properties)
+    def _handle(self, fault: AnswerFault) -> AsyncAnswer:
+        return AsyncAnswer(self.faults, fault)
 
     async def until(self, condition: Callable[[], Awaitable[Any] | Any], timeout: float = TIMEOUT_S) -> Any:  # noqa: ASYNC109
         """As Cluster.until; the condition may be a coroutine function, which a condition on this object needs."""

@@ -1,13 +1,40 @@
-"""How the coroutines of a cluster leave the event loop free: each call runs in a thread of asyncio's."""
+"""The cluster's methods as coroutines: each call runs in a thread of asyncio's, so the test's event loop keeps running.
+
+class AsyncDog(Twin[Dog]):
+    bark = awaited(Dog.bark)  # await AsyncDog(dog).bark(3)
+"""
 
 import asyncio
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from klamm.testing.errors import ClusterError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+
+
+class Twin(Generic[S_co]):
+    """An object whose methods are the coroutines of `original`, which documents them."""
+
+    def __init__(self, original: S_co) -> None:
+        self._original = original
+
+
+def awaited(
+    method: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[Twin[S], P], Coroutine[Any, Any, T]]:
+    """The method of a Twin that runs the original's method in a thread; its parameters and docstring are the same."""
+
+    @functools.wraps(method)
+    async def call(twin: Twin[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        original: Callable[P, T] = getattr(twin._original, method.__name__)
+        return await in_thread(original, *args, **kwargs)
+
+    return call
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

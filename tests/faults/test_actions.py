@@ -1,6 +1,5 @@
 """The actions of a cluster as values, and the search for the server that can carry one out."""
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,6 @@ from klamm.faults.commands.actions import (
 from klamm.faults.control import Control
 from klamm.faults.corruption import corrupt_batch
 from klamm.faults.wire import Elsewhere, FaultError
-from klamm.testing.faults.clock import AsyncClock, Clock
-from klamm.testing.faults.disk import AsyncDisk, Disk
-from klamm.testing.faults.servers import AsyncServerFaults, ServerFaults
 
 
 @pytest.mark.parametrize(
@@ -90,17 +86,6 @@ async def test_an_action_finds_the_server_that_can_perform_it(tmp_path: Path) ->
         for one in agents:
             await one.close()
         await control.close()
-
-
-@pytest.mark.parametrize(
-    ("blocking", "coroutines"), [(ServerFaults, AsyncServerFaults), (Disk, AsyncDisk), (Clock, AsyncClock)]
-)
-def test_coroutines_have_the_same_parameters(blocking: type, coroutines: type) -> None:
-    names = [name for name in vars(coroutines) if not name.startswith("_")]
-    assert names
-    for name in names:
-        parameters = [list(inspect.signature(getattr(one, name)).parameters.values()) for one in (blocking, coroutines)]
-        assert parameters[0] == parameters[1], name
 
 
 def test_a_batch_that_is_not_there_cannot_be_damaged(tmp_path: Path) -> None:

@@ -3,24 +3,49 @@
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 
 from klamm.testing import AsyncCluster, Cluster, ClusterError, Helper, NotInTime
+from klamm.testing.faults.answers import NarrowableAnswer
+from klamm.testing.faults.asynchronous import (
+    AsyncAnswer,
+    AsyncClock,
+    AsyncDisk,
+    AsyncFaultHandle,
+    AsyncFaults,
+    AsyncNetwork,
+)
+from klamm.testing.faults.clock import Clock
+from klamm.testing.faults.disk import Disk
+from klamm.testing.faults.faults import FaultHandle, Faults
+from klamm.testing.faults.network import Network
 
 
 def public(kind: type) -> dict[str, object]:
-    return {name: member for name, member in vars(kind).items() if not name.startswith("_")}
+    return {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
 
 
-def test_both_have_the_same_methods_and_parameters() -> None:
-    blocking, coroutines = public(Cluster), public(AsyncCluster)
-    assert set(blocking) - {"open", "close"} == set(coroutines)
-    for name, member in coroutines.items():
-        other = blocking[name]
+@pytest.mark.parametrize(
+    ("blocking", "coroutines"),
+    [
+        (Cluster, AsyncCluster),
+        (Faults, AsyncFaults),
+        (FaultHandle, AsyncFaultHandle),
+        (NarrowableAnswer, AsyncAnswer),
+        (Disk, AsyncDisk),
+        (Clock, AsyncClock),
+        (Network, AsyncNetwork),
+    ],
+)
+def test_both_have_the_same_methods_and_parameters(blocking: type, coroutines: type) -> None:
+    ours, theirs = public(blocking), public(coroutines)
+    assert set(ours) - {"open", "close", "keeps_on_failure"} == set(theirs) - {"cluster"}
+    for name in set(theirs) - {"cluster", "until"}:
+        member, other = theirs[name], ours[name]
         assert isinstance(member, property) is isinstance(other, property)
-        if not isinstance(member, property) and name != "until":
+        if not isinstance(member, property):
             assert callable(member) and callable(other)
             assert inspect.signature(member) == inspect.signature(other), name
 
@@ -35,10 +60,13 @@ async def test_a_cluster_in_coroutines(klamm_helper: Helper) -> None:
 
         assert await c.until(led)
         assert await c.until(lambda: "not a coroutine") == "not a coroutine"
+        assert_type(await c.leader("t"), int | None)
+        assert_type(await c.network.cut("clients", 0, client_id="nobody"), AsyncFaultHandle)
+        await c.faults.remove_all()
         assert await c.isr("t") == await c.replicas("t") == [0]
         await c.kill(0)
         assert not c.broker(0).running
-        await c.start(0)
+        await c.start(0, wait=True)
         await c.restart(0)
         await c.pause(0)
         await c.resume(0)

@@ -8,16 +8,15 @@ A fault holds when the expression that describes it has been evaluated: `times=1
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
 
 from klamm.faults.commands.answers import AnswerFault, DelayAnswers, DisconnectClients, DropAnswers, FailAnswers
-from klamm.testing.faults.asynchronous import AsyncFaultHandle, AsyncFaults
 from klamm.testing.faults.faults import Faults
 from klamm.testing.faults.narrowing import Narrowable, NarrowableHandle
 
 F = TypeVar("F", bound=AnswerFault)
+H = TypeVar("H")
 
 
 class Conditions(TypedDict, total=False):
@@ -41,7 +40,7 @@ class Narrowing(Conditions, total=False):
     seed: int
 
 
-class _OfRequests(Narrowable):
+class NarrowableAnswer(Narrowable):
     """The methods of both kinds of handles."""
 
     def probability(self, probability: float, *, seed: int) -> Self:
@@ -53,74 +52,51 @@ class _OfRequests(Narrowable):
         return self._narrow(**conditions)
 
 
-class AnswerHandle(_OfRequests, NarrowableHandle):
+class AnswerHandle(NarrowableAnswer, NarrowableHandle):
     """A fault of answers."""
 
     methods = (*NarrowableHandle.methods, "probability", "when")
 
 
-class AsyncAnswer(_OfRequests):
-    """A fault of answers that is installed when it is awaited: `fault = await c.fail(...).once()`."""
+class FaultsOfAnswers(ABC, Generic[H]):
+    """The methods for faults of answers, of both kinds of clusters."""
 
-    def __init__(self, faults: AsyncFaults, fault: AnswerFault) -> None:
-        self._faults = faults
-        self._fault = fault
-
-    def _narrow(self, **changes: Any) -> Self:
-        return type(self)(self._faults, replace(self._fault, **changes))
-
-    def __await__(self) -> Generator[Any, None, AsyncFaultHandle]:
-        return self._faults.install(self._fault).__await__()
-
-
-class AnswerFaults(ABC):
-    """The methods of a Cluster for faults of answers."""
-
-    @property
     @abstractmethod
-    def faults(self) -> Faults: ...
+    def _handle(self, fault: AnswerFault) -> H:
+        """What installs this fault: at once, or when it is awaited."""
 
-    def fail(self, *, api: str, error: str, **narrowing: Unpack[Narrowing]) -> AnswerHandle:
+    def fail(self, *, api: str, error: str, **narrowing: Unpack[Narrowing]) -> H:
         """Requests of an API are answered with an error, where Kafka puts it: in partitions, topics or the response.
 
         With a `topic` or `partition`, the other items of a request are served. With `after=True` the request has had
         its effect. An unknown API or error raises ValueError with what is allowed.
         """
-        return AnswerHandle(self.faults, _made(FailAnswers, narrowing, api=api, error=error))
+        return self._handle(_made(FailAnswers, narrowing, api=api, error=error))
 
-    def delay(self, *, api: str, delay_ms: int, **narrowing: Unpack[Narrowing]) -> AnswerHandle:
+    def delay(self, *, api: str, delay_ms: int, **narrowing: Unpack[Narrowing]) -> H:
         """Requests of an API wait before they are served, or with `after=True` their answers wait. The removal of the
         fault ends the wait."""
-        return AnswerHandle(self.faults, _made(DelayAnswers, narrowing, api=api, delay_ms=delay_ms))
+        return self._handle(_made(DelayAnswers, narrowing, api=api, delay_ms=delay_ms))
 
-    def drop(self, *, api: str, **narrowing: Unpack[Narrowing]) -> AnswerHandle:
+    def drop(self, *, api: str, **narrowing: Unpack[Narrowing]) -> H:
         """Requests of an API get no answer, as from a broker that hangs: their connections stay open and silent, and
         close when the fault is removed."""
-        return AnswerHandle(self.faults, _made(DropAnswers, narrowing, api=api))
+        return self._handle(_made(DropAnswers, narrowing, api=api))
 
-    def disconnect(self, *, api: str, **narrowing: Unpack[Narrowing]) -> AnswerHandle:
+    def disconnect(self, *, api: str, **narrowing: Unpack[Narrowing]) -> H:
         """The broker closes the connection instead of an answer."""
-        return AnswerHandle(self.faults, _made(DisconnectClients, narrowing, api=api))
+        return self._handle(_made(DisconnectClients, narrowing, api=api))
 
 
-class AsyncAnswerFaults(ABC):
-    """The methods of an AsyncCluster for faults of answers; AnswerFaults documents each. The result is awaited."""
+class AnswerFaults(FaultsOfAnswers[AnswerHandle]):
+    """The methods of a Cluster."""
 
     @property
     @abstractmethod
-    def faults(self) -> AsyncFaults: ...
+    def faults(self) -> Faults: ...
 
-    def fail(self, *, api: str, error: str, **narrowing: Unpack[Narrowing]) -> AsyncAnswer:
-        return AsyncAnswer(self.faults, _made(FailAnswers, narrowing, api=api, error=error))
-
-    def delay(self, *, api: str, delay_ms: int, **narrowing: Unpack[Narrowing]) -> AsyncAnswer:
-        return AsyncAnswer(self.faults, _made(DelayAnswers, narrowing, api=api, delay_ms=delay_ms))
-
-    def drop(self, *, api: str, **narrowing: Unpack[Narrowing]) -> AsyncAnswer:
-        return AsyncAnswer(self.faults, _made(DropAnswers, narrowing, api=api))
-
-    def disconnect(self, *, api: str, **narrowing: Unpack[Narrowing]) -> AsyncAnswer:
-        return AsyncAnswer(self.faults, _made(DisconnectClients, narrowing, api=api))
+    def _handle(self, fault: AnswerFault) -> AnswerHandle:
+        return AnswerHandle(self.faults, fault)
 
 
 def _made(kind: Callable[..., F], narrowing: Narrowing, **fields: Any) -> F:

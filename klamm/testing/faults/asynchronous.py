@@ -1,55 +1,104 @@
-"""The faults of a cluster as coroutines, for AsyncCluster. The classes of `faults.py` document each method."""
+"""The faults of a cluster as coroutines, for AsyncCluster. The class of each twin documents its methods."""
 
-from collections.abc import Awaitable
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from dataclasses import replace
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from klamm.faults.commands import Action, Fault, Json, Server
-from klamm.testing.faults.faults import WAIT_TIMEOUT_S, FaultHandle, Faults
-from klamm.testing.threads import in_thread
+from klamm.faults.commands import Fault
+from klamm.faults.commands.answers import AnswerFault
+from klamm.testing.faults.answers import NarrowableAnswer
+from klamm.testing.faults.clock import Clock
+from klamm.testing.faults.disk import Disk
+from klamm.testing.faults.faults import FaultHandle, Faults
+from klamm.testing.faults.network import Network
+from klamm.testing.threads import Twin, awaited, in_thread
 
-
-class AsyncFaults:
-    """The faults of one cluster."""
-
-    def __init__(self, faults: Faults) -> None:
-        self.faults = faults
-
-    async def install(self, fault: Fault) -> "AsyncFaultHandle":
-        return AsyncFaultHandle(await in_thread(self.faults.install, fault))
-
-    async def perform(self, server: Server | None, action: Action) -> Json:
-        return await in_thread(self.faults.perform, server, action)
-
-    @property
-    def active(self) -> "list[AsyncFaultHandle]":
-        return [AsyncFaultHandle(handle) for handle in self.faults.active]
-
-    async def remove_all(self) -> None:
-        await in_thread(self.faults.remove_all)
+P = ParamSpec("P")
+S = TypeVar("S")
 
 
-class AsyncFaultHandle:
+class AsyncFaultHandle(Twin[FaultHandle]):
     """One installed fault. `calls` and `hits` are awaited: `assert await handle.hits == 1`."""
-
-    def __init__(self, handle: FaultHandle) -> None:
-        self.handle = handle
 
     @property
     def fault(self) -> Fault:
-        return self.handle.fault
+        return self._original.fault
 
     @property
     def calls(self) -> Awaitable[int]:
-        return in_thread(lambda: self.handle.calls)
+        return in_thread(lambda: self._original.calls)
 
     @property
     def hits(self) -> Awaitable[int]:
-        return in_thread(lambda: self.handle.hits)
+        return in_thread(lambda: self._original.hits)
 
-    async def wait(self, timeout: float = WAIT_TIMEOUT_S, *, hits: int = 1) -> None:  # noqa: ASYNC109
-        await in_thread(lambda: self.handle.wait(timeout, hits=hits))
+    wait = awaited(FaultHandle.wait)
+    remove = awaited(FaultHandle.remove)
+    replace = awaited(FaultHandle.replace)
 
-    async def remove(self) -> None:
-        await in_thread(self.handle.remove)
 
-    async def replace(self, fault: Fault) -> None:
-        await in_thread(self.handle.replace, fault)
+def awaited_handle(
+    method: Callable[Concatenate[S, P], FaultHandle],
+) -> Callable[Concatenate[Twin[S], P], Coroutine[Any, Any, AsyncFaultHandle]]:
+    """Like `awaited`, for methods that install a fault."""
+    call = awaited(method)
+
+    @functools.wraps(method)
+    async def install(twin: Twin[S], /, *args: P.args, **kwargs: P.kwargs) -> AsyncFaultHandle:
+        return AsyncFaultHandle(await call(twin, *args, **kwargs))
+
+    return install
+
+
+class AsyncFaults(Twin[Faults]):
+    """The faults of one cluster."""
+
+    @property
+    def active(self) -> list[AsyncFaultHandle]:
+        return [AsyncFaultHandle(handle) for handle in self._original.active]
+
+    install = awaited_handle(Faults.install)
+    perform = awaited(Faults.perform)
+    performed = awaited(Faults.performed)
+    remove_all = awaited(Faults.remove_all)
+
+
+class AsyncAnswer(NarrowableAnswer):
+    """A fault of answers that is installed when it is awaited: `fault = await c.fail(...).once()`."""
+
+    def __init__(self, faults: AsyncFaults, fault: AnswerFault) -> None:
+        self._faults = faults
+        self._fault = fault
+
+    def _narrow(self, **changes: Any) -> Self:
+        return type(self)(self._faults, replace(self._fault, **changes))
+
+    def __await__(self) -> Generator[Any, None, AsyncFaultHandle]:
+        return self._faults.install(self._fault).__await__()
+
+
+class AsyncDisk(Twin[Disk]):
+    """The disks of one cluster."""
+
+    slow = awaited_handle(Disk.slow)
+    fail = awaited_handle(Disk.fail)
+    full = awaited_handle(Disk.full)
+
+
+class AsyncClock(Twin[Clock]):
+    """The wall clocks of one cluster."""
+
+    shift = awaited_handle(Clock.shift)
+
+
+class AsyncNetwork(Twin[Network]):
+    """The network of one cluster."""
+
+    partition = awaited_handle(Network.partition)
+    cut = awaited_handle(Network.cut)
+    delay = awaited_handle(Network.delay)
+    rate = awaited_handle(Network.rate)
+    reset = awaited_handle(Network.reset)
+    half_open = awaited_handle(Network.half_open)
+    heal = awaited(Network.heal)

@@ -5,7 +5,6 @@ c.clock.shift(None, drift_ppm=500)
 """
 
 from klamm.faults.commands.clock import ShiftClock
-from klamm.testing.faults.asynchronous import AsyncFaultHandle, AsyncFaults
 from klamm.testing.faults.faults import FaultHandle, Faults
 
 
@@ -20,13 +19,3 @@ class Clock:
         for each second from now on. Faults of several calls add up. Timeouts are not concerned: they are measured by
         the monotonic clock."""
         return self._faults.install(ShiftClock(broker=broker, ms=ms, drift_ppm=drift_ppm))
-
-
-class AsyncClock:
-    """The wall clocks of one cluster; Clock documents the method."""
-
-    def __init__(self, faults: AsyncFaults) -> None:
-        self._faults = faults
-
-    async def shift(self, broker: int | None, ms: int = 0, *, drift_ppm: float = 0.0) -> AsyncFaultHandle:
-        return await self._faults.install(ShiftClock(broker=broker, ms=ms, drift_ppm=drift_ppm))

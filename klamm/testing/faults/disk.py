@@ -15,7 +15,6 @@ from os import PathLike, fspath
 from typing import Any, TypedDict, Unpack
 
 from klamm.faults.commands.disk import DiskError, FailDisk, FullDisk, Operation, SlowDisk
-from klamm.testing.faults.asynchronous import AsyncFaultHandle, AsyncFaults
 from klamm.testing.faults.faults import FaultHandle, Faults
 from klamm.testing.faults.narrowing import NarrowableHandle
 
@@ -43,7 +42,7 @@ class Disk:
     def slow(self, broker: int | None, ms: float, **files: Unpack[Files]) -> FaultHandle:
         """Each operation takes `ms` longer, until the fault is removed. A slow append holds the broker's loop, as a
         stalled disk does."""
-        return self._faults.install(_slow(broker, ms, files))
+        return self._faults.install(SlowDisk(broker=broker, ms=ms, **_fields(files)))
 
     def fail(
         self,
@@ -56,55 +55,16 @@ class Disk:
     ) -> FailureHandle:
         """Operations fail. EIO takes the broker's log directory offline, and with its last directory the broker stops;
         ENOSPC and shortages only refuse the operation."""
-        return FailureHandle(self._faults, _fail(broker, error, times, on_call, files))
+        calls = (on_call,) if isinstance(on_call, int) else tuple(on_call)
+        fault = FailDisk(broker=broker, error=error, times=times, on_call=calls, **_fields(files))
+        return FailureHandle(self._faults, fault)
 
     def full(
         self, broker: int | None, *, bytes_left: int = 0, directory: str | PathLike[str] | None = None
     ) -> FaultHandle:
         """The files may grow by `bytes_left` together; then writes fail with ENOSPC. What is removed makes room."""
-        return self._faults.install(_full(broker, bytes_left, directory))
-
-
-class AsyncDisk:
-    """The disks of one cluster; Disk documents each method."""
-
-    def __init__(self, faults: AsyncFaults) -> None:
-        self._faults = faults
-
-    async def slow(self, broker: int | None, ms: float, **files: Unpack[Files]) -> AsyncFaultHandle:
-        return await self._faults.install(_slow(broker, ms, files))
-
-    async def fail(
-        self,
-        broker: int | None,
-        *,
-        error: DiskError = "EIO",
-        times: int | None = None,
-        on_call: int | Sequence[int] = (),
-        **files: Unpack[Files],
-    ) -> AsyncFaultHandle:
-        return await self._faults.install(_fail(broker, error, times, on_call, files))
-
-    async def full(
-        self, broker: int | None, *, bytes_left: int = 0, directory: str | PathLike[str] | None = None
-    ) -> AsyncFaultHandle:
-        return await self._faults.install(_full(broker, bytes_left, directory))
-
-
-def _slow(broker: int | None, ms: float, files: Files) -> SlowDisk:
-    return SlowDisk(broker=broker, ms=ms, **_fields(files))
-
-
-def _fail(
-    broker: int | None, error: DiskError, times: int | None, on_call: int | Sequence[int], files: Files
-) -> FailDisk:
-    calls = (on_call,) if isinstance(on_call, int) else tuple(on_call)
-    return FailDisk(broker=broker, error=error, times=times, on_call=calls, **_fields(files))
-
-
-def _full(broker: int | None, bytes_left: int, directory: str | PathLike[str] | None) -> FullDisk:
-    path = None if directory is None else fspath(directory)
-    return FullDisk(broker=broker, bytes_left=bytes_left, directory=path)
+        path = None if directory is None else fspath(directory)
+        return self._faults.install(FullDisk(broker=broker, bytes_left=bytes_left, directory=path))
 
 
 def _fields(files: Files) -> dict[str, Any]:

@@ -12,7 +12,7 @@ a topic, for example) always pass.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 from klamm.faults.commands.network import (
     CutLinks,
@@ -25,9 +25,7 @@ from klamm.faults.commands.network import (
     SlowLinks,
 )
 from klamm.testing.errors import ClusterError
-from klamm.testing.faults.asynchronous import AsyncFaultHandle
 from klamm.testing.faults.faults import FaultHandle, Faults
-from klamm.testing.threads import in_thread
 
 Places = Place | Iterable[Place]
 
@@ -149,40 +147,6 @@ class Network:
                 known = ", ".join(map(str, ids))
                 raise ValueError(f"broker {place} is not in this cluster; allowed: {known}")
         return tuple(sorted(set(several), key=lambda place: (isinstance(place, str), place)))
-
-
-class AsyncNetwork:
-    """The same as coroutines. `Network` documents each method."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-
-    async def partition(self, one: Places, other: Places) -> AsyncFaultHandle:
-        return await self._in_thread(self.network.partition, one, other)
-
-    async def cut(self, one: Places, other: Places, **options: Any) -> AsyncFaultHandle:
-        return await self._in_thread(self.network.cut, one, other, **options)
-
-    async def delay(self, one: Places, other: Places, **options: Any) -> AsyncFaultHandle:
-        return await self._in_thread(self.network.delay, one, other, **options)
-
-    async def rate(self, one: Places, other: Places, **options: Any) -> AsyncFaultHandle:
-        return await self._in_thread(self.network.rate, one, other, **options)
-
-    async def reset(self, one: Places, other: Places, *, client_id: str | None = None) -> AsyncFaultHandle:
-        return await self._in_thread(self.network.reset, one, other, client_id=client_id)
-
-    async def half_open(
-        self, one: Places = "brokers", other: Places = "clients", *, client_id: str | None = None
-    ) -> AsyncFaultHandle:
-        return await self._in_thread(self.network.half_open, one, other, client_id=client_id)
-
-    async def heal(self) -> None:
-        await in_thread(self.network.heal)
-
-    @staticmethod
-    async def _in_thread(method: Callable[..., FaultHandle], *arguments: Any, **options: Any) -> AsyncFaultHandle:
-        return AsyncFaultHandle(await in_thread(method, *arguments, **options))
 
 
 def _named(places: tuple[Place, ...]) -> str:

@@ -22,7 +22,6 @@ from klamm.faults.wire import FaultError
 from klamm.storage.segments.log_directory import partition_directory_name
 from klamm.testing.errors import ClusterError
 from klamm.testing.faults.faults import Faults
-from klamm.testing.threads import in_thread
 
 
 class _Broker(Protocol):
@@ -88,35 +87,6 @@ class ServerFaults(ABC):
             raise ClusterError(str(error)) from error
         self.faults.performed(broker, action, damage)
         return Path(damage["path"])
-
-
-class AsyncServerFaults(ABC):
-    """The methods of an AsyncCluster; ServerFaults documents each."""
-
-    @property
-    @abstractmethod
-    def _in_threads(self) -> ServerFaults: ...
-
-    async def expire_session(self, broker: int) -> None:
-        await in_thread(self._in_threads.expire_session, broker)
-
-    async def elect(self, topic: str, partition: int = 0, *, to: int | None = None) -> int:
-        return await in_thread(self._in_threads.elect, topic, partition, to=to)
-
-    async def unclean_election(self, topic: str, partition: int = 0, *, to: int) -> int:
-        return await in_thread(self._in_threads.unclean_election, topic, partition, to=to)
-
-    async def move_controller(self) -> int:
-        return await in_thread(self._in_threads.move_controller)
-
-    async def force_rebalance(self, group: str) -> None:
-        await in_thread(self._in_threads.force_rebalance, group)
-
-    async def expire_transaction(self, transactional_id: str) -> None:
-        await in_thread(self._in_threads.expire_transaction, transactional_id)
-
-    async def corrupt(self, topic: str, partition: int = 0, *, offset: int, broker: int | None = None) -> Path:
-        return await in_thread(self._in_threads.corrupt, topic, partition, offset=offset, broker=broker)
 
 
 def _leader(result: Any) -> int:
