@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 from klamm.base.environment import Environment
@@ -85,16 +85,20 @@ class Log:
     def records(self) -> list[KeyAndValue]:
         return [(key, value) for batch in self.batches for _, key, value in batch.records]
 
-    async def append(
+    def append(
         self, partition: int, records: Sequence[KeyAndValue], producer: TransactionalProducer | None = None
-    ) -> Appended:
+    ) -> Awaitable[Appended]:
+        """The records have their place in the log when this returns; what it returns waits for the answer."""
         error, base_offset, transaction_offset = self.error, -1, -1
         if error in (ErrorCode.NONE, ErrorCode.REQUEST_TIMED_OUT):
             base_offset = self._write(records, NO_PRODUCER_ID if producer is None else producer.producer_id)
             if producer is not None:
                 transaction_offset = transaction_begins_at(self.batches, producer.producer_id)
+        return self._answered(Appended(error, base_offset, transaction_offset))
+
+    async def _answered(self, appended: Appended) -> Appended:
         await asyncio.sleep(self.delay_s)
-        return Appended(error, base_offset, transaction_offset)
+        return appended
 
     def append_unacknowledged(self, partition: int, records: Sequence[KeyAndValue]) -> None:
         self._write(records)

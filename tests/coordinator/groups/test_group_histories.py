@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from klamm.coordinator.groups import group_coordinator
@@ -250,7 +250,11 @@ class History:
 
     def delete_offsets(self, _: Client, partitions: list[tuple[str, int]]) -> None:
         """The topic of these partitions is gone."""
+        group = self.c.manager.get(G) if self.c.manager.check(G) is None else None
         in_one_go(self.c.coordinator.partitions_deleted(partitions))
+        if group is not None and group.state is GroupState.DEAD:
+            # It had no members and no other offsets: the next group of this name begins with generation 1, as in Kafka.
+            self.owners.clear()
 
     def _new_offset(self) -> int:
         offset, self.next_offset = self.next_offset, self.next_offset + 1
@@ -393,6 +397,16 @@ given_histories = given(
     timeouts_s=st.sampled_from([(10, 60), (30, 5)]),
     max_size=st.sampled_from([3, 5]),
 )
+PROTOCOLS = [("range", b""), ("rr", b"")]
+# A group without members and offsets ends with the deletion of any topic, and begins again with generation 1.
+ENDS_WITH_A_TOPIC: list[tuple[str, int, Any]] = [
+    *[("join", 0, PROTOCOLS)] * 4,
+    ("everybody", 0, 0),
+    ("wait", 0, 61),
+    ("join", 0, PROTOCOLS),
+    ("delete_offsets", 0, [("t", 0)]),
+    ("rounds", 0, 0),
+]
 TURNS = (0, 1, 3, 0, 2, 20)
 
 
@@ -430,6 +444,7 @@ def test_whatever_happens_while_members_are_told(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given_histories
+@example(history=ENDS_WITH_A_TOPIC, timeouts_s=(10, 60), max_size=3)
 def test_whatever_happens(
     history: list[tuple[str, int, Any]],
     timeouts_s: tuple[float, float],
