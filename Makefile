@@ -17,11 +17,11 @@ help:  ## this list
 
 venv: .venv/.dev  ## build or renew .venv from requirements/dev.txt
 
-.venv/.base: requirements/base.txt pyproject.toml scripts/make-venv
+.venv/.base: requirements/base.txt pyproject.toml scripts/make-venv bin/klamm-python
 	@scripts/make-venv base
 	@touch $@
 
-.venv/.dev: requirements/dev.txt pyproject.toml scripts/make-venv
+.venv/.dev: requirements/dev.txt pyproject.toml scripts/make-venv bin/klamm-python
 	@scripts/make-venv dev
 	@touch .venv/.base $@
 

@@ -52,17 +52,14 @@ def built(clone: Path, directory: Path) -> Path:
 def test_the_wheel_has_what_the_sources_have(clone: Path, wheel: Path) -> None:
     packed = set(zipfile.ZipFile(wheel).namelist())
     expected = {str(path) for path in files(clone) if path.parts[0] in ("klamm", "pyspark_klamm") and path.suffix}
-    assert {name for name in packed if ".dist-info/" not in name and ".data/" not in name} == {
-        *expected,
-        "klamm-pyspark.pth",
-    }
+    assert {name for name in packed if ".dist-info/" not in name and ".data/" not in name} == expected
     assert [name for name in packed if name.endswith("/LICENSE")]
     assert {Path(name).name for name in packed if ".data/scripts/" in name} == {"klamm-python"}
 
 
 @pytest.mark.parametrize(("target", "built"), [("run", "base"), ("check", "dev"), ("test", "dev"), ("venv", "dev")])
 def test_make_installs_no_more_than_a_target_needs(target: str, built: str, tmp_path: Path) -> None:
-    for part in ("Makefile", "pyproject.toml", "requirements", "scripts"):
+    for part in ("Makefile", "bin", "pyproject.toml", "requirements", "scripts"):
         (tmp_path / part).symlink_to(ROOT / part)
     printed = subprocess.run(["make", "--dry-run", target], cwd=tmp_path, check=True, capture_output=True, text=True)
     commands = [line for line in printed.stdout.splitlines() if line.startswith("scripts/make-venv")]
@@ -123,7 +120,7 @@ def test_with_an_address_the_page_has_whole_links_and_pictures(clone: Path, tmp_
     assert "[docs/recipes.md](https://forge.example/o/klamm/blob/main/docs/recipes.md)" in page
     links = re.findall(r"\]\((https://forge.example/o/klamm/(?:raw|blob)/main/)([^)]*)\)", page)
     assert len(links) > 10
-    assert [path for _, path in links if not (ROOT / path).exists()] == []
+    assert [path for _, path in links if not (ROOT / path.partition("#")[0]).exists()] == []
     assert "Repository, https://forge.example/o/klamm" in found.get_all("Project-URL", [])
 
 
