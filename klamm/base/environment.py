@@ -44,6 +44,9 @@ Buffer = bytes | bytearray | memoryview
 # How many of its descriptors a process keeps for files that are open for a moment only, if it may open many files.
 MAX_KEPT_DESCRIPTORS = 1000
 
+# The most files that a process may open on macOS without a limit that its user has raised.
+_OPEN_MAX = 10_240
+
 # The types, in statfs(2), of ext4, XFS and Btrfs.
 _SYNCED_FILE_SYSTEMS = (0xEF53, 0x58465342, 0x9123683E)
 
@@ -316,6 +319,8 @@ class SystemFile(File):
         return data
 
     def read_cached(self, position: int, size_bytes: int) -> bytearray | None:
+        if not hasattr(os, "RWF_NOWAIT"):
+            return None  # Only Linux has it.
         data = bytearray(size_bytes)
         try:
             count = os.preadv(self._descriptor, [data], position, os.RWF_NOWAIT)
@@ -352,12 +357,17 @@ class SystemFile(File):
         # Not the POSIX function that Python has: where the file system cannot allocate, that one writes zeros into the
         # file, and may overwrite what is appended meanwhile.
         libc = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(libc, "fallocate"):
+            raise OSError(errno.EOPNOTSUPP, "this system has no fallocate", self.path)
         if libc.fallocate(self._descriptor, 0, ctypes.c_longlong(0), ctypes.c_longlong(size_bytes)) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), self.path)
 
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)
+        if hasattr(os, "fdatasync"):
+            os.fdatasync(self._descriptor)
+        else:
+            _sync(self._descriptor)
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
@@ -427,7 +437,7 @@ class SystemFileSystem(FileSystem):
     def sync_directory(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(descriptor)
+            _sync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -600,6 +610,15 @@ def _resident_bytes(pid: int) -> int:
         return 0
 
 
+def _sync(descriptor: int) -> None:
+    """Returns when the file or directory is on the disk, and not only in the disk's cache, where macOS's fsync ends."""
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is None:
+        os.fsync(descriptor)
+    else:
+        fcntl.fcntl(descriptor, full_sync)
+
+
 def _sync_file_system(directory: str) -> bool:
     """Calls syncfs(2), which reports failed writes since Linux 5.8. Other file systems, for example FUSE's, may answer
     before the data are on a disk."""
@@ -638,11 +657,11 @@ def is_kept_descriptor(descriptor: int) -> bool:
     return descriptor >= limit - min(limit // 4, MAX_KEPT_DESCRIPTORS)
 
 
-def raise_open_file_limit() -> int:
-    """Raises this process's limit of open files to the system's maximum (a broker opens several for each partition).
-
-    Returns the limit in force.
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
+def raise_open_file_limit() -> None:
+    """Raises this process's limit of open files to the system's maximum (a broker opens several for each partition)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except ValueError:  # macOS refuses more than OPEN_MAX, whatever the hard limit is.
+        if soft < _OPEN_MAX:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_MAX, hard))
