@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from klamm.client.admin.log_dirs import TopicPartitionReplica
 from klamm.client.offsets import ListedOffset, list_replica_offsets
-from klamm.cockpit.exact import encoded_json
+from klamm.cockpit.page_json import encoded_json
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
-    from klamm.cockpit.partitions import PartitionMap
+    from klamm.cockpit.partition_map import PartitionMap
 
 PIECE_ROWS: Final = 1_000
 KEPT_S: Final = 5.0

@@ -9,8 +9,8 @@ import uvloop
 from klamm.access.clients import cluster_errors, command_options, reach_cluster
 from klamm.base.environment import SystemEnvironment
 from klamm.client.cluster import make_client
-from klamm.cockpit.answers import Cockpit
-from klamm.cockpit.cluster import LiveCluster, open_cluster
+from klamm.cockpit.live.cluster import LiveCluster, open_cluster
+from klamm.cockpit.page_api import Cockpit
 from klamm.cockpit.server import Failure, WebServer
 
 

@@ -27,8 +27,8 @@ from typing import Any, Final
 from klamm.base.environment import SystemEnvironment
 from klamm.base.tasks import OnFailure
 from klamm.base.visible import visible
-from klamm.cockpit.answers import Cockpit, error_response
-from klamm.cockpit.exact import encoded_json
+from klamm.cockpit.page_api import Cockpit, error_response
+from klamm.cockpit.page_json import encoded_json
 from klamm.cockpit.safety import HEADERS, Guard, NotAllowed, gives_token
 from klamm.cockpit.source import ENDED, Event, Source
 from klamm.net.host_names import OwnNames

@@ -15,7 +15,7 @@ import orjson
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
-    from klamm.cockpit.partitions import PartitionMap
+    from klamm.cockpit.partition_map import PartitionMap
     from klamm.cockpit.reassignments import Reassignments
     from klamm.znodes.store import KafkaZooKeeper
 

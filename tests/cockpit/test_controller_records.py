@@ -7,8 +7,8 @@ import pytest
 
 from klamm.access.controller import ControllerAddress
 from klamm.cockpit import story
-from klamm.cockpit.answers import Cockpit
 from klamm.cockpit.controller_records import ControllerRecords, is_record
+from klamm.cockpit.page_api import Cockpit
 from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 from support.cockpit import Browser, FixedSource

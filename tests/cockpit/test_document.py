@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from klamm.access.controller import ControllerAddress
-from klamm.cockpit.document import (
+from klamm.cockpit.live.document import (
     KAFKA_SHOWS_LESS,
     KRAFT_SHOWS_LESS,
     Place,
@@ -17,9 +17,9 @@ from klamm.cockpit.document import (
     digested,
     now_document,
 )
-from klamm.cockpit.partitions import PartitionMap, PartitionState
-from klamm.cockpit.pulse import Heard
-from klamm.cockpit.readings import Dated
+from klamm.cockpit.live.pulse import Heard
+from klamm.cockpit.live.readings import Dated
+from klamm.cockpit.partition_map import PartitionMap, PartitionState
 from klamm.diagnosis.cluster_facts import KAFKA, KLAMM, BrokerFacts, ClusterFacts
 from klamm.diagnosis.cluster_view import BrokerView, ClusterView, PartitionView
 from klamm.protocol.vocabulary import TopicPartition

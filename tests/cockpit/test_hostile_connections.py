@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from klamm.cockpit.answers import Cockpit
+from klamm.cockpit.page_api import Cockpit
 from klamm.cockpit.safety import HEADERS
 from klamm.cockpit.server import Failure, WebServer, serve
 from klamm.cockpit.source import RECORD

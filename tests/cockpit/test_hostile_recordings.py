@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from klamm.cockpit.answers import Cockpit
-from klamm.cockpit.recorded import RecordedCluster, partition_map
+from klamm.cockpit.page_api import Cockpit
+from klamm.cockpit.recorded.cluster import RecordedCluster, partition_map
 from klamm.recording.blocks import MAX_ENTRIES_BYTES, RecordingError, write_block
 from klamm.recording.entries import EntryError, Json
 from klamm.recording.reader import Recording

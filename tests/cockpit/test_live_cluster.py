@@ -15,11 +15,11 @@ from klamm.base.environment import SystemEnvironment
 from klamm.base.slices import in_slices
 from klamm.client.admin.log_dirs import describe_log_dirs
 from klamm.client.cluster import make_client
-from klamm.cockpit import cluster as cluster_module
-from klamm.cockpit.cluster import Clock, LiveCluster, open_cluster
-from klamm.cockpit.document import Registrations
-from klamm.cockpit.partitions import PartitionState
-from klamm.cockpit.pulse import Heard
+from klamm.cockpit.live import cluster as cluster_module
+from klamm.cockpit.live.cluster import Clock, LiveCluster, open_cluster
+from klamm.cockpit.live.document import Registrations
+from klamm.cockpit.live.pulse import Heard
+from klamm.cockpit.partition_map import PartitionState
 from klamm.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
 from klamm.diagnosis.cluster_facts import BrokerFacts, ClusterFacts
 from klamm.diagnosis.cluster_view import ClusterView

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from klamm.cockpit.document import KAFKA_SHOWS_LESS
-from klamm.cockpit.exact import encoded_json
+from klamm.cockpit.live.document import KAFKA_SHOWS_LESS
 from klamm.cockpit.map_lags import PIECE_ROWS
+from klamm.cockpit.page_json import encoded_json
 from klamm.controller.events import ControllerState
 from klamm.controller.state_change_log import PARTITION_STATE_NAMES, REPLICA_STATE_NAMES
 from klamm.controller.states import VALID_PREVIOUS_PARTITION_STATES, VALID_PREVIOUS_REPLICA_STATES

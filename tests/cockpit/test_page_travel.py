@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from klamm.cockpit.recorded import RecordedCluster
+from klamm.cockpit.recorded.cluster import RecordedCluster
 from klamm.recording.reader import Recording
 from support.browser import Pages
 from support.cockpit import PageServer

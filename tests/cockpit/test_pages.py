@@ -16,7 +16,7 @@ from klamm.client.cluster import make_client
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.cockpit import map_lags
 from klamm.cockpit.map_lags import UNKNOWN
-from klamm.cockpit.partitions import PartitionMap, PartitionState
+from klamm.cockpit.partition_map import PartitionMap, PartitionState
 from klamm.protocol import vocabulary
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode, KafkaError

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from klamm.client.cluster import ClusterMetadata
-from klamm.cockpit import pulse
-from klamm.cockpit.pulse import SILENT_S, Pulse
+from klamm.cockpit.live import pulse
+from klamm.cockpit.live.pulse import SILENT_S, Pulse
 from klamm.net.client import ConnectFailed
 
 ADDRESS = ("b", 1)

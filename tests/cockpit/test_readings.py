@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from klamm.cockpit import readings
-from klamm.cockpit.readings import LARGE_SHARE, Reading
+from klamm.cockpit.live import readings
+from klamm.cockpit.live.readings import LARGE_SHARE, Reading
 from klamm.processes.errors import ToolError
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from klamm.cockpit.recorded_why import NO_RECORDS, why_document
+from klamm.cockpit.recorded.why import NO_RECORDS, why_document
 from klamm.faults.entries import ServerPaused
 from klamm.recording.entries import Json, history_entry, znode_entry
 from klamm.recording.reader import Recording

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from klamm.cockpit.answers import Cockpit
-from klamm.cockpit.exact import MOST_EXACT, encoded_json
+from klamm.cockpit.page_api import Cockpit
+from klamm.cockpit.page_json import MOST_EXACT, encoded_json
 from klamm.cockpit.safety import HEADERS
 from klamm.cockpit.server import embedded_json, encoded, event_stream
 from klamm.cockpit.source import MAX_WAITING_BYTES, MISSED, NOW, RECORD, Subscription

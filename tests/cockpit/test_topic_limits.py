@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from klamm.cockpit import topic_limits
-from klamm.cockpit.topic_limits import LOOK_S, TopicLimitsInTurns
+from klamm.cockpit.live import topic_limits
+from klamm.cockpit.live.topic_limits import LOOK_S, TopicLimitsInTurns
 
 
 class Configs:

@@ -4,7 +4,7 @@ import pytest
 
 from klamm.cockpit.pages import topics
 from klamm.cockpit.pages.topics import selected
-from klamm.cockpit.partitions import PartitionMap, PartitionState
+from klamm.cockpit.partition_map import PartitionMap, PartitionState
 
 
 def looked(states: dict[str, dict[int, PartitionState]]) -> PartitionMap:

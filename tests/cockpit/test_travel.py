@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from klamm.cockpit.answers import Cockpit
-from klamm.cockpit.recorded import RecordedCluster
-from klamm.cockpit.recorded_why import NO_RECORDS
+from klamm.cockpit.page_api import Cockpit
+from klamm.cockpit.recorded.cluster import RecordedCluster
+from klamm.cockpit.recorded.why import NO_RECORDS
 from klamm.recording.difference import difference
 from klamm.recording.reader import Recording
 from support.cockpit import Browser, FixedSource

@@ -9,9 +9,9 @@ import pytest
 from klamm.access.clients import command_options
 from klamm.base.environment import SystemEnvironment
 from klamm.client.cluster import make_client
-from klamm.cockpit.cluster import open_cluster
-from klamm.cockpit.document import KAFKA_NUMBERS, KAFKA_SHOWS_LESS, KRAFT_SHOWS_LESS
-from klamm.cockpit.partitions import PartitionMap
+from klamm.cockpit.live.cluster import open_cluster
+from klamm.cockpit.live.document import KAFKA_NUMBERS, KAFKA_SHOWS_LESS, KRAFT_SHOWS_LESS
+from klamm.cockpit.partition_map import PartitionMap
 from support.oracles import RealKafka, RealKraft
 
 

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 
 from klamm.cli import main
-from klamm.cockpit.recorded_why import NO_RECORDS, why_document
+from klamm.cockpit.recorded.why import NO_RECORDS, why_document
 from klamm.protocol.vocabulary import NO_LEADER
 from klamm.recording.difference import difference, words
 from klamm.recording.reader import Recording

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from klamm.cockpit.answers import Cockpit
-from klamm.cockpit.exact import encoded_json
-from klamm.cockpit.partitions import PartitionMap
+from klamm.cockpit.page_api import Cockpit
+from klamm.cockpit.page_json import encoded_json
+from klamm.cockpit.partition_map import PartitionMap
 from klamm.cockpit.server import MAX_BODY_BYTES, MAX_HEAD_BYTES, WebServer, routes_of
 from klamm.cockpit.source import Subscription
 from klamm.net.http import Answer, BadRequest, Refused, Request, RequestReader

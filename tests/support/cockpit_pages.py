@@ -14,11 +14,11 @@ from klamm.access.zookeeper import open_znodes
 from klamm.base.environment import SystemEnvironment
 from klamm.base.slices import in_slices
 from klamm.client.cluster import ClusterClient, make_client
-from klamm.cockpit.answers import Cockpit
-from klamm.cockpit.document import Place, Read, digested, now_document
+from klamm.cockpit.live.document import Place, Read, digested, now_document
+from klamm.cockpit.live.readings import Dated
+from klamm.cockpit.page_api import Cockpit
 from klamm.cockpit.pages import actions, configs, groups, lags, now, records, topics, why
-from klamm.cockpit.partitions import PartitionMap, states_of
-from klamm.cockpit.readings import Dated
+from klamm.cockpit.partition_map import PartitionMap, states_of
 from klamm.cockpit.reassignments import Reassignments
 from klamm.diagnosis.cluster_facts import read_facts
 from klamm.net.http import Request

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from klamm.client.options import ClientOptions
-    from klamm.cockpit.answers import Cockpit
+    from klamm.cockpit.page_api import Cockpit
     from klamm.cockpit.server import Failure, WebServer
     from klamm.cockpit.source import Source
 
@@ -155,7 +155,7 @@ def run(
     """Serves the page until SIGINT or SIGTERM. Raises ToolError when no broker answers or the port cannot be used."""
     import uvloop
 
-    from klamm.cockpit.answers import Cockpit
+    from klamm.cockpit.page_api import Cockpit
 
     reach: tuple[str, ...] = ("--bootstrap-server", ",".join(address_text(*each) for each in options.bootstrap))
     if command_config is not None:
@@ -172,7 +172,7 @@ def run_recording(file: Path, place: Place, *, as_json: bool) -> None:
     """As `run`, for a recording. Raises ToolError for a file that is no recording."""
     import uvloop
 
-    from klamm.cockpit.recorded import RecordedCluster
+    from klamm.cockpit.recorded.cluster import RecordedCluster
     from klamm.recording.blocks import RecordingError
     from klamm.recording.reader import Recording
 
@@ -184,7 +184,7 @@ def run_recording(file: Path, place: Place, *, as_json: bool) -> None:
         print_line(f"klamm: {recording.trouble}", file=sys.stderr)
 
     async def serve_recording() -> None:
-        from klamm.cockpit.answers import Cockpit
+        from klamm.cockpit.page_api import Cockpit
         from klamm.cockpit.server import Failure
 
         failure = Failure()
@@ -208,7 +208,7 @@ async def _serve(
     from klamm.access.clients import cluster_errors, reach_cluster
     from klamm.base.environment import SystemEnvironment
     from klamm.client.cluster import make_client
-    from klamm.cockpit.cluster import open_cluster
+    from klamm.cockpit.live.cluster import open_cluster
     from klamm.cockpit.server import Failure
     from klamm.processes.garbage import GarbageCollection
 

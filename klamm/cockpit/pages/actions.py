@@ -30,8 +30,7 @@ from klamm.base.words import brokers_text
 from klamm.client.admin.elections import elect_leaders
 from klamm.client.admin.reassignments import alter_partition_reassignments
 from klamm.client.cluster import ClusterClient
-from klamm.cockpit.answers import Cockpit, error_response, json_response
-from klamm.cockpit.asking import BadRequest, asking, live_client
+from klamm.cockpit.page_api import BadRequest, Cockpit, error_response, json_response, live_client, with_errors
 from klamm.diagnosis.broker_reasons import cancel_command, controller_command, elect_preferred_command
 from klamm.diagnosis.cluster_view import PartitionView, read_cluster
 from klamm.diagnosis.election_plans import DEFAULT_MAX_LAG, lagging, preferred_lines, preferred_plan
@@ -118,8 +117,8 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
         return json_response({"done": done, "is_repeated": is_repeated})
 
     return {
-        "/api/actions/plan": asking(plan),
-        "/api/actions/run": asking(run),
+        "/api/actions/plan": with_errors(plan),
+        "/api/actions/run": with_errors(run),
     }
 
 

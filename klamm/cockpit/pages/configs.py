@@ -8,8 +8,16 @@ from typing import Any
 from klamm.base.visible import visible
 from klamm.client.admin.configs import ConfigEntry, ConfigResource, describe_configs
 from klamm.client.fan_out import checked
-from klamm.cockpit.answers import Cockpit, json_response
-from klamm.cockpit.asking import MAX_INT32, PATIENCE, BadRequest, asking, live_client, number
+from klamm.cockpit.page_api import (
+    MAX_INT32,
+    PATIENCE,
+    BadRequest,
+    Cockpit,
+    json_response,
+    live_client,
+    number,
+    with_errors,
+)
 from klamm.net.http import Answer, Handler, Request
 from klamm.protocol.vocabulary import ConfigResourceType
 
@@ -27,7 +35,7 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
         entries = checked(found[resource])
         return json_response({"of": list(resource), "configs": [_value(each) for each in entries.values()]})
 
-    return {"/api/configs": asking(configs)}
+    return {"/api/configs": with_errors(configs)}
 
 
 def _value(entry: ConfigEntry) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from klamm.client.admin.transaction_admin import describe_transactions, list_tra
 from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import checked
 from klamm.client.offsets import list_consumer_group_offsets, list_offsets
-from klamm.cockpit.answers import Cockpit, json_response
-from klamm.cockpit.asking import PATIENCE, asking, live_client
+from klamm.cockpit.page_api import PATIENCE, Cockpit, json_response, live_client, with_errors
 from klamm.diagnosis.groups import members_value, partition_rows, state_value
 from klamm.net.http import Answer, Handler, Request
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -39,7 +38,7 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
         listed = await list_transactions(client)
         return json_response({"count": len(listed), "transactions": [asdict(each) for each in listed[:MOST_GROUPS]]})
 
-    return {"/api/groups": asking(groups), "/api/transactions": asking(transactions)}
+    return {"/api/groups": with_errors(groups), "/api/transactions": with_errors(transactions)}
 
 
 async def _group(client: ClusterClient, name: str) -> dict[str, Any]:

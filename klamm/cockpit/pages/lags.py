@@ -6,9 +6,8 @@ from typing import Any, Final
 
 from klamm.access.clients import error_line
 from klamm.base.visible import visible
-from klamm.cockpit.answers import Cockpit, json_response
-from klamm.cockpit.asking import MAX_INT32, asking, live_client, number, text
 from klamm.cockpit.map_lags import MapLags
+from klamm.cockpit.page_api import MAX_INT32, Cockpit, json_response, live_client, number, text, with_errors
 from klamm.diagnosis.cluster_view import PartitionView, read_cluster
 from klamm.diagnosis.log_ends import replica_ends
 from klamm.net.http import JSON, Answer, Handler, Request
@@ -40,7 +39,7 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
         answer = await map_lags.read(client, await cockpit.source.map(is_known=True), piece)
         return Answer(200, answer, JSON)
 
-    return {"/api/lags": asking(lags), "/api/lags/map": asking(of_map)}
+    return {"/api/lags": with_errors(lags), "/api/lags/map": with_errors(of_map)}
 
 
 def _lags(key: TopicPartition, partition: PartitionView, ends: Mapping[int, int | KafkaError]) -> dict[str, Any]:

@@ -7,9 +7,8 @@ import re
 from itertools import islice
 from typing import Final
 
-from klamm.cockpit.answers import Cockpit, json_response, map_response
-from klamm.cockpit.asking import BadRequest, asking, number
 from klamm.cockpit.controller_records import number as number_of
+from klamm.cockpit.page_api import BadRequest, Cockpit, json_response, map_response, number, with_errors
 from klamm.net.http import Answer, Handler, Request
 
 MOST_RECORDS: Final = 1_000
@@ -31,7 +30,7 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
         first = max(0, len(older) - limit)
         return json_response({"records": list(islice(older, first, None)), "earlier": first})
 
-    return {"/api/now": now, "/api/partitions": partitions, "/api/controller/records": asking(records)}
+    return {"/api/now": now, "/api/partitions": partitions, "/api/controller/records": with_errors(records)}
 
 
 def _before(request: Request) -> tuple[int, ...] | None:

@@ -16,10 +16,18 @@ from typing import Final
 from klamm.base.visible import visible
 from klamm.client.fan_out import checked
 from klamm.client.offsets import list_offsets
-from klamm.cockpit.answers import Cockpit, json_response
-from klamm.cockpit.asking import PATIENCE, BadRequest, asking, live_client, number, partition
 from klamm.cockpit.browsing import MAX_RECORDS, Page, Reader
-from klamm.cockpit.shown import SHOWN_BYTES, WHOLE_BYTES
+from klamm.cockpit.page_api import (
+    PATIENCE,
+    BadRequest,
+    Cockpit,
+    json_response,
+    live_client,
+    number,
+    partition,
+    with_errors,
+)
+from klamm.cockpit.value_texts import SHOWN_BYTES, WHOLE_BYTES
 from klamm.net.http import Answer, Handler, Request
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, UNKNOWN_OFFSET, TopicPartition
 
@@ -47,7 +55,7 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
             page = await reader.backward(_in_log(before, first, end, key), limit, first)
         return json_response(_value(key, page, first, end))
 
-    return {"/api/records": asking(records)}
+    return {"/api/records": with_errors(records)}
 
 
 def _in_log(offset: int, first: int, end: int, key: TopicPartition) -> int:

@@ -16,10 +16,9 @@ from klamm.client.admin.log_dirs import describe_log_dirs
 from klamm.client.admin.reassignments import PartitionReassignment
 from klamm.client.cluster import ClusterClient
 from klamm.client.offsets import ListedOffset, list_offsets
-from klamm.cockpit.answers import Cockpit, json_response
-from klamm.cockpit.asking import PATIENCE, asking, live_client, moving_of, number
+from klamm.cockpit.page_api import PATIENCE, Cockpit, json_response, live_client, moving_of, number, with_errors
 from klamm.cockpit.partition_facts import ONCE
-from klamm.cockpit.partitions import PartitionMap
+from klamm.cockpit.partition_map import PartitionMap
 from klamm.diagnosis.cluster_view import PartitionView, read_cluster
 from klamm.diagnosis.topics import is_under_replicated
 from klamm.net.http import Answer, Handler, Request
@@ -52,7 +51,7 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
         found = (await cockpit.source.map(is_known=True)).snapshot()
         return json_response(await _list(client, found, request.parameters.get("filter", ""), first, rates))
 
-    return {"/api/topics": asking(topics)}
+    return {"/api/topics": with_errors(topics)}
 
 
 class Rates:

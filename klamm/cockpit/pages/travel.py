@@ -19,9 +19,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from klamm.cockpit.answers import Cockpit, error_response, json_response, map_response
-from klamm.cockpit.recorded import RecordedCluster, entry_document, now_document, partition_map
-from klamm.cockpit.recorded_why import why_document
+from klamm.cockpit.page_api import Cockpit, error_response, json_response, map_response
+from klamm.cockpit.recorded.cluster import RecordedCluster, entry_document, now_document, partition_map
+from klamm.cockpit.recorded.why import why_document
 from klamm.net.http import Answer, Handler, Request
 from klamm.recording.blocks import RecordingError
 from klamm.recording.difference import Changed, difference, words

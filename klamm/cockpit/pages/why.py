@@ -1,7 +1,6 @@
 """`/api/why?topic=&partition=`: why a partition is as it is, what would help, and who decided what, in order."""
 
-from klamm.cockpit.answers import Cockpit, json_response
-from klamm.cockpit.asking import asking, live_client, moving_of, partition
+from klamm.cockpit.page_api import Cockpit, json_response, live_client, moving_of, partition, with_errors
 from klamm.cockpit.partition_facts import Reach, read_partition, read_story
 from klamm.diagnosis.broker_reasons import explain
 from klamm.net.http import Answer, Handler, Request
@@ -32,4 +31,4 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
             }
         )
 
-    return {"/api/why": asking(why)}
+    return {"/api/why": with_errors(why)}

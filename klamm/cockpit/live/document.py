@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from klamm.base.words import brokers_text, counted
-from klamm.cockpit.pulse import Heard
-from klamm.cockpit.readings import Dated
+from klamm.cockpit.live.pulse import Heard
+from klamm.cockpit.live.readings import Dated
 from klamm.diagnosis.cluster_facts import KLAMM, BrokerFacts, ClusterFacts
 from klamm.diagnosis.cluster_view import BrokerView, PartitionView
 from klamm.diagnosis.health import NAMED, FactFindings, Finding, diagnose_facts, with_controller
@@ -21,7 +21,7 @@ from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.access.controller import ControllerAddress
-    from klamm.cockpit.partitions import PartitionMap, Totals
+    from klamm.cockpit.partition_map import PartitionMap, Totals
     from klamm.znodes.store import LiveBroker
 
 # The seventeen states of the controller, and Idle, in Kafka's order (klamm.controller.events.ControllerState).

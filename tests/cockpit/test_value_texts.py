@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.base.visible import visible
-from klamm.cockpit.shown import SHOWN_BYTES, decoded, indented, shown
+from klamm.cockpit.value_texts import SHOWN_BYTES, decoded, indented, shown
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""Why a partition is as it is at a moment of a recording: the same answer as about a live cluster (`reasons`, `story`),
-made of the recording's entries.
+"""Why a partition is as it is at a moment of a recording: the answer of `partition_facts` and `story` about a live
+cluster, made of the recording's entries.
 
 What must stay true:
 - A recording has no configurations, log ends and throttles. What an answer lacks of them it says.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from klamm.cockpit import story
-from klamm.cockpit.recorded import entry_document
+from klamm.cockpit.recorded.cluster import entry_document
 from klamm.diagnosis.broker_reasons import PartitionFacts, explain
 from klamm.diagnosis.cluster_view import PartitionView
 from klamm.diagnosis.reasons import Circumstances

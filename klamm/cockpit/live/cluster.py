@@ -20,8 +20,8 @@ What must stay true:
 - What cannot be read is null in the document, with the reason. A broker that does not answer is asked for nothing else
   meanwhile (`ClusterClient.avoid`), so that it delays no other reading.
 - Which brokers are live is decided once, for the map and for all else: by ZooKeeper, without it by the metadata.
-- What brokers answer is checked (checked.py). So an exception of a task is a fault of this program: `on_failure` gets
-  it, and ends the process.
+- What brokers answer is checked (`http_answers`). So an exception of a task is a fault of this program: `on_failure`
+  gets it, and ends the process.
 - Clocks of different machines are not compared: the controller's states are shown with the time that the controller
   tells with its status.
 """
@@ -39,8 +39,7 @@ from klamm.access.http_reading import WrongAnswer
 from klamm.access.zookeeper import open_znodes
 from klamm.base.slices import each, in_slices
 from klamm.base.tasks import OnFailure, start_task
-from klamm.cockpit.checked import numbers_of, record_of, status_of
-from klamm.cockpit.document import (
+from klamm.cockpit.live.document import (
     Digest,
     Place,
     Read,
@@ -50,15 +49,16 @@ from klamm.cockpit.document import (
     kind_of,
     now_document,
 )
-from klamm.cockpit.exact import encoded_json
-from klamm.cockpit.group_lags import read_groups
-from klamm.cockpit.http_reading import read_answer, read_lines
-from klamm.cockpit.partitions import PartitionMap, states_of
-from klamm.cockpit.pulse import Pulse
-from klamm.cockpit.readings import HURRIED_SHARE, LARGE_SHARE, Dated, Reading
+from klamm.cockpit.live.group_lags import read_groups
+from klamm.cockpit.live.http_answers import numbers_of, record_of, status_of
+from klamm.cockpit.live.http_reading import read_answer, read_lines
+from klamm.cockpit.live.pulse import Pulse
+from klamm.cockpit.live.readings import HURRIED_SHARE, LARGE_SHARE, Dated, Reading
+from klamm.cockpit.live.topic_limits import TopicLimitsInTurns
+from klamm.cockpit.page_json import encoded_json
+from klamm.cockpit.partition_map import PartitionMap, states_of
 from klamm.cockpit.reassignments import Reassignments
 from klamm.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
-from klamm.cockpit.topic_limits import TopicLimitsInTurns
 from klamm.diagnosis.cluster_facts import read_facts
 from klamm.diagnosis.cluster_view import view_of
 from klamm.processes.errors import ToolError

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from klamm.access.http_reading import WrongAnswer
-from klamm.cockpit import http_reading
-from klamm.cockpit.checked import numbers_of, record_of, status_of
-from klamm.cockpit.http_reading import read_answer, read_lines
+from klamm.cockpit.live import http_reading
+from klamm.cockpit.live.http_answers import numbers_of, record_of, status_of
+from klamm.cockpit.live.http_reading import read_answer, read_lines
 from klamm.processes.errors import ToolError
 
 NOTHING = {"count": 0, "first": []}

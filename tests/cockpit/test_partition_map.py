@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from random import Random
 
-from klamm.cockpit.partitions import UNKNOWN, PartitionMap, PartitionState, States
+from klamm.cockpit.partition_map import UNKNOWN, PartitionMap, PartitionState, States
 
 
 def looked(states: States, live: tuple[int, ...] = (1, 2, 3)) -> PartitionMap:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.base.words import counted
-from klamm.cockpit.partitions import PartitionMap, PartitionState
+from klamm.cockpit.partition_map import PartitionMap, PartitionState
 from klamm.cockpit.source import Subscription
 from klamm.diagnosis.controller_records import record_text
 from klamm.processes.errors import ToolError

@@ -1,19 +1,28 @@
-"""How the pages' APIs read parameters of a request, and how an error of the cluster becomes an answer.
+"""What the modules of `pages` share: what they are given, how they read parameters of a request, and how they answer,
+also when the cluster makes an error.
 
 What must stay true: a request ends within `TIMEOUT_S`, and no more than `AT_ONCE` of them ask the cluster at a time, so
 that neither a broker that hangs nor a page that asks too much takes the memory of this process.
 """
 
 import asyncio
+import gzip
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
 
 from klamm.access.clients import error_line
 from klamm.base.visible import visible
 from klamm.client.cluster import RetryPolicy
-from klamm.cockpit.answers import Cockpit, error_response
+from klamm.cockpit.controller_records import ControllerRecords
+from klamm.cockpit.page_json import encoded_json
+from klamm.cockpit.partition_map import PartitionMap
+from klamm.cockpit.source import Source
 from klamm.net.client import ClientError
-from klamm.net.http import Answer, Handler, Request
+from klamm.net.http import JSON, Answer, Handler, Request
 from klamm.processes.errors import ToolError
 from klamm.protocol.encode_errors import UnencodableMessage
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -36,11 +45,44 @@ _UNKNOWN: Final = frozenset(
 _BAD: Final = frozenset({ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.INVALID_REQUEST})
 
 
+@dataclass(frozen=True)
+class Cockpit:
+    """What the pages get: where they read from, and whether they may change anything.
+
+    `brokers_options` and `zookeeper_options` are the words by which a command of klamm reaches the same cluster.
+    `state_change_logs` is a directory with state-change logs of the brokers. `records` are those of controllers.
+    """
+
+    source: Source
+    allow_changes: bool = False
+    brokers_options: tuple[str, ...] = ()
+    zookeeper_options: tuple[str, ...] = ()
+    state_change_logs: Path | None = None
+    records: ControllerRecords = field(default_factory=ControllerRecords)
+
+
+def json_response(value: Any, status: int = 200) -> Answer:
+    """A JSON answer; see `encoded_json`."""
+    return Answer(status, encoded_json(value), JSON)
+
+
+def map_response(found: PartitionMap) -> Answer:
+    """A map of partitions: one line of JSON (`PartitionMap.head`) and then a byte for each partition and broker, row by
+    row. Takes some thirty milliseconds for a megabyte: callers use a thread, and a `snapshot`."""
+    body = gzip.compress(orjson.dumps(found.head()) + b"\n" + bytes(found.cells), 1)
+    return Answer(200, body, "application/octet-stream", {"Content-Encoding": "gzip"})
+
+
+def error_response(status: int, why: str) -> Answer:
+    """{"error": why}: what was wrong, and what is allowed."""
+    return json_response({"error": why}, status)
+
+
 class BadRequest(Exception):
     """A parameter cannot be used; the message says which, and what is allowed."""
 
 
-def asking(handler: Handler, turn: asyncio.Semaphore | None = None) -> Handler:
+def with_errors(handler: Handler, turn: asyncio.Semaphore | None = None) -> Handler:
     """The handler with an answer to each error: 400 for a parameter, 404 for what does not exist, 502 for an error of
     the cluster, 504 when it does not answer."""
     turns = turn or asyncio.Semaphore(AT_ONCE)
