@@ -17,12 +17,12 @@ from klamm.client.admin.log_dirs import describe_log_dirs
 from klamm.client.cluster import RetryPolicy
 from klamm.cockpit import story
 from klamm.config.throttles import BROKER_THROTTLES, TOPIC_THROTTLES
-from klamm.diagnosis.broker_reasons import MIN_ISR, UNCLEAN, PartitionFacts
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView, read_cluster, read_znodes
 from klamm.diagnosis.election_plans import Loss, Scope
 from klamm.diagnosis.log_ends import read_unclean_plan, replica_ends
+from klamm.diagnosis.partition_conditions import MIN_ISR, UNCLEAN, PartitionFacts
 from klamm.diagnosis.reasons import Circumstances
-from klamm.diagnosis.topics import is_under_replicated
+from klamm.diagnosis.topic_descriptions import is_under_replicated
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_LEADER, ConfigResourceType, TopicPartition

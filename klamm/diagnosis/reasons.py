@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from klamm.base.words import brokers_text
 from klamm.diagnosis.cluster_view import PartitionView
-from klamm.diagnosis.topics import (
+from klamm.diagnosis.topic_descriptions import (
     TopicDescription,
     is_off_preferred,
     is_unavailable,

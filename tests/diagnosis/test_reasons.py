@@ -4,7 +4,7 @@ import pytest
 
 from klamm.diagnosis.cluster_view import PartitionView
 from klamm.diagnosis.reasons import Circumstances, explained, reasons, replicas_to_ask
-from klamm.diagnosis.topics import TopicDescription
+from klamm.diagnosis.topic_descriptions import TopicDescription
 from klamm.protocol.errors import ErrorCode, KafkaError
 
 NO_REPLICA = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
     from klamm.client.options import ClientOptions
     from klamm.diagnosis.cluster_view import ClusterView, PartitionView
-    from klamm.diagnosis.topics import Filter, TopicDescription
+    from klamm.diagnosis.topic_descriptions import Filter, TopicDescription
     from klamm.znodes.store import KafkaZooKeeper
 
 app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True, rich_markup_mode=None)
@@ -247,7 +247,7 @@ def describe(
     as_json: AsJson = False,
 ) -> None:
     """Describe topics and their partitions. With several filters, partitions that match any of them."""
-    from klamm.diagnosis.topics import NEED_MIN_ISR, Filter, chosen
+    from klamm.diagnosis.topic_descriptions import NEED_MIN_ISR, Filter, chosen
 
     asked = {
         Filter.UNDER_REPLICATED: under_replicated_partitions,
@@ -319,7 +319,7 @@ def _show(
     *,
     as_json: bool,
 ) -> None:
-    from klamm.diagnosis.topics import partition_lines, topic_line, topic_value
+    from klamm.diagnosis.topic_descriptions import partition_lines, topic_line, topic_value
 
     if as_json:
         _print_json([topic_value(each, numbers[name]) for name, each in topics.items()])

@@ -22,7 +22,7 @@ from klamm.config.definition import ConfigSource
 from klamm.diagnosis.cluster_facts import TOPICS_AT_ONCE
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView, read_cluster
 from klamm.diagnosis.reasons import LogEnds, explained, is_healthy, replicas_to_ask
-from klamm.diagnosis.topics import TopicDescription
+from klamm.diagnosis.topic_descriptions import TopicDescription
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType

@@ -12,7 +12,7 @@ from klamm.cli.topics.plans import Alteration
 from klamm.cli.topics.selection import Selection
 from klamm.config.topic import TOPIC_CONFIG_DEF, override_problems
 from klamm.diagnosis.cluster_view import ClusterView, read_znodes
-from klamm.diagnosis.topics import TopicDescription
+from klamm.diagnosis.topic_descriptions import TopicDescription
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import INTERNAL_TOPICS

@@ -31,10 +31,10 @@ from klamm.client.admin.elections import elect_leaders
 from klamm.client.admin.reassignments import alter_partition_reassignments
 from klamm.client.cluster import ClusterClient
 from klamm.cockpit.page_api import BadRequest, Cockpit, error_response, json_response, live_client, with_errors
-from klamm.diagnosis.broker_reasons import cancel_command, controller_command, elect_preferred_command
 from klamm.diagnosis.cluster_view import PartitionView, read_cluster
 from klamm.diagnosis.election_plans import DEFAULT_MAX_LAG, lagging, preferred_lines, preferred_plan
 from klamm.diagnosis.log_ends import replica_ends
+from klamm.diagnosis.partition_conditions import cancel_command, controller_command, elect_preferred_command
 from klamm.net.client import ClientError
 from klamm.net.http import Answer, Handler, Request
 from klamm.processes.errors import ToolError

@@ -20,7 +20,7 @@ from klamm.cockpit.page_api import PATIENCE, Cockpit, json_response, live_client
 from klamm.cockpit.partition_facts import ONCE
 from klamm.cockpit.partition_map import PartitionMap
 from klamm.diagnosis.cluster_view import PartitionView, read_cluster
-from klamm.diagnosis.topics import is_under_replicated
+from klamm.diagnosis.topic_descriptions import is_under_replicated
 from klamm.net.http import Answer, Handler, Request
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (

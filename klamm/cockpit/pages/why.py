@@ -2,7 +2,7 @@
 
 from klamm.cockpit.page_api import Cockpit, json_response, live_client, moving_of, partition, with_errors
 from klamm.cockpit.partition_facts import Reach, read_partition, read_story
-from klamm.diagnosis.broker_reasons import explain
+from klamm.diagnosis.partition_conditions import explain
 from klamm.net.http import Answer, Handler, Request
 
 

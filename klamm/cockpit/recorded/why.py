@@ -15,8 +15,8 @@ from typing import Any, Final, TypeVar
 
 from klamm.cockpit import story
 from klamm.cockpit.recorded.cluster import entry_document
-from klamm.diagnosis.broker_reasons import PartitionFacts, explain
 from klamm.diagnosis.cluster_view import PartitionView
+from klamm.diagnosis.partition_conditions import PartitionFacts, explain
 from klamm.diagnosis.reasons import Circumstances
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 from klamm.recording.entries import RECORD_KINDS, ZNODE, ZNODE_DELETED, EntryError, Json, znode_of

@@ -8,9 +8,9 @@ import pytest
 
 from klamm.client.admin.configs import ConfigEntry
 from klamm.config.definition import ConfigSource
-from klamm.diagnosis.broker_reasons import Answer, Condition, PartitionFacts, explain
 from klamm.diagnosis.cluster_view import PartitionView
 from klamm.diagnosis.election_plans import Loss
+from klamm.diagnosis.partition_conditions import Answer, Condition, PartitionFacts, explain
 from klamm.diagnosis.reasons import Circumstances
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition

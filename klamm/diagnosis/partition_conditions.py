@@ -20,7 +20,7 @@ from klamm.config.definition import ConfigSource
 from klamm.diagnosis.cluster_view import PartitionView, joined
 from klamm.diagnosis.election_plans import Loss, loss_text
 from klamm.diagnosis.reasons import Circumstances, absence, outage
-from klamm.diagnosis.topics import is_off_preferred, is_under_min_isr, is_under_replicated
+from klamm.diagnosis.topic_descriptions import is_off_preferred, is_under_min_isr, is_under_replicated
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 from klamm.znodes.topics import is_legal_topic_name

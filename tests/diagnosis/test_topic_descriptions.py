@@ -5,7 +5,14 @@ from uuid import UUID
 import pytest
 
 from klamm.diagnosis.cluster_view import PartitionView
-from klamm.diagnosis.topics import Filter, TopicDescription, chosen, partition_lines, topic_line, topic_value
+from klamm.diagnosis.topic_descriptions import (
+    Filter,
+    TopicDescription,
+    chosen,
+    partition_lines,
+    topic_line,
+    topic_value,
+)
 
 LIVE = {1, 2, 3, 4}
 
