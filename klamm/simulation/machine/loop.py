@@ -19,6 +19,7 @@ import random
 import socket
 import sys
 import traceback
+import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -445,11 +446,14 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._held.clear()
         self._timers.clear()
         self._process = self.outside
-        for process in self.processes:
-            for task in process.tasks():
-                # Code that is closed in its middle may raise any exception.
-                with suppress(BaseException):
-                    cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
+        with warnings.catch_warnings():
+            # A task that has not begun may hold a coroutine that nobody awaits any more.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            for process in self.processes:
+                for task in process.tasks():
+                    # Code that is closed in its middle may raise any exception.
+                    with suppress(BaseException):
+                        cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
 
 
 def _has_begun(task_step: Callable[..., object]) -> bool:

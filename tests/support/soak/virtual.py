@@ -82,6 +82,7 @@ FOLLOW_THE_LOG = (
 RINGS = {
     "CountedApi.error_codes": 40 * 10_000,
     "ApiStatistics._at_once": 40 * 1_028 * 3,
+    "CountedApi.measurements[]": 100 * 256 * 3,
     "ApiStatistics._waited": 40 * (1_028 + 256) * 10,
     "Histogram._newest": 100 * 1028,
     "SampledRate._windows": 20 * 11,
