@@ -1,0 +1,3 @@
+"""Creating, growing and deleting topics. A broker validates, places replicas and writes znodes; the controller acts on
+these.
+"""

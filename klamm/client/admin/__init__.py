@@ -1,0 +1,1 @@
+"""What operators ask of a cluster and change in it: one module for each kind of thing, as in Kafka's Admin."""

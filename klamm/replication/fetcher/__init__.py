@@ -1,0 +1,1 @@
+"""The followers' side: tasks that fetch from leaders, truncate where logs differ, and keep to throttles."""

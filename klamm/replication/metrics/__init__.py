@@ -1,0 +1,1 @@
+"""Metrics of hosted partitions and of open transactions, under Kafka's names."""

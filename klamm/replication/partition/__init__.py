@@ -1,0 +1,3 @@
+"""One hosted partition: its leader, high watermark and ISR, the changes that its leader proposes, and the operations
+that wait for them.
+"""

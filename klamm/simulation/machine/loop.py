@@ -447,7 +447,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
         self._process = self.outside
         with warnings.catch_warnings():
-            # A task that has not begun may hold a coroutine that nobody awaits any more.
+            # A task that has not begun may hold another coroutine, which stays without an await.
             warnings.simplefilter("ignore", RuntimeWarning)
             for process in self.processes:
                 for task in process.tasks():
