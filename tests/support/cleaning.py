@@ -1,13 +1,13 @@
 """Helpers of the tests of compaction: logs with keys, and their cleaning from the job to the last swap."""
 
 from collections.abc import Generator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record.record_batch import BatchHeader, iterate_batches
 from klamm.protocol.record.records import Record, build_batch, decode_records
 from klamm.storage.compaction.cleaner import clean
-from klamm.storage.log.job import CleaningResult
+from klamm.storage.log.job import CleaningJob, CleaningProgress, CleaningResult
 from klamm.storage.log.log import Log
 from klamm.storage.log.log_config import LogConfig
 from support.logs import NOW_MS
@@ -27,12 +27,18 @@ class Stored(NamedTuple):
     timestamp_ms: int
 
 
-def keyed_batch(*records: tuple[bytes | None, bytes | None], timestamp_ms: int = NOW_MS, **header) -> bytearray:
+def keyed_batch(*records: tuple[bytes | None, bytes | None], timestamp_ms: int = NOW_MS, **header: Any) -> bytearray:
     """A batch of (key, value) pairs."""
     return build_batch([Record(key, value, timestamp_ms) for key, value in records], **header)
 
 
-def put(log: Log, *records: tuple[bytes | None, bytes | None], timestamp_ms: int = NOW_MS, now_ms=NOW_MS, **header):
+def put(
+    log: Log,
+    *records: tuple[bytes | None, bytes | None],
+    timestamp_ms: int = NOW_MS,
+    now_ms: int = NOW_MS,
+    **header: Any,
+) -> int:
     """Appends one batch of (key, value) pairs, which is committed at once. Returns its first offset."""
     appended = log.append_as_leader(keyed_batch(*records, timestamp_ms=timestamp_ms, **header), 0, now_ms=now_ms)
     log.update_high_watermark(log.log_end_offset)
@@ -68,7 +74,7 @@ async def values_of(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
     return [stored[:3] for stored in await records_of(log)]
 
 
-async def clean_log(log: Log, first_dirty_offset: int = 0, **options) -> CleaningResult | None:
+async def clean_log(log: Log, first_dirty_offset: int = 0, **options: Any) -> CleaningResult | None:
     """One cleaning, from the job to the last swap; None if nothing was dirty."""
     started = await start_cleaning(log, first_dirty_offset, **options)
     if started is None:
@@ -88,7 +94,7 @@ async def start_cleaning(
     delete_retention_ms: int = DELETE_RETENTION_MS,
     map_bytes: int = MAP_BYTES,
     map_load_factor: float = 0.9,
-) -> tuple | None:
+) -> tuple[CleaningJob, Generator[CleaningProgress, None, CleaningResult]] | None:
     """(job, its steps), after a flush."""
     await log.flush()
     job = log.cleaning_job(
@@ -100,5 +106,4 @@ async def start_cleaning(
     )
     if job is None:
         return None
-    steps: Generator = clean(job, log._file_system)
-    return job, steps
+    return job, clean(job, log._file_system)

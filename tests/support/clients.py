@@ -56,7 +56,7 @@ class Librdkafka:
                 errors.append(error)
 
         for record in records:
-            timestamp = {} if record.timestamp_ms is None else {"timestamp": record.timestamp_ms}
+            timestamp: dict[str, Any] = {} if record.timestamp_ms is None else {"timestamp": record.timestamp_ms}
             while True:
                 try:
                     producer.produce(
@@ -86,9 +86,8 @@ class Librdkafka:
             assert messages, f"only {len(records)} of {count} records came"
             for message in messages:
                 assert message.error() is None, message.error()
-                records.append(
-                    Record(message.value(), message.key(), tuple(message.headers() or ()), message.timestamp()[1])
-                )
+                headers: Any = message.headers() or ()
+                records.append(Record(message.value(), message.key(), tuple(headers), message.timestamp()[1]))
         consumer.close()
         return records
 
@@ -135,7 +134,7 @@ class KafkaPython:
             where = kafka.TopicPartition(topic, partition)
             consumer.assign([where])
             consumer.seek(where, 0)
-            records = []
+            records: list[Record] = []
             while len(records) < count:
                 message = next(consumer)
                 records.append(Record(message.value, message.key, tuple(message.headers), message.timestamp))

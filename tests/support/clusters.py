@@ -21,7 +21,7 @@ class KlammCluster:
         self.process: ManagedProcess | None = None
 
     def start(self) -> None:
-        command = [KLAMM, "up", "--dir", self.directory / "data", "--port", "0", "--brokers", "1"]
+        command = [str(KLAMM), "up", "--dir", str(self.directory / "data"), "--port", "0", "--brokers", "1"]
         self.process = ManagedProcess("klamm up", command, self.directory / "up.log")
         self.bootstrap = self.process.wait_for(r"clients can connect to (\S+)").group(1)
 
@@ -44,7 +44,7 @@ class KlammZooKeeper:
         self.process: ManagedProcess | None = None
 
     def start(self) -> None:
-        command = [KLAMM, "zookeeper", "--dir", self.directory / "data", "--port", str(self.port)]
+        command = [str(KLAMM), "zookeeper", "--dir", str(self.directory / "data"), "--port", str(self.port)]
         self.process = ManagedProcess("klamm zookeeper", command, self.directory / "zookeeper.log")
         self.process.wait_for(r"is ready")
 

@@ -97,13 +97,11 @@ class CommandWorld:
 
     def run(self, *arguments: str, encoding: str = "utf-8") -> Ended:
         """Runs a command to its end. Its output has this encoding."""
-        out, err = (io.TextIOWrapper(io.BytesIO(), encoding, newline="") for _ in range(2))
+        written = io.BytesIO(), io.BytesIO()
+        out, err = (io.TextIOWrapper(each, encoding, newline="", write_through=True) for each in written)
         code, took_s = self.run_with(out, err, *arguments)
-        texts = []
-        for each in (out, err):
-            each.flush()
-            texts.append(each.buffer.getvalue().decode(encoding, "surrogateescape"))  # type: ignore[attr-defined]  # it is a BytesIO
-        return Ended(code, *texts, took_s, frozenset(self._in_vain))
+        printed, complained = (each.getvalue().decode(encoding, "surrogateescape") for each in written)
+        return Ended(code, printed, complained, took_s, frozenset(self._in_vain))
 
     def run_with(self, out: Any, err: Any, *arguments: str) -> tuple[int, float]:
         """Runs a command with these streams. Returns its exit code, and how much virtual time has passed."""

@@ -124,7 +124,8 @@ async def commit(client: Client, offsets: Offsets, group: str = "g", *, version:
     """The error code of each partition."""
     request = commit_request(offsets, group, **fields)
     answer = await client.request(ApiKey.OFFSET_COMMIT, version, request)
-    return answer.error_codes()
+    errors: Offsets = answer.error_codes()
+    return errors
 
 
 async def fetch_offsets(

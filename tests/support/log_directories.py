@@ -2,7 +2,9 @@
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from klamm.base.environment import SystemEnvironment
 from klamm.protocol.record.compression import CompressionType
@@ -22,7 +24,12 @@ NOW_MS = 1_700_000_000_000
 
 
 def make_log_directory(
-    directory: Path, *, topics: tuple[str, ...] = ("t",), broker_id: int = 1, fill=None, config: LogConfig | None = None
+    directory: Path,
+    *,
+    topics: tuple[str, ...] = ("t",),
+    broker_id: int = 1,
+    fill: Callable[[Log], object] | None = None,
+    config: LogConfig | None = None,
 ) -> None:
     """A log directory of cluster `cluster`; partition 0 of each topic is filled by `fill(log)`."""
 
@@ -60,7 +67,7 @@ def fill_with_all_kinds(log: Log) -> None:
             Record(b"key %d" % each if each % 2 else None, b"value %d" % number * 5, NOW_MS + number, (("h", b"x"),))
             for each in range(number % 4 + 1)
         ]
-        producer: dict[str, int | bool] = {}
+        producer: dict[str, Any] = {}
         if number % 3 == 1:
             producer = {"producer_id": 4000, "producer_epoch": 2, "base_sequence": sequence}
             sequence += len(records)

@@ -2,6 +2,8 @@
 
 import random
 import struct
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from klamm.base.environment import Environment
 from klamm.base.metrics import Histogram
@@ -17,10 +19,10 @@ from klamm.protocol.record.records import (
     build_end_transaction_marker,
     decode_records,
 )
-from klamm.simulation.machine.disk import Disk, SimulatedFileSystem
+from klamm.simulation.machine.disk import Disk, SimulatedFile, SimulatedFileSystem
 from klamm.simulation.machine.process import Process
 from klamm.simulation.machine.trace import Trace
-from klamm.storage.log.log import Log
+from klamm.storage.log.log import AppendInfo, Log, LogHost
 from klamm.storage.log.log_config import LogConfig
 from klamm.storage.log.log_loader import load_log
 from klamm.storage.segments.log_directory import LogDirectory
@@ -36,17 +38,17 @@ class DiskEnvironment(Environment):
         self.clock_ms = NOW_MS
         self.disk = disk or Disk("disk", random.Random(seed), Trace(lambda: 0), lambda: self.clock_ms)
         self.random = random.Random(seed)
-        self._process = Process("process", "host")
-        self.file_system = SimulatedFileSystem(self.disk, self._process)
-        self.before_blocking = None  # a test's chance to do something during a read or a flush
-        self.worked = []  # what has run in the worker
+        self.process = Process("process", "host")
+        self.file_system = _CountedFiles(self)
+        # A test's chance to do something during a read or a flush.
+        self.before_blocking: Callable[[], object] | None = None
+        self.worked: list[object] = []  # what has run in the worker
         self.is_blocking = False
         self.bytes_read_on_the_loop = 0
-        self.file_system.open = self._open
 
     @property
     def open_files(self) -> int:
-        return self._process.open_files
+        return self.process.open_files
 
     def now_ms(self) -> int:
         return self.clock_ms
@@ -54,7 +56,7 @@ class DiskEnvironment(Environment):
     def host_name(self) -> str:
         return "host"
 
-    async def run_blocking(self, function, *arguments):
+    async def run_blocking(self, function: Callable[..., Any], *arguments: object) -> Any:
         hook, self.before_blocking = self.before_blocking, None
         if hook is not None:
             hook()
@@ -64,11 +66,11 @@ class DiskEnvironment(Environment):
         finally:
             self.is_blocking = False
 
-    async def run_in_worker(self, work, *arguments):
+    async def run_in_worker(self, work: Callable[..., Any], *arguments: object) -> Any:
         self.worked.append(work)
         return in_one_go(work(*arguments))
 
-    async def run_in_background(self, work, *arguments):
+    async def run_in_background(self, work: Callable[..., Any], *arguments: object) -> Any:
         self.worked.append(work)
         self.is_blocking = True
         try:
@@ -76,20 +78,28 @@ class DiskEnvironment(Environment):
         finally:
             self.is_blocking = False
 
-    def _open(self, path, *, create=False):
-        file = SimulatedFileSystem.open(self.file_system, path, create=create)
+
+class _CountedFiles(SimulatedFileSystem):
+    """Counts what is read on the loop."""
+
+    def __init__(self, environment: DiskEnvironment) -> None:
+        super().__init__(environment.disk, environment.process)
+        self._environment = environment
+
+    def open(self, path: str, *, create: bool = False) -> SimulatedFile:
+        file = super().open(path, create=create)
         read = file.read
 
-        def counted(position, size_bytes):
+        def counted(position: int, size_bytes: int) -> bytearray:
             data = read(position, size_bytes)
-            self.bytes_read_on_the_loop += 0 if self.is_blocking else len(data)
+            self._environment.bytes_read_on_the_loop += 0 if self._environment.is_blocking else len(data)
             return data
 
-        file.read = counted
+        file.read = counted  # type: ignore[method-assign]  # a file is made by its file system only
         return file
 
 
-class RecordingHost:
+class RecordingHost(LogHost):
     """Remembers what a log asks for; deletes and checkpoints at once."""
 
     def __init__(self, environment: DiskEnvironment) -> None:
@@ -113,9 +123,15 @@ class RecordingHost:
         if self.checkpoints_starts:
             log.checkpointed_start_offset = log.log_start_offset
 
-    def delete_later(self, log: Log, paths: list[str]) -> None:
+    def delete_later(self, log: Log, paths: Sequence[str]) -> None:
         for path in paths:
             self._file_system.remove(path)
+
+
+class ObservedLog(Log):
+    """Keeps the failures of its log directory."""
+
+    failures: list[OSError]
 
 
 def open_log(
@@ -127,7 +143,7 @@ def open_log(
     log_start_offset: int = 0,
     first_dirty_offset: int = 0,
     high_watermark: int | None = None,
-) -> Log:
+) -> ObservedLog:
     """The log of t-0, loaded from the environment's disk; made there if need be. Its high watermark is the given one,
     which a checkpoint has, or else the log's end."""
     config = config or LogConfig()
@@ -149,18 +165,22 @@ def open_log(
         is_clean=is_clean,
         now_ms=environment.now_ms(),
     )
-    log = Log(environment, directory, "t", 0, config, loaded, RecordingHost(environment))
-    log.update_high_watermark(log.log_end_offset if high_watermark is None else high_watermark)
+    log = ObservedLog(environment, directory, "t", 0, config, loaded, RecordingHost(environment))
     log.failures = failures
+    log.update_high_watermark(log.log_end_offset if high_watermark is None else high_watermark)
     return log
 
 
-def batch(*values: bytes, timestamp_ms: int = NOW_MS, codec: CompressionType = CompressionType.NONE, **header):
+def batch(
+    *values: bytes, timestamp_ms: int = NOW_MS, codec: CompressionType = CompressionType.NONE, **header: Any
+) -> bytearray:
     """A producer's batch with these values."""
     return build_batch([Record(None, value, timestamp_ms) for value in values], codec=codec, **header)
 
 
-def marker(kind: ControlRecordType, producer_id: int, epoch: int = 0, coordinator_epoch: int = 0, **header):
+def marker(
+    kind: ControlRecordType, producer_id: int, epoch: int = 0, coordinator_epoch: int = 0, **header: Any
+) -> bytearray:
     """A transaction's end."""
     return build_end_transaction_marker(
         EndTransactionMarker(kind, coordinator_epoch),
@@ -171,12 +191,12 @@ def marker(kind: ControlRecordType, producer_id: int, epoch: int = 0, coordinato
     )
 
 
-def append(log: Log, *values: bytes, leader_epoch: int = 0, now_ms: int = NOW_MS, **header):
+def append(log: Log, *values: bytes, leader_epoch: int = 0, now_ms: int = NOW_MS, **header: Any) -> AppendInfo:
     """Appends one client batch."""
     return log.append_as_leader(batch(*values, **header), leader_epoch, now_ms=now_ms)
 
 
-def append_all(log: Log, records) -> None:
+def append_all(log: Log, records: bytes | bytearray) -> None:
     """Appends the leader's records as a follower does, in as many appends as that takes."""
     while size_bytes := log.append_as_follower(records).size_bytes:
         records = records[size_bytes:]
@@ -184,10 +204,12 @@ def append_all(log: Log, records) -> None:
 
 def aborted_in(log: Log, fetch_offset: int, upper_offset: int) -> list[tuple[int, int]]:
     """(producer id, first offset) of the aborted transactions with records there."""
-    return in_one_go(log.aborted_transactions(fetch_offset, upper_offset))
+    found = in_one_go(log.aborted_transactions(fetch_offset, upper_offset))
+    assert found is not None, "the log was truncated meanwhile"
+    return found
 
 
-def records_in(data) -> list[tuple[int, bytes]]:
+def records_in(data: bytes | bytearray | memoryview) -> list[tuple[int, bytes | None]]:
     """(offset, value) of every record in these batches."""
     return [
         (record.offset, record.value)
@@ -196,11 +218,13 @@ def records_in(data) -> list[tuple[int, bytes]]:
     ]
 
 
-async def read_all(log: Log, offset: int | None = None, max_bytes: int = 1_000_000, max_offset: int | None = None):
+async def read_all(
+    log: Log, offset: int | None = None, max_bytes: int = 1_000_000, max_offset: int | None = None
+) -> list[tuple[int, bytes | None]]:
     """(offset, value) of every record from `offset` on, read like a consumer does."""
     position = log.log_start_offset if offset is None else offset
     end = log.log_end_offset if max_offset is None else max_offset
-    found = []
+    found: list[tuple[int, bytes | None]] = []
     while position < end:
         fetched = await log.read(position, max_bytes, max_offset=end, minimum_one_batch=True)
         records = records_in(fetched.data)

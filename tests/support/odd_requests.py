@@ -110,7 +110,7 @@ class Odd:
         return self.chance.random() < 0.5
 
     def integer(self, bits: int) -> int:
-        limit = 2 ** (bits - 1)
+        limit: int = 2 ** (bits - 1)
         return self.chance.choice([-limit, -limit + 1, -3, -2, -1, 0, 0, 0, 1, 1, 2, 4, limit - 1])
 
     def produce(self, version: int) -> ProduceRequest:

@@ -85,7 +85,8 @@ class Client:
     ) -> ProduceResponse.TopicProduceResponse.PartitionProduceResponse:
         body = ProduceRequest.of(None, acks, 10_000, [(topic, [(partition, records)])])
         response = await self.request(ApiKey.PRODUCE, version, body)
-        return response.responses[0].partition_responses[0]
+        topic_response: ProduceResponse.TopicProduceResponse = response.responses[0]
+        return topic_response.partition_responses[0]
 
     async def fetch(
         self, topic: str, partition: int, offset: int, *, version: int = 12, max_bytes: int = 1 << 20, **options: Any
@@ -120,7 +121,6 @@ class OneBroker:
         for client in self._clients:
             await client.close()
         await self._stack.aclose()
-        self.zookeeper = None
         if isinstance(self.environment, SystemEnvironment):
             self.environment.close()
 
@@ -181,7 +181,7 @@ class OneBroker:
 
         `code` is the answer to expect.
         """
-        state = {"leader": 0, "isr": (0,), "zk_version": 0, "replicas": (0,)} | changes
+        state: dict[str, Any] = {"leader": 0, "isr": (0,), "zk_version": 0, "replicas": (0,)} | changes
         partition = LeaderAndIsrPartitionState(0, self.controller_epoch, leader_epoch=leader_epoch, **state)
         topics = [LeaderAndIsrTopic(topic, self.broker.parts.metadata_cache.snapshot.topic_ids.get(topic), [partition])]
         # Where no other broker is, nobody can be reached.

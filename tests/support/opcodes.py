@@ -108,22 +108,22 @@ class Steps:
 def counted_steps(costs: Mapping[str, Cost] | None = None) -> Iterator[Steps]:
     """Counts in every step of asyncio's loop inside the block."""
     steps = Steps(costs)
-    run = asyncio.Handle._run  # type: ignore[attr-defined]
+    run = asyncio.Handle._run
 
     def counted(handle: asyncio.Handle) -> None:
         now_s = _CLOCK(handle._loop)  # type: ignore[attr-defined]
-        asyncio.BaseEventLoop.time = lambda _: now_s  # type: ignore[method-assign]
+        asyncio.BaseEventLoop.time = lambda _: now_s  # type: ignore[method-assign,assignment]  # steps take no time
         try:
             with steps.step():
                 run(handle)
         finally:
             asyncio.BaseEventLoop.time = _CLOCK  # type: ignore[method-assign]
 
-    asyncio.Handle._run = counted  # type: ignore[attr-defined]
+    asyncio.Handle._run = counted  # type: ignore[method-assign,assignment]  # every step
     try:
         yield steps
     finally:
-        asyncio.Handle._run = run  # type: ignore[attr-defined]
+        asyncio.Handle._run = run  # type: ignore[method-assign]  # as before
 
 
 class Opcodes:

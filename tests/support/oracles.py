@@ -80,7 +80,7 @@ def bring_jars(name: str, coordinates: Sequence[str]) -> Path:
         target.mkdir()
         pom = target / "pom.xml"
         pom.write_text(_pom(coordinates), encoding="utf-8")
-        command = ["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", f"-DoutputDirectory={target}"]
+        command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={target}"]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         if done.returncode != 0:
             raise Unavailable(f"Maven could not bring {name}:\n{done.stdout[-2000:]}")

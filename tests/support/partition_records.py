@@ -20,14 +20,17 @@ def consume(bootstrap: str, topic: str, isolation: str) -> list[tuple[int, bytes
         }
     )
     consumer.assign([TopicPartition(topic, 0, 0)])
-    found, deadline = [], time.monotonic() + TIMEOUT_SECONDS
+    found: list[tuple[int, bytes | None, bytes | None]] = []
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         message = consumer.poll(5)
         if message is None:
             continue
-        if message.error():
-            assert message.error().name() == "_PARTITION_EOF", message.error()
+        if error := message.error():
+            assert error.name() == "_PARTITION_EOF", error
             consumer.close()
             return found
-        found.append((message.offset(), message.key(), message.value()))
+        offset = message.offset()
+        assert offset is not None
+        found.append((offset, message.key(), message.value()))
     raise AssertionError(f"{topic} has no end; {len(found)} records so far")

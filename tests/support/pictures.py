@@ -152,7 +152,7 @@ def load(cluster: Cluster) -> Iterator[None]:
 @contextlib.contextmanager
 def cockpit(directory: Path, *arguments: str) -> Iterator[str]:
     """The address of `klamm cockpit`."""
-    command = [KLAMM, "cockpit", *arguments, "--json"]
+    command = [str(KLAMM), "cockpit", *arguments, "--json"]
     process = ManagedProcess("klamm cockpit", command, directory / "cockpit.log")
     try:
         yield process.wait_for(r'"url": "([^"]+)"').group(1)
@@ -187,8 +187,8 @@ def picture(page: Page, file: Path) -> None:
     bottom = page.evaluate("Math.ceil(document.getElementById('view').lastElementChild.getBoundingClientRect().bottom)")
     assert page.viewport_size is not None
     size = page.viewport_size
-    clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], bottom + 16)}
-    page.screenshot(path=file, animations="disabled", clip=clip)
+    height = min(size["height"], bottom + 16)
+    page.screenshot(path=file, animations="disabled", clip={"x": 0, "y": 0, "width": size["width"], "height": height})
     print(f"{file}: {file.stat().st_size:,} bytes")
 
 
@@ -227,7 +227,7 @@ def reassign(cluster: Cluster, directory: Path) -> None:
     plan = directory / "plan.json"
     plan.write_text(json.dumps({"version": 1, "partitions": partitions}))
     options = ["--reassignment-json-file", str(plan), "--throttle", "1000", "--no-wait", "--yes"]
-    command = [KLAMM, "reassign", "execute", "--bootstrap-server", cluster.bootstrap, *options]
+    command = [str(KLAMM), "reassign", "execute", "--bootstrap-server", cluster.bootstrap, *options]
     subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
 
 

@@ -1,12 +1,16 @@
 """Random messages, made from their notation."""
 
+import random
 import uuid
+from collections.abc import Callable
+from typing import Any
 
 from klamm.protocol import apis
-from klamm.protocol.schema import fields_of
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.schema import Field, fields_of
 
 BITS = {"Int8": 8, "Int16": 16, "Int32": 32, "Int64": 64}
-VALUES = {
+VALUES: dict[str, Callable[[random.Random], object]] = {
     "Uint16": lambda rng: rng.getrandbits(16),
     "Float64": lambda rng: rng.choice([0.0, -1.5, 1e300]),
     "Bool": lambda rng: rng.random() < 0.5,
@@ -18,14 +22,14 @@ VALUES = {
 }
 
 
-def random_value(rng, kind, version):
+def random_value(rng: random.Random, kind: Any, version: int) -> Any:
     if kind in BITS:
         bits = BITS[kind]
         return rng.choice([0, 1, -1, 2 ** (bits - 1) - 1, -(2 ** (bits - 1)), rng.getrandbits(bits - 1)])
     return VALUES[kind](rng) if isinstance(kind, str) else random_struct(rng, kind, version)
 
 
-def random_field(rng, field, version):
+def random_field(rng: random.Random, field: Field, version: int) -> Any:
     if version in field.nullable and rng.random() < 0.3:
         return None
     if field.is_array:
@@ -34,20 +38,20 @@ def random_field(rng, field, version):
     return random_value(rng, field.kind, version)
 
 
-def random_struct(rng, struct_class, version):
+def random_struct(rng: random.Random, struct_class: Any, version: int) -> Any:
     """Fields that the version lacks have their defaults, and so have some of the tagged ones."""
     fields = [one for one in fields_of(struct_class) if version in one.versions]
     present = [one for one in fields if not (one.is_tagged_in(version) and rng.random() < 0.5)]
     return struct_class(**{one.name: random_field(rng, one, version) for one in present})
 
 
-def message_class(api_key, kind):
+def message_class(api_key: ApiKey, kind: str) -> Any:
     return apis.request_class(api_key) if kind == "Request" else apis.response_class(api_key)
 
 
-def random_message(rng, api_key, kind, version):
+def random_message(rng: random.Random, api_key: ApiKey, kind: str, version: int) -> Any:
     return random_struct(rng, message_class(api_key, kind), version)
 
 
-def is_flexible(api_key, version):
+def is_flexible(api_key: ApiKey, version: int) -> bool:
     return version >= apis.FLEXIBLE_FROM[api_key]

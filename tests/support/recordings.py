@@ -1,6 +1,7 @@
 """Recordings of clusters that random things happen to, and of one failover."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from klamm.faults.commands.network import CutLinks
@@ -39,7 +40,9 @@ class RandomCluster:
     def step(self) -> list[Json]:
         rng = self.rng
         topic = rng.choice(self.topic_names)
-        replicas = {number: tuple(rng.sample(range(6), 3)) for number in range(rng.randint(1, 5))}
+        replicas: dict[int, Sequence[int]] = {
+            number: tuple(rng.sample(range(6), 3)) for number in range(rng.randint(1, 5))
+        }
         broker = rng.randrange(6)
         match rng.randrange(9):
             case 0:

@@ -1,7 +1,7 @@
 """What the replication tests share: broker 1 with real logs on real files, virtual time, stand-ins for the ports."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ TOPIC_ID = UUID(int=42)
 T0 = ("t", 0)
 
 
-def in_virtual_time(scenario: Awaitable[None]) -> None:
+def in_virtual_time(scenario: Coroutine[Any, Any, None]) -> None:
     """Runs a scenario in which waiting takes no time."""
     simulated_loop().run_until_complete(scenario)
 

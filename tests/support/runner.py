@@ -44,7 +44,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     parameters = pyfuncitem.callspec.params if hasattr(pyfuncitem, "callspec") else {}
-    name = parameters.get("loop_name", _loops(pyfuncitem)[0])
+    name = str(parameters.get("loop_name", _loops(pyfuncitem)[0]))
     arguments = {argument: pyfuncitem.funcargs[argument] for argument in pyfuncitem._fixtureinfo.argnames}
     run(name, pyfuncitem.obj(**arguments))
     return True

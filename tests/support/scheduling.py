@@ -44,7 +44,7 @@ def turn_of(nodeid: str) -> int:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
-    class RoomScheduling(LoadScopeScheduling):
+    class RoomScheduling(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
         def _split_scope(self, nodeid: str) -> str:
             return unit_of(nodeid)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+from collections.abc import Callable
 
 from klamm.base.environment import Environment
 from klamm.simulation.machine.world import World
@@ -12,56 +13,61 @@ PORT = 9000
 class Recorder(asyncio.Protocol):
     """Keeps what it receives; `changed` is set whenever something happens."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.received = bytearray()
-        self.chunks = []
-        self.events = []
+        self.chunks: list[int] = []
+        self.events: list[str] = []
         self.lost = False
         self.changed = asyncio.Event()
 
-    def connection_made(self, transport):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self._note("made")
 
-    def data_received(self, data):
+    def data_received(self, data: bytes) -> None:
         self.received += data
         self.chunks.append(len(data))
         self.changed.set()
 
-    def eof_received(self):
+    def eof_received(self) -> None:
         self._note("eof")
 
-    def pause_writing(self):
+    def pause_writing(self) -> None:
         self._note("pause")
 
-    def resume_writing(self):
+    def resume_writing(self) -> None:
         self._note("resume")
 
-    def connection_lost(self, exc):
+    def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         self._note(f"lost {type(exc).__name__}" if exc else "lost")
 
-    def _note(self, event):
+    def _note(self, event: str) -> None:
         self.events.append(event)
         self.changed.set()
 
-    async def until(self, condition):
+    async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             self.changed.clear()
             await self.changed.wait()
 
+    async def until_received(self, size_bytes: int) -> None:
+        """Ends with the connection, too."""
+        await self.until(lambda: self.lost or len(self.received) >= size_bytes)
+
 
 class Echo(Recorder):
-    def data_received(self, data):
+    def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self.transport.write(data)
 
 
-async def listen(factory, port=PORT):
+async def listen(factory: Callable[[], asyncio.BaseProtocol], port: int = PORT) -> asyncio.Server:
     return await asyncio.get_running_loop().create_server(factory, None, port)
 
 
-async def connect(host, factory=Recorder, port=PORT):
+async def connect(host: str, factory: Callable[[], Recorder] = Recorder, port: int = PORT) -> Recorder:
     """A connection, tried again until somebody listens."""
     while True:
         try:
@@ -96,37 +102,38 @@ class CounterServer:
 
 
 class CounterConnection(asyncio.Protocol):
-    def __init__(self, server):
+    def __init__(self, server: CounterServer) -> None:
         self.server = server
-        self.todo = asyncio.Queue()
+        self.todo: asyncio.Queue[None] = asyncio.Queue()
 
-    def connection_made(self, transport):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.task = asyncio.get_running_loop().create_task(self.work())
 
-    def data_received(self, data):
+    def data_received(self, data: bytes) -> None:
         for _ in data:
             self.todo.put_nowait(None)
 
-    def connection_lost(self, exc):
+    def connection_lost(self, exc: Exception | None) -> None:
         self.task.cancel()
 
-    async def work(self):
+    async def work(self) -> None:
         while True:
             await self.todo.get()
             count = await self.server.environment.run_blocking(self.server.increment)
             self.transport.write(struct.pack(">I", count))
 
 
-async def count_to(host, target):
+async def count_to(host: str, target: int) -> list[int]:
     """Increments until `target`, over as many connections as it takes; returns all acknowledged counts."""
-    acknowledged = []
+    acknowledged: list[int] = []
     while not acknowledged or acknowledged[-1] < target:
         connection = await connect(host)
         while not connection.lost and (not acknowledged or acknowledged[-1] < target):
             connection.transport.write(b"+")
             wanted = len(connection.received) + 4
-            await connection.until(lambda c=connection, n=wanted: c.lost or len(c.received) >= n)
+            await connection.until_received(wanted)
             if len(connection.received) >= wanted:
                 acknowledged += struct.unpack(">I", connection.received[wanted - 4 :])
         connection.transport.abort()

@@ -45,7 +45,8 @@ class Toy:
     async def failed(self) -> BaseException:
         if self._fails:
             return ToolError(self._fails)
-        return await asyncio.get_running_loop().create_future()
+        never: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        return await never
 
     async def stop(self) -> None:
         if self._stops == "never":

@@ -100,7 +100,7 @@ class Wire:
             answer = await self._client.ask(ApiKey.FIND_COORDINATOR, version, key=key, key_type=key_type)
             error = ErrorCode(answer.error_code)
             if error not in LATER:
-                return self.note(f"find coordinator of {key!r}, type {key_type}", error.name)
+                return str(self.note(f"find coordinator of {key!r}, type {key_type}", error.name))
             await asyncio.sleep(RETRY_S)
 
     async def init(
@@ -193,7 +193,7 @@ class Wire:
         while True:
             error = ErrorCode((await self._client.ask(key, version, **fields)).error_code)
             if not (waits and error in LATER):
-                return self.note(what, error.name)
+                return str(self.note(what, error.name))
             await asyncio.sleep(RETRY_S)
 
     async def commit_offsets(
@@ -361,16 +361,16 @@ class Wire:
         """The records of these transactional ids, without times and with partitions in order."""
         found = []
         for _, record in await self._log(TRANSACTION_STATE_TOPIC_NAME):
-            if bytes(record.key)[4:].decode() not in transactional_ids:
+            if bytes(record.key or b"")[4:].decode() not in transactional_ids:
                 continue
-            logged = Logged(bytes(record.key), None if record.value is None else bytes(record.value))
+            logged = Logged(bytes(record.key or b""), None if record.value is None else bytes(record.value))
             found.append(without_times(in_order(*logged)))
         return found
 
     async def raw_transaction_log(self) -> list[Logged]:
         """As `transaction_log`, with the times."""
         return [
-            Logged(bytes(record.key), None if record.value is None else bytes(record.value))
+            Logged(bytes(record.key or b""), None if record.value is None else bytes(record.value))
             for _, record in await self._log(TRANSACTION_STATE_TOPIC_NAME)
         ]
 
@@ -411,7 +411,7 @@ class Wire:
             offset = part[-1][0].next_offset
 
 
-def in_order(key: bytes, value: bytes | None) -> Logged:
+def in_order(key: bytes | None, value: bytes | None) -> Logged:
     """The record with the partitions of its transaction in order; Kafka writes them in the order of a hash table."""
     if value is None or value[FIXED_BYTES - 4 : FIXED_BYTES] == NO_PARTITIONS:
         return Logged(key, value)

@@ -10,7 +10,7 @@ from typing import Any
 from klamm.protocol.api_keys import ApiKey
 from klamm.znodes.requests import REASSIGN_PARTITIONS_PATH, decode_reassignment
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, partition_state_path, topic_path
-from klamm.zookeeper.messages import Delete, MultiOperation, SetData
+from klamm.zookeeper.messages import Create, Delete, MultiOperation, SetData
 from support.controller.scene import FakeBroker, FakeChannels, Scene, Sent
 
 EPOCH_DURING_DELETE = -2
@@ -74,9 +74,15 @@ class Journal:
                 self._note_write(operation)
             return result
 
-        broker.client.multi = noted
+        broker.client.multi = noted  # type: ignore[method-assign]  # what every write goes through
 
     def _note_write(self, operation: MultiOperation) -> None:
+        if isinstance(operation, Delete):
+            if operation.path == REASSIGN_PARTITIONS_PATH:
+                self.lines.append("reassign_partitions: gone")
+            return
+        if not isinstance(operation, Create | SetData) or operation.data is None:
+            return
         if operation.path == topic_path(self.topic) and isinstance(operation, SetData):
             found = TopicAssignment.decode(self.topic, operation.data)
             lists = (found.partitions[0], found.adding_replicas.get(0, ()), found.removing_replicas.get(0, ()))
@@ -84,7 +90,7 @@ class Journal:
         elif operation.path == partition_state_path(self.topic, 0) and isinstance(operation, SetData):
             self.lines.append(f"state: {leadership(LeaderAndIsr.decode(self.topic, 0, operation.data))}")
         elif operation.path == REASSIGN_PARTITIONS_PATH:
-            left = {} if isinstance(operation, Delete) else decode_reassignment(operation.data)
+            left = decode_reassignment(operation.data)
             self.lines.append(f"reassign_partitions: {left or 'gone'}")
 
     def note_request(self, sent: Sent) -> None:

@@ -1,6 +1,7 @@
 """Controllers on a real embedded ZooKeeper server, in one loop, with brokers that only note what they are asked."""
 
 import asyncio
+import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
@@ -212,7 +213,7 @@ class Scene:
         for broker_id in broker_ids:
             broker = self.brokers[broker_id] = FakeBroker(self, broker_id, given, address or self.address)
             await broker.start()
-            await self.until(lambda b=broker: self.knows(b))
+            await self.until(functools.partial(self.knows, broker))
 
     def knows(self, broker: FakeBroker) -> bool:
         """Whether the controller, if there is one, knows this life of the broker, and waits."""

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import (
@@ -164,7 +165,7 @@ class Copier:
         starts = self._starts(partitions)
         left = 0
         for place in starts:
-            _, end = self._until_known(lambda place=place: self.consumer.get_watermark_offsets(place, CALL_S))
+            _, end = self._until_known(partial(self.consumer.get_watermark_offsets, place, CALL_S))
             left += end - max(place.offset, 0)
         limit = self.options.max_messages
         self.remaining = left if self.options.group_mode or limit < 0 else min(left, limit)

@@ -186,7 +186,7 @@ class CopyRun:
             self.brokers.wait_for_full_isr(topic, copy.partitions)
 
     def _feed(self, copy: Copy) -> None:
-        errors: list[object] = []
+        results: list[object] = []
         for number in range(copy.partitions):
             source = self._sources.setdefault((copy.input, number), [])
             for sequence in range(len(source), len(source) + self._records):
@@ -195,11 +195,11 @@ class CopyRun:
                     copy.input,
                     value,
                     partition=number,
-                    on_delivery=lambda error, _: error is None or errors.append(error),
+                    on_delivery=lambda error, _: results.append(error),
                 )
                 source.append(value)
         assert self._producer.flush(TIMEOUT_S) == 0
-        assert errors == []
+        assert not any(results), results
 
     def is_enough(self, copy: Copy) -> bool:
         """Whether a copy that has lost a copier needs another one; makes the input longer when it is copied whole."""

@@ -149,16 +149,17 @@ class Brokers(ABC):
         metadata = AdminClient({"bootstrap.servers": address, "log_level": 0}).list_topics(timeout=TIMEOUT_S)
         return sorted(metadata.brokers) == sorted(self.broker_ids) and metadata.controller_id in metadata.brokers
 
-    def _state(self, topic: str, partition: int) -> dict[str, object]:
+    def _state(self, topic: str, partition: int) -> dict[str, Any]:
         state = self._read(f"/brokers/topics/{topic}/partitions/{partition}/state")
         return state if state is not None else {"leader": -1, "isr": [], "leader_epoch": -1}
 
-    def _read(self, path: str) -> dict | None:
+    def _read(self, path: str) -> dict[str, Any] | None:
         try:
             data, _ = self._zookeeper.get(path)
         except NoNodeError:
             return None
-        return json.loads(data)
+        value: dict[str, Any] = json.loads(data)
+        return value
 
 
 class ProcessBrokers(Brokers):

@@ -40,7 +40,8 @@ class GroupCluster:
         assert self._producer.flush(TIMEOUT_S) == 0
 
     def describe(self, group: str) -> ConsumerGroupDescription:
-        return self._admin.describe_consumer_groups([group])[group].result(TIMEOUT_S)
+        description: ConsumerGroupDescription = self._admin.describe_consumer_groups([group])[group].result(TIMEOUT_S)
+        return description
 
     def committed(self, group: str) -> dict[Partition, int]:
         asked = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])

@@ -139,9 +139,9 @@ class World:
     def start(self, client: str) -> Host:
         """A process of its own."""
         if java := MEMBERS[client].java:
-            command = ["java", *SMALL_HEAP, "-cp", f"{self._jars(java)}/*", HERE / "GroupMembers.java"]
+            command = ["java", *SMALL_HEAP, "-cp", f"{self._jars(java)}/*", str(HERE / "GroupMembers.java")]
         else:
-            command = [sys.executable, HERE / "members.py", client]
+            command = [sys.executable, str(HERE / "members.py"), client]
         host = Host(self, client, command, self._directory / f"{client}.log")
         self._hosts.append(host)
         return host

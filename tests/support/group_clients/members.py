@@ -144,7 +144,9 @@ class Librdkafka(Member):
         if message.error() is not None:
             print(self.name, message.error(), flush=True)
             return []
-        return [(message.topic(), message.partition(), message.offset(), message.value())]
+        topic, partition, offset, value = message.topic(), message.partition(), message.offset(), message.value()
+        assert topic is not None and partition is not None and offset is not None and value is not None
+        return [(topic, partition, offset, value)]
 
     def commit(self) -> None:
         self.consumer.commit(asynchronous=False)

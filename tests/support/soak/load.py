@@ -206,8 +206,14 @@ class Readers:
                 # Errors pass: a broker is away, or there is no leader.
                 if message.error() is None:
                     with self._lock:
-                        self.sequences[message.partition()].found(message.offset(), sequence_of(message.value()))
+                        _note(message, self.sequences)
         consumer.close()
+
+
+def _note(message: confluent_kafka.Message[bytes, bytes], sequences: list[Sequences]) -> None:
+    partition, offset, value = message.partition(), message.offset(), message.value()
+    assert partition is not None and offset is not None and value is not None
+    sequences[partition].found(offset, sequence_of(value))
 
 
 def read_all(bootstrap: str, topic: SoakTopic, problems: Problems) -> list[Sequences]:
@@ -234,9 +240,10 @@ def read_all(bootstrap: str, topic: SoakTopic, problems: Problems) -> list[Seque
     deadline = time.monotonic() + TIMEOUT_S
     while unread and time.monotonic() < deadline:
         for message in consumer.consume(10_000, POLL_S):
-            if message.error() is None:
-                found[message.partition()].found(message.offset(), sequence_of(message.value()))
-            elif message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
+            error = message.error()
+            if error is None:
+                _note(message, found)
+            elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
                 unread.discard(message.partition())
     consumer.close()
     for partition in unread:

@@ -195,7 +195,7 @@ _PATTERNS = ["yyyy-MM-dd", "y MM dd", "dd/MMM/y", "y-M-d[ H:m:s[.SSS]][ VV]", "y
 
 
 @st.composite
-def _settings(draw: Draw, **choices: list[str]) -> tuple[tuple[str, str], ...]:
+def _settings(draw: Draw, /, **choices: list[str]) -> tuple[tuple[str, str], ...]:
     times = dict.fromkeys(("dateFormat", "timestampFormat", "timestampNTZFormat"), _PATTERNS)
     zones = ["UTC", "+18:00", "Europe/Berlin", "America/New_York"]
     return tuple(

@@ -76,7 +76,8 @@ def _row(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _ms(timestamp: Any) -> int:
-    return round(timestamp.timestamp() * 1000)
+    milliseconds: int = round(timestamp.timestamp() * 1000)
+    return milliseconds
 
 
 def in_topic(cluster: Any, topic: str) -> list[tuple[Any, ...]]:

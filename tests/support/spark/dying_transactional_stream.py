@@ -102,8 +102,8 @@ def arm_driver(directory: Path, batch: int) -> None:
             fault.kill_jvm()
         note_end(*arguments)
 
-    TransactionLog.record = recording  # type: ignore[method-assign]
-    TransactionLog.note_end = noting  # type: ignore[method-assign]
+    TransactionLog.record = recording  # type: ignore[method-assign,assignment]  # dies at it
+    TransactionLog.note_end = noting  # type: ignore[method-assign,assignment]  # dies at it
     vars(transactions)["end_prepared"] = ending
 
 

@@ -190,7 +190,9 @@ def stopping_source(
         def write(self, iterator: Any) -> Any:
             from pyspark import TaskContext
 
-            number = int(TaskContext.get().getLocalProperty("streaming.sql.batchId"))
+            context = TaskContext.get()
+            assert context is not None
+            number = int(context.getLocalProperty("streaming.sql.batchId") or -1)
             if writing is not None and number >= batch:
                 iterator = stop_within(iterator, *writing)
             done = super().write(iterator)

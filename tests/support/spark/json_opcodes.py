@@ -5,6 +5,7 @@ for four times it. No document is one that anybody means well with.
 """
 
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ TYPE = pa.struct(
         ("d", pa.float64()),
     ]
 )
-DOCUMENTS = {
+DOCUMENTS: dict[str, Callable[[int], bytes]] = {
     "objects within each other": lambda size: b'{"y":' * size,
     "lists within each other": lambda size: b'{"x":' + b"[" * size,
     "lists that end too early": lambda size: b'{"a":' + b'[{"a":' * size + b"1",

@@ -15,7 +15,7 @@ WITH_TRANSACTIONS = (KLAMM, pytest.param("Kafka 2.8.2", marks=pytest.mark.long))
 
 
 @contextmanager
-def running_kafka(jars: Path, directory: Path, properties: Mapping[str, object]) -> Iterator[RealKafka]:
+def running_kafka(jars: Path, directory: Path, properties: Mapping[str, str | int]) -> Iterator[RealKafka]:
     zookeeper = RealZooKeeper(jars, directory)
     zookeeper.start()
     broker = RealKafka(jars, directory, zookeeper.connect, properties={"offsets.topic.num.partitions": 1, **properties})
@@ -29,10 +29,10 @@ def running_kafka(jars: Path, directory: Path, properties: Mapping[str, object])
 
 @contextmanager
 def running_with_transactions(
-    request: pytest.FixtureRequest, directory: Path, **properties: object
+    request: pytest.FixtureRequest, directory: Path, **properties: str | int
 ) -> Iterator[RealKafka | Cluster]:
     """A broker of the program that `request.param` names, which soon aborts transactions that time out."""
-    every: dict[str, object] = {
+    every: dict[str, str | int] = {
         "transaction.state.log.replication.factor": 1,
         "transaction.state.log.min.isr": 1,
         "transaction.state.log.num.partitions": 2,

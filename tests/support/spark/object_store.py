@@ -245,7 +245,7 @@ def killed_when(
     process.join(120)
     store.rule = lambda request: None
     assert process.exitcode in (0, -signal.SIGKILL), process.exitcode
-    return process.exitcode != 0
+    return bool(process.exitcode != 0)
 
 
 def archive_here(

@@ -16,12 +16,12 @@ def produce(bootstrap: str, topic: str, records: Iterable[dict[str, Any]], **con
     bounded: `support.placed_topics.write_batches` writes exact ones.
     """
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "enable.idempotence": True, **config})
-    failed: list[Any] = []
+    results: list[Any] = []
     for record in records:
-        producer.produce(topic, on_delivery=lambda error, _: error and failed.append(error), **record)
+        producer.produce(topic, on_delivery=lambda error, _: results.append(error), **record)
         producer.poll(0)
     assert producer.flush(30) == 0
-    assert not failed, failed
+    assert not any(results), results
 
 
 def numbered(count: int, partition: int = 0, first: int = 0) -> list[dict[str, Any]]:
@@ -32,7 +32,7 @@ def numbered(count: int, partition: int = 0, first: int = 0) -> list[dict[str, A
     ]
 
 
-def sale(product, amount, time):
+def sale(product: str, amount: float, time: str) -> dict[str, Any]:
     return {"value": json.dumps({"product": product, "amount": amount, "time": f"2024-05-01T{time}Z"}).encode()}
 
 

@@ -1,9 +1,11 @@
 """Reads what tests have written, with librdkafka: an independent client."""
 
-from confluent_kafka import Consumer, TopicPartition
+from typing import Any
+
+from confluent_kafka import Consumer, Message, TopicPartition
 
 
-def read(cluster, topic):
+def read(cluster: Any, topic: str) -> dict[int, list[Message[bytes, bytes]]]:
     """The messages of each partition, by number, up to its end."""
     consumer = Consumer(
         {
@@ -15,7 +17,7 @@ def read(cluster, topic):
             "enable.partition.eof": False,
         }
     )
-    found = {}
+    found: dict[int, list[Message[bytes, bytes]]] = {}
     try:
         for partition in consumer.list_topics(topic, timeout=30).topics[topic].partitions:
             low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)
@@ -31,5 +33,5 @@ def read(cluster, topic):
     return found
 
 
-def values_read(cluster, topic):
+def values_read(cluster: Any, topic: str) -> dict[int, list[bytes | None]]:
     return {partition: [each.value() for each in messages] for partition, messages in read(cluster, topic).items()}

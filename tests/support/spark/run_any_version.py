@@ -100,7 +100,7 @@ class Steps:
             availableNow=True
         ).start().awaitTermination()
         back = self.spark.read.format("klamm").options(**self.options).option("subscribe", self.target).load()
-        return sorted(_text(row.value) for row in back.collect())
+        return sorted(str(_text(row.value)) for row in back.collect())
 
     def _stream_query(self, sink: str, *, available_now: bool = True) -> DataStreamWriter:
         frame = self.spark.readStream.format("klamm").options(**self.options).load()
@@ -131,10 +131,11 @@ def main(steps: str, *arguments: str) -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")
-    *texts, directory = arguments
-    found = {}
+    bootstrap, source, target, directory = arguments
+    every = Steps(spark, bootstrap, source, target, Path(directory))
+    found: dict[str, object] = {}
     for step in steps.split(","):
-        run: Callable[[], object] = getattr(Steps(spark, *texts, Path(directory)), step)
+        run: Callable[[], object] = getattr(every, step)
         try:
             found[step] = run()
         except Exception as error:

@@ -114,10 +114,12 @@ def committed_values(bootstrap: str, topic: str) -> list[str]:
         while left:
             message = consumer.poll(30)
             assert message is not None, f"{topic}: partitions {left} have not ended"
-            if message.error() is None:
-                found.append(message.value().decode())
+            error, value = message.error(), message.value()
+            if error is None:
+                assert value is not None
+                found.append(value.decode())
             else:
-                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                assert error.code() == KafkaError._PARTITION_EOF, error
                 left.discard(message.partition())
         return sorted(found)
     finally:

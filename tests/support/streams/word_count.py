@@ -113,16 +113,14 @@ class Lines:
         self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 0})
 
     def write(self, lines: int) -> None:
-        errors: list[object] = []
+        results: list[object] = []
         for _ in range(lines):
             number = sum(self._written)
             partition = number % PARTITIONS
             words = [WORDS[number * factor % len(WORDS)] for factor in (1, 3, 7)]
             line = f"{partition}:{self._written[partition]} {' '.join(words)}"
-            self._producer.produce(
-                INPUT, line, partition=partition, on_delivery=lambda error, _: error is None or errors.append(error)
-            )
+            self._producer.produce(INPUT, line, partition=partition, on_delivery=lambda error, _: results.append(error))
             self._written[partition] += 1
             self.truth.update(words)
         assert self._producer.flush(TIMEOUT_S) == 0
-        assert errors == []
+        assert not any(results), results

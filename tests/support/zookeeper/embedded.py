@@ -38,7 +38,8 @@ class EmbeddedZooKeeper:
 
     def launch(self, snapshot_every: int = 100_000) -> ManagedProcess:
         """Starts the process without waiting until it serves."""
-        command = [sys.executable, "-c", _PROGRAM, self.directory / "data", str(self.port), str(snapshot_every)]
+        data = self.directory / "data"
+        command = [sys.executable, "-c", _PROGRAM, str(data), str(self.port), str(snapshot_every)]
         self.process = ManagedProcess("zookeeper", command, self.directory / "server.log")
         return self.process
 

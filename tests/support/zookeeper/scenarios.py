@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -313,7 +314,9 @@ async def a_cut_connection(scene: Scene) -> None:
         for call in (pending, lost_write):
             with pytest.raises(errors.ConnectionLoss):
                 await call
-        waiting = [client.submit_get("/e"), client.submit_set("/e", b"2"), client.submit_get("/e")]
+        waiting: list[asyncio.Future[Any]] = [
+            client.submit_get("/e"), client.submit_set("/e", b"2"), client.submit_get("/e"),
+        ]  # fmt: skip
         cancelled = client.submit_set("/e", b"never")
         cancelled.cancel()
         assert not any(call.done() for call in waiting)
