@@ -351,7 +351,7 @@ async def test_configs_that_change_without_a_session_are_seen_in_the_next_one(tm
         await cluster.zk.set("/config/topics/t", b'{"version":1,"config":{"segment.bytes":"7777"}}')
         await cluster.zk.create("/config/brokers/<default>", b'{"version":1,"config":{"log.retention.ms":"-1"}}')
         cluster.proxy.refusing = False
-        log = cluster.broker.parts.replica_manager.partition("t", 0).log  # type: ignore[union-attr]
+        log = cluster.broker.parts.replica_manager.partition("t", 0).log
         await until(lambda: (log.config.segment_bytes, log.config.retention_ms) == (7777, -1))
         assert await produce(client, "t", b"a") == NONE
 

@@ -106,7 +106,7 @@ async def test_a_partition_may_be_missing_for_a_while() -> None:
                 cluster.topics = {"t": [0]}
             await send(*topics, **options)  # type: ignore[arg-type]
 
-        client.refresh_metadata_once = refresh  # type: ignore[method-assign,assignment]
+        client.refresh_metadata_once = refresh  # type: ignore[assignment]
         assert await ask(client, P0, missing_timeout_ms=60_000) == {P0: 5}
         assert await ask(client, P1, missing_timeout_ms=5) == {P1: "UNKNOWN_TOPIC_OR_PARTITION"}
 

@@ -710,7 +710,7 @@ class Refused:
 async def in_turn(stage: Stage) -> None:
     consumer = stage.consumer()
     coordinator = Refused()
-    consumer._member.commit = coordinator.commit  # type: ignore[method-assign, assignment]
+    consumer._member.commit = coordinator.commit  # type: ignore[assignment]
     commits = [asyncio.ensure_future(consumer.commit({ALL[0]: offset})) for offset in (5, 10)]
     await asyncio.sleep(1)
     coordinator.held.set()

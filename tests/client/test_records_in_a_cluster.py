@@ -97,7 +97,7 @@ async def test_leaders_are_killed_while_records_are_written_and_read(cluster: Cl
                 value = b"%d/%d" % (number, other)
                 await producer.send(
                     ProducerRecord(topic, value, key=b"%d" % other),
-                    lambda done, error, value=value: written[done.partition].append((done.offset, value)),  # type: ignore[misc,union-attr]
+                    lambda done, error, value=value: written[done.partition].append((done.offset, value)),  # type: ignore[misc]
                 )
             await asyncio.sleep(0.02)
         await producer.flush()

@@ -249,7 +249,7 @@ async def test_events_of_a_session_end_with_it(tmp_path: Path) -> None:
         shutdown, alter_isr = await asyncio.gather(*asking, return_exceptions=True)
         assert isinstance(shutdown, KafkaError)
         assert shutdown.code is ErrorCode.STALE_CONTROLLER_EPOCH
-        assert alter_isr.error_code == ErrorCode.NOT_CONTROLLER  # type: ignore[union-attr]
+        assert alter_isr.error_code == ErrorCode.NOT_CONTROLLER
         await scene.until(lambda: not controller.is_active)
         assert controller.controller_id == NO_CONTROLLER
         assert scene.channels[1].is_shut_down
@@ -324,7 +324,7 @@ async def test_a_fault_of_the_program_reaches_who_stops_the_process(tmp_path: Pa
         def broken(message: str) -> None:
             raise RuntimeError(message)
 
-        scene.controller.context.queue_topic_deletion = broken  # type: ignore[method-assign, assignment]
+        scene.controller.context.queue_topic_deletion = broken  # type: ignore[assignment]
         await scene.create("t", [1])
         await scene.store.mark_topic_for_deletion("t")
         await scene.until(lambda: scene.failures)

@@ -249,7 +249,7 @@ def test_every_request_leaves_a_record_and_with_trace_a_line_for_each_partition(
     context, collected = batch_of()
     written: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: written.extend(record.getMessage().splitlines())  # type: ignore[method-assign]
+    handler.emit = lambda record: written.extend(record.getMessage().splitlines())
     STATE_CHANGE_LOGGER.addHandler(handler)
     try:
         assignment = context.partition_full_replica_assignment(T0)

@@ -152,7 +152,7 @@ def test_the_lines_are_kafkas(written: Written, level: int) -> None:
     log.close()
     log.close()
     assert written.lines == [line for line in LINES if line[1] >= level or line[0] == CONTROLLER]
-    assert {line.time_ms for record in written.records for line in record.msg.lines} == {1234}  # type: ignore[attr-defined]
+    assert {line.time_ms for record in written.records for line in record.msg.lines} == {1234}
 
 
 STATES = [

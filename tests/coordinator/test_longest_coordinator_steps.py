@@ -163,7 +163,7 @@ async def a_group_with_members_is_loaded(_: Path, size: int) -> AsyncIterator[Wo
 # -- transactions
 
 
-async def with_transactions(count: int, **config: int) -> Transactions:
+async def with_transactions(count: int, **config: Any) -> Transactions:
     transactions = await Transactions.elected(**config)
     for number in range(count):
         await transactions.producer(f"t{number}")

@@ -370,7 +370,7 @@ class BearerBroker:
         self.messages: list[bytes] = []
         self.refused = ""
 
-    def __call__(self, asked):  # type: ignore[no-untyped-def]
+    def __call__(self, asked):
         connection, header, body = asked
         if header.api_key == ApiKey.SASL_HANDSHAKE:
             response = response_class(ApiKey.SASL_HANDSHAKE)

@@ -77,4 +77,4 @@ def test_the_whole_tutorial(spark: "SparkSession", page: str, count: int, monkey
             assert matches(expected, printed), f"{cell}\nprints\n\n{printed}\n\nand not\n\n{expected}"
     finally:
         if "cluster" in shell.locals:
-            shell.locals["cluster"].close()  # type: ignore[attr-defined]
+            shell.locals["cluster"].close()

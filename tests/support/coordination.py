@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 from klamm.base.environment import Environment
@@ -12,13 +12,11 @@ from klamm.coordinator.groups.group import Group, GroupState, JoinResult, Member
 from klamm.coordinator.groups.group_coordinator import GroupCoordinator
 from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.groups.group_records import GroupKey, read_group_value, read_key
-from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch, TransactionalProducer
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import in_one_go
-from klamm.protocol.record.record_batch import NO_PRODUCER_ID
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.machine.loop import simulated_loop
-from support.offsets_logs import transaction_begins_at
+from support.coordinator_logs import MemoryCoordinatorLog
 
 NOW_MS = 1_700_000_000_000
 G = "g"
@@ -64,71 +62,13 @@ class Machine(Environment):
         raise AssertionError("a coordinator compacts nothing")
 
 
-class Log:
-    """Partition 0 of __consumer_offsets in memory. An append takes `delay_s` and ends with `error`.
-
-    What has timed out stands in the log all the same.
-    """
-
-    def __init__(self) -> None:
-        self.batches: list[LogBatch] = []
-        self.end_offset = 0
-        # What a reader sees: a log's reader sees nothing that comes after it has begun.
-        self.reads_up_to = 2**63 - 1
-        self.delay_s = 0.0
-        self.error = ErrorCode.NONE
-        self.leads = True
-        self.readable = asyncio.Event()
-        self.readable.set()
-
-    @property
-    def records(self) -> list[KeyAndValue]:
-        return [(key, value) for batch in self.batches for _, key, value in batch.records]
-
-    def append(
-        self, partition: int, records: Sequence[KeyAndValue], producer: TransactionalProducer | None = None
-    ) -> Awaitable[Appended]:
-        """The records have their place in the log when this returns; what it returns waits for the answer."""
-        error, base_offset, transaction_offset = self.error, -1, -1
-        if error in (ErrorCode.NONE, ErrorCode.REQUEST_TIMED_OUT):
-            base_offset = self._write(records, NO_PRODUCER_ID if producer is None else producer.producer_id)
-            if producer is not None:
-                transaction_offset = transaction_begins_at(self.batches, producer.producer_id)
-        return self._answered(Appended(error, base_offset, transaction_offset))
-
-    async def _answered(self, appended: Appended) -> Appended:
-        await asyncio.sleep(self.delay_s)
-        return appended
-
-    def append_unacknowledged(self, partition: int, records: Sequence[KeyAndValue]) -> None:
-        self._write(records)
-
-    def _write(self, records: Sequence[KeyAndValue], producer_id: int = NO_PRODUCER_ID) -> int:
-        base_offset = self.end_offset
-        numbered = [(base_offset + number, key, value) for number, (key, value) in enumerate(records)]
-        self.batches.append(LogBatch(base_offset, numbered, producer_id))
-        self.end_offset += len(records)
-        return base_offset
-
-    def end_transaction(self, producer_id: int, is_committed: bool) -> int:
-        """Writes a marker; returns its offset."""
-        self.batches.append(LogBatch(self.end_offset, (), producer_id, is_committed))
-        self.end_offset += 1
-        return self.end_offset - 1
-
-    async def read(self, partition: int) -> AsyncIterator[LogBatch]:
-        await self.readable.wait()
-        for batch in list(self.batches):
-            if batch.base_offset < self.reads_up_to:
-                yield batch
-
-    def is_leader(self, partition: int) -> bool:
-        return self.leads
+class GroupLog(MemoryCoordinatorLog):
+    """Partition 0 of __consumer_offsets."""
 
     def generations(self) -> list[tuple[int, dict[str, bytes]]]:
         """What was written of the group: each generation, and what is assigned in it by member id. -1: a tombstone."""
-        found = []
-        for key, value in self.records:
+        found: list[tuple[int, dict[str, bytes]]] = []
+        for key, value in self.records():
             if read_key(key) == GroupKey(G):
                 if value is None:
                     found.append((-1, {}))
@@ -139,7 +79,7 @@ class Log:
         return found
 
     def tombstones(self) -> list[object]:
-        return [read_key(key) for key, value in self.records if value is None]
+        return [read_key(key) for key, value in self.records() if value is None]
 
 
 class Coordination:
@@ -148,7 +88,7 @@ class Coordination:
     def __init__(self, **config: object) -> None:
         self.config = CurrentConfig(self.with_config(**config))
         self.failures: list[BaseException] = []
-        self.log = Log()
+        self.log = GroupLog()
         machine = Machine()
         self.manager = GroupMetadataManager(
             self.config.current, self.log, lambda _: 0, machine.now_ms, self.failures.append

@@ -211,7 +211,7 @@ class OneBroker:
 Scenario = Callable[[OneBroker, Client], Awaitable[None]]
 
 
-async def until(is_true: Callable[[], bool]) -> None:
+async def until(is_true: Callable[[], object]) -> None:
     """Waits for what no event tells of; the scenario's time limit ends it."""
     while True:
         if is_true():

@@ -2,29 +2,23 @@
 transactions in memory."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch
+from klamm.coordinator.ports import KeyAndValue
 from klamm.coordinator.transactions.coordinator import InitProducerIdResult, TransactionCoordinator
-from klamm.coordinator.transactions.ports import TransactionMarker
+from klamm.coordinator.transactions.ports import MarkerSender, ProducerIds, TransactionMarker
 from klamm.coordinator.transactions.records import read_transaction_key, read_transaction_value
 from klamm.coordinator.transactions.transaction import ProducerIdAndEpoch, TransactionMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import NO_LEADER, UNKNOWN_OFFSET, PartitionKey
+from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from support.coordination import Machine, settle
+from support.coordinator_logs import MemoryCoordinatorLog
 
 T = "txn"
 P0: PartitionKey = ("t", 0)
 P1: PartitionKey = ("t", 1)
 MINUTE_MS = 60_000
-# The errors after which the log has the records.
-TAKEN = (
-    ErrorCode.NONE,
-    ErrorCode.REQUEST_TIMED_OUT,
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    ErrorCode.NOT_LEADER_OR_FOLLOWER,
-)
 
 
 class Config(NamedTuple):
@@ -36,65 +30,24 @@ class Config(NamedTuple):
     transaction_remove_expired_transaction_cleanup_interval_ms: int = 3_600_000
 
 
-class StateLog:
-    """The partitions of `__transaction_state` in memory. An append takes `delay_s` and ends with `error`.
+class StateLog(MemoryCoordinatorLog):
+    """The partitions of `__transaction_state`."""
 
-    After an error in `TAKEN` the log has the records all the same.
-    """
-
-    def __init__(self) -> None:
-        self.partitions: dict[int, list[KeyAndValue]] = {}
-        self.delay_s = 0.0
-        self.error = ErrorCode.NONE
-        self.leads = True
-        self.read_errors: list[Exception] = []
-        self.readable = asyncio.Event()
-        self.readable.set()
-        self.wait_errors: list[Exception] = []
-        self.waits = 0
-        # Whether the end of the log is on all in-sync replicas.
-        self.committed = asyncio.Event()
-        self.committed.set()
-        self.append_count = 0
-
-    async def append(self, partition: int, records: Sequence[KeyAndValue]) -> Appended:
-        self.append_count += 1
-        error = self.error
-        log = self.partitions.setdefault(partition, [])
-        base_offset = UNKNOWN_OFFSET
-        if error in TAKEN:
-            base_offset = len(log)
-            log += records
-        if self.delay_s:
-            await asyncio.sleep(self.delay_s)
-        return Appended(error, base_offset)
-
-    async def wait_committed(self, partition: int) -> None:
-        self.waits += 1
-        await self.committed.wait()
-        if self.wait_errors:
-            raise self.wait_errors.pop(0)
+    taken = (
+        ErrorCode.NONE,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    )
 
     def append_unacknowledged(self, partition: int, records: Sequence[KeyAndValue]) -> None:
         raise AssertionError("a transaction's records are always waited for")
-
-    async def read(self, partition: int) -> AsyncIterator[LogBatch]:
-        await self.readable.wait()
-        records = list(self.partitions.get(partition, []))
-        for offset, (key, value) in enumerate(records):
-            await asyncio.sleep(0)
-            yield LogBatch(offset, [(offset, key, value)])
-        if self.read_errors:
-            raise self.read_errors.pop(0)
-
-    def is_leader(self, partition: int) -> bool:
-        return self.leads
 
     def history(self, transactional_id: str = T, partition: int = 0) -> list[TransactionMetadata | None]:
         """Each state of the id that was written, oldest first; None for a tombstone."""
         return [
             None if value is None else read_transaction_value(value)
-            for key, value in self.partitions.get(partition, [])
+            for key, value in self.records(partition)
             if read_transaction_key(key) == transactional_id
         ]
 
@@ -102,8 +55,8 @@ class StateLog:
         return ["-" if one is None else str(one.state) for one in self.history(transactional_id)]
 
 
-class Leaders:
-    """The leaders of the transactions' partitions: a `MarkerSender`. Broker 1 leads all partitions that no test moves.
+class Leaders(MarkerSender):
+    """The leaders of the transactions' partitions. Broker 1 leads all partitions that no test moves.
 
     A request takes `delay_s`, or the broker's own. `errors` is what partitions answer, until it is taken out; there is
     no result for `silent` ones; `dead` brokers do not answer, and NO_LEADER among them stands for ZooKeeper.
@@ -159,7 +112,7 @@ class Leaders:
         return error
 
 
-class Ids:
+class Ids(ProducerIds):
     """Producer ids from 1,000; or the error in `failure`. Each takes `delay_s`."""
 
     def __init__(self) -> None:
@@ -179,7 +132,7 @@ class Ids:
 class Transactions:
     """A coordinator that is started, and how producers talk to it."""
 
-    def __init__(self, log: StateLog | None = None, leaders: Leaders | None = None, **config: int) -> None:
+    def __init__(self, log: StateLog | None = None, leaders: Leaders | None = None, **config: Any) -> None:
         self.failures: list[BaseException] = []
         self.log = StateLog() if log is None else log
         self.leaders = Leaders() if leaders is None else leaders
@@ -198,7 +151,7 @@ class Transactions:
         self.coordinator.start()
 
     @classmethod
-    async def elected(cls, log: StateLog | None = None, **config: int) -> "Transactions":
+    async def elected(cls, log: StateLog | None = None, **config: Any) -> "Transactions":
         """One that leads partition 0 in epoch 5."""
         transactions = cls(log, **config)
         await transactions.elect()

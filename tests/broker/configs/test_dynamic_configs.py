@@ -294,8 +294,8 @@ async def test_the_controller_works_with_what_the_cluster_has(tmp_path: Path) ->
     async with running(tmp_path) as (cluster, client):
         controller = cluster.broker.parts.controller
         asked: list[str] = []
-        controller.enable_default_unclean_leader_election = lambda: asked.append("all")  # type: ignore[method-assign]
-        controller.enable_topic_unclean_leader_election = asked.append  # type: ignore[method-assign]
+        controller.enable_default_unclean_leader_election = lambda: asked.append("all")
+        controller.enable_topic_unclean_leader_election = asked.append
         await client.create_topic("t")
         unclean = ("unclean.leader.election.enable", SET, "true")
         assert await change(client, TOPIC, "t", unclean) == NONE

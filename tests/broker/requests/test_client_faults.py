@@ -130,7 +130,7 @@ async def test_thousands_of_connections_come_and_go(tmp_path: Path) -> None:
         assert len(await read_all(client)) == 100
         server = cluster.broker.parts.listeners["PLAINTEXT"]
         assert (len(server._connections), cluster.broker.parts.listeners.quotas.count_of("127.0.0.1")) == (1, 2)
-        purgatory = cluster.broker.parts.replica_manager.fetch_purgatory  # type: ignore[union-attr]
+        purgatory = cluster.broker.parts.replica_manager.fetch_purgatory
         while len(purgatory):
             await client.ask(ApiKey.API_VERSIONS, 0)
 
@@ -138,7 +138,7 @@ async def test_thousands_of_connections_come_and_go(tmp_path: Path) -> None:
 async def test_a_client_vanishes_in_a_long_poll(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
-        purgatory = cluster.broker.parts.replica_manager.fetch_purgatory  # type: ignore[union-attr]
+        purgatory = cluster.broker.parts.replica_manager.fetch_purgatory
         gone = await cluster.connect()
         gone.send_raw(fetch_frame(max_wait_ms=60_000, min_bytes=1))
         while not len(purgatory):

@@ -153,7 +153,7 @@ async def test_responses_of_many_partitions_count_while_they_are_encoded(tmp_pat
             granted.append(await share(is_follower=is_follower))
             return granted[-1]
 
-        memory.share = noted_share  # type: ignore[method-assign]
+        memory.share = noted_share
         # The last ones do not exist, which takes as long to say.
         wants = ("t", [to_fetch(number, 0, MB) for number in range(600)])
         body = fetch_request(wants, max_wait_ms=0, max_bytes=MB)

@@ -30,7 +30,7 @@ async def test_clients_that_ask_for_very_much_are_answered_one_after_the_other(
         described: list[str] = []
         describe = metadata._partition
 
-        def noted(request, *details):  # type: ignore[no-untyped-def]
+        def noted(request, *details):
             described.append(request.client_id)
             return describe(request, *details)
 

@@ -137,7 +137,7 @@ def test_a_response_with_a_wrong_value_closes_its_connection_and_names_the_field
             5,
             LeaderAndIsrResponse(None),
             "LeaderAndIsrResponse v5: error_code: null does not fit Int16",
-        ),  # type: ignore[arg-type]
+        ),
         (
             ApiKey.LEADER_AND_ISR,
             0,
@@ -179,7 +179,7 @@ async def test_a_large_response_with_a_wrong_value_closes_its_connection(caplog:
     answer = dispatch(ApiKey.METADATA, 9, MetadataResponse(brokers=[], topics=topics))
     assert isinstance(answer, AnswerOnly)
     with pytest.raises(InvalidRequest):
-        await answer.answer()  # type: ignore[arg-type]
+        await answer.answer()
     assert "MetadataResponse v9: topics[1999].error_code: 32768 does not fit Int16" in caplog.text
 
 
@@ -246,7 +246,7 @@ def test_responses_without_a_field_for_it_are_throttled_in_silence(
     key: ApiKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No broker serves these yet."""
-    monkeypatch.setitem(APIS, key, replace(APIS[ApiKey.METADATA], key=key, min_version=0, max_version=1))  # type: ignore[index]
+    monkeypatch.setitem(APIS, key, replace(APIS[ApiKey.METADATA], key=key, min_version=0, max_version=1))
     response = filled(messages.response_class(key), 1)
     assert not hasattr(response, "throttle_time_ms")
     answer = dispatch(key, 1, response, throttling_all())

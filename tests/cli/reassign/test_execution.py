@@ -511,7 +511,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     """Waiting takes no time, as on the simulator's loop; but a command runs one coroutine after the other."""
     clock = SkippingSelector()
     with contextlib.closing(asyncio.SelectorEventLoop(clock)) as made:
-        made.time = lambda: clock.now_s  # type: ignore[method-assign]
+        made.time = lambda: clock.now_s
         yield made
 
 

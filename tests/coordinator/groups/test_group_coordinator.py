@@ -919,7 +919,7 @@ async def test_a_program_fault_while_storing_is_heard_of() -> None:
     async def fail(*_: object) -> None:
         raise fault
 
-    c.log.append = fail  # type: ignore[assignment,method-assign]  # instead of the log
+    c.log.append = fail  # type: ignore[assignment]  # instead of the log
     sync = c.sync(a)
     await settle()
     assert fault in c.failures

@@ -22,7 +22,7 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record.record_batch import NO_PRODUCER_ID
 from klamm.simulation.machine.small_slices import small_slices
-from support.coordination import Coordination, G, Log, after, in_virtual_time, settle
+from support.coordination import Coordination, G, GroupLog, after, in_virtual_time, settle
 
 NONE = ErrorCode.NONE
 UNSTABLE = "unstable"
@@ -76,7 +76,7 @@ class Client:
 class Written:
     """What the log says of a partition's offset. A place is the offset of a record in the log; -1: none."""
 
-    def __init__(self, log: Log, partition: tuple[str, int]) -> None:
+    def __init__(self, log: GroupLog, partition: tuple[str, int]) -> None:
         key = offset_commit_key(G, partition)
         self._offsets: dict[int, int] = {}
         self.deleted = -1
@@ -84,8 +84,9 @@ class Written:
         # By place: the marker that has committed it.
         self.committed: dict[int, int] = {}
         self.open: list[int] = []
-        for number, batch in enumerate(log.batches):
-            ends = [one for one in log.batches[number:] if one.producer_id == batch.producer_id and not one.records]
+        batches = log.batches.get(0, [])
+        for number, batch in enumerate(batches):
+            ends = [one for one in batches[number:] if one.producer_id == batch.producer_id and not one.records]
             for place, record_key, value in batch.records:
                 if record_key != key:
                     continue
@@ -240,7 +241,7 @@ class History:
         offset = self.c.log.end_transaction(producer_id, is_committed)
         self.unreported.append((producer_id, offset, is_committed))
 
-    def report(self, _: Client, producer_id: int) -> None:
+    def report(self, client: Client, producer_id: int) -> None:
         for marker in self.unreported:
             if marker[0] == producer_id:
                 self.unreported.remove(marker)

@@ -19,7 +19,7 @@ from klamm.coordinator.groups.group_records import (
 )
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import in_one_go
-from support.offsets_logs import MemoryCoordinatorLog, OffsetsSettings
+from support.coordinator_logs import MemoryCoordinatorLog, OffsetsSettings
 
 T0, T1 = ("t", 0), ("t", 1)
 DAY_MS = 86_400_000
@@ -75,6 +75,11 @@ class Broker:
     async def commit(self, group_id: str, offset: int, partition: tuple[str, int] = T0) -> ErrorCode:
         group = self.manager.get_or_create(group_id)
         return (await store(self.manager, group, {partition: at(offset)}))[partition]
+
+    def group(self, group_id: str) -> Group:
+        group = self.manager.get(group_id)
+        assert group is not None
+        return group
 
     def offset(self, group_id: str, partition: tuple[str, int] = T0) -> int | None:
         group = self.manager.get(group_id)
@@ -145,13 +150,13 @@ async def test_nothing_is_coordinated_before_an_election():
 
 async def test_groups_are_known_when_all_is_loaded():
     async with running(filled_log("a0", "b0", "c1")) as broker:
-        broker.log.may_read.clear()
+        broker.log.readable.clear()
         broker.elect()
         await asyncio.sleep(0)
         assert broker.manager.check("a0") is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         assert broker.manager.check("c1") is ErrorCode.NOT_COORDINATOR
         assert broker.manager.is_loading
-        broker.log.may_read.set()
+        broker.log.readable.set()
         await broker.idle()
         assert broker.manager.check("a0") is None
         assert sorted(broker.loaded) == ["a0", "b0"]
@@ -181,12 +186,12 @@ async def test_a_resignation_takes_the_groups_at_once():
 
 async def test_a_resignation_cancels_the_load():
     async with running(filled_log("a0")) as broker:
-        broker.log.may_read.clear()
+        broker.log.readable.clear()
         broker.elect(epoch=1)
         await asyncio.sleep(0)
         broker.resign(epoch=2)
         assert broker.manager.check("a0") is ErrorCode.NOT_COORDINATOR
-        broker.log.may_read.set()
+        broker.log.readable.set()
         for _ in range(20):
             await asyncio.sleep(0)
         assert (broker.loaded, broker.unloaded) == ([], [])
@@ -234,19 +239,19 @@ async def test_the_same_epoch_may_end_what_it_began():
 
 async def test_a_newer_epoch_without_a_resignation_keeps_groups_and_load():
     async with running(filled_log("a0")) as broker:
-        broker.log.may_read.clear()
+        broker.log.readable.clear()
         broker.elect(epoch=1)
         await asyncio.sleep(0)
         broker.elect(epoch=2)
-        broker.log.may_read.set()
+        broker.log.readable.set()
         await broker.idle()
-        group = broker.manager.get("a0")
+        group = broker.group("a0")
         for _ in range(20):
             await asyncio.sleep(0)
         assert broker.loaded == ["a0"]
         broker.elect(epoch=3)
         assert broker.manager.check("a0") is None
-        assert broker.manager.get("a0") is group
+        assert broker.group("a0") is group
         assert broker.log.reads == 1
         broker.resign(epoch=2)
         assert broker.manager.check("a0") is None
@@ -341,7 +346,7 @@ async def test_a_commit_is_in_the_log_before_it_is_known():
         waiting = asyncio.ensure_future(broker.commit("a0", 5))
         await asyncio.sleep(0)
         assert broker.log.records() == [(offset_commit_key("a0", T0), offset_commit_value(at(5)))]
-        group = broker.manager.get("a0")
+        group = broker.group("a0")
         assert (broker.offset("a0"), group.is_commit_pending(T0)) == (None, True)
         broker.log.release()
         assert await waiting is NONE
@@ -366,7 +371,7 @@ async def test_the_later_record_counts_whatever_ends_first(order):
         assert known == sorted(known)
         assert broker.offset("a0") == 3
         assert await asyncio.gather(*commits) == [NONE] * 3
-        assert not broker.manager.get("a0").is_commit_pending(T0)
+        assert not broker.group("a0").is_commit_pending(T0)
 
 
 async def test_a_commit_whose_client_goes_away_still_counts():
@@ -380,7 +385,7 @@ async def test_a_commit_whose_client_goes_away_still_counts():
         assert waiting.cancelled()
         broker.log.release()
         await asyncio.sleep(0)
-        assert (broker.offset("a0"), broker.manager.get("a0").is_commit_pending(T0)) == (5, False)
+        assert (broker.offset("a0"), broker.group("a0").is_commit_pending(T0)) == (5, False)
 
 
 @pytest.mark.parametrize(
@@ -401,9 +406,9 @@ async def test_a_commit_whose_client_goes_away_still_counts():
 async def test_a_commit_that_fails_changes_nothing(appended, answered):
     async with running(filled_log("a0")) as broker:
         await broker.elected()
-        broker.log.outcome = ErrorCode[appended]
+        broker.log.error = ErrorCode[appended]
         assert await broker.commit("a0", 11) is ErrorCode[answered]
-        group = broker.manager.get("a0")
+        group = broker.group("a0")
         assert (broker.offset("a0"), group.is_commit_pending(T0)) == (10, False)
 
 
@@ -498,11 +503,11 @@ async def test_a_group_is_stored_as_it_is():
         group = stable_group(broker)
         assert await broker.manager.store_group(group, {"m": b"t-0"}) is NONE
         ((key, value),) = broker.log.records()
-        assert key == group_metadata_key("a0")
+        assert key == group_metadata_key("a0") and value is not None
         assert read_group_value("a0", value).members["m"].assignment == b"t-0"
         broker.resign()
         await broker.elected(epoch=3)
-        assert (broker.manager.get("a0").state, broker.manager.get("a0").generation_id) == ("Stable", 4)
+        assert (broker.group("a0").state, broker.group("a0").generation_id) == ("Stable", 4)
 
 
 @pytest.mark.parametrize(
@@ -523,7 +528,7 @@ async def test_a_group_is_stored_as_it_is():
 async def test_what_members_hear_of_a_group_that_could_not_be_stored(appended, answered, caplog):
     async with running() as broker:
         await broker.elected()
-        broker.log.outcome = ErrorCode[appended]
+        broker.log.error = ErrorCode[appended]
         assert await broker.manager.store_group(stable_group(broker), {"m": b""}) is ErrorCode[answered]
     assert f"generation 4 of group a0 could not be stored: {appended}" in caplog.text
 
@@ -537,7 +542,7 @@ async def test_removed_offsets_and_empty_groups_leave_tombstones():
         log.append_unacknowledged(0, [(group_metadata_key("a0"), group_value("a0", 3))])
         await broker.elected()
         written = len(log.records())
-        group = broker.manager.get("a0")
+        group = broker.group("a0")
         assert broker.manager.cleanup([group], lambda group: group.partitions) == 1
         assert log.records()[written:] == [(offset_commit_key("a0", T0), None), (group_metadata_key("a0"), None)]
         assert group.state is GroupState.DEAD
@@ -564,9 +569,9 @@ async def test_a_group_with_other_offsets_stays():
     async with running(filled_log("a0")) as broker:
         await broker.elected()
         await broker.commit("a0", 1, T1)
-        group = broker.manager.get("a0")
+        group = broker.group("a0")
         assert broker.manager.cleanup([group], lambda group: [T0]) == 1
-        assert broker.manager.get("a0") is group
+        assert broker.group("a0") is group
         assert group.offsets == {T1: at(1)}
         assert broker.manager.cleanup([group], lambda group: []) == 0
         assert len(broker.log.records()) == 3
@@ -587,7 +592,7 @@ async def test_a_group_with_a_commit_under_way_stays():
 async def test_only_the_leader_removes():
     async with running(filled_log("a0")) as broker:
         await broker.elected()
-        group = broker.manager.get("a0")
+        group = broker.group("a0")
         broker.log.led.clear()
         assert broker.manager.cleanup([group], lambda group: [T0]) == 0
         assert broker.offset("a0") == 10

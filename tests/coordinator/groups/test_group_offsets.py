@@ -190,7 +190,7 @@ async def test_a_group_that_is_deleted_while_it_commits_does_not_come_back() -> 
 async def test_a_group_that_another_broker_leads_already_is_not_deleted() -> None:
     async with running() as c:
         assert await c.commit(None) is NONE
-        c.log.leads = False
+        c.log.led.clear()
         assert c.coordinator.delete_groups([G]) == {G: ErrorCode.NOT_COORDINATOR}
         assert in_one_go(c.coordinator.delete_offsets(G, [T0])) == (ErrorCode.NOT_COORDINATOR, {})
         assert committed(c, T0) == [1]

@@ -224,7 +224,7 @@ async def test_a_commit_needs_a_producer(producer: TransactionalProducer, error:
         offsets = {T0: c.an_offset(5)}
         assert await c.coordinator.commit_transactional_offsets(G, -1, "", None, producer, offsets) == {T0: error}
         assert stable(c, T0) == [UNSTABLE if error is NONE else None]
-        assert len(c.log.records) == (1 if error is NONE else 0)
+        assert len(c.log.records()) == (1 if error is NONE else 0)
 
 
 async def test_a_refused_commit_makes_no_group() -> None:
@@ -234,7 +234,7 @@ async def test_a_refused_commit_makes_no_group() -> None:
         assert await commit(c, 7, {T0: 5}, group_id="") is ErrorCode.INVALID_GROUP_ID
         assert await commit(c, 7, {T0: 5}, group_id="g" * 32768) is ErrorCode.INVALID_GROUP_ID
         assert c.manager.groups() == []
-        assert (c.log.records, open_groups(c)) == ([], {})
+        assert (c.log.records(), open_groups(c)) == ([], {})
 
 
 async def test_only_the_coordinator_of_the_group_takes_commits() -> None:
@@ -347,7 +347,7 @@ async def test_a_marker_that_is_reported_during_a_load_counts_after_it() -> None
         assert await commit(c, 8, {T1: 6}) is NONE
         c.resign(1)
         c.log.readable.clear()
-        c.log.reads_up_to = c.log.end_offset
+        c.log.reads_up_to = c.log.end_offset()
         await c.elect(2)
         end(c, 7)
         end(c, 8, is_committed=False)
@@ -364,7 +364,7 @@ async def test_a_marker_that_is_reported_during_a_load_counts_after_it() -> None
         c.resign(5)
         assert (c.manager._ended, c.manager._open_groups) == ({}, {})
         c.log.readable.set()
-        c.log.reads_up_to = c.log.end_offset
+        c.log.reads_up_to = c.log.end_offset()
         await c.elect(6)
         assert stable(c, T0) == [7]
 

@@ -13,7 +13,7 @@ from klamm.coordinator.groups.group_loader import load_groups
 from klamm.coordinator.groups.group_records import offset_commit_key, offset_commit_value
 from klamm.coordinator.ports import LogBatch
 from klamm.protocol.vocabulary import PartitionKey
-from support.offsets_logs import transaction_begins_at
+from support.coordinator_logs import transaction_begins_at
 
 PARTITIONS = [("t", 0), ("t", 1), ("u", 0)]
 PRODUCERS = [1, 2, 3]
@@ -70,7 +70,7 @@ class History:
         self.number = 0
 
     def commit(self, commit: Commit) -> None:
-        offsets = {}
+        offsets: dict[PartitionKey, OffsetAndMetadata | None] = {}
         for partition in commit.partitions:
             self.number += 1
             offsets[partition] = OffsetAndMetadata(self.number, -1, "", 0)

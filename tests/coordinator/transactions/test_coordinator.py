@@ -275,7 +275,7 @@ def with_epoch(epoch: int, state_log: StateLog, state: str = "Empty") -> None:
     metadata = TransactionMetadata(
         ProducerIdAndEpoch(1000, epoch), MINUTE_MS, TransactionState(number), partitions, NOW_MS, NOW_MS
     )
-    state_log.partitions[0] = [(transaction_key(T), transaction_value(metadata))]
+    state_log.write(0, [(transaction_key(T), transaction_value(metadata))])
 
 
 async def test_when_the_epochs_are_used_up_the_producer_gets_a_new_id() -> None:

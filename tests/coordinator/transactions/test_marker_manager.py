@@ -77,7 +77,8 @@ async def test_a_request_has_a_limited_number_of_partitions(monkeypatch: pytest.
 async def test_the_partitions_of_a_wide_transaction_are_queued_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(marker_manager, "PARTITIONS_PER_SLICE", 10)
     c = await Transactions.elected()
-    led, steps = c.leaders.leader, []
+    led = c.leaders.leader
+    steps: list[int] = []
 
     def leader(partition: PartitionKey) -> int | None:
         steps[-1] += 1
@@ -90,6 +91,7 @@ async def test_the_partitions_of_a_wide_transaction_are_queued_in_slices(monkeyp
 
     monkeypatch.setattr(c.leaders, "leader", leader)
     counting = asyncio.create_task(count())
+    await settle()
     await ended(c, *[("t", number) for number in range(95)])
     for _ in range(5):
         await settle()
@@ -367,7 +369,7 @@ async def test_attempts_of_many_transactions_do_not_come_back_at_the_same_time()
         times.append(asyncio.get_running_loop().time())
         return ask(partition)
 
-    c.leaders.leader = leader  # type: ignore[method-assign]
+    c.leaders.leader = leader
     for number in range(50):
         await ended(c, ("t", number), transactional_id=f"txn{number}")
     await after(20)
@@ -382,7 +384,7 @@ async def test_an_error_of_the_program_is_reported() -> None:
     async def broken(*_: object) -> list[dict[PartitionKey, ErrorCode]]:
         raise ValueError("broken")
 
-    c.leaders.write = broken  # type: ignore[assignment, method-assign]
+    c.leaders.write = broken  # type: ignore[assignment]
     await ended(c, P0)
     assert [str(error) for error in c.failures] == ["broken"]
     c.failures.clear()
@@ -396,10 +398,10 @@ async def test_a_kafka_error_of_the_request_is_retried() -> None:
     async def refused(*_: object) -> list[dict[PartitionKey, ErrorCode]]:
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "too old")
 
-    c.leaders.write = refused  # type: ignore[assignment, method-assign]
+    c.leaders.write = refused  # type: ignore[assignment]
     await ended(c, P0)
     await after(5)
-    c.leaders.write = write  # type: ignore[method-assign]
+    c.leaders.write = write
     await after(3)
     assert c.state() == "CompleteCommit"
     await c.stop()

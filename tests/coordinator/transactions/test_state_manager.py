@@ -345,7 +345,7 @@ async def test_a_log_that_cannot_be_read_to_its_end_is_read_again() -> None:
 async def test_a_load_that_fails_because_the_leadership_was_lost_ends() -> None:
     c = Transactions()
     c.log.read_errors = [KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "led elsewhere")]
-    c.log.leads = False
+    c.log.led.clear()
     await c.elect()
     assert (await c.init()).error_code is NOT_COORDINATOR
     await c.stop()
@@ -376,7 +376,7 @@ async def test_an_id_whose_record_is_broken_cannot_be_used_and_others_can(caplog
     producer = await c.ongoing()
     other = await c.ongoing(transactional_id="other")
     c.resign(6)
-    c.log.partitions[0].append((transaction_key(T), b"\x00\x09"))
+    c.log.write(0, [(transaction_key(T), b"\x00\x09")])
     with caplog.at_level(logging.ERROR):
         await c.elect(7)
     assert caplog.messages == [
@@ -394,7 +394,7 @@ async def test_an_id_whose_record_is_broken_cannot_be_used_and_others_can(caplog
 
 async def test_records_of_other_kinds_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
     c = Transactions()
-    c.log.partitions[0] = [(b"\x00\x01kind", b""), (b"\x00\x02kind", b""), (b"", b""), (b"\x00\x00\x00\x09", b"")]
+    c.log.write(0, [(b"\x00\x01kind", b""), (b"\x00\x02kind", b""), (b"", b""), (b"\x00\x00\x00\x09", b"")])
     with caplog.at_level(logging.WARNING):
         await c.elect()
     assert caplog.messages == [

@@ -8,14 +8,14 @@ faults end, no transaction stays open.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch
+from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch, TransactionalProducer
 from klamm.coordinator.transactions.ports import TransactionMarker
 from klamm.coordinator.transactions.records import read_transaction_key, read_transaction_value
 from klamm.coordinator.transactions.transaction import TransactionMetadata
@@ -67,7 +67,9 @@ class Replica(StateLog):
         self.cluster = cluster
         self.number = number
 
-    async def append(self, partition: int, records: Sequence[KeyAndValue]) -> Appended:
+    async def append(
+        self, partition: int, records: Sequence[KeyAndValue], producer: TransactionalProducer | None = None
+    ) -> Appended:
         log = self.cluster
         if log.leader != self.number:
             # Another broker leads, and this one has not heard of it: no replica fetches from it.
@@ -95,7 +97,7 @@ class Replica(StateLog):
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the followers do not fetch")
         log.committed = max(log.committed, end)
 
-    async def read(self, partition: int) -> AsyncIterator[LogBatch]:
+    async def read(self, partition: int) -> AsyncGenerator[LogBatch, None]:
         for offset, (key, value) in enumerate(list(self.cluster.records)):
             await asyncio.sleep(0)
             yield LogBatch(offset, [(offset, key, value)])
@@ -216,7 +218,8 @@ class History:
         self.data = {partition: Data() for partition in PARTITIONS}
         ids = Ids()
         self.leaders = [DataLeaders(self.data), DataLeaders(self.data)]
-        self.brokers = [Transactions(Replica(self.log, number), self.leaders[number]) for number in range(2)]
+        self.replicas = [Replica(self.log, number) for number in range(2)]
+        self.brokers = [Transactions(*each) for each in zip(self.replicas, self.leaders, strict=True)]
         for broker in self.brokers:
             broker.coordinator._producer_ids = ids  # those of the cluster
         self.epoch = 0
@@ -298,7 +301,7 @@ class History:
     def _is_fenced(self, producer: Producer) -> bool:
         return self.given[producer.transactional_id][-1] != producer.producer
 
-    def request(self, name: str, number: int, astray: bool, argument: Any) -> None:
+    def request(self, name: str, number: int, astray: int, argument: Any) -> None:
         """A producer that is not waiting for an answer asks the leader, or the broker that it takes for the leader."""
         producer = self.producers[number]
         if not producer.is_busy:
@@ -347,7 +350,7 @@ class History:
             for transactional_id in ("shared", "own"):
                 if transactional_id not in owned.writes:
                     known = owned.transactions.get(transactional_id)
-                    in_log = broker.log.last(transactional_id)  # type: ignore[attr-defined]
+                    in_log = self.replicas[self.log.leader].last(transactional_id)
                     assert (None if known is None else known._replace(last_producer=None)) == in_log
         for broker in self.brokers:
             assert broker.failures == []

@@ -101,7 +101,7 @@ def test_a_report_has_the_line_of_python_that_repeats_a_fault() -> None:
 
 def test_only_brokers_at_an_end_need_to_know_a_fault() -> None:
     cut = CutLinks(one=(0,), other=(1, "zookeeper", "clients"))
-    assert [server for server in (0, 1, 2, "zookeeper") if cut.concerns(server)] == [0, 1]  # type: ignore[arg-type]
+    assert [server for server in (0, 1, 2, "zookeeper") if cut.concerns(server)] == [0, 1]
 
 
 # -- connections ------------------------------------------------------------------------------------------------------

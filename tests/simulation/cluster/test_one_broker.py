@@ -148,7 +148,7 @@ async def planted_set(world: World) -> None:
     def pending(unsynced: UnsyncedFiles) -> dict[str, int]:
         return {path: unsynced._versions[path] for path in set(unsynced._versions)}
 
-    UnsyncedFiles.pending = pending  # type: ignore[method-assign]
+    UnsyncedFiles.pending = pending
     await machine_crash(world)
 
 

@@ -29,7 +29,7 @@ def what_zookeeper_has(state: StateChecker) -> State:
         )
         for topic in state.topics()
         for partition, replicas in state.replicas(topic).items()
-    }  # type: ignore[assignment]
+    }
     return made
 
 
@@ -43,7 +43,7 @@ def what_was_recorded(moment: State) -> State:
             None if value.leader_epoch < 0 else (NO_LEADER if value.leader is None else value.leader, value.isr),
         )
         for key, value in moment.partitions.items()
-    }  # type: ignore[assignment]
+    }
     return made
 
 

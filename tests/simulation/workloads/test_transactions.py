@@ -126,13 +126,13 @@ async def coordinator_without_zookeeper(world: World) -> None:
         def send_late(*arguments: Any) -> None:
             asyncio.get_running_loop().call_later(world.random.uniform(7, 12), send, *arguments)
 
-        markers._send = send_late  # type: ignore[method-assign]
+        markers._send = send_late
         await asyncio.sleep(2)
         cluster.isolate(old, from_zookeeper=True)
         await elsewhere(cluster, old)
         await workload.ledger.until_commits(8)
         await asyncio.sleep(5)
-        markers._send = send  # type: ignore[method-assign]
+        markers._send = send
 
 
 async def coordinator_without_followers(world: World) -> None:

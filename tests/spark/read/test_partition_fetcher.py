@@ -242,7 +242,7 @@ def test_a_leader_that_knows_no_ids_after_one_that_does(answering: Callable[...,
         cluster.api_versions = {}
         return await send(*arguments, **named)
 
-    cluster.send = older  # type: ignore[method-assign]
+    cluster.send = older
     assert answering(cluster) == [10, 13, 15, 19]
     assert cluster.refreshes == [False, False]
 

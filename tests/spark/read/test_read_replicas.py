@@ -283,7 +283,7 @@ async def _consumed(bootstrap: str, rack: str, count: int) -> list[bytes | None]
     options = ClientOptions(parse_addresses("bootstrap.servers", bootstrap), client_rack=rack)
     client = make_client(options, SystemEnvironment().random)
     served: list[TopicPartition] = []
-    client.read_replicas.serves = served.append  # type: ignore[method-assign]
+    client.read_replicas.serves = served.append
     consumer = Consumer(
         client, ConsumerOptions(auto_offset_reset=OffsetReset.EARLIEST, max_partition_fetch_bytes=10_000)
     )

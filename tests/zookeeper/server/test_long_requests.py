@@ -249,9 +249,9 @@ def test_an_acl_has_a_bounded_number_of_entries() -> None:
 async def test_who_waits_for_an_opening_comes_before_the_next_piece_of_work() -> None:
     seen: list[str] = []
     loop = asyncio.get_running_loop()
-    work = LongWork(lambda: loop.call_soon(seen.append, "opened"), lambda error: None)  # type: ignore[arg-type,return-value]
+    work = LongWork(lambda: loop.call_soon(seen.append, "opened"), lambda error: None)  # type: ignore[arg-type]
 
-    def steps(name: str):  # type: ignore[no-untyped-def]
+    def steps(name: str):
         for _ in range(2):
             seen.append(name)
             yield OpenTo.NOTHING
@@ -267,14 +267,14 @@ async def test_who_waits_for_an_opening_comes_before_the_next_piece_of_work() ->
 async def test_work_begun_by_the_end_of_other_work_is_done() -> None:
     seen: list[str] = []
 
-    def last():  # type: ignore[no-untyped-def]
+    def last():
         seen.append("last")
         return
         yield
 
     work = LongWork(lambda: None, seen.append)  # type: ignore[arg-type]
 
-    def first():  # type: ignore[no-untyped-def]
+    def first():
         yield OpenTo.NOTHING
         work.begin(last())
 
@@ -288,7 +288,7 @@ async def test_a_step_that_raises_is_reported_and_the_rest_goes_on() -> None:
     work = LongWork(lambda: None, failed.append)
     error = ValueError("x")
 
-    def steps():  # type: ignore[no-untyped-def]
+    def steps():
         yield OpenTo.NOTHING
         raise error
 

@@ -184,7 +184,7 @@ def test_a_read_waits_for_the_writes_it_would_show() -> None:
         writer = await connect(node)
         reader = await connect(node)
         assert (await reader.call(messages.Exists("/a", True))).error
-        node.environment.run_blocking = slow_disk  # type: ignore[method-assign]
+        node.environment.run_blocking = slow_disk
         writer.send(messages.Create("/a", b"", flags=CreateMode.EPHEMERAL))
         reader.send(messages.GetData("/a"))
         await asyncio.sleep(5)

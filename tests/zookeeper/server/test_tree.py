@@ -526,7 +526,7 @@ def test_the_transactions_alone_make_the_same_tree(script: list[tuple[int, Any]]
         records.append(encode_record(time_ms, txn))
         return original_apply(txn, zxid, time_ms)
 
-    tree.apply = recording_apply  # type: ignore[method-assign]
+    tree.apply = recording_apply
     for session in (7, 8):
         tree.apply(CreateSessionTxn(session, 1, b""), tree.zxid + 1, 0)
     for session, action in script:
