@@ -20,12 +20,17 @@ from klamm.config.throttles import BROKER_THROTTLES, TOPIC_THROTTLES
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView, read_cluster, read_znodes
 from klamm.diagnosis.election_plans import Loss, Scope
 from klamm.diagnosis.log_ends import read_unclean_plan, replica_ends
-from klamm.diagnosis.partition_conditions import MIN_ISR, UNCLEAN, PartitionFacts
+from klamm.diagnosis.partition_conditions import PartitionFacts
+from klamm.diagnosis.partition_health import (
+    MIN_ISR,
+    UNCLEAN,
+    is_unavailable,
+    is_under_replicated,
+)
 from klamm.diagnosis.reasons import Circumstances
-from klamm.diagnosis.topic_descriptions import is_under_replicated
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import NO_LEADER, ConfigResourceType, TopicPartition
+from klamm.protocol.vocabulary import ConfigResourceType, TopicPartition
 from klamm.state_changes.entries import names, parse
 from klamm.state_changes.merging import Wanted, merge
 from klamm.znodes.fields import ZnodeError
@@ -96,7 +101,7 @@ async def read_partition(
         now["controller"].get("status"),
         settings,
         await _price(client, key, moving)
-        if not known.marked_for_deletion and _has_no_leader(view, partition)
+        if not known.marked_for_deletion and is_unavailable(partition, view.brokers)
         else None,
         dirs,
         {
@@ -117,10 +122,6 @@ async def _of_znodes(znodes: "KafkaZooKeeper", key: TopicPartition, view: Cluste
         return replace(view, partitions=(await read_znodes(znodes, [key.topic])).partitions)
     except (ZooKeeperError, ZnodeError):
         return view
-
-
-def _has_no_leader(view: ClusterView, partition: PartitionView) -> bool:
-    return partition.leader == NO_LEADER or partition.leader not in view.brokers
 
 
 async def _settings(client: "ClusterClient", topic: str) -> dict[str, ConfigEntry]:

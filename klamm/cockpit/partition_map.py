@@ -32,8 +32,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from klamm.base.slices import Slices
+from klamm.diagnosis.cluster_view import PartitionView
+from klamm.diagnosis.partition_health import is_unavailable, is_under_replicated
 from klamm.protocol.primitives import Steps
-from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
+from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.client.admin.reassignments import PartitionReassignment
@@ -55,17 +57,6 @@ _UNDER_REPLICATED: Final = 4
 _MOVING: Final = 8
 
 
-class PartitionState(NamedTuple):
-    """What the cells of a row are made of. `replicas` are all, those that a reassignment adds and removes included."""
-
-    leader: int
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
-    offline: tuple[int, ...] = ()
-    adding: tuple[int, ...] = ()
-    removing: tuple[int, ...] = ()
-
-
 # Some milliseconds.
 ROWS_PER_SLICE: Final = 1_000
 # More than this many different rows are made anew from time to time, because old ones are never dropped.
@@ -76,10 +67,10 @@ MOST_GAPS: Final = 10_000
 MOST_BROKERS: Final = 2_000
 MOST_CELLS: Final = 128 * 1024 * 1024
 
-UNKNOWN: Final = PartitionState(NO_LEADER, (), ())
+UNKNOWN: Final = PartitionView(NO_LEADER, NO_EPOCH, (), ())
 
-States = Mapping[str, Mapping[int, PartitionState]]
-"""By topic and partition."""
+States = Mapping[str, Mapping[int, PartitionView]]
+"""By topic and partition. Leader epochs are left out: the map does not show them, and states are shared."""
 
 
 class Totals(NamedTuple):
@@ -134,9 +125,9 @@ class PartitionMap:
         self.cells = bytearray()
         self._first_rows: dict[str, int] = {}
         self._counts: dict[str, int] = {}
-        self._states: list[PartitionState] = []
+        self._states: list[PartitionView] = []
         # Many partitions have the same replicas and leader: the cells of a state are made once, and states are shared.
-        self._made: dict[PartitionState, tuple[bytes, int]] = {}
+        self._made: dict[PartitionView, tuple[bytes, int]] = {}
         # What is counted of each row, and how many rows have each bit.
         self._counted = bytearray()
         self._bits = dict.fromkeys((_EXISTS, _LEADERLESS, _UNDER_REPLICATED, _MOVING), 0)
@@ -177,7 +168,7 @@ class PartitionMap:
             return None
         return first + partition
 
-    def state(self, topic: str, partition: int) -> PartitionState:
+    def state(self, topic: str, partition: int) -> PartitionView:
         """The state of a partition; `UNKNOWN` for one that is not in the map."""
         row = self.row(topic, partition)
         return UNKNOWN if row is None else self._states[row]
@@ -188,7 +179,7 @@ class PartitionMap:
         counted = self._counted[first : first + self._counts.get(topic, 0)]
         return sum(bool(each & _LEADERLESS) for each in counted)
 
-    def rows(self, first: int, count: int) -> Iterator[tuple[TopicPartition, PartitionState]]:
+    def rows(self, first: int, count: int) -> Iterator[tuple[TopicPartition, PartitionView]]:
         """The partitions of these rows, as far as there are such."""
         begins = list(self._first_rows.values())
         end = min(first + count, len(self._states))
@@ -198,7 +189,7 @@ class PartitionMap:
             for row in range(max(begin, first), min(begin + self._counts[topic], end)):
                 yield TopicPartition(topic, row - begin), self._states[row]
 
-    def topics(self) -> Iterator[tuple[str, dict[int, PartitionState]]]:
+    def topics(self) -> Iterator[tuple[str, dict[int, PartitionView]]]:
         """The partitions of each topic by number. Of a `snapshot` in another thread."""
         for topic, first in self._first_rows.items():
             states = self._states[first : first + self._counts[topic]]
@@ -279,7 +270,7 @@ class PartitionMap:
             if taken.is_over(1):
                 yield
 
-    def _put(self, row: int, state: PartitionState) -> None:
+    def _put(self, row: int, state: PartitionView) -> None:
         made = self._made.get(state)
         if made is None:
             made = self._made[state] = _cells(state, self.brokers, self.live), _counted(state, self.live)
@@ -330,13 +321,15 @@ def _counts(states: States) -> Steps[tuple[dict[str, int], int]]:
 
 def states_of(
     metadata: "ClusterMetadata", moving: "Mapping[TopicPartition, PartitionReassignment]"
-) -> Steps[dict[str, dict[int, PartitionState]]]:
+) -> Steps[dict[str, dict[int, PartitionView]]]:
     """The states that the metadata has, and the reassignments in progress."""
-    made: dict[str, dict[int, PartitionState]] = {}
+    made: dict[str, dict[int, PartitionView]] = {}
     taken = Slices(ROWS_PER_SLICE)
     for name, topic in metadata.topics.items():
         made[name] = {
-            number: PartitionState(each.leader, tuple(each.replicas), tuple(each.isr), tuple(each.offline_replicas))
+            number: PartitionView(
+                each.leader, NO_EPOCH, tuple(each.replicas), tuple(each.isr), offline=tuple(each.offline_replicas)
+            )
             for number, each in topic.partitions.items()
         }
         if taken.is_over(1 + len(topic.partitions)):
@@ -351,7 +344,7 @@ def states_of(
     return made
 
 
-def _cells(state: PartitionState, brokers: Sequence[int], live: frozenset[int]) -> bytes:
+def _cells(state: PartitionView, brokers: Sequence[int], live: frozenset[int]) -> bytes:
     """One row. `brokers` are sorted."""
     cells = bytearray(len(brokers))
     for broker_id in state.replicas:
@@ -373,15 +366,14 @@ def _cells(state: PartitionState, brokers: Sequence[int], live: frozenset[int]) 
     return bytes(cells)
 
 
-def _counted(state: PartitionState, live: frozenset[int]) -> int:
+def _counted(state: PartitionView, live: frozenset[int]) -> int:
     """What is counted of a row."""
     if state is UNKNOWN:
         return 0
-    is_led = state.leader in live
-    is_short = any(each not in state.isr for each in state.replicas if each not in state.adding)
+    is_led = not is_unavailable(state, live)
     return (
         _EXISTS
         | (0 if is_led else _LEADERLESS)
-        | (_UNDER_REPLICATED if is_led and is_short else 0)
-        | (_MOVING if state.adding or state.removing else 0)
+        | (_UNDER_REPLICATED if is_led and is_under_replicated(state) else 0)
+        | (_MOVING if state.is_reassigning else 0)
     )

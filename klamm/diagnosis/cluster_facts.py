@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from klamm.access.clients import error_line
 from klamm.config.throttles import BROKER_THROTTLES, TOPIC_THROTTLES
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView, read_cluster
+from klamm.diagnosis.partition_health import MIN_ISR
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType, TopicPartition
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     # The min.insync.replicas of each topic, the throttled replicas of topics with any, and an error if any.
     TopicLimits = tuple[dict[str, int], dict[str, dict[str, str]], KafkaError | None]
 
-MIN_ISR: Final = "min.insync.replicas"
 PROTOCOL: Final = "inter.broker.protocol.version"
 # Only brokers of klamm have this key.
 KLAMM_KEY: Final = "klamm.metrics.port"

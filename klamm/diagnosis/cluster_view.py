@@ -6,7 +6,7 @@ A view is plain values. It is read over the wire from any cluster, or from the z
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -30,11 +30,11 @@ class BrokerView:
     rack: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionView:
+class PartitionView(NamedTuple):
     """A partition. `replicas` are all present ones, those that a reassignment adds and removes included.
 
-    `offline` are replicas whose broker or log directory has failed, as far as the source of the view tells.
+    `offline` are replicas whose broker or log directory has failed, as far as the source of the view tells. A cluster
+    may have 100,000 partitions, and the cockpit makes their views again and again, so this is a tuple.
     """
 
     leader: int
@@ -83,8 +83,7 @@ class ClusterView:
     def with_reassignments(self, moving: "Mapping[TopicPartition, PartitionReassignment]") -> "ClusterView":
         """The view with what the controller says: another broker may not know yet what the controller has begun."""
         changed = {
-            key: replace(
-                self.partitions[key],
+            key: self.partitions[key]._replace(
                 replicas=move.replicas,
                 adding=move.adding_replicas,
                 removing=move.removing_replicas,

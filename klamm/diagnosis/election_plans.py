@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView, joined
+from klamm.diagnosis.partition_health import is_unavailable
 from klamm.diagnosis.reasons import Circumstances, LogEnds, absence, outage
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -166,7 +167,7 @@ def without_live_leader(elected: Iterable[TopicPartition], now: ClusterView) -> 
     return {
         key: "has no live leader"
         for key in elected
-        if (each := now.partitions.get(key)) is not None and each.leader not in now.brokers
+        if (each := now.partitions.get(key)) is not None and is_unavailable(each, now.brokers)
     }
 
 
@@ -243,7 +244,9 @@ NO_COMMITS: Committed = {}
 
 def leaderless(view: ClusterView, wanted: Iterable[TopicPartition]) -> list[TopicPartition]:
     """The partitions that an unclean election is about."""
-    return [key for key in wanted if (each := view.partitions.get(key)) is not None and each.leader not in view.brokers]
+    return [
+        key for key in wanted if (each := view.partitions.get(key)) is not None and is_unavailable(each, view.brokers)
+    ]
 
 
 def unclean_plan(
@@ -258,7 +261,7 @@ def unclean_plan(
         partition = view.partitions.get(key)
         if partition is None:
             plan.refused[key] = MISSING
-        elif partition.leader in view.brokers:
+        elif not is_unavailable(partition, view.brokers):
             plan.not_needed.append(key)
         else:
             known = Circumstances(view.brokers.keys(), log_ends.get(key, {}))

@@ -8,6 +8,14 @@ from klamm.base.words import brokers_text, counted, size_text
 from klamm.config.throttles import BROKER_THROTTLES
 from klamm.diagnosis.cluster_facts import BrokerFacts, ClusterFacts
 from klamm.diagnosis.cluster_view import PartitionView
+from klamm.diagnosis.partition_health import (
+    is_at_min_isr,
+    is_off_preferred,
+    is_unavailable,
+    is_under_min_isr,
+    is_under_replicated,
+    out_of_sync,
+)
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TopicPartition
 
 # Names in a line, and lines of a finding, before "and N more".
@@ -54,6 +62,10 @@ class Finding:
             "advice": self.advice,
             "command": self.command,
         }
+
+    def document(self) -> dict[str, Any]:
+        """The finding for a page, which sorts by severity."""
+        return {**self.value(), "is_problem": self.is_problem, "is_unknown": self.is_unknown}
 
 
 def diagnose(facts: ClusterFacts, controller: Mapping[str, Any] | None = None) -> list[Finding]:
@@ -160,7 +172,7 @@ def _controller_work(controller: Mapping[str, Any] | None) -> Iterator[Finding]:
 
 
 def _offline(facts: ClusterFacts) -> Iterator[Finding]:
-    offline = _partitions(facts, lambda each: each.leader < 0)
+    offline = {key: each for key, each in facts.view.partitions.items() if is_unavailable(each, facts.brokers)}
     if not offline:
         return
     last = sorted({broker_id for each in offline.values() for broker_id in (each.isr or each.replicas)})
@@ -183,7 +195,7 @@ def _offline(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _under_min_isr(facts: ClusterFacts) -> Iterator[Finding]:
-    under = _partitions(facts, lambda each: each.leader >= 0, lambda key, each: _is_short(facts, key, each, 0))
+    under = _led(facts, lambda key, each: is_under_min_isr(each, facts.min_isr.get(key.topic)))
     if under:
         yield Finding(
             "under_min_isr",
@@ -196,10 +208,8 @@ def _under_min_isr(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _at_min_isr(facts: ClusterFacts) -> Iterator[Finding]:
     """Only partitions that have lost a replica: with as many replicas as min.insync.replicas this is normal."""
-    at_minimum = _partitions(
-        facts,
-        lambda each: each.leader >= 0 and bool(_behind(each)),
-        lambda key, each: not _is_short(facts, key, each, 0) and _is_short(facts, key, each, 1),
+    at_minimum = _led(
+        facts, lambda key, each: is_at_min_isr(each, facts.min_isr.get(key.topic)) and is_under_replicated(each)
     )
     if at_minimum:
         yield Finding(
@@ -210,22 +220,13 @@ def _at_min_isr(facts: ClusterFacts) -> Iterator[Finding]:
         )
 
 
-def _is_short(facts: ClusterFacts, key: TopicPartition, partition: PartitionView, spare: int) -> bool:
-    return key.topic in facts.min_isr and len(partition.isr) < facts.min_isr[key.topic] + spare
-
-
-def _behind(partition: PartitionView) -> list[int]:
-    """The replicas that should be in the ISR and are not. Those that a reassignment adds may still copy."""
-    return [each for each in partition.origin if each not in partition.isr]
-
-
 def _under_replicated(facts: ClusterFacts) -> Iterator[Finding]:
-    short = _partitions(facts, lambda each: each.leader >= 0 and bool(_behind(each)))
+    short = _led(facts, lambda key, each: is_under_replicated(each))
     if not short:
         return
     by_broker: dict[int, dict[TopicPartition, PartitionView]] = {}
     for key, each in short.items():
-        for broker_id in _behind(each):
+        for broker_id in out_of_sync(each):
             by_broker.setdefault(broker_id, {})[key] = each
     yield Finding(
         "under_replicated",
@@ -255,12 +256,12 @@ def _fault(facts: ClusterFacts, broker_id: int, partitions: Mapping[TopicPartiti
 
 
 def _imbalance(facts: ClusterFacts) -> Iterator[Finding]:
-    partitions = [each for each in facts.view.partitions.values() if each.leader >= 0 and each.replicas]
+    partitions = _led(facts, lambda key, each: bool(each.replicas)).values()
     # An election helps only where the preferred replica is in sync.
     off = [
         each
         for each in partitions
-        if each.leader != each.replicas[0] and each.replicas[0] in each.isr and each.replicas[0] in facts.brokers
+        if is_off_preferred(each) and each.replicas[0] in each.isr and each.replicas[0] in facts.brokers
     ]
     if off and 100 * len(off) > NORMAL_IMBALANCE_PERCENT * len(partitions):
         yield Finding(
@@ -274,7 +275,7 @@ def _imbalance(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _reassignments(facts: ClusterFacts) -> Iterator[Finding]:
-    moving = _partitions(facts, lambda each: each.is_reassigning)
+    moving = {key: each for key, each in facts.view.partitions.items() if each.is_reassigning}
     if moving:
         yield Finding(
             "reassignments",
@@ -423,12 +424,15 @@ def version_text(broker: BrokerFacts) -> str:
     return f"{broker.software or 'unknown'}{protocol}"
 
 
-def _partitions(
-    facts: ClusterFacts,
-    is_meant: Callable[[PartitionView], bool],
-    also: Callable[[TopicPartition, PartitionView], bool] = lambda key, each: True,
+def _led(
+    facts: ClusterFacts, is_meant: Callable[[TopicPartition, PartitionView], bool]
 ) -> dict[TopicPartition, PartitionView]:
-    return {key: each for key, each in facts.view.partitions.items() if is_meant(each) and also(key, each)}
+    """Those of the partitions with a live leader: one without is a finding of its own."""
+    return {
+        key: each
+        for key, each in facts.view.partitions.items()
+        if not is_unavailable(each, facts.brokers) and is_meant(key, each)
+    }
 
 
 def _because(partitions: Mapping[TopicPartition, PartitionView], down: Sequence[int], what: str) -> str:

@@ -19,8 +19,16 @@ from klamm.base.words import brokers_text, counted
 from klamm.config.definition import ConfigSource
 from klamm.diagnosis.cluster_view import PartitionView, joined
 from klamm.diagnosis.election_plans import Loss, loss_text
+from klamm.diagnosis.partition_health import (
+    MIN_ISR,
+    UNCLEAN,
+    is_at_min_isr,
+    is_off_preferred,
+    is_unavailable,
+    is_under_min_isr,
+    out_of_sync,
+)
 from klamm.diagnosis.reasons import Circumstances, absence, outage
-from klamm.diagnosis.topic_descriptions import is_off_preferred, is_under_min_isr, is_under_replicated
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 from klamm.znodes.topics import is_legal_topic_name
@@ -28,8 +36,6 @@ from klamm.znodes.topics import is_legal_topic_name
 if TYPE_CHECKING:
     from klamm.client.admin.configs import ConfigEntry
 
-MIN_ISR: Final = "min.insync.replicas"
-UNCLEAN: Final = "unclean.leader.election.enable"
 # An event in progress for longer, or a request that a broker has not answered for longer, is named as an obstacle.
 LONG_MS: Final = 1_000
 
@@ -117,7 +123,7 @@ class PartitionFacts:
 def explain(facts: PartitionFacts) -> Answer:
     """Everything that is to be said about the partition now."""
     found = sorted(_conditions(facts), key=lambda each: not each.is_problem)
-    is_led = facts.view.leader in facts.known.live and not facts.known.marked_for_deletion
+    is_led = not is_unavailable(facts.view, facts.known.live) and not facts.known.marked_for_deletion
     if is_led and not any(each.is_problem for each in found):
         view = facts.view
         text = f"Broker {view.leader} leads, and all {len(view.isr)} replicas are in sync."
@@ -134,7 +140,8 @@ def _conditions(facts: PartitionFacts) -> Iterator[Condition]:
         if facts.view.is_reassigning:
             yield _reassignment(facts)
         return
-    if facts.view.leader == NO_LEADER or facts.view.leader not in facts.known.live:
+    is_led = not is_unavailable(facts.view, facts.known.live)
+    if not is_led:
         yield _offline(facts)
     else:
         yield from _silent_leader(facts)
@@ -143,7 +150,7 @@ def _conditions(facts: PartitionFacts) -> Iterator[Condition]:
         yield from _under_replicated(facts)
     if facts.view.is_reassigning:
         yield _reassignment(facts)
-    if facts.view.leader in facts.known.live and is_off_preferred(facts.view):
+    if is_led and is_off_preferred(facts.view):
         yield _off_preferred(facts)
 
 
@@ -348,7 +355,7 @@ def _leaving_leader(facts: PartitionFacts) -> Iterator[Condition]:
 
 def _under_min_isr(facts: PartitionFacts) -> Iterator[Condition]:
     view, minimum = facts.view, facts.known.min_insync_replicas
-    missing = _missing(view)
+    missing = out_of_sync(view)
     if minimum is None:
         return
     if is_under_min_isr(view, minimum):
@@ -374,7 +381,7 @@ def _under_min_isr(facts: PartitionFacts) -> Iterator[Condition]:
             (_setting_text(facts, MIN_ISR, ""), *(_absence(facts, each) for each in missing)),
             tuple(remedies),
         )
-    elif len(view.isr) == minimum and missing:
+    elif is_at_min_isr(view, minimum) and missing:
         yield Condition(
             "at_min_isr",
             f"After one more failure producers with acks=all are refused: {MIN_ISR} is {minimum}.",
@@ -385,9 +392,9 @@ def _under_min_isr(facts: PartitionFacts) -> Iterator[Condition]:
 
 def _under_replicated(facts: PartitionFacts) -> Iterator[Condition]:
     view = facts.view
-    if not is_under_replicated(view):
+    missing = out_of_sync(view)
+    if not missing:
         return
-    missing = _missing(view)
     throttled = _throttle_lines(facts) if _up(facts, missing) else []
     yield Condition(
         "under_replicated",
@@ -415,11 +422,6 @@ def _catching_up(facts: PartitionFacts, missing: Sequence[int]) -> tuple[Remedy,
 
 def _up(facts: PartitionFacts, brokers: Sequence[int]) -> list[int]:
     return [each for each in brokers if outage(facts.view, each, facts.known) is None]
-
-
-def _missing(view: PartitionView) -> list[int]:
-    """The replicas that should be in the ISR and are not; those that a reassignment removes may leave it."""
-    return [each for each in view.origin if each not in view.isr and each not in view.removing]
 
 
 def _throttle_lines(facts: PartitionFacts) -> list[str]:

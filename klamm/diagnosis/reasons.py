@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 
 from klamm.base.words import brokers_text
 from klamm.diagnosis.cluster_view import PartitionView
-from klamm.diagnosis.topic_descriptions import (
-    TopicDescription,
+from klamm.diagnosis.partition_health import (
     is_off_preferred,
     is_unavailable,
     is_under_min_isr,
     is_under_replicated,
+    out_of_sync,
 )
+from klamm.diagnosis.topic_descriptions import TopicDescription
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER
 
@@ -51,7 +52,7 @@ def is_healthy(partition: PartitionView, topic: TopicDescription, live: Abstract
 
 def replicas_to_ask(partition: PartitionView, live: AbstractSet[int]) -> list[int]:
     """The replicas whose log ends say how far a partition that is not healthy is from healthy."""
-    if partition.leader not in live:
+    if is_unavailable(partition, live):
         return []
     return [
         each for each in partition.replicas if each in live and (each not in partition.isr or each == partition.leader)
@@ -111,12 +112,9 @@ def _reasons(partition: PartitionView, known: Circumstances) -> Iterator[str]:
     if partition.leader == NO_LEADER:
         yield from _without_leader(partition, known)
         return
-    if partition.leader not in known.live:
+    if is_unavailable(partition, known.live):
         yield f"the leader, broker {partition.leader}, is not live, and no other is elected yet"
-    if is_under_replicated(partition):
-        for broker_id in partition.origin:
-            if broker_id not in partition.isr:
-                yield absence(partition, broker_id, known)
+    yield from (absence(partition, broker_id, known) for broker_id in out_of_sync(partition))
     if is_under_min_isr(partition, known.min_insync_replicas):
         yield (
             f"the ISR has {len(partition.isr)} of the {known.min_insync_replicas} replicas that min.insync.replicas"

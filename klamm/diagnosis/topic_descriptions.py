@@ -15,6 +15,13 @@ from uuid import UUID
 
 from klamm.base.visible import visible
 from klamm.diagnosis.cluster_view import PartitionView, joined
+from klamm.diagnosis.partition_health import (
+    is_at_min_isr,
+    is_off_preferred,
+    is_unavailable,
+    is_under_min_isr,
+    is_under_replicated,
+)
 from klamm.protocol.vocabulary import NO_LEADER
 from klamm.znodes.topics import encode_topic_id
 
@@ -42,28 +49,6 @@ class TopicDescription:
         return len(next(iter(self.partitions.values())).origin) if self.partitions else 0
 
 
-def is_under_replicated(partition: PartitionView) -> bool:
-    """Whether a replica is out of sync. Those that a reassignment adds stand in only for those that it removes."""
-    missing = set(partition.origin).difference(partition.isr)
-    in_sync = set(partition.isr).intersection(partition.replicas)
-    return not missing.issubset(partition.removing) or len(in_sync) < len(partition.origin)
-
-
-def is_unavailable(partition: PartitionView, live: AbstractSet[int]) -> bool:
-    return partition.leader not in live
-
-
-def is_under_min_isr(partition: PartitionView, min_insync_replicas: int | None) -> bool:
-    if partition.leader == NO_LEADER:
-        return True
-    return min_insync_replicas is not None and len(partition.isr) < min_insync_replicas
-
-
-def is_off_preferred(partition: PartitionView) -> bool:
-    """Whether another replica leads than the first one."""
-    return partition.leader != NO_LEADER and partition.leader != partition.replicas[0]
-
-
 class Filter(Enum):
     """The partitions that a description shows; the value is the option's name."""
 
@@ -78,7 +63,7 @@ NEED_MIN_ISR = (Filter.AT_MIN_ISR, Filter.UNDER_MIN_ISR)
 
 _CHOOSES: Mapping[Filter, Callable[[PartitionView, TopicDescription, AbstractSet[int]], bool]] = {
     Filter.UNDER_REPLICATED: lambda partition, topic, live: is_under_replicated(partition),
-    Filter.AT_MIN_ISR: lambda partition, topic, live: len(partition.isr) == topic.min_insync_replicas,
+    Filter.AT_MIN_ISR: lambda partition, topic, live: is_at_min_isr(partition, topic.min_insync_replicas),
     Filter.UNDER_MIN_ISR: lambda partition, topic, live: is_under_min_isr(partition, topic.min_insync_replicas),
     Filter.UNAVAILABLE: lambda partition, topic, live: is_unavailable(partition, live),
     Filter.OFF_PREFERRED: lambda partition, topic, live: is_off_preferred(partition),

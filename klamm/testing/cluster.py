@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from klamm.base.environment import SystemEnvironment
 from klamm.client.admin.topics import NewTopic
 from klamm.config.broker import config_key, unknown_key_problem
+from klamm.diagnosis.partition_health import is_under_replicated
 from klamm.faults.chronicle import Chronicle
 from klamm.faults.commands import Server
 from klamm.faults.control import Control
@@ -408,20 +409,14 @@ class Cluster(AnswerFaults, ServerFaults):
         return [broker for broker in self.replicas(topic, partition) if broker != leader]
 
     def under_replicated(self) -> list[PartitionKey]:
-        """The partitions of all topics with a replica that is not in sync."""
-        replicas, states = self._run(self._replicas_and_states())
-        answer = [
-            partition
-            for partition, brokers in replicas.items()
-            if (state := states.get(partition)) is None or set(state.isr) != set(brokers)
-        ]
+        """The partitions of all topics with a replica that is not in sync. Those that a reassignment adds do not count.
+
+        Raises ClusterError for a partition whose state cannot be read.
+        """
+        partitions = self._run(self._observing.view()).partitions
+        answer: list[PartitionKey] = [(*key,) for key, each in partitions.items() if is_under_replicated(each)]
         note("under_replicated", answer=answer)
         return answer
-
-    async def _replicas_and_states(
-        self,
-    ) -> tuple[dict[PartitionKey, list[int]], dict[PartitionKey, LeaderAndIsr | None]]:
-        return await self._observing.replicas(), await self._observing.states()
 
     def _state(self, topic: str, partition: int) -> LeaderAndIsr | None:
         return _of(self._run(self._observing.states(topic)), topic, partition)

@@ -11,12 +11,14 @@ from typing import TypeVar
 from klamm.base.environment import SystemEnvironment
 from klamm.client.admin.topics import NewTopic, create_topics, delete_topics
 from klamm.client.cluster import ClusterClient
+from klamm.diagnosis.cluster_view import ClusterView, read_znodes
 from klamm.net.client import Address, ClientError, ConnectionOptions
 from klamm.processes.readiness import CLIENT_ID
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.testing.errors import ClusterError
 from klamm.znodes.cluster import CONTROLLER_PATH, Controller
+from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.client import State, ZooKeeperClient, retrying
@@ -81,6 +83,13 @@ class Observer:
                 raise ClusterError(str(state))
             states[partition] = state
         return states
+
+    async def view(self) -> ClusterView:
+        """All brokers and partitions."""
+        try:
+            return await self._read(read_znodes)
+        except ZnodeError as error:
+            raise ClusterError(str(error)) from error
 
     async def close(self) -> None:
         """Ends the ZooKeeper session."""

@@ -19,7 +19,7 @@ from klamm.cockpit.live.document import (
 )
 from klamm.cockpit.live.pulse import Heard
 from klamm.cockpit.live.readings import Dated
-from klamm.cockpit.partition_map import PartitionMap, PartitionState
+from klamm.cockpit.partition_map import PartitionMap
 from klamm.diagnosis.cluster_facts import KAFKA, KLAMM, BrokerFacts, ClusterFacts
 from klamm.diagnosis.cluster_view import BrokerView, ClusterView, PartitionView
 from klamm.protocol.vocabulary import TopicPartition
@@ -71,9 +71,9 @@ def known(value: Any, at_ms: int = 4_000) -> Dated[Any]:
 def map_of(facts: ClusterFacts, live: Iterable[int]) -> PartitionMap:
     """The map that shows these facts."""
     made = PartitionMap()
-    states: dict[str, dict[int, PartitionState]] = {}
+    states: dict[str, dict[int, PartitionView]] = {}
     for key, each in facts.view.partitions.items():
-        state = PartitionState(each.leader, each.replicas, each.isr, each.offline, each.adding, each.removing)
+        state = PartitionView(each.leader, -1, each.replicas, each.isr, each.adding, each.removing, each.offline)
         states.setdefault(key.topic, {})[key.partition] = state
     for _ in made.look(states, live):
         pass

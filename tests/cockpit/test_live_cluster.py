@@ -19,10 +19,9 @@ from klamm.cockpit.live import cluster as cluster_module
 from klamm.cockpit.live.cluster import Clock, LiveCluster, open_cluster
 from klamm.cockpit.live.document import Registrations
 from klamm.cockpit.live.pulse import Heard
-from klamm.cockpit.partition_map import PartitionState
 from klamm.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
 from klamm.diagnosis.cluster_facts import BrokerFacts, ClusterFacts
-from klamm.diagnosis.cluster_view import ClusterView
+from klamm.diagnosis.cluster_view import ClusterView, PartitionView
 from klamm.net.client import Avoided
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import KafkaError
@@ -188,7 +187,7 @@ async def test_records_of_another_cluster_do_not_hide_those_that_follow() -> Non
 
 async def test_findings_follow_the_map_at_once() -> None:
     source = follower(7)
-    await in_slices(source.partitions.look({"t": {0: PartitionState(1, (1, 2), (1, 2))}}, (1, 2)))
+    await in_slices(source.partitions.look({"t": {0: PartitionView(1, -1, (1, 2), (1, 2))}}, (1, 2)))
     source._facts.value = ClusterFacts(
         "id", ClusterView({}, {}), {each: BrokerFacts(each, ("h", 1)) for each in (1, 2)}
     )

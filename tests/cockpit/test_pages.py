@@ -16,7 +16,8 @@ from klamm.client.cluster import make_client
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.cockpit import map_lags
 from klamm.cockpit.map_lags import UNKNOWN
-from klamm.cockpit.partition_map import PartitionMap, PartitionState
+from klamm.cockpit.partition_map import PartitionMap
+from klamm.diagnosis.cluster_view import PartitionView
 from klamm.protocol import vocabulary
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -338,8 +339,8 @@ async def test_pieces_of_the_map_have_the_lag_of_each_replica(
     cluster.until(lambda: len(cluster.isr("pieces", 1)) == 2)
     made = PartitionMap()
     led = {number: cluster.leader("pieces", number) for number in range(3)}
-    states = {number: PartitionState(each, (0, 1), (0, 1)) for number, each in led.items() if each is not None}
-    for _ in made.look({"pieces": states, "other": {0: PartitionState(0, (0,), (0,))}}, [0, 1]):
+    states = {number: PartitionView(each, -1, (0, 1), (0, 1)) for number, each in led.items() if each is not None}
+    for _ in made.look({"pieces": states, "other": {0: PartitionView(0, -1, (0,), (0,))}}, [0, 1]):
         pass
     client = make_client(command_options(cluster.bootstrap, None), SystemEnvironment().random)
     shared = map_lags.MapLags()

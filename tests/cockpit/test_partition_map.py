@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from random import Random
 
-from klamm.cockpit.partition_map import UNKNOWN, PartitionMap, PartitionState, States
+from klamm.cockpit.partition_map import UNKNOWN, PartitionMap, States
+from klamm.diagnosis.cluster_view import PartitionView
 
 
 def looked(states: States, live: tuple[int, ...] = (1, 2, 3)) -> PartitionMap:
@@ -31,12 +32,13 @@ def test_each_replica_has_the_byte_of_its_state() -> None:
     made = looked(
         {
             "b": {
-                0: PartitionState(1, (1, 2, 3), (1, 2)),
-                1: PartitionState(-1, (2, 4), (4,)),
-                2: PartitionState(2, (1, 2, 3), (1, 2), offline=(3,), adding=(1,), removing=(2,)),
-                3: PartitionState(1, (1, 2, 3), (1, 2), adding=(2,), removing=(3,)),
+                0: PartitionView(1, -1, (1, 2, 3), (1, 2)),
+                1: PartitionView(-1, -1, (2, 4), (4,)),
+                2: PartitionView(2, -1, (1, 2, 3), (1, 2), offline=(3,), adding=(1,), removing=(2,)),
+                # The replica that is added stands in for the one that is removed.
+                3: PartitionView(1, -1, (1, 2, 3), (1, 2), adding=(2,), removing=(3,)),
             },
-            "a": {0: PartitionState(3, (3,), (3,)), 2: PartitionState(3, (3,), (3,))},
+            "a": {0: PartitionView(3, -1, (3,), (3,)), 2: PartitionView(3, -1, (3,), (3,))},
         }
     )
     assert made.brokers == (1, 2, 3, 4)
@@ -48,14 +50,14 @@ def test_each_replica_has_the_byte_of_its_state() -> None:
         "live": [1, 2, 3],
         "rows": 7,
         "left_out": {"partitions": 0, "brokers": 0},
-        "totals": {"topics": 2, "partitions": 6, "offline": 1, "under_replicated": 3, "reassigning": 2},
+        "totals": {"topics": 2, "partitions": 6, "offline": 1, "under_replicated": 2, "reassigning": 2},
         "topics": [["a", 0, 3], ["b", 3, 4]],
     }
 
 
 def test_rows_are_the_partitions_from_one_on() -> None:
-    one = PartitionState(1, (1,), (1,))
-    topics: dict[str, dict[int, PartitionState]] = {"a": {0: one}, "b": {}, "c": {0: one, 2: one}, "d": {0: one}}
+    one = PartitionView(1, -1, (1,), (1,))
+    topics: dict[str, dict[int, PartitionView]] = {"a": {0: one}, "b": {}, "c": {0: one, 2: one}, "d": {0: one}}
     made = looked(topics)
     named = [(key.topic, key.partition, state == one) for key, state in made.rows(0, 100)]
     assert named == [("a", 0, True), ("c", 0, True), ("c", 1, False), ("c", 2, True), ("d", 0, True)]
@@ -67,11 +69,11 @@ def test_rows_are_the_partitions_from_one_on() -> None:
 
 
 def test_within_a_version_only_changed_rows_are_sent() -> None:
-    states = {"t": {0: PartitionState(1, (1, 2), (1, 2)), 1: PartitionState(2, (2, 1), (2, 1))}}
+    states = {"t": {0: PartitionView(1, -1, (1, 2), (1, 2)), 1: PartitionView(2, -1, (2, 1), (2, 1))}}
     made = looked(states, (1, 2))
     assert made.take_changes() is None
     assert made.change("t", 0, 2, [2])
-    assert not look(made, {"t": {**states["t"], 0: PartitionState(2, (1, 2), (2,))}}, (1, 2))
+    assert not look(made, {"t": {**states["t"], 0: PartitionView(2, -1, (1, 2), (2,))}}, (1, 2))
     changes = made.take_changes()
     assert changes is not None
     assert changes.value() == {
@@ -89,9 +91,9 @@ def test_within_a_version_only_changed_rows_are_sent() -> None:
 
 
 def test_new_topics_partitions_and_brokers_make_a_new_version() -> None:
-    states: dict[str, Mapping[int, PartitionState]] = {"t": {0: PartitionState(1, (1,), (1,))}}
+    states: dict[str, Mapping[int, PartitionView]] = {"t": {0: PartitionView(1, -1, (1,), (1,))}}
     made = looked(states, (1,))
-    assert look(made, {**states, "a": {0: PartitionState(1, (1,), (1,))}}, (1,))
+    assert look(made, {**states, "a": {0: PartitionView(1, -1, (1,), (1,))}}, (1,))
     assert (made.version, made.row("t", 0), rows(made)) == (2, 1, ["2", "2"])
     assert look(made, states, (1, 2))
     assert (made.version, rows(made)) == (3, ["20"])
@@ -99,7 +101,7 @@ def test_new_topics_partitions_and_brokers_make_a_new_version() -> None:
 
 
 def test_a_look_does_not_undo_what_came_after_it_had_begun() -> None:
-    states = {"t": {0: PartitionState(1, (1, 2), (1, 2))}}
+    states = {"t": {0: PartitionView(1, -1, (1, 2), (1, 2))}}
     made = looked(states, (1, 2))
     made.begin_look()
     assert made.change("t", 0, 2, [2])
@@ -110,7 +112,7 @@ def test_a_look_does_not_undo_what_came_after_it_had_begun() -> None:
 
 
 def test_a_change_of_an_unknown_partition_or_of_other_replicas_needs_a_look() -> None:
-    made = looked({"t": {0: PartitionState(1, (1, 2), (1, 2))}})
+    made = looked({"t": {0: PartitionView(1, -1, (1, 2), (1, 2))}})
     assert not made.change("t", 1, 1, [1])
     assert not made.change("u", 0, 1, [1])
     assert not made.change("t", 0, 3, [3])
@@ -119,18 +121,18 @@ def test_a_change_of_an_unknown_partition_or_of_other_replicas_needs_a_look() ->
 
 def test_changes_and_looks_come_to_the_same() -> None:
     random = Random(7)
-    states = {f"t{n}": {m: PartitionState(1, (1, 2, 3), (1, 2, 3)) for m in range(5)} for n in range(20)}
+    states = {f"t{n}": {m: PartitionView(1, -1, (1, 2, 3), (1, 2, 3)) for m in range(5)} for n in range(20)}
     made = looked(states)
     for _ in range(500):
         topic, number = f"t{random.randrange(20)}", random.randrange(5)
         isr = tuple(sorted(random.sample((1, 2, 3), random.randint(1, 3))))
-        states[topic][number] = PartitionState(random.choice(isr), (1, 2, 3), isr)
+        states[topic][number] = PartitionView(random.choice(isr), -1, (1, 2, 3), isr)
         assert made.change(topic, number, states[topic][number].leader, isr)
     assert made.cells == looked(states).cells
 
 
 def test_numbers_that_kafka_never_gives_cost_no_memory() -> None:
-    one = PartitionState(1, (1,), (1,))
+    one = PartitionView(1, -1, (1,), (1,))
     made = looked({"a": {0: one, 1: one, 2**31 - 1: one, 2**64: one}, "b": {2**31 - 1: one}, "c": {0: one, 2: one}})
     assert [(key, state == one) for key, state in made.rows(0, 100)] == [
         (("a", 0), True),
@@ -146,7 +148,7 @@ def test_numbers_that_kafka_never_gives_cost_no_memory() -> None:
 
 def test_live_brokers_have_columns_before_those_that_replicas_name() -> None:
     made = looked(
-        {"a": {number: PartitionState(9_999, (number, 9_999), ()) for number in range(3_000)}}, (9_998, 9_999)
+        {"a": {number: PartitionView(9_999, -1, (number, 9_999), ()) for number in range(3_000)}}, (9_998, 9_999)
     )
     assert len(made.brokers) == 2_000
     assert made.brokers[-2:] == (9_998, 9_999)

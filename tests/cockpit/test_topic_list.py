@@ -4,10 +4,11 @@ import pytest
 
 from klamm.cockpit.pages import topics
 from klamm.cockpit.pages.topics import selected
-from klamm.cockpit.partition_map import PartitionMap, PartitionState
+from klamm.cockpit.partition_map import PartitionMap
+from klamm.diagnosis.cluster_view import PartitionView
 
 
-def looked(states: dict[str, dict[int, PartitionState]]) -> PartitionMap:
+def looked(states: dict[str, dict[int, PartitionView]]) -> PartitionMap:
     made = PartitionMap()
     for _ in made.look(states, (1, 2, 3)):
         pass
@@ -16,14 +17,14 @@ def looked(states: dict[str, dict[int, PartitionState]]) -> PartitionMap:
 
 STATES = {
     "orders": {
-        0: PartitionState(1, (1, 2), (1,)),
+        0: PartitionView(1, -1, (1, 2), (1,)),
         # The replica that is added is not one of the topic's yet.
-        1: PartitionState(2, (2, 1, 3), (2, 1), adding=(3,)),
+        1: PartitionView(2, -1, (2, 1, 3), (2, 1), adding=(3,)),
         # A broker that lacks the partition 2, which it will hear of.
-        3: PartitionState(-1, (3, 1), (3,)),
+        3: PartitionView(-1, -1, (3, 1), (3,)),
     },
-    "__consumer_offsets": {0: PartitionState(1, (1,), (1,))},
-    "payments": {0: PartitionState(1, (1, 2), (1, 2))},
+    "__consumer_offsets": {0: PartitionView(1, -1, (1,), (1,))},
+    "payments": {0: PartitionView(1, -1, (1, 2), (1, 2))},
     "gone": {},
 }
 

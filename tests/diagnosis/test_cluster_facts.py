@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from klamm.diagnosis import cluster_facts
-from klamm.diagnosis.cluster_facts import KLAMM_KEY, MIN_ISR, ClusterFacts, read_facts
+from klamm.diagnosis.cluster_facts import KLAMM_KEY, ClusterFacts, read_facts
 from klamm.diagnosis.health import diagnose
+from klamm.diagnosis.partition_health import MIN_ISR
 from klamm.net.client import ConnectionOptions
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.describe_configs import DescribeConfigsResponse

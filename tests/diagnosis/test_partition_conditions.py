@@ -89,7 +89,7 @@ CASES: dict[str, tuple[PartitionFacts, str, tuple[str, ...], tuple[str, ...]]] =
         ),
     ),
     "of two dead members of the ISR one is enough": (
-        facts(replace(OFFLINE, isr=(1, 2)), known={"live": frozenset({3})}, price=LOSS),
+        facts(OFFLINE._replace(isr=(1, 2)), known={"live": frozenset({3})}, price=LOSS),
         "OFFLINE",
         ("Start brokers 1, 2 (one of them is enough). Nothing is lost: it has all acknowledged records.",),
         ("", *(("klamm elect unclean --topic t --partition 7 --bootstrap-server localhost:9092",)), "klamm configs"),
@@ -150,14 +150,14 @@ CASES: dict[str, tuple[PartitionFacts, str, tuple[str, ...], tuple[str, ...]]] =
         ("", "", "klamm elect unclean --topic t --partition 7"),
     ),
     "an election is due": (
-        facts(replace(OFFLINE, isr=(2,)), known=WITHOUT_1),
+        facts(OFFLINE._replace(isr=(2,)), known=WITHOUT_1),
         "ELECTION_DUE",
         ("broker 2 of the ISR can lead, and the controller has not elected a leader yet",),
         ("", "klamm elect unclean --topic t --partition 7"),
     ),
     "an election is due behind an event that hangs": (
         facts(
-            replace(OFFLINE, isr=(2,)),
+            OFFLINE._replace(isr=(2,)),
             known=WITHOUT_1,
             controller=status(event="BrokerChange", event_for_ms=9000, event_queue_size=4),
         ),
@@ -190,7 +190,7 @@ CASES: dict[str, tuple[PartitionFacts, str, tuple[str, ...], tuple[str, ...]]] =
         ("",),
     ),
     "the leader is dead and still named": (
-        facts(replace(HEALTHY, isr=(1,)), known=WITHOUT_1, price=LOSS),
+        facts(HEALTHY._replace(isr=(1,)), known=WITHOUT_1, price=LOSS),
         "OFFLINE",
         ("The leader, broker 1, is not live, and no other leader is elected.",),
         ("", "klamm elect unclean", "klamm configs alter"),
@@ -202,20 +202,20 @@ CASES: dict[str, tuple[PartitionFacts, str, tuple[str, ...], tuple[str, ...]]] =
         ("",),
     ),
     "a follower is dead": (
-        facts(replace(HEALTHY, isr=(1, 2)), known={"live": frozenset({1, 2})}),
+        facts(HEALTHY._replace(isr=(1, 2)), known={"live": frozenset({1, 2})}),
         "UNDER_REPLICATED at_min_isr",
         ("2 of 3 replicas are in sync.", "broker 3 is not live", "Start broker 3."),
         ("",),
     ),
     "a follower is behind": (
-        facts(replace(HEALTHY, isr=(1, 2)), known={"log_ends": {1: 100, 2: 100, 3: 40}}),
+        facts(HEALTHY._replace(isr=(1, 2)), known={"log_ends": {1: 100, 2: 100, 3: 40}}),
         "UNDER_REPLICATED at_min_isr",
         ("broker 3 is 60 records behind the leader", "Broker 3 is up and catches up by itself"),
         ("",),
     ),
     "a follower is behind and throttled": (
         facts(
-            replace(HEALTHY, isr=(1, 2)),
+            HEALTHY._replace(isr=(1, 2)),
             known={"log_ends": {1: 100, 2: 100, 3: 40}},
             throttles={"broker 3": {"follower.replication.throttled.rate": "10"}, "topic t": {}},
         ),
@@ -227,7 +227,7 @@ CASES: dict[str, tuple[PartitionFacts, str, tuple[str, ...], tuple[str, ...]]] =
         ),
     ),
     "too few in sync": (
-        facts(replace(HEALTHY, isr=(1,)), known={"live": frozenset({1})}),
+        facts(HEALTHY._replace(isr=(1,)), known={"live": frozenset({1})}),
         "UNDER_MIN_ISR UNDER_REPLICATED",
         (
             "Producers with acks=all are refused: the ISR has 1 replica, and min.insync.replicas is 2.",
@@ -297,13 +297,13 @@ CASES: dict[str, tuple[PartitionFacts, str, tuple[str, ...], tuple[str, ...]]] =
         ("", "klamm reassign cancel"),
     ),
     "another one leads than the preferred leader": (
-        facts(replace(HEALTHY, leader=2)),
+        facts(HEALTHY._replace(leader=2)),
         "off_preferred",
         ("Broker 2 leads instead of the preferred leader, broker 1.",),
         ("klamm elect preferred --topic t --partition 7 --bootstrap-server localhost:9092",),
     ),
     "the preferred leader is dead": (
-        facts(replace(HEALTHY, leader=2, isr=(2, 3)), known=WITHOUT_1),
+        facts(HEALTHY._replace(leader=2, isr=(2, 3)), known=WITHOUT_1),
         "UNDER_REPLICATED at_min_isr off_preferred",
         ("broker 1 is not live",),
         ("",),
@@ -379,7 +379,7 @@ def test_every_command_parses(case: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_replicas_stand_in_the_order_of_the_assignment() -> None:
     known = facts(
-        replace(OFFLINE, replicas=(3, 1, 2)),
+        OFFLINE._replace(replicas=(3, 1, 2)),
         known={**WITHOUT_1, "log_ends": {2: 90, 3: 100}},
         offline_since_ms={1: 5000, 2: 4000},
     )

@@ -111,23 +111,3 @@ def test_a_description_as_values() -> None:
             }
         ],
     }
-
-
-@pytest.mark.parametrize(
-    ("each", "is_under"),
-    [
-        (partition(1, "123", "123"), False),
-        (partition(1, "123", "12"), True),
-        # As many as replicas, and others: one that a reassignment adds, a stranger, one twice.
-        (partition(1, "1234", "124", adding="4"), True),
-        (partition(1, "1234", "123", adding="4"), False),
-        (partition(1, "1234", "124", adding="4", removing="3"), False),
-        (partition(1, "1234", "12", adding="4", removing="3"), True),
-        (partition(1, "123", "129"), True),
-        (partition(1, "123", "122"), True),
-        (partition(1, "123", ""), True),
-    ],
-)
-def test_only_a_replica_itself_stands_for_it_in_the_isr(each: PartitionView, is_under: bool) -> None:
-    found = chosen(topic(each), [Filter.UNDER_REPLICATED], LIVE)
-    assert (0 in found) == is_under

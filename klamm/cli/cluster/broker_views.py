@@ -10,6 +10,7 @@ from klamm.base.words import table_lines as table
 from klamm.diagnosis.cluster_facts import ClusterFacts
 from klamm.diagnosis.cluster_view import PartitionView
 from klamm.diagnosis.health import version_text
+from klamm.diagnosis.partition_health import out_of_sync
 from klamm.protocol.vocabulary import TopicPartition
 
 _TITLES = ("BROKER", "ADDRESS", "RACK", "LEADERS", "REPLICAS", "BEHIND", "SIZE", "SOFTWARE")
@@ -29,11 +30,12 @@ def tallies(facts: ClusterFacts) -> dict[int, Tally]:
     """The tally of every broker that is live or named in an assignment, by id."""
     found = {broker_id: Tally() for broker_id in sorted([*facts.brokers, *facts.missing])}
     for each in facts.view.partitions.values():
+        behind = out_of_sync(each)
         for broker_id in each.replicas:
             tally = found[broker_id]
             tally.replicas += 1
             tally.leaders += broker_id == each.leader
-            tally.behind += broker_id not in each.isr and broker_id not in each.adding
+            tally.behind += broker_id in behind
         for broker_id in each.replicas[:1]:
             found[broker_id].preferred_leaders += 1
     return found
@@ -90,7 +92,7 @@ def description_lines(facts: ClusterFacts, broker_id: int) -> Iterator[str]:
         f"\tNotInSync: {tally.behind}"
     )
     for key, each in facts.on(broker_id).items():
-        if broker_id not in each.isr and broker_id not in each.adding:
+        if broker_id in out_of_sync(each):
             yield f"{_partition(key, each)}\tNot in sync"
         if broker_id in each.adding or broker_id in each.removing:
             what = "is being added" if broker_id in each.adding else "is being removed"

@@ -21,14 +21,12 @@ from klamm.client.offsets import ListedOffset, list_replica_offsets
 from klamm.config.definition import ConfigSource
 from klamm.diagnosis.cluster_facts import TOPICS_AT_ONCE
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView, read_cluster
+from klamm.diagnosis.partition_health import MIN_ISR, UNCLEAN
 from klamm.diagnosis.reasons import LogEnds, explained, is_healthy, replicas_to_ask
 from klamm.diagnosis.topic_descriptions import TopicDescription
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType
-
-MIN_INSYNC_REPLICAS = "min.insync.replicas"
-UNCLEAN = "unclean.leader.election.enable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ async def read_topics(client: ClusterClient, selection: Selection) -> Topics:
 def _description(
     name: str, view: ClusterView, partitions: Mapping[int, PartitionView], entries: Mapping[str, ConfigEntry]
 ) -> TopicDescription:
-    minimum, unclean = entries.get(MIN_INSYNC_REPLICAS), entries.get(UNCLEAN)
+    minimum, unclean = entries.get(MIN_ISR), entries.get(UNCLEAN)
     return TopicDescription(
         name,
         view.topic_ids.get(name),

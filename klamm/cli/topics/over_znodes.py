@@ -7,11 +7,12 @@ check before it writes, they check.
 from collections.abc import Mapping, Sequence
 
 from klamm.base.environment import SystemEnvironment
-from klamm.cli.topics.over_brokers import MIN_INSYNC_REPLICAS, UNCLEAN, Topics
+from klamm.cli.topics.over_brokers import Topics
 from klamm.cli.topics.plans import Alteration
 from klamm.cli.topics.selection import Selection
 from klamm.config.topic import TOPIC_CONFIG_DEF, override_problems
 from klamm.diagnosis.cluster_view import ClusterView, read_znodes
+from klamm.diagnosis.partition_health import MIN_ISR, UNCLEAN
 from klamm.diagnosis.topic_descriptions import TopicDescription
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import KafkaError
@@ -38,7 +39,7 @@ async def read_topics(znodes: KafkaZooKeeper, selection: Selection) -> Topics:
             view.topic_ids.get(name),
             partitions,
             own,
-            int(own[MIN_INSYNC_REPLICAS]) if own.get(MIN_INSYNC_REPLICAS, "").isdecimal() else None,
+            int(own[MIN_ISR]) if own.get(MIN_ISR, "").isdecimal() else None,
             None if unclean is None else unclean == "true",
             name in deletions,
         )

@@ -17,7 +17,7 @@ from klamm.cockpit.live.readings import Dated
 from klamm.diagnosis.cluster_facts import KLAMM, BrokerFacts, ClusterFacts
 from klamm.diagnosis.cluster_view import BrokerView, PartitionView
 from klamm.diagnosis.health import NAMED, FactFindings, Finding, diagnose_facts, with_controller
-from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
+from klamm.protocol.vocabulary import TopicPartition
 
 if TYPE_CHECKING:
     from klamm.access.controller import ControllerAddress
@@ -89,17 +89,7 @@ def digested(
     """Facts with the partitions and the live brokers of the map, and with the brokers that are `silent`. Looks at each
     partition some times: with 100,000 it takes a part of a second."""
     partitions = {
-        TopicPartition(topic, number): PartitionView(
-            state.leader if state.leader in found.live else NO_LEADER,
-            NO_EPOCH,
-            state.replicas,
-            state.isr,
-            state.adding,
-            state.removing,
-            state.offline,
-        )
-        for topic, states in found.topics()
-        for number, state in states.items()
+        TopicPartition(topic, number): each for topic, some in found.topics() for number, each in some.items()
     }
     brokers = {}
     for broker_id in sorted(found.live):
@@ -197,10 +187,7 @@ def now_document(read: Read) -> dict[str, Any]:
         "work": _work(digest, status, why_not),
         "groups": read.groups.value,
         "groups_hidden": read.groups_hidden,
-        "findings": [
-            each.value() | {"is_problem": each.is_problem, "is_unknown": each.is_unknown}
-            for each in _findings(read, kind, status)
-        ],
+        "findings": [each.document() for each in _findings(read, kind, status)],
         "findings_of": None if digest is None else digest.place._asdict(),
         "why_not": why_not,
     }

@@ -20,15 +20,13 @@ from klamm.cockpit.page_api import PATIENCE, Cockpit, json_response, live_client
 from klamm.cockpit.partition_facts import ONCE
 from klamm.cockpit.partition_map import PartitionMap
 from klamm.diagnosis.cluster_view import PartitionView, read_cluster
-from klamm.diagnosis.topic_descriptions import is_under_replicated
+from klamm.diagnosis.partition_health import is_unavailable, is_under_replicated
 from klamm.net.http import Answer, Handler, Request
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (
     EARLIEST_TIMESTAMP,
     INTERNAL_TOPICS,
     LATEST_TIMESTAMP,
-    NO_EPOCH,
-    NO_LEADER,
     TopicPartition,
 )
 
@@ -85,21 +83,9 @@ def selected(found: PartitionMap, part: str, first: int) -> Selected:
     """Looks at every partition of the cluster: in a thread, of a `snapshot`."""
     totals = dict.fromkeys(("topics", "internal", "partitions", "replicas", "offline", "under_replicated"), 0)
     shown: dict[str, dict[int, PartitionView]] = {}
-    for name, states in found.topics():
-        if part not in name or not states:
+    for name, partitions in found.topics():
+        if part not in name or not partitions:
             continue
-        partitions = {
-            number: PartitionView(
-                state.leader if state.leader in found.live else NO_LEADER,
-                NO_EPOCH,
-                state.replicas,
-                state.isr,
-                state.adding,
-                state.removing,
-                state.offline,
-            )
-            for number, state in states.items()
-        }
         if first <= totals["topics"] < first + MOST_SHOWN:
             shown[name] = partitions
         totals["topics"] += 1
@@ -107,8 +93,8 @@ def selected(found: PartitionMap, part: str, first: int) -> Selected:
         totals["partitions"] += len(partitions)
         for each in partitions.values():
             totals["replicas"] += len(each.origin)
-            totals["offline"] += each.leader == NO_LEADER
-            totals["under_replicated"] += _is_short(each)
+            totals["offline"] += is_unavailable(each, found.live)
+            totals["under_replicated"] += _is_short(each, found.live)
     return Selected(totals, shown)
 
 
@@ -147,8 +133,8 @@ async def _list(client: ClusterClient, found: PartitionMap, part: str, first: in
                 "topic": name,
                 "partitions": len(partitions),
                 "replication_factor": max(len(each.origin) for each in partitions.values()),
-                "offline": sum(each.leader == NO_LEADER for each in partitions.values()),
-                "under_replicated": sum(_is_short(each) for each in partitions.values()),
+                "offline": sum(is_unavailable(each, found.live) for each in partitions.values()),
+                "under_replicated": sum(_is_short(each, found.live) for each in partitions.values()),
                 "is_internal": name in INTERNAL_TOPICS,
                 **numbers(name, partitions),
             }
@@ -157,9 +143,9 @@ async def _list(client: ClusterClient, found: PartitionMap, part: str, first: in
     }
 
 
-def _is_short(partition: PartitionView) -> bool:
+def _is_short(partition: PartitionView, live: Container[int]) -> bool:
     """Whether a partition with a leader lacks replicas in its ISR; one without a leader counts as such alone."""
-    return partition.leader != NO_LEADER and is_under_replicated(partition)
+    return not is_unavailable(partition, live) and is_under_replicated(partition)
 
 
 def _size(sizes: Mapping[str, int], leader: int) -> int:

@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.base.words import counted
-from klamm.cockpit.partition_map import PartitionMap, PartitionState
+from klamm.cockpit.partition_map import PartitionMap
 from klamm.cockpit.source import Subscription
+from klamm.diagnosis.cluster_view import PartitionView
 from klamm.diagnosis.controller_records import record_text
+from klamm.diagnosis.health import Finding
+from klamm.diagnosis.partition_health import is_unavailable, is_under_replicated
 from klamm.processes.errors import ToolError
-from klamm.protocol.vocabulary import NO_LEADER
+from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER
 from klamm.recording.blocks import RecordingError
 from klamm.recording.entries import ZNODE, Json
 from klamm.recording.reader import Entry, Recording
@@ -127,16 +130,26 @@ def now_document(recording: Recording, number: int) -> dict[str, Any]:
 def partition_map(recording: Recording, number: int) -> PartitionMap:
     """The map of partitions of the moment after this entry. Raises RecordingError."""
     state = recording.moment(number)
-    states: dict[str, dict[int, PartitionState]] = {}
+    states: dict[str, dict[int, PartitionView]] = {}
     for (topic, partition), moment in state.partitions.items():
-        leader = NO_LEADER if moment.leader is None else moment.leader
-        states.setdefault(topic, {})[partition] = PartitionState(
-            leader, tuple(replicas_of(moment)), moment.isr, adding=moment.adding, removing=moment.removing
-        )
+        states.setdefault(topic, {})[partition] = partition_view(moment)._replace(leader_epoch=NO_EPOCH)
     made = PartitionMap()
     for _ in made.look(states, state.brokers):
         pass
     return made
+
+
+def partition_view(moment: PartitionMoment, offline: tuple[int, ...] = ()) -> PartitionView:
+    """The partition as in a view of a live cluster."""
+    return PartitionView(
+        NO_LEADER if moment.leader is None else moment.leader,
+        moment.leader_epoch,
+        tuple(replicas_of(moment)),
+        moment.isr,
+        moment.adding,
+        moment.removing,
+        offline,
+    )
 
 
 def machines(state: State) -> dict[str, dict[str, int]]:
@@ -154,7 +167,7 @@ def partition_state(state: State, partition: PartitionMoment) -> str:
     """The partition's state under Kafka's name."""
     if partition.leader_epoch < 0:
         return "NewPartition"
-    return "OnlinePartition" if partition.leader in state.brokers else "OfflinePartition"
+    return "OfflinePartition" if is_unavailable(partition_view(partition), state.brokers) else "OnlinePartition"
 
 
 def _brokers(state: State) -> list[dict[str, Any]]:
@@ -221,22 +234,22 @@ def _findings(state: State) -> list[dict[str, Any]]:
     lacking = [
         key
         for key, each in state.partitions.items()
-        if each.leader in state.brokers and not set(each.replicas) - set(each.removing) <= set(each.isr)
+        if not is_unavailable(view := partition_view(each), state.brokers) and is_under_replicated(view)
     ]
     found = []
     if state.controller is None:
-        found.append(_finding("no-controller", "There is no controller."))
+        found.append(Finding("no-controller", "There is no controller."))
     if offline:
-        found.append(_finding("offline", f"{counted(len(offline), 'partition')} without a live leader.", offline))
+        text = f"{counted(len(offline), 'partition')} without a live leader."
+        found.append(Finding("offline", text, _names(offline)))
     if lacking:
         text = f"{counted(len(lacking), 'partition')} with replicas out of sync."
-        found.append(_finding("under-replicated", text, lacking))
-    return found
+        found.append(Finding("under-replicated", text, _names(lacking)))
+    return [each.document() for each in found]
 
 
-def _finding(kind: str, text: str, partitions: Sequence[tuple[str, int]] = ()) -> dict[str, Any]:
-    names = [f"{topic}-{number}" for topic, number in partitions[:LISTED]]
-    return {"kind": kind, "text": text, "why": names, "advice": "", "command": "", "is_problem": True}
+def _names(partitions: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    return tuple(f"{topic}-{number}" for topic, number in partitions[:LISTED])
 
 
 # -- entries -----------------------------------------------------------------------------------------------------------

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from klamm.cockpit import story
-from klamm.cockpit.recorded.cluster import entry_document
-from klamm.diagnosis.cluster_view import PartitionView
+from klamm.cockpit.recorded.cluster import entry_document, partition_view
 from klamm.diagnosis.partition_conditions import PartitionFacts, explain
 from klamm.diagnosis.reasons import Circumstances
-from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
+from klamm.protocol.vocabulary import TopicPartition
 from klamm.recording.entries import RECORD_KINDS, ZNODE, ZNODE_DELETED, EntryError, Json, znode_of
 from klamm.recording.reader import Entry, Recording
 from klamm.recording.state import PartitionMoment, State, replicas_of
@@ -89,15 +88,7 @@ def _facts(state: State, key: TopicPartition, moment: PartitionMoment, told: "_T
     }
     return PartitionFacts(
         key,
-        PartitionView(
-            NO_LEADER if moment.leader is None else moment.leader,
-            moment.leader_epoch,
-            tuple(replicas_of(moment)),
-            moment.isr,
-            moment.adding,
-            moment.removing,
-            tuple(told.failed_disks),
-        ),
+        partition_view(moment, tuple(told.failed_disks)),
         Circumstances(live, marked_for_deletion=key.topic in state.deletions, broken=frozenset(told.failed_disks)),
         -1 if state.controller is None else state.controller,
         {

@@ -57,7 +57,7 @@ FULL = LogDirFacts("/data", None, 3, 0, 900, 1000, 99)
 ROOMY = LogDirFacts("/data", None, 3, 0, 900, 1000, 101)
 FAILED = LogDirFacts("/data", "KAFKA_STORAGE_ERROR (56)", 0, 0, 0)
 RATE = {"leader.replication.throttled.rate": "1000"}
-MOVING = replace(HEALTHY, replicas=(1, 2, 3, 4), adding=(4,), removing=(3,))
+MOVING = HEALTHY._replace(replicas=(1, 2, 3, 4), adding=(4,), removing=(3,))
 FOUR = (1, 2, 3, 4)
 
 
@@ -71,8 +71,8 @@ FAULTS: list[tuple[ClusterFacts, list[str], list[str]]] = [
         [],
     ),
     (facts(PartitionView(-1, 5, (1, 2), (2,))), ["offline_partitions"], []),
-    (facts(replace(HEALTHY, isr=(1, 2))), ["under_replicated"], ["at_min_isr"]),
-    (facts(replace(HEALTHY, isr=(1,))), ["under_min_isr", "under_replicated"], []),
+    (facts(HEALTHY._replace(isr=(1, 2))), ["under_replicated"], ["at_min_isr"]),
+    (facts(HEALTHY._replace(isr=(1,))), ["under_min_isr", "under_replicated"], []),
     (facts(PartitionView(1, 0, (1, 2), (1, 2))), [], []),  # As many replicas as min.insync.replicas.
     (facts(HEALTHY, live=(1, 2)), ["missing_brokers"], []),
     (with_broker(facts(), broker(2, error="timed out")), ["silent_brokers"], []),
@@ -80,11 +80,13 @@ FAULTS: list[tuple[ClusterFacts, list[str], list[str]]] = [
     (with_broker(facts(), broker(2, log_dirs=(FULL,))), ["full_disks"], []),
     (with_broker(facts(), broker(2, log_dirs=(ROOMY,))), [], []),
     (facts(MOVING, live=FOUR), [], ["reassignments"]),
+    (facts(MOVING._replace(isr=(1, 2, 4)), live=FOUR), [], ["reassignments"]),  # 4 stands in for 3.
+    (facts(HEALTHY, live=(2, 3)), ["no_controller", "offline_partitions", "missing_brokers"], []),
     (with_broker(facts(MOVING, live=FOUR), broker(2, throttles=RATE)), [], ["reassignments"]),
     (with_broker(facts(), broker(2, throttles=RATE)), [], ["throttles"]),
     (facts(throttled_topics={"t": {"leader.replication.throttled.replicas": "0:1"}}), [], ["throttles"]),
-    (facts(replace(HEALTHY, leader=2)), [], ["leader_imbalance"]),
-    (facts(*[HEALTHY] * 10, replace(HEALTHY, leader=2)), [], []),  # Less than ten percent.
+    (facts(HEALTHY._replace(leader=2)), [], ["leader_imbalance"]),
+    (facts(*[HEALTHY] * 10, HEALTHY._replace(leader=2)), [], []),  # Less than ten percent.
     (with_broker(facts(), broker(2, software=KAFKA)), [], ["version_mix"]),
     (with_broker(facts(), broker(2, protocol="2.7")), [], ["version_mix"]),
     (facts(forbidden=("reassignments",)), [], ["forbidden"]),

@@ -1,7 +1,6 @@
 """How `klamm elect` carries a plan out: against a cluster that is played, on a clock that is played."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -51,7 +50,7 @@ class Played:
         return {each: self.errors.get(each) for each in partitions}
 
     def _lead(self, partition: TopicPartition) -> None:
-        self.partitions[partition] = replace(self.partitions[partition], leader=1, leader_epoch=6, isr=self.isr_after)
+        self.partitions[partition] = self.partitions[partition]._replace(leader=1, leader_epoch=6, isr=self.isr_after)
 
 
 async def run(played: Played, *, batch_size: int = 2) -> tuple[int, list[Event]]:
@@ -94,7 +93,7 @@ async def test_no_more_batch_is_elected_when_an_isr_has_shrunk() -> None:
 @pytest.mark.loop("virtual")
 async def test_a_replica_that_has_left_the_isr_since_the_plan_is_not_elected() -> None:
     played = Played(2)
-    played.partitions[P0] = replace(played.partitions[P0], isr=(2, 3))
+    played.partitions[P0] = played.partitions[P0]._replace(isr=(2, 3))
     played.ends = {P0: [40]}
     failed, events = await run(played)
     why = "PREFERRED_LEADER_NOT_AVAILABLE: the ISR is 2,3; broker 1 is 60 records behind the leader"
