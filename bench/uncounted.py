@@ -27,7 +27,7 @@ class _NoWatch:
 NO_WATCH = _NoWatch()
 '''
 
-_SERVER = (
+_EXCHANGE = (
     (
         "        # Not through `super`, which costs as much again. On the server's `work_clock_s`, as all readings.\n"
         "        self.began_s = began_s\n",
@@ -35,6 +35,8 @@ _SERVER = (
     ),
     ("size_bytes: int, began_s: float, memory: Part", "size_bytes: int, memory: Part"),
     ("        self.at_once: Measurements | None = UNMEASURED\n", ""),
+)
+_CONNECTION = (
     ("self._waiting.append((frame, self._work_clock_s()))", "self._waiting.append((frame, 0.0))"),
     ("        if arrived_s is not None:\n            exchange.started_late(arrived_s)\n", ""),
     (
@@ -74,7 +76,7 @@ _SERVER = (
     ("            self._traffic.started += self._started - REQUESTS_PER_SLICE\n", ""),
 )
 _DISPATCHER = (
-    ("from klamm.net.server import", "from klamm.net.stopwatch import NO_WATCH\nfrom klamm.net.server import"),
+    ("from klamm.net.exchange import", "from klamm.net.stopwatch import NO_WATCH\nfrom klamm.net.exchange import"),
     (
         "        self, connection: ServerConnection, frame: bytearray, exchange: Exchange\n",
         "        self, connection: ServerConnection, frame: bytearray, exchange: Any = NO_WATCH\n",
@@ -107,7 +109,8 @@ _DISPATCHER = (
     ("        await exchange.measured(in_slices(request.api.statistics.count_errors(result)))\n", ""),
 )
 REPLACEMENTS = {
-    "net/server.py": _SERVER,
+    "net/exchange.py": _EXCHANGE,
+    "net/server_connection.py": _CONNECTION,
     "net/stopwatch.py": (('T = TypeVar("T")\n', 'T = TypeVar("T")\n' + _NO_WATCH),),
     "broker/requests/dispatcher.py": _DISPATCHER,
     "protocol/messages.py": (

@@ -56,7 +56,8 @@ from klamm.faults.request_subjects import (
     without,
 )
 from klamm.faults.tally import Tally
-from klamm.net.server import AnswerOnly, InvalidRequest, ServerConnection
+from klamm.net.exchange import AnswerOnly, InvalidRequest
+from klamm.net.server_connection import ServerConnection
 from klamm.processes.readiness import CLIENT_ID
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError

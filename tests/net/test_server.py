@@ -8,21 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from klamm.net import server
+from klamm.net import server_connection
 from klamm.net.connection_quotas import ConnectionQuotas
+from klamm.net.exchange import Answer, AnswerOnly, Exchange, InvalidRequest, Response
 from klamm.net.request_queue import RequestQueue
 from klamm.net.response_memory import ResponseMemory
-from klamm.net.server import (
-    REQUESTS_PER_SLICE,
-    Answer,
-    AnswerOnly,
-    Exchange,
-    InvalidRequest,
-    Response,
-    ServerConnection,
-    ServerLimits,
-    SocketServer,
-)
+from klamm.net.server import SocketServer
+from klamm.net.server_connection import REQUESTS_PER_SLICE, ServerConnection, ServerLimits
 
 
 def frame(body: bytes) -> bytes:
@@ -304,15 +296,15 @@ async def test_what_a_throttled_client_has_sent_does_not_use_up_the_queue_of_req
 async def test_a_throttled_client_that_has_hung_up_keeps_no_descriptor(
     monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    looks, look = [], server._has_hung_up
+    looks, look = [], server_connection._has_hung_up
 
     def noted(descriptor: int) -> bool:
         looks.append(look(descriptor))
         harness.new_start.set()
         return looks[-1]
 
-    monkeypatch.setattr(server, "HANG_UP_CHECK_S", 0.01)
-    monkeypatch.setattr(server, "_has_hung_up", noted)
+    monkeypatch.setattr(server_connection, "HANG_UP_CHECK_S", 0.01)
+    monkeypatch.setattr(server_connection, "_has_hung_up", noted)
     async with running() as harness:
         peer = await harness.connect()
         harness.throttle_time_ms = 60_000

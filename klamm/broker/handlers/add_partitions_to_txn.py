@@ -11,7 +11,7 @@ from klamm.base.slices import CHEAP_SLICE, Slices, in_slices
 from klamm.broker.handlers.fenced_producers import code_for
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
-from klamm.net.server import AnswerOnly
+from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,

@@ -10,7 +10,7 @@ from klamm.base.slices import each, in_slices, mapped
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.broker.topics.topic_admin import NewPartitions
-from klamm.net.server import AnswerOnly
+from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

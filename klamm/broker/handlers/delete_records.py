@@ -10,7 +10,7 @@ import asyncio
 from klamm.base.slices import Slices, mapped
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
-from klamm.net.server import AnswerOnly
+from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.delete_records import DeleteRecordsRequest, DeleteRecordsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

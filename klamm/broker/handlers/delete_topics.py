@@ -9,7 +9,7 @@ from uuid import UUID
 from klamm.base.slices import each, mapped
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
-from klamm.net.server import AnswerOnly
+from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

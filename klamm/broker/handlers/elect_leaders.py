@@ -11,7 +11,7 @@ from klamm.base.slices import Slices, each, in_slices
 from klamm.broker.handlers.named_partitions import named_partitions
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
-from klamm.net.server import AnswerOnly
+from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

@@ -18,7 +18,7 @@ from klamm.base.slices import Slices, mapped
 from klamm.base.slices import slices as pieces
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
-from klamm.net.server import AnswerOnly, InvalidRequest
+from klamm.net.exchange import AnswerOnly, InvalidRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.compiler import is_large
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name

@@ -13,7 +13,7 @@ from klamm.broker.quotas.request_quota import RequestQuota
 from klamm.broker.requests.api import Api, CountedApi
 from klamm.broker.requests.security import CLUSTER_NAME, OPERATIONS, Client, Operation
 from klamm.broker.requests.services import Services
-from klamm.net.server import ServerConnection
+from klamm.net.server_connection import ServerConnection
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
 from klamm.protocol.vocabulary import ResourceType

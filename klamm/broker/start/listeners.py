@@ -24,7 +24,8 @@ from klamm.net.addresses import addresses_of
 from klamm.net.connection_quotas import ConnectionLimits, ConnectionQuotas, QuotaSettings
 from klamm.net.request_queue import RequestQueue
 from klamm.net.response_memory import ResponseMemory
-from klamm.net.server import ServerLimits, SocketServer
+from klamm.net.server import SocketServer
+from klamm.net.server_connection import ServerLimits
 from klamm.protocol.messages import request_size_limit
 
 # How long a stop waits for pending requests.

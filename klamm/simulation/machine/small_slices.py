@@ -82,7 +82,7 @@ SMALL = (
     ("klamm.net.connection_quotas", "CLOSED_PER_SLICE", 1),
     ("klamm.net.http", "EVENTS_PER_STEP", 1),
     ("klamm.net.server", "CONNECTIONS_PER_SLICE", 1),
-    ("klamm.net.server", "REQUESTS_PER_SLICE", 1),
+    ("klamm.net.server_connection", "REQUESTS_PER_SLICE", 1),
     ("klamm.protocol.consumer_protocol", "TOPICS_PER_STEP", 1),
     ("klamm.base.purgatory", "KEYS_PER_SLICE", 1),
     ("klamm.base.purgatory", "OPERATIONS_PER_SLICE", 1),

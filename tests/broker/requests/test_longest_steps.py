@@ -23,7 +23,7 @@ from klamm.faults.answers import Answers
 from klamm.faults.commands import FailAnswers
 from klamm.faults.request_subjects import ONE_BY_ONE, PARTITIONED
 from klamm.faults.tally import Tally
-from klamm.net.server import AnswerOnly, Response
+from klamm.net.exchange import AnswerOnly, Response
 from klamm.protocol import compiler, messages
 from klamm.protocol.apis import HAND_WRITTEN
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest

@@ -8,7 +8,7 @@ from klamm.base.metrics import RESERVOIR_SIZE, Metrics
 from klamm.broker.handlers import APIS
 from klamm.broker.metrics.prometheus_text import DISTRIBUTIONS_PER_SLICE, render
 from klamm.broker.requests.request_metrics import TOGETHER, ApiStatistics, RequestStatistics
-from klamm.net.server import MOST_AT_ONCE, NUMBERS_AT_ONCE, Response
+from klamm.net.exchange import MOST_AT_ONCE, NUMBERS_AT_ONCE, Response
 from klamm.protocol import messages
 from klamm.protocol.apis.api_versions import ApiVersionsRequest
 from klamm.protocol.apis.produce import ProduceRequest

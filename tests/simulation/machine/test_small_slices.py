@@ -8,7 +8,9 @@ import klamm
 from klamm.simulation.machine.small_slices import SMALL, small_slices
 
 # What no simulated broker runs, or what has slices of its own.
-ELSEWHERE = re.compile(r"klamm\.(spark|tools|testing|processes|protocol|simulation|zookeeper\.server)\b")
+ELSEWHERE = re.compile(
+    r"klamm\.(access|cli|cockpit|diagnosis|processes|protocol|simulation|spark|testing|zookeeper\.server)\b"
+)
 NOT_PAUSES = {
     # The size of a piece of a topic's partitions, named there for PARTITIONS_IN_PIECE.
     ("klamm.controller.topic_deletion", "SLICE"),
