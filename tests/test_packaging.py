@@ -1,4 +1,5 @@
-"""What a clone becomes: a wheel, and virtual environments that hold no more than is needed."""
+"""What a clone becomes: a wheel, which pip, uv and pipx install, and virtual environments that hold no more than is
+needed."""
 
 import os
 import re
@@ -6,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from email import message_from_bytes
 from email.message import Message
@@ -13,8 +15,14 @@ from pathlib import Path
 
 import pytest
 
+import klamm
+
 ROOT = Path(__file__).parents[1]
 SHORT_RECIPES = "the_answer_to_an_append_is_lost or the_third_append_is_refused_once"
+PROGRAM = ROOT / "tests" / "support" / "installed.py"
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+EXTRAS = ("", "spark", "formats", "delta", "iceberg", "objects", "spark,formats,delta,iceberg,objects")
+UV = str(Path(sys.executable).with_name("uv"))
 PARTS = ("klamm", "pyspark_klamm", "bin", "scripts", "pyproject.toml", "README.md", "LICENSE")
 
 
@@ -124,26 +132,85 @@ def test_with_an_address_the_page_has_whole_links_and_pictures(clone: Path, tmp_
     assert "Repository, https://forge.example/o/klamm" in found.get_all("Project-URL", [])
 
 
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the wheel. Other packages come from this environment, without a registry."""
+    directory = tmp_path_factory.mktemp("installed")
+    python = directory / "bin" / "python"
+    subprocess.run([UV, "venv", "-q", "--python", sys.executable, directory], check=True)
+    subprocess.run([UV, "pip", "install", "-q", "--no-deps", "--offline", "--python", python, wheel], check=True)
+    (packages,) = directory.glob("lib/python3*/site-packages")
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    return python
+
+
+def test_the_wheel_brings_its_commands(installed: Path) -> None:
+    assert done(installed.with_name("klamm"), "--version") == f"klamm {klamm.__version__}\n"
+    found = done(installed.with_name("klamm-python"), "-P", "-c", "import klamm; print(klamm.__file__)")
+    assert Path(found).is_relative_to(installed.parents[1])
+
+
 @pytest.mark.parametrize("chosen", [SHORT_RECIPES, pytest.param("", marks=pytest.mark.long)], ids=["two", "all"])
-def test_the_recipes_run_in_an_empty_project_with_the_wheel(wheel: Path, tmp_path: Path, chosen: str) -> None:
+def test_the_recipes_run_in_an_empty_project_with_the_wheel(installed: Path, tmp_path: Path, chosen: str) -> None:
     """Each recipe of the page in a file of its own, and the line for conftest.py that the page shows."""
-    target, project = tmp_path / "installed", tmp_path / "project"
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), str(wheel)]
-    subprocess.run(pip, check=True)
-    project.mkdir()
     conftest, *recipes = re.findall(r"```python\n(.*?)```", (ROOT / "docs/recipes.md").read_text(), re.DOTALL)
-    (project / "conftest.py").write_text(conftest)
+    (tmp_path / "conftest.py").write_text(conftest)
     for number, recipe in enumerate(recipes, 1):
-        (project / f"test_recipe_{number}.py").write_text(recipe)
+        (tmp_path / f"test_recipe_{number}.py").write_text(recipe)
     linted = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", "."], cwd=project, check=False
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", "."], cwd=tmp_path, check=False
     )
     assert linted.returncode == 0  # no name that the recipe does not import
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen]
-    # The wheel is found before the sources that these tests run with.
-    done = subprocess.run(
-        command, cwd=project, env={**os.environ, "PYTHONPATH": str(target)}, capture_output=True, text=True, check=False
-    )
+    command = [installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     count = len(chosen.split(" or ")) if chosen else len(recipes)
-    assert f"{count} passed" in done.stdout, done.stdout
+    assert f"{count} passed" in ran.stdout, ran.stdout
     assert len(recipes) == 20
+
+
+def done(*command: str | Path, **environment: str) -> str:
+    """What a command prints."""
+    ran = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def interpreter(version: str) -> str:
+    """The path of this Python, if the machine has it. A version of pyenv that is not chosen is not on the PATH."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    for python in pyenv.glob(f"versions/{version}.*/bin/python"):
+        return str(python)
+    command = [UV, "python", "find", "--no-python-downloads", "--no-project", "--system", version]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip(f"Python {version} is not installed here")
+    return found.stdout.strip()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_uv_installs_the_wheel_with_each_extra_alone(wheel: Path, version: str, extra: str, tmp_path: Path) -> None:
+    directories = {"UV_TOOL_DIR": str(tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}
+    tool = f"klamm[{extra}] @ file://{wheel}" if extra else str(wheel)
+    done(UV, "tool", "install", "-q", "--python", interpreter(version), tool, **directories)
+    python = tmp_path / "tools" / "klamm" / "bin" / "python"
+    assert done(python, PROGRAM, extra, tmp_path / "bin" / "klamm") == "works\n"
+    # Linked from the directory of commands, it is the Python of the tool.
+    prefix = done(tmp_path / "bin" / "klamm-python", "-c", "import sys; print(sys.prefix)")
+    assert Path(prefix.strip()) == tmp_path / "tools" / "klamm"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_pip_and_pipx_install_the_wheel(wheel: Path, version: str, tmp_path: Path) -> None:
+    done(interpreter(version), "-m", "venv", tmp_path / "pip")
+    done(tmp_path / "pip" / "bin" / "pip", "install", "-q", wheel, "pipx")
+    assert done(tmp_path / "pip" / "bin" / "python", PROGRAM, "", tmp_path / "pip" / "bin" / "klamm") == "works\n"
+
+    directories = {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
+    done(tmp_path / "pip" / "bin" / "pipx", "install", "-q", wheel, **directories)
+    python = tmp_path / "pipx" / "venvs" / "klamm" / "bin" / "python"
+    assert done(python, PROGRAM, "", tmp_path / "bin" / "klamm") == "works\n"

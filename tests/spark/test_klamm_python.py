@@ -72,6 +72,8 @@ def test_what_lies_in_the_installed_pyspark_leaves_the_path(script: Path, tmp_pa
     ]
     (tmp_path / "link").symlink_to(tmp_path)
     assert path_of(tmp_path / "link" / "bin" / script.name, *theirs, "/mine") == ["/mine"]
+    (tmp_path / "linked").symlink_to(script)
+    assert path_of(tmp_path / "linked", *theirs, "/mine") == ["/mine"]
 
 
 @pytest.mark.parametrize("entries", [("/elsewhere/pyspark/python/lib/pyspark.zip", "/mine"), ("/mine",)])
