@@ -10,7 +10,7 @@ INTEROP := tests/interop tests/clients tests/recipes tests/faults tests/durabili
 BIN := .venv/bin
 PYTHON := $(BIN)/python
 
-.PHONY: help venv run test check interop simulate hostile bench format docs pictures lock system clean
+.PHONY: help venv run test check interop simulate hostile bench format docs pictures lock release system clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ pictures: venv system  ## take the pictures of the cockpit in docs/pictures agai
 
 lock: venv  ## write requirements/*.txt again from pyproject.toml
 	scripts/lock
+
+release: venv  ## build dist/, check it, and say what to push; pushes nothing
+	@scripts/release
 
 # Java, Maven, kcat, Prometheus and Chromium for the tests that use them: brought where the system allows it, otherwise
 # said loudly.

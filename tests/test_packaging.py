@@ -14,6 +14,7 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+import yaml
 
 import klamm
 
@@ -72,6 +73,17 @@ def test_make_installs_no_more_than_a_target_needs(target: str, built: str, tmp_
     printed = subprocess.run(["make", "--dry-run", target], cwd=tmp_path, check=True, capture_output=True, text=True)
     commands = [line for line in printed.stdout.splitlines() if line.startswith("scripts/make-venv")]
     assert commands == [f"scripts/make-venv {built}"]
+
+
+def test_ci_and_the_hooks_before_a_commit_run_the_commands_of_make() -> None:
+    printed = subprocess.run(["make", "--dry-run", "check"], cwd=ROOT, check=True, capture_output=True, text=True)
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [hook["entry"] for hook in local["hooks"]] == [
+        line for line in printed.stdout.splitlines() if line.startswith(".venv/bin/")
+    ]
+    steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["steps"]
+    assert [step["run"] for step in steps if "run" in step] == ["sudo scripts/system-packages", ".ci/run"]
+    assert all(os.access(ROOT / path, os.X_OK) for path in ("scripts/system-packages", ".ci/run"))
 
 
 def test_make_interop_runs_every_test_that_is_long() -> None:
@@ -166,6 +178,28 @@ def test_the_recipes_run_in_an_empty_project_with_the_wheel(installed: Path, tmp
     count = len(chosen.split(" or ")) if chosen else len(recipes)
     assert f"{count} passed" in ran.stdout, ran.stdout
     assert len(recipes) == 20
+
+
+@pytest.mark.long
+def test_a_release_is_built_checked_and_not_pushed(tmp_path: Path) -> None:
+    """In a clone of what is committed here; a release without a heading in the changelog is refused."""
+    clone = tmp_path / "clone"
+    done("git", "clone", "-q", ROOT, clone)
+    (clone / ".venv").symlink_to(ROOT / ".venv")
+    refused = subprocess.run(["scripts/release"], cwd=clone, capture_output=True, text=True, check=False)
+    heading = f"## {klamm.__version__}"
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"CHANGELOG.md has no heading '{heading}'" in refused.stderr
+    changelog = clone / "CHANGELOG.md"
+    changelog.write_text(changelog.read_text().replace("## Unreleased", heading, 1))
+    author = ("-c", "user.name=t", "-c", "user.email=t@t.example")
+    done("git", "-C", clone, *author, "commit", "-qam", "Release")
+    said = subprocess.run(["scripts/release"], cwd=clone, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    assert f"git push origin main v{klamm.__version__}" in said.stdout
+    packed = {path.name for path in (clone / "dist").iterdir()}
+    assert packed == {f"klamm-{klamm.__version__}.tar.gz", f"klamm-{klamm.__version__}-py3-none-any.whl"}
+    assert done("git", "-C", clone, "tag", "-l") == done("git", "-C", ROOT, "tag", "-l")
 
 
 def done(*command: str | Path, **environment: str) -> str:

@@ -4,6 +4,8 @@
   is announced. `stream_reader` adapts a reader to older versions.
 - Writers of streams (4.1): they get Arrow record batches. `stream_writer` adapts a writer to 4.0, which gives rows.
 
+Spark 4.0 is what Amazon EMR 8.0 has (docs/spark-emr.md): the adapters serve its users, and checkpoints from there.
+
 What must stay true:
 - A version that cannot do what an option asks for refuses the option; no option is silently ignored.
 - A feature is looked for, not a version number: vendors backport.
