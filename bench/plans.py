@@ -29,7 +29,7 @@ from klamm.broker.topics.replica_assignment import assign_replicas
 from klamm.cli.reassign.planning.goals import Balance, Goal, Racks
 from klamm.cli.reassign.planning.kafka_placement import kafka_plan
 from klamm.cli.reassign.planning.minimum import minimum_bytes
-from klamm.cli.reassign.planning.model import Broker, Cluster, Partition, Plan
+from klamm.cli.reassign.planning.model import Broker, ClusterModel, Partition, Plan
 from klamm.cli.reassign.planning.planner import plan
 from klamm.protocol.vocabulary import TopicPartition
 
@@ -46,7 +46,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Scenario:
-    cluster: Cluster
+    cluster: ClusterModel
     goal: Goal
     kafka: Goal
     """What Kafka's generator is asked for instead. It has no way to change the replication factor."""
@@ -56,7 +56,7 @@ def racks_of(brokers: range, racks: int) -> dict[int, str]:
     return {broker: f"r{broker % racks}" for broker in brokers}
 
 
-def synthetic(chance: random.Random, size: Size, factor: int, *, heavy: range = range(0)) -> Cluster:
+def synthetic(chance: random.Random, size: Size, factor: int, *, heavy: range = range(0)) -> ClusterModel:
     """A cluster as it has grown: each topic placed when it was created; `heavy` brokers are drawn twice as often."""
     racks = racks_of(range(size.brokers), size.racks)
     partitions: dict[TopicPartition, Partition] = {}
@@ -73,7 +73,7 @@ def synthetic(chance: random.Random, size: Size, factor: int, *, heavy: range = 
                 round(scale * chance.lognormvariate(0, 1)),
             )
         topic += 1
-    return Cluster({broker: Broker(rack) for broker, rack in racks.items()}, partitions)
+    return ClusterModel({broker: Broker(rack) for broker, rack in racks.items()}, partitions)
 
 
 def skewed(chance: random.Random, broker: int, replicas: list[int], racks: dict[int, str], heavy: range) -> int:
@@ -82,7 +82,7 @@ def skewed(chance: random.Random, broker: int, replicas: list[int], racks: dict[
     return chance.choice(candidates) if candidates and broker not in heavy and chance.random() < 0.25 else broker
 
 
-def with_brokers(cluster: Cluster, size: Size, more: int) -> Cluster:
+def with_brokers(cluster: ClusterModel, size: Size, more: int) -> ClusterModel:
     added = racks_of(range(size.brokers, size.brokers + more), size.racks)
     return replace(cluster, brokers={**cluster.brokers, **{broker: Broker(rack) for broker, rack in added.items()}})
 
@@ -122,14 +122,14 @@ SCENARIOS: dict[str, Callable[[random.Random, Size], Scenario]] = {
 }
 
 
-def after(cluster: Cluster, made: Plan) -> Cluster:
+def after(cluster: ClusterModel, made: Plan) -> ClusterModel:
     changed = {
         name: replace(cluster.partitions[name], replicas=placement.replicas) for name, placement in made.after.items()
     }
     return replace(cluster, partitions={**cluster.partitions, **changed})
 
 
-def balance(cluster: Cluster, brokers: list[int]) -> dict[str, float]:
+def balance(cluster: ClusterModel, brokers: list[int]) -> dict[str, float]:
     """The most that one of these brokers has, as a multiple of the average."""
     found = {kind: dict.fromkeys(brokers, 0) for kind in ("bytes", "replicas", "leaders")}
     for each in cluster.partitions.values():
@@ -141,7 +141,7 @@ def balance(cluster: Cluster, brokers: list[int]) -> dict[str, float]:
     return {kind: max(loads.values()) / statistics.mean(loads.values()) for kind, loads in found.items()}
 
 
-def crowding(cluster: Cluster, brokers: list[int]) -> float:
+def crowding(cluster: ClusterModel, brokers: list[int]) -> float:
     """The most replicas of a topic that a broker has, as a multiple of the average: the median of large topics."""
     topics: dict[str, dict[int, int]] = {}
     for name, each in cluster.partitions.items():
@@ -152,7 +152,7 @@ def crowding(cluster: Cluster, brokers: list[int]) -> float:
     return statistics.median(max(on.values()) * len(brokers) / sum(on.values()) for on in large) if large else 1.0
 
 
-def shared_racks(cluster: Cluster) -> int:
+def shared_racks(cluster: ClusterModel) -> int:
     """The pairs of replicas of a partition that are in the same rack."""
     pairs = 0
     for each in cluster.partitions.values():

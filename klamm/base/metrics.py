@@ -84,7 +84,7 @@ class MetricName(NamedTuple):
     name: str
 
 
-class Kind(Enum):
+class MetricKind(Enum):
     GAUGE = "gauge"  # A number that goes up and down.
     METER = "meter"  # How often something has happened. The reader computes a rate from it.
     HISTOGRAM = "histogram"
@@ -99,7 +99,7 @@ class Metric(NamedTuple):
     """
 
     name: MetricName
-    kind: Kind
+    kind: MetricKind
     documentation: str
     tag: str | tuple[str, ...]
     read: Callable[[], Mapping[Any, Any] | Iterator[tuple[Any, Any] | None]]
@@ -133,11 +133,11 @@ class Metrics:
             yield from steps()
 
     def gauge(self, name: MetricName, documentation: str, read: Callable[[], float]) -> None:
-        self._add(Metric(name, Kind.GAUGE, documentation, "", lambda: {"": read()}))
+        self._add(Metric(name, MetricKind.GAUGE, documentation, "", lambda: {"": read()}))
 
     def gauges(self, name: MetricName, documentation: str, tag: str, read: Callable[[], Mapping[str, float]]) -> None:
         """One number for each value of `tag`."""
-        self._add(Metric(name, Kind.GAUGE, documentation, tag, read))
+        self._add(Metric(name, MetricKind.GAUGE, documentation, tag, read))
 
     def tagged_gauges(
         self,
@@ -148,10 +148,10 @@ class Metrics:
         tag_sets: tuple[tuple[str, ...], ...] = (),
     ) -> None:
         """One number for each combination of the values of `tags`."""
-        self._add(Metric(name, Kind.GAUGE, documentation, tags, read, tag_sets))
+        self._add(Metric(name, MetricKind.GAUGE, documentation, tags, read, tag_sets))
 
     def meter(self, name: MetricName, documentation: str, read: Callable[[], int]) -> None:
-        self._add(Metric(name, Kind.METER, documentation, "", lambda: {"": read()}))
+        self._add(Metric(name, MetricKind.METER, documentation, "", lambda: {"": read()}))
 
     def tagged_meters(
         self,
@@ -162,16 +162,16 @@ class Metrics:
         tag_sets: tuple[tuple[str, ...], ...] = (),
     ) -> None:
         """One count for each combination of the values of `tags`."""
-        self._add(Metric(name, Kind.METER, documentation, tags, read, tag_sets))
+        self._add(Metric(name, MetricKind.METER, documentation, tags, read, tag_sets))
 
     def histogram(self, name: MetricName, documentation: str, histogram: Distribution) -> None:
-        self._add(Metric(name, Kind.HISTOGRAM, documentation, "", lambda: {"": histogram}))
+        self._add(Metric(name, MetricKind.HISTOGRAM, documentation, "", lambda: {"": histogram}))
 
     def histograms(
         self, name: MetricName, documentation: str, tag: str, read: Callable[[], Mapping[str, Distribution]]
     ) -> None:
         """One histogram for each value of `tag`."""
-        self._add(Metric(name, Kind.HISTOGRAM, documentation, tag, read))
+        self._add(Metric(name, MetricKind.HISTOGRAM, documentation, tag, read))
 
     def __iter__(self) -> Iterator[Metric]:
         return iter(list(self._metrics.values()))

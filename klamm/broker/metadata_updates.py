@@ -52,7 +52,7 @@ MAX_LISTED = 10
 _log = logging.getLogger(__name__)
 
 
-class Look(IntEnum):
+class ComparedState(IntEnum):
     """The kinds of state that a look compares with ZooKeeper. Each kind includes the ones before."""
 
     NOTHING = 0
@@ -86,7 +86,7 @@ class MetadataUpdates:
         # Of the last UpdateMetadata. None: it was for another registration of this broker.
         self._controller_epoch = 0
         self._broker_epoch: int | None = None
-        self._wanted = Look.NOTHING
+        self._wanted = ComparedState.NOTHING
         self._looking: asyncio.Task[None] | None = None
         self._is_stopping = False
 
@@ -97,9 +97,9 @@ class MetadataUpdates:
         knew_topics = bool(self._metadata_cache.snapshot.topics)
         await self._replica_manager.update_metadata(request, lambda: self._apply(request), correlation_id)
         if knew_topics and request.broker_epoch != self._broker_epoch:
-            self.look_for_deleted_topics(Look.ASSIGNMENTS)
+            self.look_for_deleted_topics(ComparedState.ASSIGNMENTS)
         elif knew_topics and request.controller_epoch != self._controller_epoch:
-            self.look_for_deleted_topics(Look.NAMES)
+            self.look_for_deleted_topics(ComparedState.NAMES)
         self._controller_epoch, self._broker_epoch = request.controller_epoch, request.broker_epoch
 
     def _apply(self, request: UpdateMetadataRequest) -> Steps[None]:
@@ -124,11 +124,11 @@ class MetadataUpdates:
     def new_session(self) -> None:
         """A session with ZooKeeper has begun, after some time without one."""
         self._broker_epoch = None
-        self.look_for_deleted_topics(Look.ASSIGNMENTS)
+        self.look_for_deleted_topics(ComparedState.ASSIGNMENTS)
 
     # -- deletions that no request reports ------------------------------------------------------------------------
 
-    def look_for_deleted_topics(self, look: Look) -> None:
+    def look_for_deleted_topics(self, look: ComparedState) -> None:
         """Begins a look; also during a running look, which may have begun too early."""
         self._wanted = max(self._wanted, look)
         if self._looking is None and not self._is_stopping:
@@ -143,21 +143,21 @@ class MetadataUpdates:
             await asyncio.gather(looking, return_exceptions=True)
 
     async def _look_until_done(self) -> None:
-        while self._wanted is not Look.NOTHING:
-            look, self._wanted = self._wanted, Look.NOTHING
+        while self._wanted is not ComparedState.NOTHING:
+            look, self._wanted = self._wanted, ComparedState.NOTHING
             try:
                 await self._look(look)
             except ZooKeeperError as error:
                 _log.warning("deleted topics are looked for again in the next ZooKeeper session: %s", error)
         self._looking = None
 
-    async def _look(self, look: Look) -> None:
+    async def _look(self, look: ComparedState) -> None:
         committed = await in_slices(self._group_coordinator.committed_partitions())
         snapshot = self._metadata_cache.snapshot
         hosted = await in_slices(_with_leader_epochs(list(self._replica_manager.partitions.values())))
         known = _Known(snapshot, hosted, committed)
         suspects = known.topics()
-        if look is Look.UNKNOWN_TOPICS:
+        if look is ComparedState.UNKNOWN_TOPICS:
             suspects = [topic for topic in known.committed if topic not in known.snapshot.topics]
         if not suspects:
             return
@@ -170,7 +170,7 @@ class MetadataUpdates:
         led = dict.fromkeys(found)
         existing = [topic for topic in found if topic in known.snapshot.topics or topic not in marked]
         assignments: dict[str, TopicAssignment] = {}
-        if look is Look.ASSIGNMENTS:
+        if look is ComparedState.ASSIGNMENTS:
             async for piece in slices(existing, TOPICS_PER_SLICE):
                 assignments |= await store.topic_assignments(piece)
         gone = dict.fromkeys(suspects)

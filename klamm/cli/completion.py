@@ -37,7 +37,7 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-class Kind(Enum):
+class PlaceKind(Enum):
     """What may stand at a place of the line, besides fixed words."""
 
     WORDS = "words"
@@ -47,17 +47,17 @@ class Kind(Enum):
     FILES = "files"
 
 
-_KINDS: Final[Mapping[str, Kind]] = {
-    "--topic": Kind.TOPICS,
-    "--group": Kind.GROUPS,
-    "--broker": Kind.BROKERS,
-    "--broker-id": Kind.BROKERS,
-    "--broker-logger": Kind.BROKERS,
-    "--broker-list": Kind.BROKERS,
+_KINDS: Final[Mapping[str, PlaceKind]] = {
+    "--topic": PlaceKind.TOPICS,
+    "--group": PlaceKind.GROUPS,
+    "--broker": PlaceKind.BROKERS,
+    "--broker-id": PlaceKind.BROKERS,
+    "--broker-logger": PlaceKind.BROKERS,
+    "--broker-list": PlaceKind.BROKERS,
 }
 # These options take a list with commas, of which the last element is completed.
 _LISTS: Final = ("--broker-list", "--delete-config")
-_ENTITY_KINDS: Final = {"topics": Kind.TOPICS, "brokers": Kind.BROKERS, "broker-loggers": Kind.BROKERS}
+_ENTITY_KINDS: Final = {"topics": PlaceKind.TOPICS, "brokers": PlaceKind.BROKERS, "broker-loggers": PlaceKind.BROKERS}
 _TOPIC_CONFIGS: Final = ("--config", "--add-config", "--delete-config")
 
 
@@ -69,7 +69,7 @@ class Place:
     options before, by name.
     """
 
-    kind: Kind
+    kind: PlaceKind
     begun: str
     words: tuple[str, ...] = ()
     prefix: str = ""
@@ -133,7 +133,7 @@ def find_place(root: Any, line: str) -> Place:
                 pending = option
         elif hasattr(node, "commands"):
             if word not in node.commands:
-                return Place(Kind.WORDS, begun)
+                return Place(PlaceKind.WORDS, begun)
             node = node.commands[word]
         else:
             arguments += 1
@@ -144,13 +144,15 @@ def find_place(root: Any, line: str) -> Place:
     if option is not None:
         return _value_place(option, begun, f"{name}=", given)
     if begun.startswith("-"):
-        return Place(Kind.WORDS, begun, _options(node, given))
+        return Place(PlaceKind.WORDS, begun, _options(node, given))
     if hasattr(node, "commands"):
-        return Place(Kind.WORDS, begun, tuple(name for name, command in node.commands.items() if not command.hidden))
+        return Place(
+            PlaceKind.WORDS, begun, tuple(name for name, command in node.commands.items() if not command.hidden)
+        )
     places = [parameter for parameter in node.params if parameter.param_type_name == "argument"]
     if arguments < len(places) or (places and places[-1].nargs == -1):
         return _value_place(places[min(arguments, len(places) - 1)], begun, "", given)
-    return Place(Kind.WORDS, begun, _options(node, given))
+    return Place(PlaceKind.WORDS, begun, _options(node, given))
 
 
 def _split(line: str) -> tuple[list[str], str]:
@@ -189,17 +191,17 @@ def _value_place(parameter: Any, begun: str, prefix: str, given: Mapping[str, Se
     name = parameter.opts[0]
     if name in _LISTS:
         prefix = begun[: begun.rfind(",") + 1] or prefix
-    kind, words = _KINDS.get(name, Kind.WORDS), tuple[str, ...]()
+    kind, words = _KINDS.get(name, PlaceKind.WORDS), tuple[str, ...]()
     if choices := getattr(parameter.type, "choices", None):
         words = tuple(getattr(each, "value", each) for each in choices)
     elif name == "--entity-type":
         words = ("topics", "clients", "users", "brokers", "ips", "broker-loggers")
     elif name == "--entity-name":
-        kind = _ENTITY_KINDS.get((given.get("--entity-type") or [""])[-1], Kind.WORDS)
+        kind = _ENTITY_KINDS.get((given.get("--entity-type") or [""])[-1], PlaceKind.WORDS)
     elif name in _TOPIC_CONFIGS and ("--topic" in given or "topics" in given.get("--entity-type", ())):
         words = _topic_configs("" if name == "--delete-config" else "=")
     elif "Path" in type(parameter.type).__name__ or "FILE" in (parameter.metavar or ""):
-        kind = Kind.FILES
+        kind = PlaceKind.FILES
     return Place(kind, begun, words, prefix, given)
 
 
@@ -211,9 +213,9 @@ def _topic_configs(end: str) -> tuple[str, ...]:
 
 def candidates(place: Place, look: Callable[[Place], Sequence[str]]) -> list[str]:
     """The words that may stand at the place. `look` asks the cluster."""
-    if place.kind is Kind.FILES:
+    if place.kind is PlaceKind.FILES:
         return [FILES]
-    words = place.words if place.kind is Kind.WORDS else look(place)
+    words = place.words if place.kind is PlaceKind.WORDS else look(place)
     return [word for each in words if (word := place.prefix + each).startswith(place.begun)]
 
 
@@ -256,7 +258,7 @@ async def _brokers(client: "ClusterClient") -> list[str]:
     return [str(broker_id) for broker_id in sorted((await client.refresh_metadata(())).brokers)]
 
 
-_LOOKS: Final = {Kind.TOPICS: _topics, Kind.GROUPS: _groups, Kind.BROKERS: _brokers}
+_LOOKS: Final = {PlaceKind.TOPICS: _topics, PlaceKind.GROUPS: _groups, PlaceKind.BROKERS: _brokers}
 
 # -- the shells' functions ----------------------------------------------------------------------------------------
 

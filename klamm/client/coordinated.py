@@ -24,7 +24,7 @@ MOST_LISTS: Final = 3
 NAMED: Final = 10
 
 
-class _Look(NamedTuple):
+class _Leaders(NamedTuple):
     """The leader and the leader epoch of each partition of a coordinators' topic, and what is missing, if anything."""
 
     leaders: Mapping[int, tuple[int, int]]
@@ -48,20 +48,20 @@ async def listed(
     return found, KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the leaders of {TOPICS[of]} change all the time")
 
 
-async def _look(client: ClusterClient, of: CoordinatorType) -> _Look:
+async def _look(client: ClusterClient, of: CoordinatorType) -> _Leaders:
     name = TOPICS[of]
     metadata = await client.refresh_metadata([name])
     topic = metadata.topics.get(name)
     if topic is None or topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         # Nothing was ever coordinated, if that is said by a broker that knows the topics.
         unknown = "the broker that was asked knows no topics, because it has not heard of a controller"
-        return _Look({}, _unavailable(unknown) if metadata.controller_id < 0 else None)
+        return _Leaders({}, _unavailable(unknown) if metadata.controller_id < 0 else None)
     leaders = {number: (each.leader, each.leader_epoch) for number, each in topic.partitions.items()}
     gap = error_of(topic.error_code, f"topic {name}")
     if gap is None and (without := sorted(number for number, (leader, _) in leaders.items() if leader < 0)):
         named = ", ".join(map(str, without[:NAMED])) + (" ..." if len(without) > NAMED else "")
         gap = _unavailable(f"no broker leads {len(without)} of the {len(leaders)} partitions of {name}: {named}")
-    return _Look(leaders, gap)
+    return _Leaders(leaders, gap)
 
 
 def _unavailable(why: str) -> KafkaError:

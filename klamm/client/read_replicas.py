@@ -31,7 +31,7 @@ NO_FOLLOWER = -1
 LAST_VERSION_WITHOUT_REDIRECTION = 10
 
 
-class PartitionState(Protocol):
+class LedPartition(Protocol):
     """What the metadata say of a partition."""
 
     @property
@@ -72,7 +72,7 @@ class ReadReplicas:
         self.rack = rack
         self._choices: dict[TopicPartition, _Choice] = {}
 
-    def source(self, partition: TopicPartition, state: PartitionState) -> Source:
+    def source(self, partition: TopicPartition, state: LedPartition) -> Source:
         """Where the next fetch of a partition goes."""
         choice = self._choices.get(partition)
         if choice is None or choice.until_s <= _now_s() or choice.leader_epoch != state.leader_epoch:
@@ -81,7 +81,7 @@ class ReadReplicas:
             return Source(state.leader, False, LAST_VERSION_WITHOUT_REDIRECTION)
         return Source(choice.follower, True)
 
-    def redirect(self, partition: TopicPartition, state: PartitionState, follower: int) -> None:
+    def redirect(self, partition: TopicPartition, state: LedPartition, follower: int) -> None:
         """The leader says to read from a follower."""
         if follower == state.leader or follower not in state.replicas:
             self.leave(partition, state)
@@ -96,7 +96,7 @@ class ReadReplicas:
         if choice is not None:
             choice.pause_s = MIN_PAUSE_S
 
-    def leave(self, partition: TopicPartition, state: PartitionState) -> None:
+    def leave(self, partition: TopicPartition, state: LedPartition) -> None:
         """Reads from the leader for a while: the follower is of no help."""
         before = self._choices.get(partition)
         pause_s = MIN_PAUSE_S if before is None else before.pause_s

@@ -197,7 +197,7 @@ async def _throttles(
 class Story:
     """`entries` in order, where they are from, and why there are no more (or "")."""
 
-    entries: Sequence[story.Entry]
+    entries: Sequence[story.StoryEntry]
     source: str
     why_no_more: str
 
@@ -255,7 +255,7 @@ async def _state(znodes: "KafkaZooKeeper | None", key: TopicPartition) -> tuple[
         return None
 
 
-def _from_logs(directory: Path, key: TopicPartition) -> list[story.Entry]:
+def _from_logs(directory: Path, key: TopicPartition) -> list[story.StoryEntry]:
     """The newest entries of all files in a directory. Raises ToolError."""
     try:
         paths = [str(path) for path in sorted(directory.rglob("*")) if path.is_file() and "state-change" in path.name]

@@ -20,7 +20,7 @@ OFFLINE_REPLICA: Final = "OfflineReplica"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoryEntry:
     """One line of the story; None where the source does not say.
 
     `time_ms` is that of the writer's clock; a log file has `time`, as its broker wrote it, without a time zone.
@@ -44,7 +44,7 @@ class Entry:
         return asdict(self)
 
 
-def of_records(records: Iterable[Mapping[str, Any]], key: TopicPartition) -> list[Entry]:
+def of_records(records: Iterable[Mapping[str, Any]], key: TopicPartition) -> list[StoryEntry]:
     """The entries about this partition among records of klamm controllers (`/controller/events`)."""
     return [
         _of_record(each)
@@ -53,9 +53,9 @@ def of_records(records: Iterable[Mapping[str, Any]], key: TopicPartition) -> lis
     ]
 
 
-def _of_record(record: Mapping[str, Any]) -> Entry:
+def _of_record(record: Mapping[str, Any]) -> StoryEntry:
     isr = record["isr"]
-    return Entry(
+    return StoryEntry(
         record["time_ms"],
         None,
         f"controller {record['controller']}",
@@ -91,10 +91,10 @@ def offline_since_ms(records: Iterable[Mapping[str, Any]], key: TopicPartition) 
     return since
 
 
-def of_logs(entries: Iterable[Said]) -> list[Entry]:
+def of_logs(entries: Iterable[Said]) -> list[StoryEntry]:
     """The entries of state-change logs, in the order in which they were merged."""
     return [
-        Entry(
+        StoryEntry(
             None,
             said.time,
             f"{'controller' if said.is_controller else 'broker'} {'?' if said.broker is None else said.broker}",
@@ -112,9 +112,9 @@ def of_logs(entries: Iterable[Said]) -> list[Entry]:
     ]
 
 
-def of_znode(state: LeaderAndIsr, modified_ms: int) -> Entry:
+def of_znode(state: LeaderAndIsr, modified_ms: int) -> StoryEntry:
     """The newest decision only: what the partition's state znode has now, and when it was written."""
-    return Entry(
+    return StoryEntry(
         modified_ms,
         None,
         "the znode's last writer",
@@ -129,7 +129,7 @@ def of_znode(state: LeaderAndIsr, modified_ms: int) -> Entry:
     )
 
 
-def of_metadata(leader: int, leader_epoch: int, isr: Iterable[int]) -> Entry:
+def of_metadata(leader: int, leader_epoch: int, isr: Iterable[int]) -> StoryEntry:
     """What brokers say now, which has neither a time nor a writer."""
     text = "what the brokers' metadata shows now"
-    return Entry(None, None, "unknown", None, "partition", None, None, leader, leader_epoch, tuple(isr), text)
+    return StoryEntry(None, None, "unknown", None, "partition", None, None, leader, leader_epoch, tuple(isr), text)

@@ -10,15 +10,15 @@ from typing import Any, ClassVar, TypeVar
 
 from klamm.faults.commands import Action, Command, Fault, Json, Server
 
-E = TypeVar("E", bound="Entry")
+E = TypeVar("E", bound="ChronicleEntry")
 
 # The entries that servers report, by the names of their events.
-REPORTED: "dict[str, Callable[..., Entry]]" = {}
-KINDS: "dict[str, type[Entry]]" = {}
+REPORTED: "dict[str, Callable[..., ChronicleEntry]]" = {}
+KINDS: "dict[str, type[ChronicleEntry]]" = {}
 
 
 @dataclass(frozen=True)
-class Entry:
+class ChronicleEntry:
     """One thing that has happened. `number` counts the entries of a cluster from 1 on."""
 
     kind: ClassVar[str]
@@ -60,7 +60,7 @@ def name_of(server: Server) -> str:
 
 @_entry("server_started")
 @dataclass(frozen=True)
-class ServerStarted(Entry):
+class ServerStarted(ChronicleEntry):
     """The server is ready."""
 
     server: Server
@@ -71,7 +71,7 @@ class ServerStarted(Entry):
 
 @_entry("broker_added")
 @dataclass(frozen=True)
-class BrokerAdded(Entry):
+class BrokerAdded(ChronicleEntry):
     """The cluster has one more broker, which starts."""
 
     server: Server
@@ -82,7 +82,7 @@ class BrokerAdded(Entry):
 
 @_entry("server_ended")
 @dataclass(frozen=True)
-class ServerEnded(Entry):
+class ServerEnded(ChronicleEntry):
     """The server's process has ended. `how`: "stopped", "killed", or the reason why it died by itself."""
 
     server: Server
@@ -94,7 +94,7 @@ class ServerEnded(Entry):
 
 @_entry("server_paused")
 @dataclass(frozen=True)
-class ServerPaused(Entry):
+class ServerPaused(ChronicleEntry):
     """SIGSTOP has stopped the server."""
 
     server: Server
@@ -105,7 +105,7 @@ class ServerPaused(Entry):
 
 @_entry("server_resumed")
 @dataclass(frozen=True)
-class ServerResumed(Entry):
+class ServerResumed(ChronicleEntry):
     """A paused server runs again."""
 
     server: Server
@@ -119,7 +119,7 @@ class ServerResumed(Entry):
 
 @_entry("broker_registered")
 @dataclass(frozen=True)
-class BrokerRegistered(Entry):
+class BrokerRegistered(ChronicleEntry):
     """A broker has registered in ZooKeeper: it started, or has a new session."""
 
     broker: int
@@ -131,7 +131,7 @@ class BrokerRegistered(Entry):
 
 @_entry("broker_unregistered")
 @dataclass(frozen=True)
-class BrokerUnregistered(Entry):
+class BrokerUnregistered(ChronicleEntry):
     """A broker's session has ended, so the cluster takes it for dead."""
 
     broker: int
@@ -142,7 +142,7 @@ class BrokerUnregistered(Entry):
 
 @_entry("controller_elected")
 @dataclass(frozen=True)
-class ControllerElected(Entry):
+class ControllerElected(ChronicleEntry):
     """A broker has become the controller."""
 
     broker: int
@@ -154,7 +154,7 @@ class ControllerElected(Entry):
 
 @_entry("controller_gone")
 @dataclass(frozen=True)
-class ControllerGone(Entry):
+class ControllerGone(ChronicleEntry):
     """The cluster has no controller; the last one was `broker`."""
 
     broker: int
@@ -165,7 +165,7 @@ class ControllerGone(Entry):
 
 @_entry("topic_created")
 @dataclass(frozen=True)
-class TopicCreated(Entry):
+class TopicCreated(ChronicleEntry):
     """A topic exists."""
 
     topic: str
@@ -177,7 +177,7 @@ class TopicCreated(Entry):
 
 @_entry("topic_deleted")
 @dataclass(frozen=True)
-class TopicDeleted(Entry):
+class TopicDeleted(ChronicleEntry):
     """ZooKeeper has the topic no longer."""
 
     topic: str
@@ -188,7 +188,7 @@ class TopicDeleted(Entry):
 
 @_entry("leader_elected")
 @dataclass(frozen=True)
-class LeaderElected(Entry):
+class LeaderElected(ChronicleEntry):
     """A partition has another leader, or a further leader epoch of the same one.
 
     `leader` None: the partition has no leader. `isr_before` None: the partition is new. `unclean`: the leader was not
@@ -221,7 +221,7 @@ class LeaderElected(Entry):
 
 @_entry("isr_changed")
 @dataclass(frozen=True)
-class IsrChanged(Entry):
+class IsrChanged(ChronicleEntry):
     """The leader has changed the ISR."""
 
     topic: str
@@ -243,7 +243,7 @@ class IsrChanged(Entry):
 
 @_entry("became_leader", is_reported=True)
 @dataclass(frozen=True)
-class BecameLeader(Entry):
+class BecameLeader(ChronicleEntry):
     """The broker leads the partition; its epoch starts at `start_offset`."""
 
     server: Server
@@ -262,7 +262,7 @@ class BecameLeader(Entry):
 
 @_entry("became_follower", is_reported=True)
 @dataclass(frozen=True)
-class BecameFollower(Entry):
+class BecameFollower(ChronicleEntry):
     """The broker follows `leader`; its log ends at `log_end_offset`."""
 
     server: Server
@@ -282,7 +282,7 @@ class BecameFollower(Entry):
 
 @_entry("truncated", is_reported=True)
 @dataclass(frozen=True)
-class Truncated(Entry):
+class Truncated(ChronicleEntry):
     """The broker has removed the records from `to_offset` on; its log ended at `from_offset`."""
 
     server: Server
@@ -301,7 +301,7 @@ class Truncated(Entry):
 
 @_entry("events_missed", is_reported=True)
 @dataclass(frozen=True)
-class EventsMissed(Entry):
+class EventsMissed(ChronicleEntry):
     """The server had more to report than its owner read."""
 
     server: Server
@@ -316,7 +316,7 @@ class EventsMissed(Entry):
 
 @_entry("fault_installed")
 @dataclass(frozen=True)
-class FaultInstalled(Entry):
+class FaultInstalled(ChronicleEntry):
     """A fault holds from now on, in the place of the fault `instead_of`, if any."""
 
     fault: int
@@ -330,7 +330,7 @@ class FaultInstalled(Entry):
 
 @_entry("fault_struck")
 @dataclass(frozen=True)
-class FaultStruck(Entry):
+class FaultStruck(ChronicleEntry):
     """A fault has struck in a server. `hit` counts its hits in this life of the server."""
 
     fault: int
@@ -345,7 +345,7 @@ class FaultStruck(Entry):
 
 @_entry("fault_removed")
 @dataclass(frozen=True)
-class FaultRemoved(Entry):
+class FaultRemoved(ChronicleEntry):
     """A fault has ended, after so many calls and hits."""
 
     fault: int
@@ -358,7 +358,7 @@ class FaultRemoved(Entry):
 
 @_entry("fault_refused")
 @dataclass(frozen=True)
-class FaultRefused(Entry):
+class FaultRefused(ChronicleEntry):
     """A server that started could not install an active fault."""
 
     fault: int
@@ -371,7 +371,7 @@ class FaultRefused(Entry):
 
 @_entry("action_performed")
 @dataclass(frozen=True)
-class ActionPerformed(Entry):
+class ActionPerformed(ChronicleEntry):
     """A server has carried out an action, with this result."""
 
     server: Server

@@ -24,7 +24,7 @@ from klamm.faults.entries import (
     BecameFollower,
     BecameLeader,
     BrokerAdded,
-    Entry,
+    ChronicleEntry,
     FaultInstalled,
     FaultRemoved,
     FaultStruck,
@@ -37,7 +37,7 @@ from klamm.faults.entries import (
 )
 from klamm.processes.supervisor import ServerProcess
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=ChronicleEntry)
 
 MAX_ENTRIES = 100_000
 MAX_STRIKES = 50_000
@@ -45,7 +45,7 @@ MAX_STRIKES = 50_000
 SIMILAR_LINES = 4
 
 
-class History(list[Entry]):
+class History(list[ChronicleEntry]):
     """Entries, oldest first. `str(history)` is one line for each, with the seconds since the first."""
 
     def of(self, *kinds: type[E]) -> list[E]:
@@ -103,7 +103,7 @@ class History(list[Entry]):
         return lines
 
 
-def _likeness(entry: Entry) -> object:
+def _likeness(entry: ChronicleEntry) -> object:
     """Equal for entries that a report may shorten."""
     match entry:
         case BecameLeader(topic=topic) | BecameFollower(topic=topic):
@@ -115,7 +115,7 @@ def _likeness(entry: Entry) -> object:
     return entry.number
 
 
-def _line_of(entry: Entry, ended: "set[Server]") -> str | None:
+def _line_of(entry: ChronicleEntry, ended: "set[Server]") -> str | None:
     """The line that repeats this entry. `ended`: the servers that do not run, so that a start is one by the test."""
     match entry:
         case FaultInstalled(fault=number, what=fault):
@@ -146,12 +146,12 @@ class HistoryLog:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
-        self._entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
-        self._strikes: deque[Entry] = deque(maxlen=MAX_STRIKES)
+        self._entries: deque[ChronicleEntry] = deque(maxlen=MAX_ENTRIES)
+        self._strikes: deque[ChronicleEntry] = deque(maxlen=MAX_STRIKES)
         self._count = 0
         self._grown = asyncio.Event()
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: ChronicleEntry) -> None:
         """Appends an entry, with its number and the time."""
         self._count += 1
         kept = self._strikes if isinstance(entry, FaultStruck) else self._entries
@@ -183,7 +183,7 @@ class HistoryLog:
         return self.after(number)
 
 
-def process_entry(server: Server, process: ServerProcess, change: str) -> Entry | None:
+def process_entry(server: Server, process: ServerProcess, change: str) -> ChronicleEntry | None:
     """The entry about a change of a server's process, as `Processes` reports it; None if there is none."""
     match change:
         case "ready":

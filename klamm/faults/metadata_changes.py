@@ -9,9 +9,9 @@ from collections.abc import Callable
 from klamm.faults.entries import (
     BrokerRegistered,
     BrokerUnregistered,
+    ChronicleEntry,
     ControllerElected,
     ControllerGone,
-    Entry,
     IsrChanged,
     LeaderElected,
     TopicCreated,
@@ -28,7 +28,7 @@ from klamm.znodes.watch import Znode, child_of_path, partition_of_state_path
 class MetadataChanges:
     """Makes entries of the versions of znodes. `add` appends to the history."""
 
-    def __init__(self, add: Callable[[Entry], None]) -> None:
+    def __init__(self, add: Callable[[ChronicleEntry], None]) -> None:
         self._add = add
         # What is known: the epochs of brokers; controller and epoch; the topics' numbers of partitions.
         self._brokers: dict[int, int] = {}
@@ -95,7 +95,7 @@ class MetadataChanges:
             self._add(entry)
 
 
-def partition_change(key: PartitionKey, before: LeaderAndIsr | None, now: LeaderAndIsr) -> Entry | None:
+def partition_change(key: PartitionKey, before: LeaderAndIsr | None, now: LeaderAndIsr) -> ChronicleEntry | None:
     """The entry about a partition whose state was `before`; None when leader, epoch and ISR are the same."""
     if before is None or (before.leader, before.leader_epoch) != (now.leader, now.leader_epoch):
         return LeaderElected(

@@ -15,7 +15,7 @@ import binascii
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from klamm.faults.entries import Entry
+from klamm.faults.entries import ChronicleEntry
 from klamm.znodes.watch import Znode
 
 Json: TypeAlias = dict[str, Any]
@@ -60,7 +60,7 @@ def znode_of(entry: Mapping[str, Any]) -> Znode:
     return Znode(path, data, *(integer_of(entry, name) for name in ("czxid", "mzxid", "version")))
 
 
-def history_entry(entry: Entry) -> Json:
+def history_entry(entry: ChronicleEntry) -> Json:
     """The entry about something in the history of a cluster; `text` is its line in a report."""
     return entry.to_json() | {"text": str(entry)}
 

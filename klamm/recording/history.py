@@ -16,9 +16,9 @@ import orjson
 from klamm.faults.entries import (
     BrokerRegistered,
     BrokerUnregistered,
+    ChronicleEntry,
     ControllerElected,
     ControllerGone,
-    Entry,
     IsrChanged,
     LeaderElected,
     TopicCreated,
@@ -43,7 +43,7 @@ MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 
 def write_recording(
-    path: Path, about: str, spool: Spool, history: Iterable[Entry], records: Iterable[Json], now_ms: int
+    path: Path, about: str, spool: Spool, history: Iterable[ChronicleEntry], records: Iterable[Json], now_ms: int
 ) -> None:
     """Writes a file of a cluster under test. Raises OSError."""
     told = [(entry.time_ms, history_entry(entry)) for entry in history if not isinstance(entry, OF_ZNODES)]

@@ -37,7 +37,7 @@ EXACT_ENTRIES = 40_000
 STORY_ENTRIES = 2_000
 
 
-class Entry(NamedTuple):
+class NumberedEntry(NamedTuple):
     """An entry, its number and its time in milliseconds since 1970."""
 
     number: int
@@ -62,7 +62,7 @@ class Recording:
         self.name = str(path)
         self._lock = threading.RLock()
         # By number of the block or entry, the one used last at the end.
-        self._kept: OrderedDict[int, list[Entry]] = OrderedDict()
+        self._kept: OrderedDict[int, list[NumberedEntry]] = OrderedDict()
         self._states: OrderedDict[int, State] = OrderedDict()
         try:
             self._file = open(path, "rb")  # noqa: SIM115  # closed by `close`
@@ -147,14 +147,14 @@ class Recording:
 
     # -- entries ----------------------------------------------------------------------------------------------------
 
-    def entry(self, number: int) -> Entry:
+    def entry(self, number: int) -> NumberedEntry:
         """One entry. Raises IndexError when there is none of that number."""
         if not 0 <= number < self.count:
             raise IndexError(f"{self.name} has entries 0 to {self.count - 1}, not {number}")
         at = self._block_of(number)
         return self._entries(at)[number - self._blocks[at].first]
 
-    def entries(self, first: int, limit: int) -> list[Entry]:
+    def entries(self, first: int, limit: int) -> list[NumberedEntry]:
         """Up to `limit` entries, from `first` on."""
         return [self.entry(number) for number in range(max(0, first), min(self.count, first + limit))]
 
@@ -172,7 +172,9 @@ class Recording:
                 return found[place]
         return None
 
-    def story(self, topic: str, partition: int, *, last: int | None = None, brokers: Iterable[int] = ()) -> list[Entry]:
+    def story(
+        self, topic: str, partition: int, *, last: int | None = None, brokers: Iterable[int] = ()
+    ) -> list[NumberedEntry]:
         """The newest STORY_ENTRIES entries about a partition up to the entry `last`, oldest first.
 
         With `brokers`: also the elections of controllers, and the registrations of these brokers.
@@ -183,7 +185,7 @@ class Recording:
         if brokers := list(brokers):
             paths |= {CONTROLLER_PATH, CONTROLLER_EPOCH_PATH, *map(broker_path, brokers)}
             needles += [CONTROLLER_PATH.encode(), BROKER_IDS_PATH.encode()]
-        found: list[Entry] = []
+        found: list[NumberedEntry] = []
         for at in range(self._block_of(last), -1, -1):
             block = self._blocks[at]
             lines = self._lines(at)[block.has_keyframe :]
@@ -237,7 +239,7 @@ class Recording:
         with self._lock:
             return read_lines(self._file, self.name, self._blocks[at])
 
-    def _entries(self, at: int) -> list[Entry]:
+    def _entries(self, at: int) -> list[NumberedEntry]:
         with self._lock:
             kept = self._kept.get(at)
             if kept is None:
@@ -254,7 +256,7 @@ class Recording:
         return sum(min(self._blocks[at].raw_bytes, MAX_ENTRIES_BYTES) for at in self._kept)
 
 
-def _entry(name: str, block: Block, place: int, line: bytes) -> Entry:
+def _entry(name: str, block: Block, place: int, line: bytes) -> NumberedEntry:
     """The entry in a line, whose number and time must be those that the head of its block allows."""
     number = block.first + place
     try:
@@ -266,10 +268,10 @@ def _entry(name: str, block: Block, place: int, line: bytes) -> Entry:
     at_ms = found.get("at_ms")
     if type(at_ms) is not int or not block.first_ms <= at_ms <= block.last_ms:
         raise RecordingError(f"{name} is damaged: the time of entry {number} is {str(at_ms)[:40]}")
-    return Entry(number, at_ms, found)
+    return NumberedEntry(number, at_ms, found)
 
 
-def _apply(state: State, entry: Entry) -> None:
+def _apply(state: State, entry: NumberedEntry) -> None:
     # The writer's state was not changed by such an entry either.
     with suppress(EntryError):
         state.apply(entry.entry, entry.at_ms)
@@ -290,7 +292,7 @@ def _is_about(entry: Json, topic: str, partition: int, paths: Container[str]) ->
     return entry.get("topic") == topic and entry.get("partition", partition) == partition
 
 
-def _without_others(entries: list[Entry], topic: str, partition: int) -> list[Entry]:
+def _without_others(entries: list[NumberedEntry], topic: str, partition: int) -> list[NumberedEntry]:
     """Without the versions of the topic's assignment that change other partitions only."""
     kept, known = [], None
     for entry in entries:

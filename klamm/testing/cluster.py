@@ -30,7 +30,7 @@ from klamm.faults.chronicle import Chronicle
 from klamm.faults.commands import Server
 from klamm.faults.control import Control
 from klamm.faults.control_port import ControlPort
-from klamm.faults.entries import BrokerAdded, Entry
+from klamm.faults.entries import BrokerAdded, ChronicleEntry
 from klamm.faults.history import History, process_entry
 from klamm.faults.servers import BROKER, PRELOAD, under_faults
 from klamm.faults.wire import FaultError
@@ -596,7 +596,7 @@ class Cluster(AnswerFaults, ServerFaults):
         assert self._control is not None
         return self._control
 
-    async def _noted(self, entry: Entry) -> None:
+    async def _noted(self, entry: ChronicleEntry) -> None:
         self._controlling.history.add(entry)
 
     async def _recorded(self) -> History:

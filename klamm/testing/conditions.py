@@ -19,7 +19,7 @@ LONGEST_PAUSE_S = 0.1
 
 
 @dataclass
-class Look:
+class Evaluation:
     """One evaluation of a condition: its value or its error, and its calls to the cluster."""
 
     value: Any = None
@@ -31,7 +31,7 @@ class Look:
         return ", ".join([seen, *(f"{question} = {answer}" for question, answer in self.noted.items())])
 
 
-_current: ContextVar[Look | None] = ContextVar("klamm_look", default=None)
+_current: ContextVar[Evaluation | None] = ContextVar("klamm_look", default=None)
 
 
 def note(question: str, *arguments: object, answer: object) -> None:
@@ -59,12 +59,12 @@ class Wait:
         self._explain = explain
         self._deadline = time.monotonic() + timeout_s
         self._pause_s = FIRST_PAUSE_S
-        self._last = Look()
+        self._last = Evaluation()
 
     @contextmanager
-    def look(self) -> Iterator[Look]:
+    def look(self) -> Iterator[Evaluation]:
         """The context of one evaluation. A failed assertion, or a cluster that cannot answer, counts as false."""
-        self._last = look = Look()
+        self._last = look = Evaluation()
         token = _current.set(look)
         try:
             yield look

@@ -2,7 +2,7 @@
 
 import pytest
 
-from klamm.base.metrics import RESERVOIR_SIZE, Histogram, Kind, MetricName, Metrics
+from klamm.base.metrics import RESERVOIR_SIZE, Histogram, MetricKind, MetricName, Metrics
 
 
 def test_a_histogram_that_has_seen_nothing() -> None:
@@ -38,9 +38,9 @@ def test_metrics_are_read_when_somebody_asks() -> None:
     seen[0] = 3
     queues["2"] = 6
     assert [(metric.name.name, metric.kind, metric.tag, dict(metric.read())) for metric in metrics] == [
-        ("Size", Kind.GAUGE, "", {"": 3}),
-        ("QueueSize", Kind.GAUGE, "broker_id", {"1": 5, "2": 6}),
-        ("ThingsPerSec", Kind.METER, "", {"": 7}),
+        ("Size", MetricKind.GAUGE, "", {"": 3}),
+        ("QueueSize", MetricKind.GAUGE, "broker_id", {"1": 5, "2": 6}),
+        ("ThingsPerSec", MetricKind.METER, "", {"": 7}),
     ]
 
 

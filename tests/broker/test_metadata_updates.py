@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from klamm.broker.metadata_updates import TOPICS_PER_SLICE, Look, MetadataUpdates
+from klamm.broker.metadata_updates import TOPICS_PER_SLICE, ComparedState, MetadataUpdates
 
 
 async def test_no_turn_of_the_loop_looks_at_all_partitions() -> None:
@@ -49,7 +49,7 @@ async def test_no_turn_of_the_loop_looks_at_all_partitions() -> None:
         lambda: store,
         lambda error: None,
     )
-    updates.look_for_deleted_topics(Look.NAMES)
+    updates.look_for_deleted_topics(ComparedState.NAMES)
     for _ in range(100):
         in_turn = 0
         await asyncio.sleep(0)

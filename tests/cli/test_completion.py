@@ -13,12 +13,12 @@ import pytest
 from typer.main import get_command
 
 from klamm.cli import main
-from klamm.cli.completion import FILES, Kind, Place, candidates, find_place
+from klamm.cli.completion import FILES, Place, PlaceKind, candidates, find_place
 from klamm.testing import Cluster
 from support.processes import free_port
 
 ROOT = get_command(main.app)
-IN_CLUSTER = {Kind.TOPICS: ["orders", "others"], Kind.GROUPS: ["g1"], Kind.BROKERS: ["1", "2", "12"]}
+IN_CLUSTER = {PlaceKind.TOPICS: ["orders", "others"], PlaceKind.GROUPS: ["g1"], PlaceKind.BROKERS: ["1", "2", "12"]}
 
 
 def complete(line: str) -> list[str]:

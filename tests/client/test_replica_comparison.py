@@ -7,7 +7,7 @@ from contextlib import suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.client.verification.compare import Compared, Difference, Differences, Kind, Window, compare
+from klamm.client.verification.compare import Compared, Difference, DifferenceKind, Differences, Window, compare
 from klamm.client.verification.newest_values import CONFIRMATIONS, NewestValues
 from klamm.client.verification.partition import Failed, OutOfRange, PartitionCheck, SetAside, merged
 from klamm.protocol.errors import KafkaError
@@ -48,7 +48,7 @@ def window(records: bytes, high_watermark: int = 1000, *, is_complete: bool = Fa
     return Window(memoryview(bytearray(records)), high_watermark, is_complete)
 
 
-def verdict(compared: Compared) -> list[tuple[Kind, int, int, int]]:
+def verdict(compared: Compared) -> list[tuple[DifferenceKind, int, int, int]]:
     return [(each.kind, each.first_offset, each.last_offset, each.replica) for each in compared.differences]
 
 
@@ -75,7 +75,7 @@ def test_a_window_that_ends_within_a_batch_is_compared_up_to_there() -> None:
 def test_another_content_has_another_checksum() -> None:
     theirs = log(batch(0, 4), batch(5, 9, value=b"w"), batch(10, 19))
     compared = compare(0, {1: window(WHOLE), 2: window(theirs), 3: window(WHOLE)})
-    assert verdict(compared) == [(Kind.CHECKSUM, 5, 9, 2)]
+    assert verdict(compared) == [(DifferenceKind.CHECKSUM, 5, 9, 2)]
     assert compared.differences[0].expected == parse_header(batch(5, 9)).crc
     assert compared.next_offset == 20
 
@@ -84,24 +84,24 @@ def test_a_byte_that_the_disk_has_changed_does_not_fit_its_checksum() -> None:
     theirs = bytearray(WHOLE)
     theirs[len(batch(0, 4)) + 70] ^= 1
     compared = compare(0, {1: window(WHOLE), 2: window(bytes(theirs))})
-    assert verdict(compared) == [(Kind.CORRUPT, 5, 9, 2)]
+    assert verdict(compared) == [(DifferenceKind.CORRUPT, 5, 9, 2)]
     alone = compare(0, {1: window(bytes(theirs))})
-    assert verdict(alone) == [(Kind.CORRUPT, 5, 9, 1)]
+    assert verdict(alone) == [(DifferenceKind.CORRUPT, 5, 9, 1)]
     assert alone.next_offset == 20
 
 
 def test_the_leader_epoch_is_compared_although_no_checksum_covers_it() -> None:
     theirs = log(batch(0, 4), batch(5, 9, epoch=3), batch(10, 19))
     compared = compare(0, {1: window(WHOLE), 2: window(theirs)})
-    assert verdict(compared) == [(Kind.LEADER_EPOCH, 5, 9, 2)]
+    assert verdict(compared) == [(DifferenceKind.LEADER_EPOCH, 5, 9, 2)]
     assert (compared.differences[0].value, compared.differences[0].expected) == (3, 0)
 
 
 def test_a_batch_that_is_not_there_is_missing() -> None:
     compared = compare(0, {1: window(WHOLE), 2: window(log(batch(0, 4), batch(10, 19)))})
-    assert verdict(compared) == [(Kind.MISSING, 5, 9, 2)]
+    assert verdict(compared) == [(DifferenceKind.MISSING, 5, 9, 2)]
     compared = compare(0, {1: window(log(batch(0, 4), batch(10, 19))), 2: window(WHOLE)})
-    assert verdict(compared) == [(Kind.MISSING, 5, 9, 1)]
+    assert verdict(compared) == [(DifferenceKind.MISSING, 5, 9, 1)]
     assert compared.next_offset == 20
 
 
@@ -110,16 +110,16 @@ def test_a_batch_at_the_end_is_missing_only_if_the_replica_is_known_to_have_no_m
     compared = compare(0, {1: window(WHOLE, 20), 2: window(cut, 20)})
     assert (verdict(compared), compared.next_offset) == ([], 10)
     compared = compare(10, {1: window(batch(10, 19), 20), 2: window(b"", 20, is_complete=True)})
-    assert (verdict(compared), compared.next_offset) == ([(Kind.MISSING, 10, 19, 2)], 20)
+    assert (verdict(compared), compared.next_offset) == ([(DifferenceKind.MISSING, 10, 19, 2)], 20)
 
 
 def test_batches_that_end_elsewhere_differ() -> None:
     theirs = log(batch(0, 4), batch(5, 12), batch(13, 19))
     compared = compare(0, {1: window(WHOLE), 2: window(theirs)})
     assert verdict(compared) == [
-        (Kind.BOUNDARIES, 5, 9, 2),
-        (Kind.BOUNDARIES, 10, 12, 2),
-        (Kind.BOUNDARIES, 13, 19, 2),
+        (DifferenceKind.BOUNDARIES, 5, 9, 2),
+        (DifferenceKind.BOUNDARIES, 10, 12, 2),
+        (DifferenceKind.BOUNDARIES, 13, 19, 2),
     ]
 
 
@@ -133,14 +133,14 @@ def test_a_compacted_replica_may_lack_records_and_batches() -> None:
 def test_a_record_that_two_compacted_replicas_have_must_be_the_same() -> None:
     theirs = log(batch(0, 4, keep=[1, 4], value=b"w"), batch(5, 9), batch(10, 19))
     compared = compare(0, {1: window(WHOLE), 2: window(theirs)}, is_compacted=True)
-    assert verdict(compared) == [(Kind.RECORDS, 1, 4, 2)]
+    assert verdict(compared) == [(DifferenceKind.RECORDS, 1, 4, 2)]
 
 
 def test_records_that_cannot_be_decoded_are_corrupt() -> None:
     theirs = bytearray(batch(0, 4))
     write_header(theirs, 0, parse_header(theirs)._replace(record_count=900))
     compared = compare(0, {1: window(batch(0, 4)), 2: window(bytes(theirs))}, is_compacted=True)
-    assert verdict(compared) == [(Kind.CORRUPT, 0, 4, 2)]
+    assert verdict(compared) == [(DifferenceKind.CORRUPT, 0, 4, 2)]
 
 
 def test_bytes_that_are_no_batches_break_their_replica() -> None:
@@ -237,12 +237,16 @@ def test_a_planted_difference_is_found_whatever_it_is_and_named_with_its_offsets
     batches = [batch(first, last) for first, last in shape]
     number = data.draw(st.integers(0, len(shape) - 1))
     first, last = shape[number]
-    what = data.draw(st.sampled_from([Kind.CHECKSUM, Kind.LEADER_EPOCH, Kind.CORRUPT, Kind.MISSING]))
+    what = data.draw(
+        st.sampled_from(
+            [DifferenceKind.CHECKSUM, DifferenceKind.LEADER_EPOCH, DifferenceKind.CORRUPT, DifferenceKind.MISSING]
+        )
+    )
     changed = {
-        Kind.CHECKSUM: batch(first, last, value=b"x"),
-        Kind.LEADER_EPOCH: batch(first, last, epoch=9),
-        Kind.CORRUPT: batches[number][:-1] + bytes([batches[number][-1] ^ 0x55]),
-        Kind.MISSING: b"",
+        DifferenceKind.CHECKSUM: batch(first, last, value=b"x"),
+        DifferenceKind.LEADER_EPOCH: batch(first, last, epoch=9),
+        DifferenceKind.CORRUPT: batches[number][:-1] + bytes([batches[number][-1] ^ 0x55]),
+        DifferenceKind.MISSING: b"",
     }[what]
     where = data.draw(st.integers(0, 2))
     replicas = [log(*batches)] * 3
@@ -253,7 +257,7 @@ def test_a_planted_difference_is_found_whatever_it_is_and_named_with_its_offsets
     assert {(each.first_offset, each.last_offset) for each in check.differences.found} == {(first, last)}
     # With the first replica, the others are compared.
     named = {each.replica for each in check.differences.found}
-    assert named == ({where} if where or what in (Kind.CORRUPT, Kind.MISSING) else {1, 2})
+    assert named == ({where} if where or what in (DifferenceKind.CORRUPT, DifferenceKind.MISSING) else {1, 2})
 
 
 @settings(max_examples=60, deadline=None)
@@ -336,7 +340,9 @@ def test_a_lost_newest_value_is_found_and_nothing_else(
         found[replica].remove(lost)
         other = 1 if replica == 0 else 0
         replicas = [table_log(each, end) for each in found]
-        assert lost_values(replicas, end + 1, seed) == [Difference(Kind.LOST, lost[0], lost[0], replica, other)]
+        assert lost_values(replicas, end + 1, seed) == [
+            Difference(DifferenceKind.LOST, lost[0], lost[0], replica, other)
+        ]
 
 
 def test_a_value_that_is_replaced_while_the_replicas_are_read_is_not_lost() -> None:
@@ -403,12 +409,12 @@ def test_replicas_with_older_records_are_compared_without_a_replica_whose_log_be
     check = PartitionCheck(PARTITION, [1, 2, 3], 0)
     other = log(batch(0, 4), batch(5, 9, value=b"w"), batch(10, 19))
     (difference,) = check.feed({1: window(WHOLE, 20), 2: window(other, 20), 3: OutOfRange(10, 20)}, 0)
-    assert (difference.kind, difference.first_offset, difference.replica) == (Kind.CHECKSUM, 5, 2)
+    assert (difference.kind, difference.first_offset, difference.replica) == (DifferenceKind.CHECKSUM, 5, 2)
     assert (check.position, check.to_ask(0)) == (10, [1, 2, 3])
     (difference,) = check.feed(
         {1: window(batch(10, 19), 20), 2: window(batch(10, 19), 20), 3: window(batch(10, 19, value=b"x"), 20)}, 0
     )
-    assert (difference.kind, difference.first_offset, difference.replica) == (Kind.CHECKSUM, 10, 3)
+    assert (difference.kind, difference.first_offset, difference.replica) == (DifferenceKind.CHECKSUM, 10, 3)
     assert check.is_done and check.is_compared and check.begins_later == {3: 10} and not check.set_aside
 
 
@@ -502,7 +508,7 @@ def test_differences_one_after_another_are_one() -> None:
     found = Differences(most=2)
 
     def missing(first: int, last: int, replica: int = 2) -> Difference:
-        return Difference(Kind.MISSING, first, last, replica, 1)
+        return Difference(DifferenceKind.MISSING, first, last, replica, 1)
 
     assert [
         found.add(missing(0, 4)),
@@ -515,7 +521,7 @@ def test_differences_one_after_another_are_one() -> None:
         True,
         False,
     ]
-    assert found.found == [Difference(Kind.MISSING, 0, 9, 2, 1, count=2), missing(20, 29)]
+    assert found.found == [Difference(DifferenceKind.MISSING, 0, 9, 2, 1, count=2), missing(20, 29)]
     assert found.batches == 4
 
 
@@ -524,7 +530,7 @@ def test_compressed_records_of_compacted_replicas_are_compared() -> None:
     ours = bytes(build_batch(records, codec=CompressionType.GZIP))
     theirs = bytes(build_batch(records, codec=CompressionType.ZSTD))
     assert compare(0, {1: window(ours), 2: window(theirs)}, is_compacted=True).differences == []
-    assert verdict(compare(0, {1: window(ours), 2: window(theirs)})) == [(Kind.CHECKSUM, 0, 1, 2)]
+    assert verdict(compare(0, {1: window(ours), 2: window(theirs)})) == [(DifferenceKind.CHECKSUM, 0, 1, 2)]
 
 
 def test_a_batch_that_is_compared_in_two_ranges_differs_once() -> None:

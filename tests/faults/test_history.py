@@ -16,8 +16,8 @@ from klamm.faults.entries import (
     BrokerAdded,
     BrokerRegistered,
     BrokerUnregistered,
+    ChronicleEntry,
     ControllerElected,
-    Entry,
     FaultInstalled,
     FaultRemoved,
     FaultStruck,
@@ -43,7 +43,7 @@ def write(c: Cluster, topic: str, count: int, acks: str = "all") -> None:
         producer.flush(30)  # one batch each
 
 
-def about(history: History, topic: str) -> list[Entry]:
+def about(history: History, topic: str) -> list[ChronicleEntry]:
     return [entry for entry in history if getattr(entry, "topic", None) == topic]
 
 
@@ -136,7 +136,9 @@ def test_the_lines_that_repeat_what_was_done_to_servers_tell_lives_and_deaths_ap
         ([ServerEnded(0, "killed"), FaultStruck(2, 1, 1, {}), ServerEnded(0, "died")], False),
     ],
 )
-def test_a_fault_of_the_network_ends_only_a_server_that_is_not_ready(life: list[Entry], is_struck_down: bool) -> None:
+def test_a_fault_of_the_network_ends_only_a_server_that_is_not_ready(
+    life: list[ChronicleEntry], is_struck_down: bool
+) -> None:
     cut = FaultInstalled(1, CutLinks(one=(0,), other=("zookeeper",)))
     disk = FaultInstalled(2, FailDisk(broker=0))
     assert History([cut, disk, *life]).was_struck_down(0) is is_struck_down

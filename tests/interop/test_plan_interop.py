@@ -14,7 +14,7 @@ from klamm.broker.topics.replica_assignment import assign_replicas
 from klamm.cli.reassign.json_form import parse_reassignment
 from klamm.cli.reassign.planning.goals import Goal, Racks
 from klamm.cli.reassign.planning.kafka_placement import kafka_plan
-from klamm.cli.reassign.planning.model import Broker, Cluster, Partition
+from klamm.cli.reassign.planning.model import Broker, ClusterModel, Partition
 from klamm.protocol.vocabulary import TopicPartition
 from support.oracles import RealZooKeeper, java_tool
 
@@ -71,7 +71,7 @@ def test_kafka_places_topics_as_klamms_copy_of_its_algorithm(
     lines = printed.splitlines()
     proposed = parse_reassignment(lines[lines.index("Proposed partition reassignment configuration") + 1], "kafka")
     racks = {broker: RACKS[broker] for broker in brokers} if rack_aware else None
-    cluster = Cluster(
+    cluster = ClusterModel(
         {broker: Broker(rack) for broker, rack in RACKS.items()},
         {
             TopicPartition(topic, number): Partition(tuple(list(RACKS)[:factor]))

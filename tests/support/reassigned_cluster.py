@@ -11,7 +11,7 @@ from uuid import UUID
 
 from klamm.cli.reassign.access import LogDirs, Results, Targets
 from klamm.cli.reassign.state_file import Record, StateFile
-from klamm.cli.reassign.steps import Look
+from klamm.cli.reassign.steps import ClusterMoment
 from klamm.cli.reassign.throttles import Changes, ConfigKey, broker_of
 from klamm.client.admin.log_dirs import LogDirDescription, ReplicaInfo, TopicPartitionReplica
 from klamm.config.throttles import FOLLOWER_RATE, FOLLOWER_REPLICAS, LEADER_RATE, LEADER_REPLICAS
@@ -116,7 +116,7 @@ class ReassignedCluster:
         is_listed = all("*" in listed[name] or set(listed[name]) >= lists[name] for name in lists)
         return not (is_listed and all(rate in self.configs for rate in rates))
 
-    async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> Look:
+    async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> ClusterMoment:
         self._advance()
         self.on_look()
         now_s = asyncio.get_running_loop().time()
@@ -127,7 +127,7 @@ class ReassignedCluster:
             self._views.pop(0)
         brokers = {broker: BrokerView(broker, ("h", 1)) for broker in sorted(self.live)}
         view = ClusterView(brokers, self._views[0][1], dict(self.topic_ids))
-        return Look(view, dict(self.targets), self.accepts_more())
+        return ClusterMoment(view, dict(self.targets), self.accepts_more())
 
     def _partitions(self, topics: Iterable[str] | None) -> dict[TopicPartition, PartitionView]:
         partitions = {}

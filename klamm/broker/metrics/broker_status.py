@@ -6,7 +6,7 @@ What must stay true: the cost does not grow with partitions or clients, and with
 from typing import Any, Final
 
 from klamm.base.environment import Environment
-from klamm.base.metrics import Histogram, Kind, MetricName, Metrics
+from klamm.base.metrics import Histogram, MetricKind, MetricName, Metrics
 from klamm.protocol.primitives import Steps
 
 LOOP_LAG: Final = MetricName("klamm", "EventLoop", "LagMs")
@@ -43,7 +43,7 @@ def broker_status(broker_id: int, metrics: Metrics, environment: Environment) ->
 def _number(metrics: Metrics, name: MetricName) -> Steps[float | None]:
     """The metric's value of the whole broker, which comes before those of topics."""
     metric = metrics.find(name)
-    if metric is None or metric.kind is Kind.HISTOGRAM:
+    if metric is None or metric.kind is MetricKind.HISTOGRAM:
         return None
     for found in metric.values_in_steps():
         if found is not None:

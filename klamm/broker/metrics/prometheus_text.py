@@ -25,7 +25,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from klamm.base.metrics import QUANTILES, Distribution, Kind, Metric, MetricName, Metrics
+from klamm.base.metrics import QUANTILES, Distribution, Metric, MetricKind, MetricName, Metrics
 from klamm.protocol.primitives import Steps
 
 # The content type that Prometheus requests.
@@ -44,7 +44,7 @@ def render(metrics: Metrics) -> Steps[list[bytes]]:
     yield from metrics.walks()
     pieces = []
     for metric in metrics:
-        count = DISTRIBUTIONS_PER_SLICE if metric.kind is Kind.HISTOGRAM else VALUES_PER_SLICE
+        count = DISTRIBUTIONS_PER_SLICE if metric.kind is MetricKind.HISTOGRAM else VALUES_PER_SLICE
         head = b""
         for some in _in_slices(metric.values_in_steps(), count):
             if some or not head:
@@ -85,14 +85,14 @@ class _Collector(Collector):
 
 
 def _family(metric: Metric, values: Iterable[tuple[Any, Any]]) -> Family:
-    if metric.kind is Kind.METER:
+    if metric.kind is MetricKind.METER:
         name = prometheus_name(metric.name._replace(name=metric.name.name.removesuffix("PerSec")))
         family = Family(name, metric.documentation, "counter")
         for tag, value in values:
             family.add_sample(f"{name}_total", _labels(metric, tag), value)
         return family
     name = prometheus_name(metric.name)
-    if metric.kind is Kind.GAUGE:
+    if metric.kind is MetricKind.GAUGE:
         family = Family(name, metric.documentation, "gauge")
         for tag, value in values:
             family.add_sample(name, _labels(metric, tag), value)

@@ -32,7 +32,7 @@ from klamm.broker.metadata.controller_channel import ControllerChannel
 from klamm.broker.metadata.leader_elections import LeaderElections
 from klamm.broker.metadata.metadata_cache import BrokerMetadata, MetadataCache
 from klamm.broker.metadata.policies import Policy
-from klamm.broker.metadata_updates import Look, MetadataUpdates
+from klamm.broker.metadata_updates import ComparedState, MetadataUpdates
 from klamm.broker.metrics.purgatory_metrics import register_expired_fetches, register_purgatory_metrics
 from klamm.broker.quotas.admin import QuotaAdmin
 from klamm.broker.quotas.client_quotas import ClientQuotas
@@ -414,7 +414,7 @@ class BrokerParts:
         return self.replica_manager.hosted_partition(key)
 
     def _groups_loaded(self) -> None:
-        self.metadata_updates.look_for_deleted_topics(Look.UNKNOWN_TOPICS)
+        self.metadata_updates.look_for_deleted_topics(ComparedState.UNKNOWN_TOPICS)
 
     def _leadership_changed(self, key: PartitionKey, leads: bool, leader_epoch: int | None) -> None:
         """The leader of a partition of a coordinator's topic coordinates its groups, or its transactional ids."""

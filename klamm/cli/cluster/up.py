@@ -87,7 +87,7 @@ def up(
     control = None if control_port is None else _make_control(directory, control_port)
     processes = Processes(directory) if control is None else control.processes(directory)
     view = make_view(as_json)
-    cluster = Cluster(processes, brokers, port, zookeeper_port, overrides, control)
+    cluster = UpServers(processes, brokers, port, zookeeper_port, overrides, control)
     try:
         cluster.start(view)
         view.told(
@@ -135,7 +135,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-class Cluster:
+class UpServers:
     """The servers of `klamm up`.
 
     `dead`: the servers that have ended for good. `restarting`: the servers that were started again and are not ready.
@@ -348,7 +348,7 @@ def _tell_ready(view: View, server: ServerProcess) -> None:
     )
 
 
-def watch(cluster: Cluster, view: View, *, restart: bool) -> None:
+def watch(cluster: UpServers, view: View, *, restart: bool) -> None:
     """Watches the cluster until Ctrl-C raises KeyboardInterrupt, and reports each server that dies.
 
     With `restart` a dead server is started again; a server that dies again before it is ready stays dead.
@@ -385,7 +385,7 @@ def watch(cluster: Cluster, view: View, *, restart: bool) -> None:
             raise ServerFailed("the cluster cannot continue without " + ", ".join(cluster.dead))
 
 
-def stop(cluster: Cluster) -> None:
+def stop(cluster: UpServers) -> None:
     """Stops the brokers together, then ZooKeeper. A second Ctrl-C kills the remaining ones."""
     try:
         cluster.processes.close(together=cluster.brokers)

@@ -24,7 +24,7 @@ INSTANCE_ID_WIDTH: Final = len("GROUP-INSTANCE-ID")
 COORDINATOR_WIDTH: Final = 25
 
 
-class Kind(Enum):
+class LineKind(Enum):
     ROW = "row"
     NOTE = "note"
     SILENT = "silent"
@@ -34,10 +34,10 @@ class Kind(Enum):
 
 class Line(NamedTuple):
     text: str
-    kind: Kind = Kind.ROW
+    kind: LineKind = LineKind.ROW
 
 
-def error(text: str, kind: Kind = Kind.ERROR) -> Line:
+def error(text: str, kind: LineKind = LineKind.ERROR) -> Line:
     return Line(f"klamm: {text}", kind)
 
 
@@ -138,7 +138,7 @@ def deletion_lines(results: Mapping[str, str | None]) -> Iterator[Line]:
         return
     yield error("Deletion of some consumer groups failed:")
     for group, reason in failed.items():
-        yield Line(f"* Group '{group}' could not be deleted due to: {reason}", Kind.ERROR)
+        yield Line(f"* Group '{group}' could not be deleted due to: {reason}", LineKind.ERROR)
     if deleted:
         yield Line("")
         yield Line(f"These consumer groups were deleted successfully: {deleted}")
@@ -187,11 +187,11 @@ def _state_notes(group: "GroupDescription") -> Iterator[Line]:
         case "Dead":
             yield error(f"Consumer group '{group.group}' does not exist.")
         case "Empty":
-            yield Line("", Kind.NOTE)
-            yield Line(f"Consumer group '{group.group}' has no active members.", Kind.NOTE)
+            yield Line("", LineKind.NOTE)
+            yield Line(f"Consumer group '{group.group}' has no active members.", LineKind.NOTE)
         case "PreparingRebalance" | "CompletingRebalance":
-            yield Line("", Kind.NOTE)
-            yield Line(f"Warning: Consumer group '{group.group}' is rebalancing.", Kind.NOTE)
+            yield Line("", LineKind.NOTE)
+            yield Line(f"Warning: Consumer group '{group.group}' is rebalancing.", LineKind.NOTE)
 
 
 def _table(rows: Sequence[Sequence[object]], min_widths: Sequence[int | None]) -> Iterator[Line]:

@@ -32,7 +32,7 @@ from klamm.cli.groups.group_resets import (
     parse_topic,
     plan,
 )
-from klamm.cli.groups.group_views import Kind, Line
+from klamm.cli.groups.group_views import Line, LineKind
 from klamm.cli.shared import interrupts
 from klamm.cli.shared.clients import (
     DEFAULT_BOOTSTRAP,
@@ -287,7 +287,7 @@ def reset_offsets(
             "One of the reset scopes should be defined: --all-topics, --topic.", param_hint="scope"
         )
     if not dry_run and not execute:
-        tell(Line("WARN: No action will be performed as the --execute option is missing.", Kind.NOTE))
+        tell(Line("WARN: No action will be performed as the --execute option is missing.", LineKind.NOTE))
     troubles: list[Line] = []
 
     def trouble(line: Line) -> None:
@@ -398,7 +398,7 @@ def consumer_groups(client: ClientInThread, states: Collection[str] = ()) -> "Fo
     if gap is not None:
         troubles.append(gap_text(gap))
     return Found(
-        [each for each in groups if each.is_of_consumers], [views.error(each, Kind.SILENT) for each in troubles]
+        [each for each in groups if each.is_of_consumers], [views.error(each, LineKind.SILENT) for each in troubles]
     )
 
 
@@ -429,7 +429,9 @@ def described(client: ClientInThread, names: Found[str]) -> "Found[GroupDescript
 
 
 def _trouble(what: str, error: KafkaError) -> Line:
-    return views.error(f"{what} is not known: {error_line(error)}", Kind.SILENT if is_silent(error) else Kind.ERROR)
+    return views.error(
+        f"{what} is not known: {error_line(error)}", LineKind.SILENT if is_silent(error) else LineKind.ERROR
+    )
 
 
 def committed_by(client: ClientInThread, names: Iterable[str]) -> dict[str, dict[TopicPartition, int] | KafkaError]:
@@ -519,7 +521,7 @@ def _position_lines(found: Found[Position]) -> Iterator[Line]:
         yield from views.offset_lines(position.group, position.rows)
         for key, error in position.missing.items():
             # A deleted topic has no end.
-            kind = Kind.NOTE if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else Kind.SILENT
+            kind = LineKind.NOTE if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else LineKind.SILENT
             yield Line(f"Warning: the log end offset of {key} is not known: {error_line(error)}", kind)
     yield from found.troubles
 
@@ -579,14 +581,14 @@ def _plan(
 
 
 def _warnings(planned: Plan) -> list[Line]:
-    return [Line(f"WARN: {warning}", Kind.NOTE) for warning in planned.warnings]
+    return [Line(f"WARN: {warning}", LineKind.NOTE) for warning in planned.warnings]
 
 
 # -- output -----------------------------------------------------------------------------------------------------------
 
 
 def tell(line: Line) -> None:
-    print_line(line.text, file=sys.stdout if line.kind is Kind.ROW else sys.stderr)
+    print_line(line.text, file=sys.stdout if line.kind is LineKind.ROW else sys.stderr)
 
 
 def finish(lines: Iterable[Line], value: Any, *, as_json: bool) -> None:
@@ -594,7 +596,7 @@ def finish(lines: Iterable[Line], value: Any, *, as_json: bool) -> None:
     decide the exit code."""
     troubles = []
     for line in lines:
-        if line.kind in (Kind.ERROR, Kind.SILENT):
+        if line.kind in (LineKind.ERROR, LineKind.SILENT):
             troubles.append(line)
         elif as_json:
             continue
@@ -607,9 +609,9 @@ def finish(lines: Iterable[Line], value: Any, *, as_json: bool) -> None:
 def _exit_with(troubles: Iterable[Line]) -> None:
     """Ends the command with the exit code of these lines, if there are any."""
     kinds = {line.kind for line in troubles}
-    if Kind.ERROR in kinds:
+    if LineKind.ERROR in kinds:
         raise typer.Exit(EXIT_FAILED)
-    if Kind.SILENT in kinds:
+    if LineKind.SILENT in kinds:
         raise typer.Exit(EXIT_INCOMPLETE)
 
 

@@ -7,7 +7,7 @@ between log directories, and what has begun cannot be cancelled.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from klamm.cli.reassign.steps import Look
+from klamm.cli.reassign.steps import ClusterMoment
 from klamm.cli.reassign.throttles import Changes, ConfigKey
 from klamm.client.admin.configs import ConfigResource, describe_configs, incremental_alter_configs
 from klamm.client.admin.log_dirs import (
@@ -36,7 +36,7 @@ CONTROLLER_AWAITED_MS: Final = 40_000
 class Access(Protocol):
     """A cluster's reassignments, throttles and log directories."""
 
-    async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> Look:
+    async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> ClusterMoment:
         """These topics, or all. `in_doubt` asks a second broker too: the first may be behind the controller."""
         ...
 
@@ -76,12 +76,12 @@ class BrokerAccess:
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
 
-    async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> Look:
+    async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> ClusterMoment:
         if in_doubt:
             # Of two answers the client keeps each partition's newer leader epoch.
             await self._client.refresh_metadata(topics, elsewhere=True)
         view = await read_cluster(self._client, topics)
-        return Look(view, {key: each.target for key, each in view.partitions.items() if each.is_reassigning})
+        return ClusterMoment(view, {key: each.target for key, each in view.partitions.items() if each.is_reassigning})
 
     async def cluster_id(self) -> str | None:
         return (await self._client.refresh_metadata(())).cluster_id
@@ -141,7 +141,7 @@ class ZnodeAccess:
         # The topics and brokers that looks have left out, and why.
         self.unread: dict[str, str] = {}
 
-    async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> Look:
+    async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> ClusterMoment:
         await self._znodes.sync()
         # Read first: the controller removes what is done after it has written the assignment.
         requested = await self._znodes.requested_reassignment()
@@ -150,7 +150,7 @@ class ZnodeAccess:
         targets = {key: each.target for key, each in view.partitions.items() if each.is_reassigning}
         for key, replicas in (requested or {}).items():
             targets.setdefault(TopicPartition(*key), replicas)
-        return Look(view, targets, accepts_more=requested is None)
+        return ClusterMoment(view, targets, accepts_more=requested is None)
 
     async def cluster_id(self) -> str | None:
         return await self._znodes.cluster_id()

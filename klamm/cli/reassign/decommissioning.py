@@ -24,7 +24,7 @@ from klamm.processes.errors import EXIT_FAILED
 
 if TYPE_CHECKING:
     from klamm.cli.reassign.planning.goals import Goal
-    from klamm.cli.reassign.planning.model import Cluster
+    from klamm.cli.reassign.planning.model import ClusterModel
 
 
 def decommission(
@@ -82,7 +82,7 @@ def decommission(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _save_plan(cluster: "Cluster", goal: "Goal", path: Path, throttle: int | None, *, as_json: bool) -> bool:
+def _save_plan(cluster: "ClusterModel", goal: "Goal", path: Path, throttle: int | None, *, as_json: bool) -> bool:
     """Shows what moves and what cannot, and writes the plan if there is something to move."""
     from klamm.cli.reassign.json_form import format_reassignment
     from klamm.cli.reassign.planning.planner import plan
@@ -100,7 +100,7 @@ def _save_plan(cluster: "Cluster", goal: "Goal", path: Path, throttle: int | Non
     return bool(found.moves)
 
 
-def replicas_left(cluster: "Cluster", brokers: tuple[int, ...]) -> dict[int, int]:
+def replicas_left(cluster: "ClusterModel", brokers: tuple[int, ...]) -> dict[int, int]:
     """How many replicas each of these brokers has."""
     return {
         broker: sum(broker in partition.replicas for partition in cluster.partitions.values()) for broker in brokers

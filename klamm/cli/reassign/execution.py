@@ -29,8 +29,8 @@ from klamm.cli.reassign.state_file import Record, StateFile
 from klamm.cli.reassign.steps import (
     BEHIND,
     CANCELLED,
+    ClusterMoment,
     Limits,
-    Look,
     Standing,
     Verdict,
     judge,
@@ -180,7 +180,7 @@ class Execution:
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    async def _look(self) -> Look:
+    async def _look(self) -> ClusterMoment:
         deadline_s = self._clock() + max(self._options.timeout_ms, CONTROLLER_AWAITED_MS) / 1000
         while True:
             try:
@@ -192,7 +192,7 @@ class Execution:
                 self._report({"event": "trouble", "reason": text})
             await asyncio.sleep(LOOKS_EVERY_S)
 
-    def _judge(self, look: Look) -> None:
+    def _judge(self, look: ClusterMoment) -> None:
         self._notice_partitions(look)
         self._may_begin.clear()
         now_s = self._clock()
@@ -219,7 +219,7 @@ class Execution:
             elif verdict.reason:
                 self._report({"event": "waiting", "partition": str(key), "reason": verdict.reason})
 
-    def _notice_partitions(self, look: Look) -> None:
+    def _notice_partitions(self, look: ClusterMoment) -> None:
         for topic, partitions in look.view.of_topics().items():
             added = sorted(partitions.keys() - self._known_partitions.setdefault(topic, set(partitions)))
             if added:
@@ -254,7 +254,7 @@ class Execution:
     def _is_open(self) -> bool:
         return bool(self._open_moves()) or bool(self._dirs.pending(self._moved_to_their_brokers()))
 
-    def _is_all_waiting(self, look: Look) -> bool:
+    def _is_all_waiting(self, look: ClusterMoment) -> bool:
         open_ = [self._verdicts[move.topic_partition] for move in self._open_moves()]
         dirs = self._dirs.pending(self._moved_to_their_brokers())
         return all(dirs.values()) and all(
@@ -263,7 +263,7 @@ class Execution:
 
     # -- throttles ----------------------------------------------------------------------------------------------------
 
-    async def _set_throttles(self, look: Look, batch: Collection[Move]) -> None:
+    async def _set_throttles(self, look: ClusterMoment, batch: Collection[Move]) -> None:
         """Sets the throttle of what moves and of the batch that is to begin, on brokers that are alive; now and then
         looks whether another client has changed it."""
         if batch:
@@ -315,7 +315,7 @@ class Execution:
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
-    async def _start(self, look: Look) -> None:
+    async def _start(self, look: ClusterMoment) -> None:
         """Begins the next partitions, under their throttle."""
         batch = [] if self._is_stopped or not look.accepts_more else self._next_batch()
         await self._set_throttles(look, batch)
@@ -360,7 +360,7 @@ class Execution:
 
     # -- reporting ----------------------------------------------------------------------------------------------------
 
-    async def _report_progress(self, look: Look) -> None:
+    async def _report_progress(self, look: ClusterMoment) -> None:
         sizes = await self._sizes(look)
         moved = self._dirs.moved_bytes + sum(
             moved_bytes(move, self._verdicts[move.topic_partition], sizes.get(move.topic_partition, {}))
@@ -390,7 +390,7 @@ class Execution:
     def _has_changed(self, key: TopicPartition) -> bool:
         return self._verdicts[key].standing is Standing.CHANGED
 
-    async def _sizes(self, look: Look) -> dict[TopicPartition, dict[int, int]]:
+    async def _sizes(self, look: ClusterMoment) -> dict[TopicPartition, dict[int, int]]:
         """The bytes that brokers have of the partitions that they receive now."""
         moving = self._moving()
         brokers = {broker for move in moving for broker in move.adding_replicas if broker in look.view.brokers}
@@ -626,7 +626,7 @@ class _DirMoves:
         if paths:
             await self._access.move_log_dirs(paths)
 
-    async def step(self, moved: Collection[TopicPartition], look: Look) -> None:
+    async def step(self, moved: Collection[TopicPartition], look: ClusterMoment) -> None:
         pending = self._pending(moved)
         if not pending:
             return
@@ -655,7 +655,7 @@ class _DirMoves:
         if started:
             self._report({"event": "log_dirs_started", "replicas": sorted(started)})
 
-    async def _follow(self, replicas: Collection[TopicPartitionReplica], look: Look) -> None:
+    async def _follow(self, replicas: Collection[TopicPartitionReplica], look: ClusterMoment) -> None:
         brokers = sorted({each.broker_id for each in replicas if each.broker_id in look.view.brokers})
         partitions = sorted({TopicPartition(each.topic, each.partition) for each in replicas})
         found = await self._access.log_dirs(brokers, partitions) if brokers else {}

@@ -20,7 +20,7 @@ from klamm.processes.errors import EXIT_FAILED, ToolError
 
 if TYPE_CHECKING:
     from klamm.cli.reassign.planning.goals import Goal, Racks
-    from klamm.cli.reassign.planning.model import Cluster, Placement
+    from klamm.cli.reassign.planning.model import ClusterModel, Placement
     from klamm.protocol.vocabulary import TopicPartition
 
 
@@ -147,7 +147,7 @@ def _check_kafka(goal: "Goal", balance: str | None) -> None:
             raise typer.BadParameter(f"cannot be given with {option}", param_hint="--kafka")
 
 
-def _goal(cluster: "Cluster", **values: Any) -> "Goal":
+def _goal(cluster: "ClusterModel", **values: Any) -> "Goal":
     from klamm.cli.reassign.planning.goals import Goal
 
     goal = Goal(**values)
@@ -166,7 +166,7 @@ def _balancing(goal: "Goal", balance: str | None) -> "Goal":
 
 
 def _print_plan(
-    cluster: "Cluster",
+    cluster: "ClusterModel",
     goal: "Goal",
     named: list[str] | None,
     throttle: int | None,
@@ -223,5 +223,5 @@ def _racks(disable_rack_aware: bool, improve_racks: bool) -> "Racks":
     return Racks.IMPROVE if improve_racks else Racks.KEEP
 
 
-def _topics_of(cluster: "Cluster") -> list[str]:
+def _topics_of(cluster: "ClusterModel") -> list[str]:
     return sorted({key.topic for key in cluster.partitions})

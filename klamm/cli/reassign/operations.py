@@ -7,9 +7,9 @@ from typing import Any
 from klamm.access.clients import error_line
 from klamm.cli.reassign.access import Access, LogDirs
 from klamm.cli.reassign.execution import NOT_ALIVE, Report, restore_throttles, set_throttles
-from klamm.cli.reassign.planning.model import ANY_LOG_DIR, Broker, Cluster, Move, Partition, Placement
+from klamm.cli.reassign.planning.model import ANY_LOG_DIR, Broker, ClusterModel, Move, Partition, Placement
 from klamm.cli.reassign.state_file import Record, StateFile
-from klamm.cli.reassign.steps import Look
+from klamm.cli.reassign.steps import ClusterMoment
 from klamm.cli.reassign.throttles import broker_entity, broker_of, clearing, wanted_configs
 from klamm.client.admin.log_dirs import TopicPartitionReplica
 from klamm.diagnosis.cluster_view import ClusterView, joined
@@ -23,14 +23,14 @@ Placements = Mapping[TopicPartition, Placement]
 # -- the cluster as the plans see it ----------------------------------------------------------------------------------
 
 
-async def read_model(access: Access, topics: Iterable[str] | None) -> tuple[Look, Cluster]:
+async def read_model(access: Access, topics: Iterable[str] | None) -> tuple[ClusterMoment, ClusterModel]:
     """These topics, or all, with the sizes and directories of their replicas."""
     look = await access.look(topics)
     log_dirs = await access.log_dirs(sorted(look.view.brokers), sorted(look.view.partitions))
     return look, model_cluster(look.view, log_dirs)
 
 
-def model_cluster(view: ClusterView, log_dirs: LogDirs) -> Cluster:
+def model_cluster(view: ClusterView, log_dirs: LogDirs) -> ClusterModel:
     """A partition's size is that of its leader's log, or of its largest replica when the leader's is not known."""
     sizes: dict[TopicPartition, dict[int, int]] = {}
     paths: dict[TopicPartition, dict[int, str]] = {}
@@ -56,14 +56,14 @@ def model_cluster(view: ClusterView, log_dirs: LogDirs) -> Cluster:
         broker: Broker(each.rack, tuple(sorted(online.get(broker, ()))), usable.get(broker))
         for broker, each in view.brokers.items()
     }
-    return Cluster(brokers, partitions)
+    return ClusterModel(brokers, partitions)
 
 
 @dataclass(frozen=True)
 class Survey:
     """What an execution finds before it begins: all reassignments in progress, and what has to move."""
 
-    look: Look
+    look: ClusterMoment
     moves: tuple[Move, ...]
     cluster_id: str | None
 
@@ -74,7 +74,7 @@ async def survey(access: Access, placements: Placements) -> Survey:
     return Survey(look, moves_of(placements, model_cluster(look.view, log_dirs)), await access.cluster_id())
 
 
-def moves_of(placements: Placements, cluster: Cluster) -> tuple[Move, ...]:
+def moves_of(placements: Placements, cluster: ClusterModel) -> tuple[Move, ...]:
     """What has to change for these placements. Raises ToolError for a partition that does not exist, and for a broker
     that is neither alive nor has a replica of any partition."""
     if unknown := sorted(key for key in placements if key not in cluster.partitions):
@@ -104,7 +104,7 @@ def topic_ids(moves: Collection[Move], view: ClusterView) -> dict[str, str]:
     return {topic: str(view.topic_ids[topic]) for topic in topics if topic in view.topic_ids}
 
 
-def foreign_moves(moves: Collection[Move], look: Look) -> dict[TopicPartition, tuple[int, ...]]:
+def foreign_moves(moves: Collection[Move], look: ClusterMoment) -> dict[TopicPartition, tuple[int, ...]]:
     """The partitions of the plan that another client moves to other replicas."""
     return {
         move.topic_partition: target
@@ -117,7 +117,7 @@ def foreign_moves(moves: Collection[Move], look: Look) -> dict[TopicPartition, t
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionState:
+class PlacementState:
     """`current` is empty for a partition that does not exist."""
 
     current: tuple[int, ...]
@@ -153,7 +153,7 @@ class LogDirState:
 
 @dataclass(frozen=True)
 class Verified:
-    partitions: Mapping[TopicPartition, PartitionState]
+    partitions: Mapping[TopicPartition, PlacementState]
     log_dirs: tuple[LogDirState, ...]
     is_any_moving: bool
     brokers: tuple[int, ...]
@@ -170,7 +170,7 @@ async def verify(access: Access, placements: Placements) -> Verified:
     for key, placement in placements.items():
         partition = look.view.partitions.get(key)
         current = () if partition is None else partition.replicas
-        states[key] = PartitionState(current, placement.replicas, key in look.targets)
+        states[key] = PlacementState(current, placement.replicas, key in look.targets)
     log_dirs = await log_dir_states(access, placements, look.view)
     is_any_moving = bool(look.targets) or not look.accepts_more or any(each.is_moving for each in log_dirs)
     return Verified(states, log_dirs, is_any_moving, tuple(look.view.brokers))

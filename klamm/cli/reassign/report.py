@@ -11,7 +11,7 @@ from typing import Any, Final
 from klamm.base.words import counted, duration_text, size_text, table_lines
 from klamm.cli.reassign.planning.goals import Goal, target_brokers
 from klamm.cli.reassign.planning.minimum import minimum_bytes
-from klamm.cli.reassign.planning.model import Cluster, Partition, Plan
+from klamm.cli.reassign.planning.model import ClusterModel, Partition, Plan
 from klamm.protocol.vocabulary import TopicPartition
 
 _TITLES: Final = ("BROKER", "RACK", "REPLICAS", "LEADERS", "SIZE", "RECEIVES", "SENDS")
@@ -68,7 +68,7 @@ class Report:
         return any(row.before.bytes_in_per_s or row.before.bytes_out_per_s for row in self.rows)
 
 
-def report(cluster: Cluster, goal: Goal, plan: Plan, throttle_bytes_per_s: int | None = None) -> Report:
+def report(cluster: ClusterModel, goal: Goal, plan: Plan, throttle_bytes_per_s: int | None = None) -> Report:
     """The report of a plan for this cluster and goal."""
     after = {
         name: replace(cluster.partitions[name], replicas=placement.replicas) for name, placement in plan.after.items()

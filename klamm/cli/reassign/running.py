@@ -17,7 +17,7 @@ from klamm.access.clients import command_options, command_properties
 from klamm.base.words import counted
 from klamm.cli.reassign import views
 from klamm.cli.reassign.json_form import fingerprint, parse_reassignment
-from klamm.cli.reassign.planning.model import Cluster, Placement
+from klamm.cli.reassign.planning.model import ClusterModel, Placement
 from klamm.cli.reassign.state_file import Record, StateFile, state_path, write_rollback
 from klamm.cli.reassign.steps import Limits
 from klamm.cli.shared import interrupts
@@ -106,7 +106,7 @@ class Reached:
             raise typer.Exit(EXIT_INCOMPLETE)
 
 
-async def read_all(access: "Access") -> Cluster:
+async def read_all(access: "Access") -> ClusterModel:
     """All partitions with the sizes and directories of their replicas, as plans need them."""
     from klamm.cli.reassign.operations import read_model
 

@@ -28,7 +28,7 @@ BEHIND = "the brokers show the replicas of its reassignment, which has ended"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ClusterMoment:
     """The cluster at one moment. `targets` are the replicas that reassignments in progress will leave. A reassignment
     may begin if the cluster `accepts_more`: /admin/reassign_partitions has room for one list at a time."""
 
@@ -64,7 +64,7 @@ class Limits:
     size_bytes: int | None = None
 
 
-def judge(move: Move, topic_id: str | None, look: Look, *, is_sent: bool) -> Verdict:
+def judge(move: Move, topic_id: str | None, look: ClusterMoment, *, is_sent: bool) -> Verdict:
     """See the table in the module. `topic_id` is that of the time when the execution began, None if not known."""
     view = look.view
     partition = view.partitions.get(move.topic_partition)

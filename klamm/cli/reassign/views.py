@@ -13,7 +13,7 @@ from klamm.protocol.vocabulary import TopicPartition
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from klamm.cli.reassign.operations import LogDirState, PartitionState
+    from klamm.cli.reassign.operations import LogDirState, PlacementState
 
 VERIFY_WARNING = (
     "Warning: You must run --verify periodically, until the reassignment completes, to ensure the throttle is removed."
@@ -165,7 +165,7 @@ def dead_broker_line(plan: "Path") -> str:
 # -- verify, list, cancel ---------------------------------------------------------------------------------------------
 
 
-def verify_lines(states: "Mapping[TopicPartition, PartitionState]") -> Iterator[str]:
+def verify_lines(states: "Mapping[TopicPartition, PlacementState]") -> Iterator[str]:
     yield "Status of partition reassignment:"
     for key, state in sorted(states.items()):
         if state.is_moving:

@@ -6,32 +6,33 @@ from enum import StrEnum
 from typing import Any
 
 from klamm.base.words import counted
-from klamm.client.verification.compare import Difference, Kind
+from klamm.client.verification.compare import Difference, DifferenceKind
 from klamm.client.verification.partition import PartitionCheck, SetAside
 
 # The lines of a difference that is a batch's checksum and of one that is its last offset are Kafka's.
 _LINES = {
-    Kind.MISSING: "partition {partition}: replica {replica} has no batch for {offsets}, replica {other} has",
-    Kind.BOUNDARIES: "partition {partition}: replica {other}'s offset {expected} doesn't match replica {replica}'s"
-    " offset {value}",
-    Kind.LEADER_EPOCH: "partition {partition} has unmatched leader epoch at offset {last}; replica {other}'s epoch"
-    " {expected}; replica {replica}'s epoch {value}",
-    Kind.CHECKSUM: "partition {partition} has unmatched checksum at offset {last}; replica {other}'s checksum"
+    DifferenceKind.MISSING: "partition {partition}: replica {replica} has no batch for {offsets}, replica {other} has",
+    DifferenceKind.BOUNDARIES: "partition {partition}: replica {other}'s offset {expected} doesn't match"
+    " replica {replica}'s offset {value}",
+    DifferenceKind.LEADER_EPOCH: "partition {partition} has unmatched leader epoch at offset {last}; replica {other}'s"
+    " epoch {expected}; replica {replica}'s epoch {value}",
+    DifferenceKind.CHECKSUM: "partition {partition} has unmatched checksum at offset {last}; replica {other}'s checksum"
     " {expected}; replica {replica}'s checksum {value}",
-    Kind.RECORDS: "partition {partition}: replica {replica} has other records than replica {other} within {offsets}",
-    Kind.CORRUPT: "partition {partition}: replica {replica} has a corrupt batch at {offsets}; its checksum is {value},"
-    " and says {expected}",
-    Kind.LOST: "partition {partition}: replica {replica} has lost the value at {offsets}, which replica {other} has; no"
-    " later record has its key",
+    DifferenceKind.RECORDS: "partition {partition}: replica {replica} has other records than replica {other} within"
+    " {offsets}",
+    DifferenceKind.CORRUPT: "partition {partition}: replica {replica} has a corrupt batch at {offsets}; its checksum is"
+    " {value}, and says {expected}",
+    DifferenceKind.LOST: "partition {partition}: replica {replica} has lost the value at {offsets}, which replica"
+    " {other} has; no later record has its key",
 }
 _SHORT = {
-    Kind.MISSING: "has no batch for",
-    Kind.BOUNDARIES: "has other batches for",
-    Kind.LEADER_EPOCH: "has another leader epoch at",
-    Kind.CHECKSUM: "has another checksum at",
-    Kind.RECORDS: "has other records within",
-    Kind.CORRUPT: "has a corrupt batch at",
-    Kind.LOST: "has lost the value at",
+    DifferenceKind.MISSING: "has no batch for",
+    DifferenceKind.BOUNDARIES: "has other batches for",
+    DifferenceKind.LEADER_EPOCH: "has another leader epoch at",
+    DifferenceKind.CHECKSUM: "has another checksum at",
+    DifferenceKind.RECORDS: "has other records within",
+    DifferenceKind.CORRUPT: "has a corrupt batch at",
+    DifferenceKind.LOST: "has lost the value at",
 }
 # Partitions that a line of the summary names.
 _MOST_NAMED = 5
@@ -79,7 +80,7 @@ def differs(check: PartitionCheck) -> bool:
 def difference_line(check: PartitionCheck, difference: Difference) -> str:
     """The line for a difference, without the time."""
     line = _LINES[difference.kind]
-    if difference.kind is Kind.CORRUPT and difference.value is None:
+    if difference.kind is DifferenceKind.CORRUPT and difference.value is None:
         line = _UNREADABLE
     return line.format(
         partition=check.partition,

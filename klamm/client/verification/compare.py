@@ -49,7 +49,7 @@ _COMPARED_BYTES = 128 * 1024
 _LOOK_BACK = 8
 
 
-class Kind(Enum):
+class DifferenceKind(Enum):
     """How a replica differs."""
 
     MISSING = "missing"
@@ -69,7 +69,7 @@ class Difference:
     `other`. A CORRUPT batch differs from its own stored checksum, `expected`, and `other` is the same replica.
     """
 
-    kind: Kind
+    kind: DifferenceKind
     first_offset: int
     last_offset: int
     replica: int
@@ -329,7 +329,7 @@ class _Comparison:
             if self._is_compacted:
                 self._result.compacted_batches += 1
             else:
-                self._add(Difference(Kind.MISSING, first, end - 1, cursor.replica, reference.replica))
+                self._add(Difference(DifferenceKind.MISSING, first, end - 1, cursor.replica, reference.replica))
         for cursor, batch in here:
             if batch.is_corrupt:
                 self._corrupt(cursor, batch)
@@ -337,7 +337,11 @@ class _Comparison:
             if (batch.base_offset, batch.last_offset) != (expected.base_offset, expected.last_offset):
                 if not self._is_compacted:
                     bounds = batch.last_offset, expected.last_offset
-                    self._add(Difference(Kind.BOUNDARIES, first, end - 1, cursor.replica, reference.replica, *bounds))
+                    self._add(
+                        Difference(
+                            DifferenceKind.BOUNDARIES, first, end - 1, cursor.replica, reference.replica, *bounds
+                        )
+                    )
                     continue
             elif (batch.crc, batch.size_bytes) == (expected.crc, expected.size_bytes):
                 self._compare_epochs(cursor, batch, reference, expected)
@@ -346,7 +350,7 @@ class _Comparison:
                 self._compare_epochs(cursor, batch, reference, expected)
                 checksums = batch.crc, expected.crc
                 at = expected.base_offset, expected.last_offset
-                self._add(Difference(Kind.CHECKSUM, *at, cursor.replica, reference.replica, *checksums))
+                self._add(Difference(DifferenceKind.CHECKSUM, *at, cursor.replica, reference.replica, *checksums))
                 continue
             self._compare_epochs(cursor, batch, reference, expected)
             self._compare_records(first, end, cursor, batch, reference, expected)
@@ -383,13 +387,13 @@ class _Comparison:
         if batch.leader_epoch != expected.leader_epoch:
             epochs = batch.leader_epoch, expected.leader_epoch
             at = expected.base_offset, expected.last_offset
-            self._add(Difference(Kind.LEADER_EPOCH, *at, cursor.replica, reference.replica, *epochs))
+            self._add(Difference(DifferenceKind.LEADER_EPOCH, *at, cursor.replica, reference.replica, *epochs))
 
     def _corrupt(self, cursor: _Cursor, batch: Batch) -> None:
         if (cursor.replica, batch.base_offset) not in self._reported:
             self._reported.add((cursor.replica, batch.base_offset))
             at, replicas = (batch.base_offset, batch.last_offset), (cursor.replica, cursor.replica)
-            self._add(Difference(Kind.CORRUPT, *at, *replicas, batch.computed_crc, batch.crc))
+            self._add(Difference(DifferenceKind.CORRUPT, *at, *replicas, batch.computed_crc, batch.crc))
 
     def _compare_records(
         self, first: int, end: int, cursor: _Cursor, batch: Batch, reference: _Cursor, expected: Batch
@@ -403,13 +407,13 @@ class _Comparison:
         )
         for replica, found in ((cursor.replica, ours), (reference.replica, theirs)):
             if isinstance(found, KafkaError):
-                self._add(Difference(Kind.CORRUPT, first, end - 1, replica, replica))
+                self._add(Difference(DifferenceKind.CORRUPT, first, end - 1, replica, replica))
         if isinstance(ours, KafkaError) or isinstance(theirs, KafkaError):
             return
         self._result.compacted_batches += ours.keys() != theirs.keys()
         unlike = [offset for offset, record in ours.items() if theirs.get(offset, record) != record]
         if unlike:
-            self._add(Difference(Kind.RECORDS, unlike[0], unlike[-1], cursor.replica, reference.replica))
+            self._add(Difference(DifferenceKind.RECORDS, unlike[0], unlike[-1], cursor.replica, reference.replica))
 
     def _add(self, difference: Difference) -> None:
         self._result.differences.append(difference)

@@ -22,8 +22,8 @@ from typing import NamedTuple
 from klamm.client.verification.compare import (
     Compared,
     Difference,
+    DifferenceKind,
     Differences,
-    Kind,
     Window,
     compare,
     first_batch_holds,
@@ -274,7 +274,7 @@ class PartitionCheck:
         """The values that are lost become differences. Returns new ones."""
         assert self.newest is not None
         lost = [
-            Difference(Kind.LOST, value.offset, value.offset, replica, value.replica)
+            Difference(DifferenceKind.LOST, value.offset, value.offset, replica, value.replica)
             for value in self.newest.take()
             for replica in value.lacking
         ]

@@ -20,7 +20,7 @@ from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER
 from klamm.recording.blocks import RecordingError
 from klamm.recording.entries import ZNODE, Json
-from klamm.recording.reader import Entry, Recording
+from klamm.recording.reader import NumberedEntry, Recording
 from klamm.recording.state import PartitionMoment, State, replicas_of
 from klamm.znodes.brokers import broker_ids
 
@@ -255,7 +255,7 @@ def _names(partitions: Sequence[tuple[str, int]]) -> tuple[str, ...]:
 # -- entries -----------------------------------------------------------------------------------------------------------
 
 
-def entry_document(entry: Entry) -> dict[str, Any]:
+def entry_document(entry: NumberedEntry) -> dict[str, Any]:
     """An entry for a list: its text, its mark, and the entry itself."""
     found = entry.entry
     text = found.get("text")

@@ -19,7 +19,7 @@ from klamm.diagnosis.partition_conditions import PartitionFacts, explain
 from klamm.diagnosis.reasons import Circumstances
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.recording.entries import RECORD_KINDS, ZNODE, ZNODE_DELETED, EntryError, Json, znode_of
-from klamm.recording.reader import Entry, Recording
+from klamm.recording.reader import NumberedEntry, Recording
 from klamm.recording.state import PartitionMoment, State, replicas_of
 from klamm.znodes.brokers import BROKER_IDS_PATH, broker_ids
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
@@ -103,7 +103,7 @@ def _facts(state: State, key: TopicPartition, moment: PartitionMoment, told: "_T
     )
 
 
-def _in_order(entries: Sequence[Entry]) -> Iterator[Entry]:
+def _in_order(entries: Sequence[NumberedEntry]) -> Iterator[NumberedEntry]:
     """The entries, with the records of controllers in the order of their epochs and numbers."""
     records = iter(sorted((each for each in entries if _number(each.entry) is not None), key=_sorted_by))
     for each in entries:
@@ -119,7 +119,7 @@ def _number(entry: Json) -> tuple[int, int, int] | None:
     return epoch, controller, sequence
 
 
-def _sorted_by(entry: Entry) -> tuple[int, int, int]:
+def _sorted_by(entry: NumberedEntry) -> tuple[int, int, int]:
     return _number(entry.entry) or (0, 0, 0)
 
 
@@ -142,10 +142,10 @@ class _Told:
     """The controller of each epoch."""
     _last: LeaderAndIsr | None = None
 
-    def line(self, entry: Entry) -> story.Entry | None:
+    def line(self, entry: NumberedEntry) -> story.StoryEntry | None:
         """The line of the story about the next entry; None for an entry that only explains others."""
         found = entry.entry
-        line = story.Entry(
+        line = story.StoryEntry(
             entry.at_ms,
             None,
             "",
@@ -169,7 +169,7 @@ class _Told:
             return self._record(found, line)
         return replace(line, writer=f"broker {found['server']}") if "server" in found else line
 
-    def _znode(self, znode: Znode, line: story.Entry) -> story.Entry | None:
+    def _znode(self, znode: Znode, line: story.StoryEntry) -> story.StoryEntry | None:
         if znode.path == CONTROLLER_EPOCH_PATH:
             self._epoch = None if znode.data is None else decode_controller_epoch(znode.data)
             return None
@@ -208,7 +208,7 @@ class _Told:
         if ended_ms is not None:
             self.offline_since_ms[broker_id] = ended_ms
 
-    def _record(self, record: Json, line: story.Entry) -> story.Entry:
+    def _record(self, record: Json, line: story.StoryEntry) -> story.StoryEntry:
         self.has_records = True
         controller, event, after = _said(record, "controller", int), _said(record, "event", str), line.after
         if controller is not None and line.controller_epoch is not None:
@@ -231,7 +231,7 @@ class _Told:
             text=story.because(_said(record, "why", str) or "", event),
         )
 
-    def _replica(self, replica: int, event: str | None, line: story.Entry) -> None:
+    def _replica(self, replica: int, event: str | None, line: story.StoryEntry) -> None:
         if line.after != story.OFFLINE_REPLICA:
             self._registration(replica, None)
             return

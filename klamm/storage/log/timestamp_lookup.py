@@ -47,7 +47,7 @@ MAX_REMEMBERED = 1_000
 Found = tuple[int, int, int]
 
 
-class Look(NamedTuple):
+class BatchLookup(NamedTuple):
     """The result for a batch: (timestamp, offset) of the first record late enough, or else its largest timestamp."""
 
     match: tuple[int, int] | None
@@ -169,7 +169,7 @@ class TimestampLookup:
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the batch at position {position} is cut")
         return data
 
-    async def _look(self, batch: Buffer, header: BatchHeader, timestamp_ms: int, start_offset: int) -> Look:
+    async def _look(self, batch: Buffer, header: BatchHeader, timestamp_ms: int, start_offset: int) -> BatchLookup:
         wanted = Wanted(from_timestamp_ms=timestamp_ms, from_offset=start_offset)
         try:
             walk = _begin(batch, header, wanted, AT_ONCE_BYTES)
@@ -178,7 +178,7 @@ class TimestampLookup:
                 raise
         else:
             if walk.advance(AT_ONCE_STEPS):
-                return Look(walk.match, walk.max_timestamp_ms)
+                return BatchLookup(walk.match, walk.max_timestamp_ms)
         return await self._environment.run_in_worker(look_into, bytes(batch), wanted)
 
 
@@ -190,7 +190,7 @@ class _Search:
         self.waiting = 0
 
 
-def look_into(batch: bytes, wanted: Wanted) -> Generator[int, None, Look]:
+def look_into(batch: bytes, wanted: Wanted) -> Generator[int, None, BatchLookup]:
     """Inspects a batch in steps. Raises KafkaError when the batch cannot be read."""
     header = parse_header(batch)
     max_bytes = max_decompressed_bytes(header)
@@ -199,7 +199,7 @@ def look_into(batch: bytes, wanted: Wanted) -> Generator[int, None, Look]:
     yield 0
     while not advance_fast(walk, STEPS_PER_SLICE):
         yield 0
-    return Look(walk.match, walk.max_timestamp_ms)
+    return BatchLookup(walk.match, walk.max_timestamp_ms)
 
 
 def _begin(batch: Buffer, header: BatchHeader, wanted: Wanted, max_bytes: int) -> RecordWalk:

@@ -13,7 +13,7 @@ from klamm.testing.errors import ClusterError
 from klamm.testing.threads import in_thread
 
 
-class Cluster(Protocol):
+class ControlledCluster(Protocol):
     """What the port needs of a `klamm.testing.Cluster`."""
 
     @property
@@ -34,7 +34,7 @@ class ClusterBehindPort:
     """The cluster as its control port sees it. The port belongs to the cluster's loop; the methods of the cluster wait
     for that loop, so they run in threads."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ControlledCluster) -> None:
         self._cluster = cluster
 
     def described(self) -> Json:
@@ -66,7 +66,7 @@ async def _in_thread(method: Callable[..., None], *arguments: Server) -> None:
         raise FaultError(str(error)) from error
 
 
-async def open_port(cluster: Cluster, control: Control, chronicle: Chronicle) -> tuple[ControlPort, str]:
+async def open_port(cluster: ControlledCluster, control: Control, chronicle: Chronicle) -> tuple[ControlPort, str]:
     """The open port, and its token."""
     token = secrets.token_urlsafe(32)
     port = ControlPort(control, chronicle, ClusterBehindPort(cluster), token)

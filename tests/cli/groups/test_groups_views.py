@@ -3,8 +3,8 @@
 import pytest
 
 from klamm.cli.groups.group_views import (
-    Kind,
     Line,
+    LineKind,
     assignment_text,
     deletion_lines,
     list_lines,
@@ -79,23 +79,23 @@ def test_rows_are_those_of_members_then_those_without() -> None:
     assert value["partitions"][3]["lag"] == 0
 
 
-EMPTY = Line("", Kind.NOTE)
+EMPTY = Line("", LineKind.NOTE)
 
 
 @pytest.mark.parametrize(
     ("state", "notes"),
     [
-        ("Empty", [EMPTY, Line("Consumer group 'g' has no active members.", Kind.NOTE)]),
-        ("PreparingRebalance", [EMPTY, Line("Warning: Consumer group 'g' is rebalancing.", Kind.NOTE)]),
-        ("CompletingRebalance", [EMPTY, Line("Warning: Consumer group 'g' is rebalancing.", Kind.NOTE)]),
-        ("Dead", [Line("klamm: Consumer group 'g' does not exist.", Kind.ERROR)]),
+        ("Empty", [EMPTY, Line("Consumer group 'g' has no active members.", LineKind.NOTE)]),
+        ("PreparingRebalance", [EMPTY, Line("Warning: Consumer group 'g' is rebalancing.", LineKind.NOTE)]),
+        ("CompletingRebalance", [EMPTY, Line("Warning: Consumer group 'g' is rebalancing.", LineKind.NOTE)]),
+        ("Dead", [Line("klamm: Consumer group 'g' does not exist.", LineKind.ERROR)]),
     ],
 )
 def test_notes_about_the_state(state: str, notes: list[Line]) -> None:
     assert list(offset_lines(group(state), [])) == notes
     assert list(member_lines(group(state), verbose=True)) == notes
     assert list(state_lines(group(state)))[: len(notes)] == notes
-    assert list(state_lines(group("Dead"))) == [Line("klamm: Consumer group 'g' does not exist.", Kind.ERROR)]
+    assert list(state_lines(group("Dead"))) == [Line("klamm: Consumer group 'g' does not exist.", LineKind.ERROR)]
 
 
 def test_members() -> None:
@@ -158,8 +158,8 @@ def test_deletions() -> None:
         Line("Deletion of requested consumer groups ('g', 'h') was successful.")
     ]
     assert list(deletion_lines({"g": None, "h": "NON_EMPTY_GROUP: so"})) == [
-        Line("klamm: Deletion of some consumer groups failed:", Kind.ERROR),
-        Line("* Group 'h' could not be deleted due to: NON_EMPTY_GROUP: so", Kind.ERROR),
+        Line("klamm: Deletion of some consumer groups failed:", LineKind.ERROR),
+        Line("* Group 'h' could not be deleted due to: NON_EMPTY_GROUP: so", LineKind.ERROR),
         Line(""),
         Line("These consumer groups were deleted successfully: 'g'"),
     ]

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from klamm.cli.reassign.planning.goals import Balance, Goal, PartitionLoad
-from klamm.cli.reassign.planning.model import Broker, Cluster, Partition, Unmovable
+from klamm.cli.reassign.planning.model import Broker, ClusterModel, Partition, Unmovable
 from klamm.cli.reassign.planning.planner import plan
 from klamm.cli.reassign.report import Report, report, report_lines, report_value
 from klamm.protocol.vocabulary import TopicPartition
@@ -12,10 +12,10 @@ from klamm.protocol.vocabulary import TopicPartition
 MB = 1024 * 1024
 
 
-def cluster() -> Cluster:
+def cluster() -> ClusterModel:
     """Broker 4 has died; broker 3 is empty."""
     replicas = [(1, 2), (2, 1), (1, 2), (1, 4)]
-    return Cluster(
+    return ClusterModel(
         {1: Broker("a"), 2: Broker("b"), 3: Broker("a")},
         {TopicPartition("t", number): Partition(each, 10 * MB) for number, each in enumerate(replicas)},
     )

@@ -17,7 +17,7 @@ from klamm.cli.reassign.state_file import (
     state_path,
     write_rollback,
 )
-from klamm.cli.reassign.steps import Limits, Look, Standing, Verdict, judge, moved_bytes, next_batch
+from klamm.cli.reassign.steps import ClusterMoment, Limits, Standing, Verdict, judge, moved_bytes, next_batch
 from klamm.cli.reassign.throttles import (
     FOLLOWER_RATE,
     FOLLOWER_REPLICAS,
@@ -55,10 +55,10 @@ def look(
     leader: int = 1,
     live: tuple[int, ...] = (1, 2, 3),
     topic_id: UUID = ID,
-) -> Look:
+) -> ClusterMoment:
     partitions = {} if replicas is None else {T0: PartitionView(leader, 0, replicas, ())}
     view = ClusterView({broker: BrokerView(broker, ("h", 1)) for broker in live}, partitions, {"t": topic_id})
-    return Look(view, {} if target is None else {T0: target})
+    return ClusterMoment(view, {} if target is None else {T0: target})
 
 
 DEAD = "broker 3 is not alive"
@@ -89,7 +89,7 @@ DEAD = "broker 3 is not alive"
         (look(None), False, Verdict(Standing.CHANGED, "the partition no longer exists")),
     ],
 )
-def test_where_a_partition_stands(seen: Look, is_sent: bool, verdict: Verdict) -> None:
+def test_where_a_partition_stands(seen: ClusterMoment, is_sent: bool, verdict: Verdict) -> None:
     assert judge(MOVE, str(ID), seen, is_sent=is_sent) == verdict
 
 

@@ -1,7 +1,7 @@
 """A value that one replica of a compacted topic has lost, found through brokers."""
 
 from klamm.client.threads import call
-from klamm.client.verification.compare import Difference, Kind
+from klamm.client.verification.compare import Difference, DifferenceKind
 from klamm.client.verification.verifier import VerifyOptions, partitions_to_verify, verify_replicas
 from klamm.processes.helper import Helper
 from klamm.protocol.record.records import Record
@@ -33,5 +33,5 @@ def test_a_lost_value_is_found_and_a_replaced_one_is_not(klamm_helper: Helper) -
             return await verify_replicas(cluster_client, planned.partitions, VerifyOptions())
 
         (check,) = call(options_of(cluster), verify)
-        assert check.differences.found == [Difference(Kind.LOST, 7, 7, replica=1, other=0)]
+        assert check.differences.found == [Difference(DifferenceKind.LOST, 7, 7, replica=1, other=0)]
         assert (check.position, check.compacted_batches) == (len(OFFSETS), 2)

@@ -9,7 +9,7 @@ import pytest
 from klamm.cli import main
 from klamm.cli.verify.offline import open_directories, verify_partition
 from klamm.cli.verify.report import Outcome, Report
-from klamm.client.verification.compare import Difference, Kind
+from klamm.client.verification.compare import Difference, DifferenceKind
 from klamm.client.verification.partition import PartitionCheck, SetAside
 from klamm.protocol.record.records import Record, build_batch
 
@@ -125,7 +125,7 @@ def test_a_lost_value_of_a_compacted_topic_is_found_unless_a_record_above_the_hi
     write(directories[0], (0, b"a"), (1, b"b"), (END - 1, b"c"))
     write(directories[1], (1, b"b"), (END - 1, b"c"))
     check = verified(directories)
-    assert check.differences.found == [Difference(Kind.LOST, 0, 0, replica=1, other=0)]
+    assert check.differences.found == [Difference(DifferenceKind.LOST, 0, 0, replica=1, other=0)]
     assert Report([check]).outcome is Outcome.DIFFERENT
     # Its broker was killed after a cleaning, before it checkpointed the high watermark.
     write(directories[1], (1, b"b"), (END - 1, b"c"), (END, b"a"))

@@ -1,7 +1,7 @@
 """What `klamm verify replicas` prints, from values."""
 
 from klamm.cli.verify.report import Outcome, Report, difference_line, lag_line, report_json, summary_lines
-from klamm.client.verification.compare import Difference, Kind
+from klamm.client.verification.compare import Difference, DifferenceKind
 from klamm.client.verification.partition import PartitionCheck, SetAside
 from klamm.protocol.vocabulary import TopicPartition
 
@@ -18,20 +18,26 @@ def checked(number: int, *differences: Difference, replicas: tuple[int, ...] = (
 
 def test_the_lines_of_differences() -> None:
     lines = {
-        Difference(Kind.MISSING, 5, 9, 2, 1): "partition t-0: replica 2 has no batch for offsets 5 to 9, replica 1 has",
-        Difference(Kind.BOUNDARIES, 5, 9, 2, 1, 12, 9): "partition t-0: replica 1's offset 9 doesn't match replica 2's"
-        " offset 12",
-        Difference(Kind.LEADER_EPOCH, 5, 9, 2, 1, 3, 4): "partition t-0 has unmatched leader epoch at offset 9; replica"
-        " 1's epoch 4; replica 2's epoch 3",
-        Difference(Kind.CHECKSUM, 5, 9, 2, 1, 77, 88): "partition t-0 has unmatched checksum at offset 9; replica 1's"
-        " checksum 88; replica 2's checksum 77",
         Difference(
-            Kind.RECORDS, 5, 5, 2, 1
+            DifferenceKind.MISSING, 5, 9, 2, 1
+        ): "partition t-0: replica 2 has no batch for offsets 5 to 9, replica 1 has",
+        Difference(
+            DifferenceKind.BOUNDARIES, 5, 9, 2, 1, 12, 9
+        ): "partition t-0: replica 1's offset 9 doesn't match replica 2's offset 12",
+        Difference(
+            DifferenceKind.LEADER_EPOCH, 5, 9, 2, 1, 3, 4
+        ): "partition t-0 has unmatched leader epoch at offset 9; replica 1's epoch 4; replica 2's epoch 3",
+        Difference(
+            DifferenceKind.CHECKSUM, 5, 9, 2, 1, 77, 88
+        ): "partition t-0 has unmatched checksum at offset 9; replica 1's checksum 88; replica 2's checksum 77",
+        Difference(
+            DifferenceKind.RECORDS, 5, 5, 2, 1
         ): "partition t-0: replica 2 has other records than replica 1 within offset 5",
-        Difference(Kind.CORRUPT, 5, 9, 2, 2, 77, 88): "partition t-0: replica 2 has a corrupt batch at offsets 5 to 9;"
-        " its checksum is 77, and says 88",
         Difference(
-            Kind.CORRUPT, 5, 9, 2, 2
+            DifferenceKind.CORRUPT, 5, 9, 2, 2, 77, 88
+        ): "partition t-0: replica 2 has a corrupt batch at offsets 5 to 9; its checksum is 77, and says 88",
+        Difference(
+            DifferenceKind.CORRUPT, 5, 9, 2, 2
         ): "partition t-0: replica 2 has records that cannot be read at offsets 5 to 9",
     }
     for difference, line in lines.items():
@@ -50,7 +56,12 @@ def test_the_summary_names_each_difference_and_says_the_same_of_many_partitions_
     for check in checks:
         check.set_aside[3] = SetAside(0, "broker 3 is not in the cluster")
     report = Report(
-        [*checks, checked(8, Difference(Kind.MISSING, 5, 9, 2, 1), Difference(Kind.CHECKSUM, 15, 19, 3, 1))]
+        [
+            *checks,
+            checked(
+                8, Difference(DifferenceKind.MISSING, 5, 9, 2, 1), Difference(DifferenceKind.CHECKSUM, 15, 19, 3, 1)
+            ),
+        ]
     )
     assert list(summary_lines(report)) == [
         "t-0, t-1, t-2, t-3, t-4 and 2 more: replica 3 was not verified: broker 3 is not in the cluster",

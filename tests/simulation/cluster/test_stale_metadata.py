@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from klamm.broker.metadata_updates import Look
+from klamm.broker.metadata_updates import ComparedState
 from klamm.broker.start.broker import Broker
 from klamm.client.admin.reassignments import alter_partition_reassignments
 from klamm.client.admin.topics import NewTopic, create_topics
@@ -277,7 +277,7 @@ async def a_leader_that_looks_while_a_deletion_waits_for_a_reassignment(world: W
         await cluster.brokers[leader].until_up()
         await asyncio.sleep(SETTLED_S)
         assert known_partitions(cluster, leader) == []
-        broker_of(cluster, leader).parts.metadata_updates.look_for_deleted_topics(Look.NAMES)
+        broker_of(cluster, leader).parts.metadata_updates.look_for_deleted_topics(ComparedState.NAMES)
         await asyncio.sleep(SETTLED_S)
         cluster.world.network.heal_all()
         await cluster.until(lambda: TOPIC not in cluster.state.topics())

@@ -11,7 +11,7 @@ import pytest
 
 from klamm.client.options import ClientOptions
 from klamm.client.threads import call
-from klamm.client.verification.compare import Kind
+from klamm.client.verification.compare import DifferenceKind
 from klamm.client.verification.verifier import VerifyOptions, partitions_to_verify
 from klamm.processes.helper import Helper
 from klamm.protocol.record.records import Record
@@ -67,7 +67,7 @@ def test_ranges_on_executors_find_what_is_planted(spark: "SparkSession", replica
     )
     assert [(check.position, check.is_compared) for check in checks] == [(RECORDS, True), (RECORDS, True)]
     first, second = checks
-    assert {(each.kind, each.first_offset) for each in first.differences.found} >= {(Kind.CORRUPT, 30)}
+    assert {(each.kind, each.first_offset) for each in first.differences.found} >= {(DifferenceKind.CORRUPT, 30)}
     assert {each.first_offset for each in first.differences.found} == {9, 30, 50}
     assert not second.differences
     assert shown == [(0, 2 * RECORDS), (2 * RECORDS, 2 * RECORDS)]

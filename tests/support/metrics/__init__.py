@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from klamm.base.metrics import Kind, Metric, Metrics
+from klamm.base.metrics import Metric, MetricKind, Metrics
 from klamm.broker.metrics.prometheus_text import prometheus_name, render
 
 RECORDED = Path(__file__).with_name("kafka-2.8.2.txt")
@@ -71,9 +71,9 @@ def _shapes(metric: Metric) -> Iterator[Shape]:
 def _shapes_with(metric: Metric, tags: tuple[str, ...]) -> Iterator[Shape]:
     labels = [tag.replace("-", "_") for tag in tags]
     name = prometheus_name(metric.name)
-    if metric.kind is Kind.METER:
+    if metric.kind is MetricKind.METER:
         yield Shape.of(f"{name.removesuffix('persec')}_total", "counter", labels)
-    elif metric.kind is Kind.GAUGE:
+    elif metric.kind is MetricKind.GAUGE:
         yield Shape.of(name, "gauge", labels)
     else:
         yield Shape.of(name, "gauge", [*labels, "quantile"])

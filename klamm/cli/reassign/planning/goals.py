@@ -12,7 +12,7 @@ from typing import Final
 
 import typer
 
-from klamm.cli.reassign.planning.model import Cluster
+from klamm.cli.reassign.planning.model import ClusterModel
 from klamm.cli.shared.patterns import named_topics
 from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
@@ -81,7 +81,7 @@ def default_balance(goal: Goal) -> frozenset[Balance]:
     return known | {Balance.LOAD} if goal.load else known
 
 
-def target_brokers(cluster: Cluster, goal: Goal) -> tuple[int, ...]:
+def target_brokers(cluster: ClusterModel, goal: Goal) -> tuple[int, ...]:
     """The live brokers that may receive replicas, ascending. Raises ToolError for a goal that contradicts itself."""
     live = cluster.brokers
     known = cluster.known_brokers

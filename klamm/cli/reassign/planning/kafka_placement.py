@@ -9,12 +9,12 @@ from zlib import crc32
 
 from klamm.broker.topics.replica_assignment import assign_replicas
 from klamm.cli.reassign.planning.goals import Goal, Racks, target_brokers
-from klamm.cli.reassign.planning.model import ANY_LOG_DIR, Cluster, Move, Placement, Plan, anywhere
+from klamm.cli.reassign.planning.model import ANY_LOG_DIR, ClusterModel, Move, Placement, Plan, anywhere
 from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 
 
-def kafka_plan(cluster: Cluster, goal: Goal, *, seed: int = 0) -> Plan:
+def kafka_plan(cluster: ClusterModel, goal: Goal, *, seed: int = 0) -> Plan:
     """The moves, sorted. Only the topics, target brokers and racks of the goal count. Raises ToolError."""
     targets = target_brokers(cluster, goal)
     of_topics: dict[str, list[int]] = {}

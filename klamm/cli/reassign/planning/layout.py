@@ -10,7 +10,7 @@ from typing import Final
 from zlib import crc32
 
 from klamm.cli.reassign.planning.goals import Balance, Goal, Racks, target_brokers
-from klamm.cli.reassign.planning.model import Cluster
+from klamm.cli.reassign.planning.model import ClusterModel
 from klamm.cli.reassign.planning.shares import band, rack_shares
 
 UNKNOWN_RACK: Final = ""
@@ -53,7 +53,7 @@ class Dimension:
 class Layout:
     """The replicas of each partition, and the loads of each broker."""
 
-    def __init__(self, cluster: Cluster, goal: Goal) -> None:
+    def __init__(self, cluster: ClusterModel, goal: Goal) -> None:
         targets = target_brokers(cluster, goal)
         used = {broker for partition in cluster.partitions.values() for broker in partition.replicas}
         self.brokers = sorted(used | set(cluster.brokers))

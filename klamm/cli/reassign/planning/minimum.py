@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 
 from klamm.cli.reassign.planning.goals import Balance, Goal, Racks
 from klamm.cli.reassign.planning.layout import Dimension, Layout
-from klamm.cli.reassign.planning.model import Cluster, Unmovable
+from klamm.cli.reassign.planning.model import ClusterModel, Unmovable
 from klamm.protocol.vocabulary import TopicPartition
 
 
-def minimum_bytes(cluster: Cluster, goal: Goal, unmovable: Iterable[Unmovable] = ()) -> int:
+def minimum_bytes(cluster: ClusterModel, goal: Goal, unmovable: Iterable[Unmovable] = ()) -> int:
     """The bound. `unmovable` replicas, which stay where they are, count as wanted there."""
     layout = Layout(cluster, goal)
     staying: dict[TopicPartition, set[int | None]] = {}

@@ -1,7 +1,7 @@
 """What a reassignment is about, as plain values: the cluster, the placement of a partition, and a plan of moves.
 
-Nothing here speaks to a cluster. A planner makes a `Plan` from a `Cluster`; an executor carries it out; `json_form`
-reads and writes Kafka's files. The order of replicas matters: the first one is the preferred leader.
+Nothing here speaks to a cluster. A planner makes a `Plan` from a `ClusterModel`; an executor carries it out;
+`json_form` reads and writes Kafka's files. The order of replicas matters: the first one is the preferred leader.
 """
 
 from collections.abc import Iterable, Mapping
@@ -47,7 +47,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterModel:
     """The live brokers by id, and the partitions. Replicas may be on brokers that are not alive."""
 
     brokers: Mapping[int, Broker]
@@ -58,7 +58,7 @@ class Cluster:
         """The live brokers, and those that have replicas."""
         return {*self.brokers, *(broker for each in self.partitions.values() for broker in each.replicas)}
 
-    def without_log_dirs(self) -> "Cluster":
+    def without_log_dirs(self) -> "ClusterModel":
         """The cluster as if directories were not known, so that a plan leaves them to the brokers."""
         return replace(self, partitions={key: replace(each, log_dirs={}) for key, each in self.partitions.items()})
 

@@ -17,11 +17,11 @@ from klamm.cli.reassign.planning.goals import Balance, Goal
 from klamm.cli.reassign.planning.layout import Layout
 from klamm.cli.reassign.planning.leaders import LeaderBalancer
 from klamm.cli.reassign.planning.log_dirs import Replica, balanced_log_dirs
-from klamm.cli.reassign.planning.model import ANY_LOG_DIR, Cluster, Move, Partition, Placement, Plan
+from klamm.cli.reassign.planning.model import ANY_LOG_DIR, ClusterModel, Move, Partition, Placement, Plan
 from klamm.protocol.vocabulary import TopicPartition
 
 
-def plan(cluster: Cluster, goal: Goal) -> Plan:
+def plan(cluster: ClusterModel, goal: Goal) -> Plan:
     """The moves, sorted. Raises ToolError for a goal that contradicts itself or names brokers that do not exist."""
     layout = Layout(cluster, goal)
     forced = ForcedMoves(layout, goal)
@@ -46,7 +46,7 @@ def _balance_leaders(layout: Layout, goal: Goal) -> None:
         leaders.balance_rates(rates, keep_counts=Balance.LEADERS in goal.balance)
 
 
-def _moves(cluster: Cluster, goal: Goal, layout: Layout) -> tuple[Move, ...]:
+def _moves(cluster: ClusterModel, goal: Goal, layout: Layout) -> tuple[Move, ...]:
     chosen = _log_dirs(cluster, goal, layout) if goal.balance_log_dirs else {}
     moves = []
     for number, name in enumerate(layout.names):
@@ -66,7 +66,7 @@ def _move(name: TopicPartition, found: Partition, before: Placement, after: Plac
     return Move(name.topic, name.partition, before, after, found.size_bytes, found.leader)
 
 
-def _log_dirs(cluster: Cluster, goal: Goal, layout: Layout) -> dict[int, dict[int, str]]:
+def _log_dirs(cluster: ClusterModel, goal: Goal, layout: Layout) -> dict[int, dict[int, str]]:
     """The directories of the replicas of each partition that may move, by broker id."""
     of_broker: dict[int, list[Replica]] = {broker: [] for broker in cluster.brokers}
     for number, replicas in enumerate(layout.replicas):

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 
-class Kind(Enum):
+class ValueForm(Enum):
     """The form of a value."""
 
     TEXT = "text"
@@ -21,7 +21,7 @@ class Kind(Enum):
 class Key:
     """A key. `keys` are those of a section; `has_variables` says that `${NAME}` in a text is a variable."""
 
-    kind: Kind
+    kind: ValueForm
     about: str
     required: bool = False
     allowed: tuple[str, ...] = ()
@@ -30,99 +30,101 @@ class Key:
 
 
 def _options(about: str, *, required: bool = False) -> Key:
-    return Key(Kind.OPTIONS, f"{about} ${{NAME}} is the variable of the environment.", required, has_variables=True)
+    return Key(
+        ValueForm.OPTIONS, f"{about} ${{NAME}} is the variable of the environment.", required, has_variables=True
+    )
 
 
-_SCHEMA = Key(Kind.TEXT, "The columns to read, as in spark.read.schema: 'key BINARY, value BINARY'.")
-_NAME = Key(Kind.TEXT, "The name of the view.", required=True)
+_SCHEMA = Key(ValueForm.TEXT, "The columns to read, as in spark.read.schema: 'key BINARY, value BINARY'.")
+_NAME = Key(ValueForm.TEXT, "The name of the view.", required=True)
 
 BATCH_MODES = ("append", "overwrite", "errorifexists", "ignore")
 STREAM_MODES = ("append", "update", "complete")
 
 FILE = Key(
-    Kind.SECTION,
+    ValueForm.SECTION,
     "A pipeline: rows from a source through SQL to a sink.",
     keys={
-        "name": Key(Kind.TEXT, "The name of Spark's application."),
+        "name": Key(ValueForm.TEXT, "The name of Spark's application."),
         "conf": _options("Configuration of Spark, such as spark.sql.session.timeZone."),
         "cluster": _options(
             "Options kafka.* of the source, the sink and the errors, where these have the format klamm."
         ),
         "source": Key(
-            Kind.SECTION,
+            ValueForm.SECTION,
             "What is read. Its rows are the view `source`.",
             required=True,
             keys={
-                "format": Key(Kind.TEXT, "A format of Spark's readers; klamm by default."),
-                "stream": Key(Kind.FLAG, "Whether the pipeline is a streaming query; false by default."),
+                "format": Key(ValueForm.TEXT, "A format of Spark's readers; klamm by default."),
+                "stream": Key(ValueForm.FLAG, "Whether the pipeline is a streaming query; false by default."),
                 "schema": _SCHEMA,
                 "options": _options("Options of the reader.", required=True),
             },
         ),
         "tables": Key(
-            Kind.SECTIONS,
+            ValueForm.SECTIONS,
             "Other tables for the SQL, read as batches.",
             keys={
                 "name": _NAME,
-                "format": Key(Kind.TEXT, "A format of Spark's readers.", required=True),
+                "format": Key(ValueForm.TEXT, "A format of Spark's readers.", required=True),
                 "schema": _SCHEMA,
                 "options": _options("Options of the reader."),
             },
         ),
-        "decode": Key(Kind.TEXT, "A query over the view `source`. Its rows are the view `records`."),
+        "decode": Key(ValueForm.TEXT, "A query over the view `source`. Its rows are the view `records`."),
         "errors": Key(
-            Kind.SECTION,
+            ValueForm.SECTION,
             "Rows of `decode`, or else of `source`, that go to a topic instead of the view `records`.",
             keys={
-                "topic": Key(Kind.TEXT, "The topic for these rows.", required=True),
+                "topic": Key(ValueForm.TEXT, "The topic for these rows.", required=True),
                 "where": Key(
-                    Kind.TEXT,
+                    ValueForm.TEXT,
                     "The condition for a bad row; by default that it has a corrupt record, where the source has the"
                     " option value.format or key.format.",
                 ),
                 "value": Key(
-                    Kind.TEXT, "An expression for the value that is written; by default the one that was read."
+                    ValueForm.TEXT, "An expression for the value that is written; by default the one that was read."
                 ),
-                "reason": Key(Kind.TEXT, "An expression for the reason; by default the condition."),
+                "reason": Key(ValueForm.TEXT, "An expression for the reason; by default the condition."),
                 "options": _options("Options of the writer."),
             },
         ),
         "steps": Key(
-            Kind.SECTIONS,
+            ValueForm.SECTIONS,
             "Queries, one after another, over `records`, `tables` and the steps before. The last one goes to the sink.",
             keys={
                 "name": _NAME,
-                "sql": Key(Kind.TEXT, "A query.", required=True),
+                "sql": Key(ValueForm.TEXT, "A query.", required=True),
                 "watermark": Key(
-                    Kind.SECTION,
+                    ValueForm.SECTION,
                     "How late rows may come: withWatermark of the query's result.",
                     keys={
-                        "column": Key(Kind.TEXT, "The column with the time of the event.", required=True),
-                        "delay": Key(Kind.TEXT, "An interval, such as 10 minutes.", required=True),
+                        "column": Key(ValueForm.TEXT, "The column with the time of the event.", required=True),
+                        "delay": Key(ValueForm.TEXT, "An interval, such as 10 minutes.", required=True),
                     },
                 ),
             },
         ),
         "sink": Key(
-            Kind.SECTION,
+            ValueForm.SECTION,
             "Where the rows go.",
             required=True,
             keys={
-                "format": Key(Kind.TEXT, "A format of Spark's writers; klamm by default."),
+                "format": Key(ValueForm.TEXT, "A format of Spark's writers; klamm by default."),
                 "mode": Key(
-                    Kind.TEXT,
+                    ValueForm.TEXT,
                     "How rows are added; append by default.",
                     allowed=tuple(dict.fromkeys((*BATCH_MODES, *STREAM_MODES))),
                 ),
-                "partitionBy": Key(Kind.TEXTS, "The columns that name the directories of files."),
+                "partitionBy": Key(ValueForm.TEXTS, "The columns that name the directories of files."),
                 "options": _options("Options of the writer."),
             },
         ),
         "checkpoint": Key(
-            Kind.TEXT, "The directory of a stream's progress; with the same one it continues.", has_variables=True
+            ValueForm.TEXT, "The directory of a stream's progress; with the same one it continues.", has_variables=True
         ),
         "trigger": Key(
-            Kind.TEXT,
+            ValueForm.TEXT,
             "When a stream reads: availableNow, to end with the present records, or an interval such as 10 seconds. By"
             " default at once.",
         ),
@@ -142,21 +144,21 @@ def json_schema() -> dict[str, Any]:
 def _schema_of(key: Key) -> dict[str, Any]:
     scalar = {"type": ["string", "number", "boolean"]}
     match key.kind:
-        case Kind.TEXT:
+        case ValueForm.TEXT:
             form: dict[str, Any] = {"enum": list(key.allowed)} if key.allowed else {"type": "string"}
-        case Kind.FLAG:
+        case ValueForm.FLAG:
             form = {"type": "boolean"}
-        case Kind.TEXTS:
+        case ValueForm.TEXTS:
             form = {"type": "array", "items": {"type": "string"}}
-        case Kind.OPTIONS:
+        case ValueForm.OPTIONS:
             form = {"type": "object", "additionalProperties": scalar}
-        case Kind.SECTION | Kind.SECTIONS:
+        case ValueForm.SECTION | ValueForm.SECTIONS:
             form = {
                 "type": "object",
                 "additionalProperties": False,
                 "properties": {name: _schema_of(each) for name, each in key.keys.items()},
                 "required": [name for name, each in key.keys.items() if each.required],
             }
-            if key.kind is Kind.SECTIONS:
+            if key.kind is ValueForm.SECTIONS:
                 form = {"type": "array", "items": form}
     return {"description": key.about, **form}

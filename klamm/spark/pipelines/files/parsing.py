@@ -21,7 +21,7 @@ import yaml
 from klamm.base.patterns import Pattern
 from klamm.spark.formats.settings import BINARY, STRING, Mode
 from klamm.spark.options import OptionError, Topics, read_options, write_options
-from klamm.spark.pipelines.files.keys import BATCH_MODES, FILE, STREAM_MODES, Key, Kind
+from klamm.spark.pipelines.files.keys import BATCH_MODES, FILE, STREAM_MODES, Key, ValueForm
 
 MAX_FILE_BYTES = 1_000_000
 # What the aliases of a file stand for counts, too.
@@ -287,15 +287,15 @@ class _Reader:
                 self._tell_mark(node.start_mark, f"the file stands for more than {MAX_NODES} values")
             return None
         match key.kind:
-            case Kind.SECTION | Kind.OPTIONS if isinstance(node, yaml.MappingNode):
+            case ValueForm.SECTION | ValueForm.OPTIONS if isinstance(node, yaml.MappingNode):
                 return self._mapping(node, key, path)
-            case Kind.SECTIONS if isinstance(node, yaml.SequenceNode):
-                section = Key(Kind.SECTION, key.about, keys=key.keys)
+            case ValueForm.SECTIONS if isinstance(node, yaml.SequenceNode):
+                section = Key(ValueForm.SECTION, key.about, keys=key.keys)
                 return [self._value(each, section, self._at(each, (*path, n))) for n, each in enumerate(node.value)]
-            case Kind.TEXTS if isinstance(node, yaml.SequenceNode):
-                text = Key(Kind.TEXT, key.about)
+            case ValueForm.TEXTS if isinstance(node, yaml.SequenceNode):
+                text = Key(ValueForm.TEXT, key.about)
                 return [self._value(each, text, self._at(each, (*path, n))) for n, each in enumerate(node.value)]
-            case Kind.TEXT | Kind.FLAG if isinstance(node, yaml.ScalarNode):
+            case ValueForm.TEXT | ValueForm.FLAG if isinstance(node, yaml.ScalarNode):
                 return self._scalar(node, key)
         self._tell_mark(node.start_mark, f"{_named(path)} is not {key.kind.value}")
         return None
@@ -307,19 +307,19 @@ class _Reader:
     def _mapping(self, node: yaml.MappingNode, key: Key, path: Path) -> dict[str, Any]:
         found: dict[str, Any] = {}
         names: set[str] = set()
-        option = Key(Kind.TEXT, key.about, has_variables=key.has_variables)
+        option = Key(ValueForm.TEXT, key.about, has_variables=key.has_variables)
         for name_node, value_node in node.value:
             name = name_node.value
             if not isinstance(name_node, yaml.ScalarNode) or not isinstance(name, str):
                 self._tell_mark(name_node.start_mark, "a key is not a text")
                 continue
             # Spark's options have no upper and lower case.
-            same = name.lower() if key.kind is Kind.OPTIONS else name
+            same = name.lower() if key.kind is ValueForm.OPTIONS else name
             if same in names:
                 self._tell_mark(name_node.start_mark, f"{name} is there twice")
                 continue
             names.add(same)
-            known = option if key.kind is Kind.OPTIONS else key.keys.get(name)
+            known = option if key.kind is ValueForm.OPTIONS else key.keys.get(name)
             if known is None:
                 self._tell_mark(name_node.start_mark, _unknown(name, key.keys, path))
                 continue
@@ -337,7 +337,7 @@ class _Reader:
             self._tell_mark(node.start_mark, "there is no value")
         elif node.tag not in _SCALARS:
             self._tell_mark(node.start_mark, f"the tag {node.tag} is not allowed; allowed: texts, numbers, true, false")
-        elif key.kind is Kind.FLAG:
+        elif key.kind is ValueForm.FLAG:
             if text in ("true", "false"):
                 return text == "true"
             self._tell_mark(node.start_mark, f"{text!r} is not allowed; allowed: true, false")

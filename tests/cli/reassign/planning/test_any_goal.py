@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from klamm.cli.reassign.planning.goals import Balance, Goal, PartitionLoad, Racks
 from klamm.cli.reassign.planning.minimum import minimum_bytes
-from klamm.cli.reassign.planning.model import Broker, Cluster, Partition, Plan
+from klamm.cli.reassign.planning.model import Broker, ClusterModel, Partition, Plan
 from klamm.cli.reassign.planning.planner import plan
 from klamm.cli.reassign.report import report, report_lines, report_value
 from klamm.processes.errors import ToolError
@@ -21,7 +21,7 @@ EXAMPLES = 30
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> Cluster:
+def clusters(draw: st.DrawFn) -> ClusterModel:
     count = draw(st.integers(2, 8))
     racks = draw(st.one_of(st.none(), st.lists(st.sampled_from("abcd"), min_size=count, max_size=count)))
     log_dirs = DIRECTORIES[: draw(st.integers(0, 3))]
@@ -36,11 +36,11 @@ def clusters(draw: st.DrawFn) -> Cluster:
             {each: draw(st.sampled_from(log_dirs)) for each in replicas if each != DEAD} if log_dirs else {},
             draw(st.sampled_from([False] * 9 + [True])),
         )
-    return Cluster(brokers, partitions)
+    return ClusterModel(brokers, partitions)
 
 
 @st.composite
-def goals(draw: st.DrawFn, cluster: Cluster) -> Goal:
+def goals(draw: st.DrawFn, cluster: ClusterModel) -> Goal:
     known = [*cluster.brokers, DEAD]
     some = st.lists(st.sampled_from(known), unique=True, max_size=2)
     rate = st.floats(0, 1e9)
@@ -62,7 +62,7 @@ def goals(draw: st.DrawFn, cluster: Cluster) -> Goal:
     )
 
 
-def after(cluster: Cluster, made: Plan) -> Cluster:
+def after(cluster: ClusterModel, made: Plan) -> ClusterModel:
     """The cluster when the plan is done."""
     changed = {}
     for name, placement in made.after.items():
@@ -72,7 +72,7 @@ def after(cluster: Cluster, made: Plan) -> Cluster:
     return replace(cluster, partitions={**cluster.partitions, **changed})
 
 
-def pairs_in_a_rack(cluster: Cluster, replicas: tuple[int, ...]) -> int:
+def pairs_in_a_rack(cluster: ClusterModel, replicas: tuple[int, ...]) -> int:
     racks = [cluster.brokers[broker].rack for broker in replicas if broker in cluster.brokers]
     return sum(one is not None and one == other for one, other in combinations(racks, 2))
 
@@ -123,7 +123,7 @@ def test_the_order_in_which_a_cluster_is_read_does_not_matter(data: st.DataObjec
         made = plan(cluster, goal)
     except ToolError:
         assume(False)
-    mixed = Cluster(dict(reversed(cluster.brokers.items())), dict(reversed(cluster.partitions.items())))
+    mixed = ClusterModel(dict(reversed(cluster.brokers.items())), dict(reversed(cluster.partitions.items())))
     assert plan(mixed, goal) == made
 
 

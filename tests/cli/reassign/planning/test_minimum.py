@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from klamm.cli.reassign.planning.goals import Balance, Goal, Racks
 from klamm.cli.reassign.planning.minimum import minimum_bytes
-from klamm.cli.reassign.planning.model import Broker, Cluster, Partition, Plan
+from klamm.cli.reassign.planning.model import Broker, ClusterModel, Partition, Plan
 from klamm.cli.reassign.planning.planner import plan
 from klamm.protocol.vocabulary import TopicPartition
 
@@ -17,7 +17,7 @@ Brokers = frozenset[int]
 
 
 @st.composite
-def clusters(draw: st.DrawFn, *, max_partitions: int = 4, with_racks: bool = True, max_factor: int = 3) -> Cluster:
+def clusters(draw: st.DrawFn, *, max_partitions: int = 4, with_racks: bool = True, max_factor: int = 3) -> ClusterModel:
     brokers = range(draw(st.integers(2, 5)))
     racks = draw(st.lists(st.sampled_from("abc"), min_size=len(brokers), max_size=len(brokers)))
     has_racks = with_racks and draw(st.booleans())
@@ -27,15 +27,15 @@ def clusters(draw: st.DrawFn, *, max_partitions: int = 4, with_racks: bool = Tru
         replicas = draw(st.permutations(brokers))[: draw(st.integers(1, min(max_factor, len(brokers))))]
         name = TopicPartition(draw(st.sampled_from("tu")), number)
         partitions[name] = Partition(tuple(replicas), draw(st.integers(0, 30)))
-    return Cluster({each: Broker(racks[each] if has_racks else None) for each in brokers}, partitions)
+    return ClusterModel({each: Broker(racks[each] if has_racks else None) for each in brokers}, partitions)
 
 
-def pairs_in_a_rack(cluster: Cluster, replicas: Brokers | tuple[int, ...]) -> int:
+def pairs_in_a_rack(cluster: ClusterModel, replicas: Brokers | tuple[int, ...]) -> int:
     racks = [cluster.brokers[broker].rack for broker in replicas]
     return sum(one == other for one, other in combinations(racks, 2)) if any(racks) else 0
 
 
-def choices(cluster: Cluster, name: TopicPartition, factor: int, allowed: Brokers) -> list[Brokers]:
+def choices(cluster: ClusterModel, name: TopicPartition, factor: int, allowed: Brokers) -> list[Brokers]:
     """The sets of brokers that a partition may be on without more replicas in one rack."""
     before = cluster.partitions[name].replicas
     found = [frozenset(each) for each in combinations(sorted(allowed), factor)]
@@ -45,18 +45,18 @@ def choices(cluster: Cluster, name: TopicPartition, factor: int, allowed: Broker
     return [each for each in found if pairs_in_a_rack(cluster, each) <= pairs_in_a_rack(cluster, before)]
 
 
-def copied(cluster: Cluster, name: TopicPartition, after: Brokers) -> int:
+def copied(cluster: ClusterModel, name: TopicPartition, after: Brokers) -> int:
     found = cluster.partitions[name]
     return found.size_bytes * len(after - set(found.replicas))
 
 
-def replicas_after(cluster: Cluster, made: Plan) -> dict[TopicPartition, tuple[int, ...]]:
+def replicas_after(cluster: ClusterModel, made: Plan) -> dict[TopicPartition, tuple[int, ...]]:
     return {name: each.replicas for name, each in cluster.partitions.items()} | {
         name: placement.replicas for name, placement in made.after.items()
     }
 
 
-def check_sound(cluster: Cluster, made: Plan) -> None:
+def check_sound(cluster: ClusterModel, made: Plan) -> None:
     for name, replicas in replicas_after(cluster, made).items():
         assert len(set(replicas)) == len(replicas) > 0
         before = cluster.partitions[name].replicas
@@ -65,7 +65,7 @@ def check_sound(cluster: Cluster, made: Plan) -> None:
 
 
 @given(clusters(), st.data())
-def test_a_broker_is_emptied_for_the_least_bytes_of_all_plans(cluster: Cluster, data: st.DataObject) -> None:
+def test_a_broker_is_emptied_for_the_least_bytes_of_all_plans(cluster: ClusterModel, data: st.DataObject) -> None:
     leaving = frozenset(data.draw(st.lists(st.sampled_from(sorted(cluster.brokers)), min_size=1, unique=True)))
     assume(leaving < set(cluster.brokers))
     goal = Goal(remove_brokers=tuple(leaving))
@@ -89,7 +89,9 @@ def test_a_broker_is_emptied_for_the_least_bytes_of_all_plans(cluster: Cluster, 
 
 
 @given(clusters(), st.data())
-def test_the_replication_factor_changes_for_the_least_bytes_of_all_plans(cluster: Cluster, data: st.DataObject) -> None:
+def test_the_replication_factor_changes_for_the_least_bytes_of_all_plans(
+    cluster: ClusterModel, data: st.DataObject
+) -> None:
     factor = data.draw(st.integers(1, len(cluster.brokers)))
     goal = Goal(replication_factor=factor)
     made = plan(cluster, goal)
@@ -108,7 +110,7 @@ def test_the_replication_factor_changes_for_the_least_bytes_of_all_plans(cluster
 
 
 @given(clusters())
-def test_racks_are_improved_for_the_least_bytes_of_all_plans(cluster: Cluster) -> None:
+def test_racks_are_improved_for_the_least_bytes_of_all_plans(cluster: ClusterModel) -> None:
     goal = Goal(racks=Racks.IMPROVE)
     made = plan(cluster, goal)
     check_sound(cluster, made)
@@ -125,7 +127,9 @@ def test_racks_are_improved_for_the_least_bytes_of_all_plans(cluster: Cluster) -
 # -- balance ----------------------------------------------------------------------------------------------------------
 
 
-def load(cluster: Cluster, kind: Balance, after: dict[TopicPartition, Brokers], brokers: Brokers) -> dict[int, int]:
+def load(
+    cluster: ClusterModel, kind: Balance, after: dict[TopicPartition, Brokers], brokers: Brokers
+) -> dict[int, int]:
     loads = dict.fromkeys(sorted(brokers), 0)
     for name, replicas in after.items():
         for broker in replicas & brokers:
@@ -142,14 +146,14 @@ def outside(loads: dict[int, int], kind: Balance, tolerance: float) -> float:
     return sum(max(0.0, each - high, low - each) for each in loads.values())
 
 
-def all_layouts(cluster: Cluster, brokers: Brokers) -> Iterator[dict[TopicPartition, Brokers]]:
+def all_layouts(cluster: ClusterModel, brokers: Brokers) -> Iterator[dict[TopicPartition, Brokers]]:
     names = sorted(cluster.partitions)
     for sets in product(*(choices(cluster, name, len(cluster.partitions[name].replicas), brokers) for name in names)):
         yield dict(zip(names, sets, strict=True))
 
 
 def least_bytes(
-    cluster: Cluster, brokers: Brokers, is_reached: Callable[[dict[TopicPartition, Brokers]], bool]
+    cluster: ClusterModel, brokers: Brokers, is_reached: Callable[[dict[TopicPartition, Brokers]], bool]
 ) -> int | None:
     return min(
         (
@@ -169,7 +173,7 @@ def least_bytes(
     st.booleans(),
 )
 def test_no_plan_that_balances_needs_less_than_the_minimum(
-    cluster: Cluster, balance: frozenset[Balance], tolerance: float, removes: bool
+    cluster: ClusterModel, balance: frozenset[Balance], tolerance: float, removes: bool
 ) -> None:
     balance = balance & {Balance.BYTES, Balance.REPLICAS}
     leaving = frozenset({0}) if removes else frozenset()
@@ -204,7 +208,7 @@ def test_no_plan_that_balances_needs_less_than_the_minimum(
 def test_equal_partitions_with_one_replica_are_balanced_for_exactly_the_minimum(
     brokers: int, leaders: list[int], data: st.DataObject
 ) -> None:
-    cluster = Cluster(
+    cluster = ClusterModel(
         {broker: Broker() for broker in range(brokers)},
         {TopicPartition("t", number): Partition((leader % brokers,), 7) for number, leader in enumerate(leaders)},
     )

@@ -7,7 +7,7 @@ import pytest
 
 from klamm.cli.reassign.planning.goals import Balance, Goal, PartitionLoad, Racks
 from klamm.cli.reassign.planning.minimum import minimum_bytes
-from klamm.cli.reassign.planning.model import Broker, Cluster, Partition, Plan
+from klamm.cli.reassign.planning.model import Broker, ClusterModel, Partition, Plan
 from klamm.cli.reassign.planning.planner import plan
 from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
@@ -21,9 +21,9 @@ def cluster(
     brokers: Sequence[int] = (1, 2, 3, 4),
     racks: Mapping[int, str] | None = None,
     sizes: Sequence[int] = (),
-) -> Cluster:
+) -> ClusterModel:
     """Topic t with these replicas; a partition has 10 bytes if `sizes` does not say."""
-    return Cluster(
+    return ClusterModel(
         {broker: Broker((racks or {}).get(broker)) for broker in brokers},
         {
             TopicPartition("t", number): Partition(tuple(each), sizes[number] if sizes else 10)
@@ -60,7 +60,7 @@ def test_the_new_replicas_of_a_removed_broker_go_where_bytes_are_fewest() -> Non
 def test_the_partitions_of_a_topic_spread_over_brokers_that_are_equally_low() -> None:
     found = cluster([[1]] * 4, brokers=[1, 2, 3])
     other = {TopicPartition("u", number): Partition((1,), 10) for number in range(4)}
-    made = plan(Cluster(found.brokers, {**found.partitions, **other}), Goal(remove_brokers=(1,)))
+    made = plan(ClusterModel(found.brokers, {**found.partitions, **other}), Goal(remove_brokers=(1,)))
     placed = sorted((move.topic, move.after.replicas[0]) for move in made.moves)
     assert placed == [(topic, broker) for topic in "tu" for broker in (2, 2, 3, 3)]
 
@@ -86,7 +86,7 @@ def test_a_rack_that_would_be_doubled_is_the_reason_that_a_replica_stays() -> No
 
 
 def test_a_partition_that_cannot_be_copied_now_says_why() -> None:
-    found = Cluster(
+    found = ClusterModel(
         {1: Broker(), 2: Broker()},
         {
             TopicPartition("t", 0): Partition((1,), leader=NO_LEADER),
@@ -136,7 +136,7 @@ def test_a_dead_broker_keeps_its_replicas_until_a_goal_names_it() -> None:
 def test_only_the_selected_topics_move() -> None:
     found = cluster([[1], [1]])
     other = {TopicPartition("u", 0): Partition((1,), 10)}
-    made = plan(Cluster(found.brokers, {**found.partitions, **other}), Goal(topics={"u"}, remove_brokers=(1,)))
+    made = plan(ClusterModel(found.brokers, {**found.partitions, **other}), Goal(topics={"u"}, remove_brokers=(1,)))
     assert [move.topic_partition for move in made.moves] == [TopicPartition("u", 0)]
 
 
@@ -245,7 +245,7 @@ def test_a_balance_of_load_copies_little_more_than_it_must() -> None:
         key = TopicPartition(f"t{number % 100}", number // 100)
         partitions[key] = Partition(tuple(replicas), int(chance.lognormvariate(20, 1.2)), replicas[0])
         load[key] = PartitionLoad(chance.lognormvariate(10, 1.5), 0.0)
-    used = Cluster({broker: Broker() for broker in brokers}, partitions)
+    used = ClusterModel({broker: Broker() for broker in brokers}, partitions)
     goal = Goal(balance=frozenset({Balance.LOAD}), load=load)
     assert plan(used, goal).bytes_between_brokers / minimum_bytes(used, goal) < 1.1
 
@@ -253,7 +253,7 @@ def test_a_balance_of_load_copies_little_more_than_it_must() -> None:
 def test_a_new_broker_takes_its_place_when_another_replica_has_left_its_rack() -> None:
     racks = {0: "c", 1: "b", 2: "a", 3: "c"}
     partitions = {TopicPartition("t", 0): Partition((2, 3), 1), TopicPartition("t", 1): Partition((0,), 100)}
-    used = Cluster({number: Broker(rack) for number, rack in racks.items()}, partitions)
+    used = ClusterModel({number: Broker(rack) for number, rack in racks.items()}, partitions)
     made = plan(used, Goal(remove_brokers=(3,), replace={2: 0}))
     assert moved(made) == {0: (0, 1)} and not made.unmovable
 
@@ -269,9 +269,9 @@ def test_what_leaders_send_is_balanced_by_the_order_of_replicas() -> None:
 # -- log directories --------------------------------------------------------------------------------------------------
 
 
-def with_dirs(paths: Mapping[int, tuple[str, ...]], partitions: Sequence[tuple[int, int, str | None]]) -> Cluster:
+def with_dirs(paths: Mapping[int, tuple[str, ...]], partitions: Sequence[tuple[int, int, str | None]]) -> ClusterModel:
     """Partitions with one replica each: broker, size and directory."""
-    return Cluster(
+    return ClusterModel(
         {broker: Broker(log_dirs=dirs) for broker, dirs in paths.items()},
         {
             TopicPartition("t", number): Partition((broker,), size, log_dirs={} if path is None else {broker: path})
