@@ -63,14 +63,15 @@ def imports(path: Path) -> list[str]:
 
 
 def test_the_places_of_the_schedule_exist() -> None:
-    for place in (*scheduling.WHOLE, *scheduling.FIRST):
-        assert (ROOT / place).exists(), f"{place} has moved, and its tests no longer begin first or stay together"
+    for place in scheduling.FIRST:
+        assert (ROOT / place).exists(), f"{place} has moved, and its tests no longer begin first"
 
 
 @pytest.mark.parametrize(
     ("nodeid", "unit", "is_first"),
     [
-        ("tests/spark/read/test_source.py::test_a", "tests/spark", True),
+        ("tests/spark/read/test_stream_read.py::test_a", "tests/spark", True),
+        ("tests/spark/formats/test_csv_decoder.py::test_a", "tests/spark/formats/test_csv_decoder.py", True),
         ("tests/interop/test_oracles.py::test_a[x::y]", "tests/interop", True),
         ("tests/clients/test_kill.py::test_a", "tests/clients/test_kill.py", True),
         ("tests/config/test_topic_config.py::test_a", "tests/config/test_topic_config.py", False),
@@ -79,3 +80,15 @@ def test_the_places_of_the_schedule_exist() -> None:
 def test_tests_that_share_a_jvm_are_one_unit(nodeid: str, unit: str, is_first: bool) -> None:
     assert scheduling.unit_of(nodeid) == unit
     assert (scheduling.turn_of(nodeid) < scheduling.turn_of("tests/net/test_http.py::test_a")) is is_first
+
+
+def test_whatever_uses_a_shared_jvm_is_in_its_unit(request: pytest.FixtureRequest) -> None:
+    """Of the tests that this run has collected."""
+    alone = {
+        item.nodeid
+        for item in request.session.items
+        for room, fixtures in scheduling.JVMS.items()
+        if item.nodeid.startswith(f"{room}/") and {*fixtures} & {*getattr(item, "fixturenames", ())}
+        if scheduling.unit_of(item.nodeid) != room
+    }
+    assert alone == set()

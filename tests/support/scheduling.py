@@ -1,25 +1,32 @@
 """How `pytest -n` shares the tests out among its workers. A pytest plugin; tests/conftest.py loads it.
 
-The tests of a room that starts JVMs stay on one worker, so that they are started once: Spark's session, brokers of
-Apache Kafka, ZooKeeper. Elsewhere the tests of a file stay together. What takes long begins first, so that no worker is
-left alone with it at the end; tests that mostly wait run beside Spark, which can use every core.
+The files whose tests share a JVM stay on one worker, so that it starts once: Spark's session, the brokers of Apache
+Kafka and the ZooKeeper of tests/interop. The fixtures that a file names say whether it is one of these. Elsewhere the
+tests of a file stay together. These units begin first, and beside them what mostly waits; then what takes long, so that
+no worker is left alone with it at the end.
 """
 
+import re
+from functools import cache
 from typing import Any
 
 import pytest
 
-# The rooms whose tests run on one worker.
-WHOLE = ("tests/spark", "tests/interop")
-# The rooms and files that begin first, in this order.
+from support.paths import ROOT
+
+# By room: the fixtures that give its tests a JVM of the session.
+JVMS = {
+    "tests/spark": ("spark", "spark_connect"),
+    "tests/interop": ("real_zookeeper", "real_zookeeper39", "real_kafka", "real_kraft", "kafka", "klamm"),
+}
+# The rooms and files whose tests begin next, in this order.
 FIRST = (
-    "tests/spark",
     "tests/clients",
     "tests/recipes",
     "tests/faults",
-    "tests/interop",
     "tests/walkthroughs",
-    "tests/coordinator/groups/test_group_histories.py",
+    "tests/spark",
+    "tests/interop",
     "tests/simulation",
     "tests/cli",
     "tests/cockpit",
@@ -28,9 +35,18 @@ FIRST = (
 
 
 def unit_of(nodeid: str) -> str:
-    """The tests of a unit run on one worker, one after another."""
-    path = nodeid.split("::", 1)[0]
-    return next((room for room in WHOLE if path.startswith(f"{room}/")), path)
+    """The tests of a unit run on one worker, one after another: a file, or a room for the files that share its JVM."""
+    return _unit_of_file(nodeid.split("::", 1)[0])
+
+
+@cache
+def _unit_of_file(path: str) -> str:
+    # xdist asks in a process that collects no tests, so the text must tell.
+    room = next((room for room in JVMS if path.startswith(f"{room}/")), None)
+    if room is None:
+        return path
+    fixture = rf'\b(?:{"|".join(JVMS[room])})(?:: |")'
+    return room if re.search(fixture, (ROOT / path).read_text(encoding="utf-8")) else path
 
 
 def turn_of(nodeid: str) -> int:
@@ -57,4 +73,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: turn_of(item.nodeid))
+    items.sort(key=lambda item: (unit_of(item.nodeid) not in JVMS, turn_of(item.nodeid)))
