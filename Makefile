@@ -13,7 +13,7 @@ PYTHON := $(BIN)/python
 # takes three quarters of the time of a collection.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv run test check interop simulate hostile bench format docs pictures lock release system clean
+.PHONY: help venv run test check interop simulate planted hostile bench format docs pictures lock release system clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ interop: venv system  ## all tests that talk to real Kafka, ZooKeeper and client
 
 simulate: venv  ## random faults on simulated clusters, SEEDS=500 of them
 	$(PYTHON) -m klamm.simulation --seeds $(SEEDS) --jobs $$(nproc)
+
+planted: venv  ## faults planted in builds of the simulator, each until a seed finds it: the table of docs/simulation.md
+	PYTHONPATH=.:tests $(PYTHON) -m support.planted_faults --jobs $$(nproc)
 
 hostile: venv  ## bytes that nobody who means well writes: clients', logs', znodes'; ROUNDS=2000 of each kind
 	KLAMM_HOSTILE_ROUNDS=$(ROUNDS) $(PYTHON) -m pytest -q --timeout 7200 -k hostile \

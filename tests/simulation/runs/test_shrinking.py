@@ -9,11 +9,11 @@ import pytest
 from klamm.simulation import __main__ as sweep
 from klamm.simulation.machine.process import SimulationFailure
 from klamm.simulation.machine.world import World
-from klamm.simulation.planted.faults import BY_NAME
 from klamm.simulation.runs.random_faults import random_faults
 from klamm.simulation.runs.shrinking import shrink, signature
 from klamm.simulation.workloads.run_shape import RunShape, draw_shape
 from klamm.simulation.workloads.schedule import Schedule, Step
+from support.planted_faults.faults import BY_NAME
 
 SHAPE = RunShape(
     5,

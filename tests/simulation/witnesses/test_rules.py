@@ -19,12 +19,12 @@ from klamm.replication.partition.partition import Partition
 from klamm.simulation.cluster.cluster import SimulatedCluster
 from klamm.simulation.machine.process import SimulationFailure
 from klamm.simulation.machine.world import World
-from klamm.simulation.planted.guards import GUARDS
 from klamm.simulation.witnesses.event_witness import EventWitness
 from klamm.simulation.witnesses.group_rules import _Sender, _violation
 from klamm.simulation.witnesses.rules import ProducersOfLog, RuledPartition, Rules
 from klamm.simulation.workloads.group_workload import GroupLedger
 from klamm.simulation.workloads.workload import Workload, create_topic
+from support.planted_faults.guards import GUARDS
 
 KEY: PartitionKey = ("events", 0)
 TIME_LIMIT_S = 60.0

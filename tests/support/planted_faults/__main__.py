@@ -1,10 +1,10 @@
-"""`python -m klamm.simulation.planted`: hunts the planted faults and prints the table of `docs/simulation.md`.
+"""`python -m support.planted_faults`: hunts the planted faults and prints the table of `docs/simulation.md`.
 
-    python -m klamm.simulation.planted                    all of them, each until a seed finds it
-    python -m klamm.simulation.planted --jobs 2           two hunts at a time
-    python -m klamm.simulation.planted lost-watch         one of them
-    python -m klamm.simulation.planted --first 1000       other seeds than those of the table
-    python -m klamm.simulation.planted --mixed 60 kafka-10548   in up to 60 mixed runs, not in its own scenario
+    python -m support.planted_faults                    all of them, each until a seed finds it
+    python -m support.planted_faults --jobs 2           two hunts at a time
+    python -m support.planted_faults lost-watch         one of them
+    python -m support.planted_faults --first 1000       other seeds than those of the table
+    python -m support.planted_faults --mixed 60 kafka-10548   in up to 60 mixed runs, not in its own scenario
 
 The exit status is 1 when the seeds do not find a fault in time, or when a run fails otherwise than the table says.
 """
@@ -17,9 +17,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from klamm.simulation.planted.fault import Found, PlantedFault, hunt
-from klamm.simulation.planted.faults import BY_NAME
 from klamm.simulation.runs.random_faults import random_faults
+from support.planted_faults.fault import Found, PlantedFault, hunt
+from support.planted_faults.faults import BY_NAME
 
 HEAD = """\
 | planted fault | what this build does | found by | within | first found by |
@@ -49,7 +49,7 @@ def _row(fault: PlantedFault, found: Found | None) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m klamm.simulation.planted", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m support.planted_faults", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("faults", nargs="*", metavar="FAULT", help=f"by default all: {', '.join(BY_NAME)}")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")

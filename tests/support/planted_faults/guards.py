@@ -22,12 +22,12 @@ from klamm.replication.partition.isr import CommittedIsr, IsrState
 from klamm.replication.partition.partition import Partition
 from klamm.replication.partition.replica import Replica
 from klamm.replication.state_changes import StateChanges
-from klamm.simulation.planted.fault import PlantedFault, Replacement
 from klamm.storage.log.log import AppendInfo
 from klamm.storage.log.producer_state import ProducerState
 from klamm.znodes import requests
 from klamm.znodes.controller_store import ControllerStore
 from klamm.znodes.store import LiveBroker
+from support.planted_faults.fault import PlantedFault, Replacement
 
 # -- partitions -----------------------------------------------------------------------------------------------------
 

@@ -30,16 +30,6 @@ from klamm.replication.partition.partition import Partition
 from klamm.replication.partition.replica import Replica
 from klamm.replication.replica_manager import ReplicaManager
 from klamm.replication.state_changes import StateChanges
-from klamm.simulation.planted.fault import PlantedFault, Replacement
-from klamm.simulation.planted.guards import GUARDS
-from klamm.simulation.planted.scenarios import (
-    copiers_at_work,
-    copy_of_a_rotten_log,
-    late_stop_replica,
-    load_of_a_rotten_log,
-    log_of_a_former_topic,
-    lost_election,
-)
 from klamm.storage.log import follower_batches, log_loader
 from klamm.storage.log.log_loader import LoadedLog
 from klamm.storage.log.producer_state import ProducerState
@@ -51,6 +41,16 @@ from klamm.zookeeper.client.watches import WatchTable
 from klamm.zookeeper.messages import MultiOperation
 from klamm.zookeeper.server.database import Database
 from klamm.zookeeper.server.snapshots import publish_snapshot, write_snapshot
+from support.planted_faults.fault import PlantedFault, Replacement
+from support.planted_faults.guards import GUARDS
+from support.planted_faults.scenarios import (
+    copiers_at_work,
+    copy_of_a_rotten_log,
+    late_stop_replica,
+    load_of_a_rotten_log,
+    log_of_a_former_topic,
+    lost_election,
+)
 
 # -- replication ----------------------------------------------------------------------------------------------------
 

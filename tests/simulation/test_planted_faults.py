@@ -1,6 +1,6 @@
 """Builds of the simulator with one planted fault each: the seeds of the mixed random run find them.
 
-`python -m klamm.simulation.planted` does the same for all, and prints the table of docs/simulation.md.
+`python -m support.planted_faults` does the same for all, and prints the table of docs/simulation.md.
 """
 
 import re
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from klamm.simulation.machine.world import World
-from klamm.simulation.planted import __main__ as command
-from klamm.simulation.planted.fault import TIME_LIMIT_S, Found, PlantedFault, Replacement, Scenario, hunt
-from klamm.simulation.planted.faults import BY_NAME, FAULTS
-from klamm.simulation.planted.scenarios import (
+from support.planted_faults import __main__ as command
+from support.planted_faults.fault import TIME_LIMIT_S, Found, PlantedFault, Replacement, Scenario, hunt
+from support.planted_faults.faults import BY_NAME, FAULTS
+from support.planted_faults.scenarios import (
     copiers_at_work,
     copy_of_a_rotten_log,
     late_stop_replica,
@@ -20,7 +20,7 @@ from klamm.simulation.planted.scenarios import (
     log_of_a_former_topic,
 )
 
-DOCUMENT = Path(__file__).parents[3] / "docs/simulation.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/simulation.md"
 # These run a scenario, which takes two seconds, once or twice.
 CHEAP = (
     "stop-replica-without-epoch",
