@@ -45,7 +45,7 @@ def _unit_of_file(path: str) -> str:
     room = next((room for room in JVMS if path.startswith(f"{room}/")), None)
     if room is None:
         return path
-    fixture = rf'\b(?:{"|".join(JVMS[room])})(?:: |")'
+    fixture = rf'[( "](?:{"|".join(JVMS[room])})[:,)"]'
     return room if re.search(fixture, (ROOT / path).read_text(encoding="utf-8")) else path
 
 
