@@ -17,7 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -28,12 +28,10 @@ from klamm.client.admin.topics import NewTopic, create_topics
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.producer import Producer, ProducerRecord
-from klamm.faults.control import Control
-from klamm.faults.servers import BROKER as BROKER_UNDER_FAULTS
-from klamm.faults.servers import PRELOAD, under_faults
-from klamm.processes.local_cluster import HOST, address_of, broker_arguments, broker_properties
-from klamm.processes.loop_thread import LoopThread
-from klamm.processes.supervisor import BROKER, EMBEDDED_ZOOKEEPER, Processes, ServerProcess
+from klamm.faults.local_cluster import ClusterUnderFaults
+from klamm.faults.servers import PRELOAD
+from klamm.processes.helper import Helper
+from klamm.processes.local_cluster import LocalCluster, Plan
 from klamm.protocol.record.compression import CompressionType
 
 TOPIC = "t"
@@ -42,35 +40,22 @@ SIDES = ("production", "under faults")
 
 
 @contextmanager
-def broker(directory: Path, *, is_under_faults: bool) -> Iterator[ServerProcess]:
-    """A broker of its own cluster."""
-    with ExitStack() as stack:
-        # The modules of a helper are shared and never looked at by the garbage collector.
-        processes = stack.enter_context(Processes(directory, preload=PRELOAD))
-        zookeeper = processes.start(
-            "zookeeper", EMBEDDED_ZOOKEEPER, {"directory": str(directory / "zookeeper"), "host": HOST, "port": 0}
-        )
-        connect = f"{HOST}:{zookeeper.wait_ready()['port']}"
-        properties = broker_properties(0, 1, port=0, directory=directory / "0", zookeeper=connect, overrides={})
-        target, arguments = BROKER, broker_arguments(properties, directory, 0)
-        if is_under_faults:
-            loop = LoopThread("control")
-            stack.callback(loop.close)
-            control = Control(directory / "faults", lambda: 0)
-            loop.run(control.open())
-            stack.callback(lambda: loop.run(control.close()))
-            target, arguments = BROKER_UNDER_FAULTS, under_faults(arguments, control.directory, 0)
-        server = processes.start("broker-0", target, arguments)
-        server.wait_ready()
-        yield server
+def broker(directory: Path, *, is_under_faults: bool) -> Iterator[LocalCluster]:
+    """A cluster with one broker."""
+    # The modules of a helper are shared and never looked at by the garbage collector.
+    with Helper(PRELOAD) as helper:
+        cluster = (ClusterUnderFaults if is_under_faults else LocalCluster)(Plan(directory, 1), helper)
+        with closing(cluster):
+            cluster.start()
+            yield cluster
 
 
 class Side:
     """A client of one of the brokers."""
 
-    def __init__(self, server: ServerProcess, environment: SystemEnvironment) -> None:
-        address = address_of(server)
-        self._pid = server.pid
+    def __init__(self, cluster: LocalCluster, environment: SystemEnvironment) -> None:
+        address = cluster.addresses[0]
+        self._pid = cluster.process(0).pid
         self.client = ClusterClient([address])
         options = ProducerOptions(ClientOptions([address]), CompressionType.NONE)
         self._one = Producer(self.client, options, environment)
@@ -108,9 +93,9 @@ Found = dict[str, list[list[float]]]
 """For each row, the values of the rounds of each side."""
 
 
-async def measure(servers: Sequence[ServerProcess], rounds: int, singles: int, many: int) -> Found:
+async def measure(clusters: Sequence[LocalCluster], rounds: int, singles: int, many: int) -> Found:
     environment = SystemEnvironment(blocking_workers=1)
-    sides = [Side(server, environment) for server in servers]
+    sides = [Side(cluster, environment) for cluster in clusters]
     found: Found = {}
     for side in sides:
         await create_topics(side.client, [NewTopic(TOPIC, 1, 1)])

@@ -19,6 +19,7 @@ takes commands. `klamm broker`, and `klamm up` without a control port, never imp
 | `control.py`  | in the owner's process: the active faults, one channel to each server, and the tallies           |
 | `entries.py`  | what can stand in the history: one frozen dataclass for each kind of entry                       |
 | `history.py`  | the history, its report, and the Python that repeats its faults                                  |
+| `local_cluster.py`, `control_port.py` | in the owner's process: the servers with a control, and its port over HTTP  |
 | `chronicle.py`, `metadata_changes.py` | in the owner's process: what changes in ZooKeeper, for the history         |
 
 How a new fault plugs in:

@@ -1,7 +1,6 @@
 """The servers of a cluster as they run under faults, for `klamm.processes.supervisor`.
 
-`BROKER` is the target instead of `klamm.processes.supervisor.BROKER`; its arguments have one more, `faults`
-(`broker_arguments`).
+`BROKER` is the target instead of `klamm.processes.supervisor.BROKER`; `under_faults` adds to the arguments.
 
 What must stay true: the broker is the production broker. What is added stands in front of it or below it: its
 environment, its loop, and the hook of its dispatcher.

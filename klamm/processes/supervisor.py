@@ -135,12 +135,8 @@ class ServerProcess:
         self.stop()
         if arguments is not None:
             self.arguments = dict(arguments)
-        self.begin_again()
-        return self.wait_ready(timeout_s)
-
-    def begin_again(self) -> None:
-        """Starts an ended server again and returns at once. Raises ServerFailed when the helper has ended."""
         self._begin()
+        return self.wait_ready(timeout_s)
 
     def log_tail(self, lines: int = 10) -> str:
         """The last lines of its log since its start."""

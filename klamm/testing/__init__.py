@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from klamm.protocol.errors import ErrorCode, KafkaError
     from klamm.testing.async_cluster import AsyncCluster
-    from klamm.testing.cluster import Broker, Cluster
+    from klamm.testing.cluster import Cluster
     from klamm.testing.errors import ClusterError, NotInTime
+    from klamm.testing.facts import Broker
     from klamm.testing.helper import Helper
 
 __all__ = ["AsyncCluster", "Broker", "Cluster", "ClusterError", "ErrorCode", "Helper", "KafkaError", "NotInTime"]
 
 _MODULES = {
     "AsyncCluster": "klamm.testing.async_cluster",
-    "Broker": "klamm.testing.cluster",
+    "Broker": "klamm.testing.facts",
     "Cluster": "klamm.testing.cluster",
     "ClusterError": "klamm.testing.errors",
     "ErrorCode": "klamm.protocol.errors",

@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
-from klamm.faults.commands import Server
 from klamm.faults.commands.answers import AnswerFault
 from klamm.faults.history import History
-from klamm.testing.cluster import DESCRIBED_LINES, TIMEOUT_S, Broker, Cluster
+from klamm.faults.local_cluster import ClusterUnderFaults
+from klamm.testing.cluster import TIMEOUT_S, Cluster
 from klamm.testing.conditions import Wait
+from klamm.testing.facts import ClusterFacts
 from klamm.testing.faults.answers import FaultsOfAnswers
 from klamm.testing.faults.asynchronous import AsyncAnswer, AsyncClock, AsyncDisk, AsyncFaults, AsyncNetwork
 from klamm.testing.threads import Twin, awaited, in_thread, require_asyncio
@@ -36,7 +36,7 @@ async def close_in_thread(cluster: Cluster, error: BaseException | None = None) 
     await asyncio.shield(in_thread(cluster.close, error))
 
 
-class AsyncCluster(Twin[Cluster], FaultsOfAnswers[AsyncAnswer]):
+class AsyncCluster(Twin[Cluster], ClusterFacts, FaultsOfAnswers[AsyncAnswer]):
     """A running cluster, from `async with Cluster(...) as c`. Cluster documents each method."""
 
     @property
@@ -45,48 +45,8 @@ class AsyncCluster(Twin[Cluster], FaultsOfAnswers[AsyncAnswer]):
         return self._original
 
     @property
-    def bootstrap(self) -> str:
-        return self.cluster.bootstrap
-
-    @property
-    def zookeeper(self) -> str:
-        return self.cluster.zookeeper
-
-    @property
-    def control_url(self) -> str:
-        return self.cluster.control_url
-
-    @property
-    def control_token(self) -> str:
-        return self.cluster.control_token
-
-    @property
-    def servers(self) -> list[Server]:
-        return self.cluster.servers
-
-    @property
-    def broker_ids(self) -> list[int]:
-        return self.cluster.broker_ids
-
-    @property
-    def brokers(self) -> list[Broker]:
-        return self.cluster.brokers
-
-    def broker(self, broker: int) -> Broker:
-        return self.cluster.broker(broker)
-
-    @property
-    def directory(self) -> Path:
-        return self.cluster.directory
-
-    def data_directory(self, server: Server) -> Path:
-        return self.cluster.data_directory(server)
-
-    def log(self, server: Server, lines: int = 50) -> str:
-        return self.cluster.log(server, lines)
-
-    def describe(self, history_lines: int = DESCRIBED_LINES) -> str:
-        return self.cluster.describe(history_lines)
+    def _local(self) -> ClusterUnderFaults:
+        return self.cluster._local
 
     record = awaited(Cluster.record)
     controller_id = awaited(Cluster.controller_id)

@@ -106,7 +106,7 @@ async def test_the_loop_goes_on_while_a_cluster_starts_and_stops() -> None:
 async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
     cluster = Cluster(1)
     starting = asyncio.create_task(cluster.__aenter__())
-    while cluster._processes is None:  # noqa: ASYNC110 - what is awaited happens in a thread
+    while not cluster._is_open:  # noqa: ASYNC110 - what is awaited happens in a thread
         await asyncio.sleep(0.001)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kazoo.client import KazooClient
 
+from klamm.processes.local_cluster import ReservedPort
 from klamm.testing import Cluster, ClusterError, ErrorCode, Helper, KafkaError, NotInTime
-from klamm.testing.ports import ReservedPort
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def ended(pid: int, timeout_s: float = 20) -> bool:
 
 
 def pids_of(cluster: Cluster) -> list[int]:
-    return [process.pid for process in cluster._open.servers.values() if process.pid is not None]
+    return [process.pid for process in cluster._local.processes.servers.values() if process.pid is not None]
 
 
 # -- what there is --------------------------------------------------------------------------------------------------
@@ -226,8 +226,9 @@ SCRIPT = """
     cluster = Cluster(1)
     cluster.open()
     cluster.pause(0)
-    servers = cluster._open.servers.values()
-    print(cluster.directory, *(server.pid for server in servers), cluster._open._helper.process.pid, flush=True)
+    processes = cluster._local.processes
+    pids = [server.pid for server in processes.servers.values()]
+    print(cluster.directory, *pids, processes._helper.process.pid, flush=True)
     input()
 """
 

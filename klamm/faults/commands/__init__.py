@@ -14,9 +14,10 @@ from klamm.faults.commands.actions import (
 )
 from klamm.faults.commands.answers import DelayAnswers, DisconnectClients, DropAnswers, FailAnswers
 from klamm.faults.commands.clock import ShiftClock
-from klamm.faults.commands.codec import Action, Command, Fault, Json, Server, command, from_json, kinds
+from klamm.faults.commands.codec import Action, Command, Fault, Json, command, from_json, kinds
 from klamm.faults.commands.disk import FailDisk, FullDisk, SlowDisk
 from klamm.faults.commands.network import CutLinks, DelayLinks, HalfOpenConnections, ResetConnections, SlowLinks
+from klamm.processes.local_cluster import Server
 
 __all__ = [
     "Action",

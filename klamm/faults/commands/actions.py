@@ -5,7 +5,8 @@ An action says nothing of the server that carries it out: the controller, a coor
 
 from dataclasses import dataclass
 
-from klamm.faults.commands.codec import Action, Server, command
+from klamm.faults.commands.codec import Action, command
+from klamm.processes.local_cluster import Server
 
 
 @dataclass(frozen=True, kw_only=True)

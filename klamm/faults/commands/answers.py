@@ -12,8 +12,9 @@ With `after` the request has had its effect before the fault strikes: an append 
 
 from dataclasses import dataclass, field
 
-from klamm.faults.commands.codec import Fault, Server, command, nearest
+from klamm.faults.commands.codec import Fault, command, nearest
 from klamm.faults.request_subjects import API_KEYS, GROUPS, PARTITIONED, TOPICS, TRANSACTIONAL_IDS
+from klamm.processes.local_cluster import Server
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-Server = int | Literal["zookeeper"]
-"""A broker by its id, or the cluster's own ZooKeeper."""
+from klamm.processes.local_cluster import Server
 
 Json = Any
 """A JSON value."""

@@ -19,7 +19,8 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from klamm.faults.commands.codec import Fault, Server, command
+from klamm.faults.commands.codec import Fault, command
+from klamm.processes.local_cluster import Server
 
 Operation = Literal["read", "write", "sync", "open", "rename", "remove"]
 DiskError = Literal["EIO", "ENOSPC", "EDQUOT", "EROFS", "EACCES", "EMFILE", "ENFILE", "ENOMEM", "ENODEV"]

@@ -9,7 +9,8 @@ call themselves so. The requests of the cluster that is under test are never con
 from dataclasses import dataclass
 from typing import Literal
 
-from klamm.faults.commands.codec import Fault, Server, command
+from klamm.faults.commands.codec import Fault, command
+from klamm.processes.local_cluster import Server
 
 End = Server | Literal["clients"]
 """One end of a connection."""

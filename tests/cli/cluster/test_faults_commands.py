@@ -109,6 +109,13 @@ def test_heal_starts_what_was_stopped_and_the_history_tells_all(up: Up, faults: 
     assert " server_ended server=0 how=stopped\n" in faults("history")[1]
 
 
+def test_a_second_cluster_in_the_same_directory_is_refused(up: Up) -> None:
+    command = [sys.executable, "-m", "klamm", "up", "--brokers", "1", "--port", "0", "--dir", str(up.directory)]
+    done = subprocess.run([*command, "--control-port", "0"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"klamm: another cluster runs in {up.directory}\n")
+    assert (up.directory / "control.json").exists()
+
+
 def test_only_the_owner_can_read_the_token(up: Up) -> None:
     told = up.told["control_ready"]
     assert Path(told["file"]).stat().st_mode & 0o777 == 0o600
