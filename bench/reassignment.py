@@ -37,7 +37,7 @@ from rich.table import Table
 
 from klamm.cli.reassign.access import BrokerAccess
 from klamm.cli.reassign.throttles import BROKER_THROTTLES, TOPIC_THROTTLES, ConfigKey
-from klamm.cli.shared.clients import run_with_client
+from klamm.cli.shared.options import ClusterOptions
 from klamm.testing import Cluster
 from support.durability.check import check_load
 from support.durability.load import Load
@@ -165,7 +165,7 @@ class Reassigned:
         entities = {f"brokers/{broker}": BROKER_THROTTLES for broker in range(BROKERS)}
         entities |= {f"topics/{topic}": TOPIC_THROTTLES for topic in (MOVED, WRITTEN)}
         keys = [ConfigKey(entity, name) for entity, names in entities.items() for name in names]
-        found = run_with_client(self.cluster.bootstrap, None, lambda client: BrokerAccess(client).read_configs(keys))
+        found = ClusterOptions(self.cluster.bootstrap).call(lambda client: BrokerAccess(client).read_configs(keys))
         return {key: value for key, value in found.items() if value is not None}
 
 

@@ -29,7 +29,7 @@ from typing import Literal, TypeVar
 import sides  # noqa: F401  it makes tests/ importable
 from rich.console import Console
 
-from klamm.cli.shared.clients import run_with_client
+from klamm.cli.shared.options import ClusterOptions
 from klamm.client.admin.elections import elect_leaders
 from klamm.client.admin.reassignments import alter_partition_reassignments
 from klamm.client.admin.topics import NewTopic, create_topics
@@ -102,7 +102,7 @@ class Moves:
         assert self.wait(shift), "the topics were not created"
 
     def _ask(self, work: Callable[[ClusterClient], Awaitable[T]]) -> T:
-        return run_with_client(self._brokers.bootstrap, None, work)
+        return ClusterOptions(self._brokers.bootstrap).call(work)
 
     def to(self, shift: int) -> None:
         self._alter(self.targets(shift))

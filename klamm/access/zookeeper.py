@@ -1,14 +1,15 @@
 """How a tool reaches ZooKeeper."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from klamm.processes.errors import ToolError
 
 if TYPE_CHECKING:
     from klamm.znodes.store import KafkaZooKeeper
 
+T = TypeVar("T")
 
 SESSION_TIMEOUT_MS: Final = 10_000
 
@@ -37,3 +38,17 @@ async def open_znodes(connect: str) -> "AsyncIterator[KafkaZooKeeper]":
         raise ToolError(f"ZooKeeper at {connect}: {error}") from error
     finally:
         environment.close()
+
+
+def run_with_zookeeper(connect: str, work: "Callable[[KafkaZooKeeper], Awaitable[T]]") -> T:
+    """The result of `work(znodes)`. Raises ToolError as `open_znodes`, and for a KafkaError."""
+    import asyncio
+
+    from klamm.access.clients import cluster_errors
+
+    async def run() -> T:
+        async with open_znodes(connect) as znodes:
+            return await work(znodes)
+
+    with cluster_errors():
+        return asyncio.run(run())

@@ -3,6 +3,9 @@
 The shell's function calls the hidden command `klamm complete`, which reads the line from the table of commands itself:
 a new command or option is completed without further work. The cluster is the one that the line names.
 
+typer's own completion is not used. It takes bash's words, which end at ":" and "=", and so loses the port of
+--bootstrap-server and the value of --topic=orders. It also offers files where the cluster has nothing to offer.
+
 What must stay true: completion says nothing but candidates. A cluster that does not answer within `LOOK_S` has none.
 """
 
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from klamm.access.clients import command_options
-from klamm.cli.shared.clients import DEFAULT_BOOTSTRAP
+from klamm.cli.shared.options import DEFAULT_BOOTSTRAP
 from klamm.cli.shared.output import print_line, print_lines
 
 if TYPE_CHECKING:

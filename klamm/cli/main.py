@@ -21,16 +21,15 @@ from klamm.cli.pipeline import pipeline, pipeline_run
 from klamm.cli.reassign import command as reassign
 from klamm.cli.records import consume, produce, transactions
 from klamm.cli.shared import interrupts
+from klamm.cli.shared.options import Commands
 from klamm.cli.shared.output import finish, prepare, print_line, print_lines, print_traceback
 from klamm.cli.topics import commands as topics
 from klamm.cli.verify import command as verify
 from klamm.processes.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ToolError, describe_os_error
 
-app = typer.Typer(
+app = Commands(
+    "A replicated log cluster that speaks Apache Kafka's protocol.",
     name="klamm",
-    help="A replicated log cluster that speaks Apache Kafka's protocol.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},

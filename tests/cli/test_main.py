@@ -10,6 +10,7 @@ import pytest
 from klamm import __version__
 from klamm.cli import main
 from klamm.cli.cluster.up_view import sentence
+from klamm.cli.shared.options import ClusterOptions
 from klamm.processes.errors import ToolError, describe_os_error
 
 
@@ -152,7 +153,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("klamm.cli.topics.commands.run_with_client", fail)
+    monkeypatch.setattr(ClusterOptions, "call", fail)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +182,8 @@ def test_a_reader_that_has_enough_is_no_error(arguments: list[str]) -> None:
     code = """if True:
         import sys
         from klamm.cli import main
-        from klamm.cli.topics import commands as topics
-        topics.run_with_client = lambda *_: ["x" * 1000] * 1000
+        from klamm.cli.shared.options import ClusterOptions
+        ClusterOptions.call = lambda *_: (["x" * 1000] * 1000, set())
         sys.exit(main.run(sys.argv[1:]))
     """
     read_end, write_end = os.pipe()

@@ -14,7 +14,7 @@ from kafka.structs import TopicPartition
 from klamm.cli import main
 from klamm.cli.reassign.access import BrokerAccess
 from klamm.cli.reassign.throttles import BROKER_THROTTLES, TOPIC_THROTTLES, ConfigKey
-from klamm.cli.shared.clients import run_with_client
+from klamm.cli.shared.options import ClusterOptions
 from klamm.testing import Cluster
 from support.durability.check import check_load
 from support.durability.load import Load
@@ -155,5 +155,5 @@ def throttles(cluster: Cluster) -> dict[ConfigKey, str]:
     entities = {f"brokers/{broker}": BROKER_THROTTLES for broker in cluster.broker_ids}
     entities[f"topics/{TOPIC}"] = TOPIC_THROTTLES
     keys = [ConfigKey(entity, name) for entity, names in entities.items() for name in names]
-    found = run_with_client(cluster.bootstrap, None, lambda client: BrokerAccess(client).read_configs(keys))
+    found = ClusterOptions(cluster.bootstrap).call(lambda client: BrokerAccess(client).read_configs(keys))
     return {key: value for key, value in found.items() if value is not None}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from klamm.cli.shared.clients import run_with_client
-from klamm.cli.shared.zookeeper_access import run_with_zookeeper
+from klamm.access.zookeeper import run_with_zookeeper
+from klamm.cli.shared.options import ClusterOptions
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView, read_cluster, read_znodes
 from klamm.testing import Cluster
 
@@ -18,7 +18,7 @@ def test_replicas_that_a_reassignment_adds_and_removes() -> None:
 def views() -> tuple[ClusterView, ClusterView]:
     with Cluster(2, broker_properties={0: {"broker.rack": "a"}, 1: {"broker.rack": "b"}}) as cluster:
         cluster.create_topic("t", partitions=2, replication_factor=2)
-        over_the_wire = run_with_client(cluster.bootstrap, None, read_cluster)
+        over_the_wire = ClusterOptions(cluster.bootstrap).call(read_cluster)
         return over_the_wire, run_with_zookeeper(cluster.zookeeper, read_znodes)
 
 

@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from klamm.cli import main
 from klamm.cli.reassign.access import BrokerAccess
 from klamm.cli.reassign.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES, ConfigKey
-from klamm.cli.shared.clients import run_with_client
+from klamm.cli.shared.options import ClusterOptions
 from klamm.diagnosis.cluster_view import read_cluster
 from support.oracles import RealKafka, RealKraft, RealZooKeeper, java_tool
 
@@ -69,7 +69,7 @@ class KafkaCluster:
         assert producer.flush(60) == 0
 
     def replicas(self, topic: str) -> list[list[int]]:
-        view = run_with_client(self.bootstrap, None, lambda client: read_cluster(client, [topic]))
+        view = ClusterOptions(self.bootstrap).call(lambda client: read_cluster(client, [topic]))
         return [list(each.replicas) for _, each in sorted(view.partitions.items())]
 
     def throttles(self, topic: str) -> dict[str, str]:
@@ -77,7 +77,7 @@ class KafkaCluster:
         entities = {f"brokers/{broker}": BROKER_THROTTLES for broker in BROKERS}
         entities[f"topics/{topic}"] = TOPIC_THROTTLES
         keys = [ConfigKey(entity, name) for entity, names in entities.items() for name in names]
-        found = run_with_client(self.bootstrap, None, lambda client: BrokerAccess(client).read_configs(keys))
+        found = ClusterOptions(self.bootstrap).call(lambda client: BrokerAccess(client).read_configs(keys))
         return {
             f"{key.entity.replace(f'topics/{topic}', 'topic')} {key.name}": value
             for key, value in found.items()
@@ -243,8 +243,7 @@ def test_a_killed_execution_is_resumed_faster_and_undone_by_kafkas_tool(cluster:
 def test_replicas_move_into_chosen_directories(cluster: KafkaCluster, tmp_path: Path) -> None:
     topic = "directories"
     cluster.create(topic, [[1, 2]])
-    paths = run_with_client(
-        cluster.bootstrap, None, lambda client: BrokerAccess(client).log_dirs([3], [])
+    paths = ClusterOptions(cluster.bootstrap).call(lambda client: BrokerAccess(client).log_dirs([3], [])
     )[3]  # fmt: skip
     other = next(path for path in paths if path.endswith("other"))
     at_one = other.replace("/3/", "/1/")
@@ -369,7 +368,7 @@ def test_a_broker_of_kafka_is_emptied_and_kafkas_tool_finds_the_plan_complete(
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         ended = main.run([*command, "--yes", "--bootstrap-server", cluster.bootstrap])
-    view = run_with_client(cluster.bootstrap, None, read_cluster)
+    view = ClusterOptions(cluster.bootstrap).call(read_cluster)
     assert not [key for key, each in view.partitions.items() if 3 in each.replicas], stderr.getvalue()
     assert (ended, stdout.getvalue().splitlines()[-1]) == (0, "Broker 3 has no replicas and can be shut down.")
     assert cluster.replicas("emptied")[0] == [1, 2]

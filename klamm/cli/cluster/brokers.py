@@ -1,40 +1,27 @@
 """`klamm brokers`: the brokers of a cluster, live ones and those that assignments still name."""
 
-import json
 from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
 from klamm.cli.cluster import broker_views as views
-from klamm.cli.cluster.status import DEFAULT_TIMEOUT_MS, Timeout
 from klamm.cli.reassign.decommissioning import decommission
-from klamm.cli.shared.clients import (
-    DEFAULT_BOOTSTRAP,
-    AsJson,
-    BootstrapServer,
-    CommandConfig,
-    client_within,
-    exit_incomplete,
-)
-from klamm.cli.shared.output import TABS, print_line, print_lines
+from klamm.cli.shared.clients import exit_incomplete
+from klamm.cli.shared.options import Commands, TimedOptions
+from klamm.cli.shared.output import TABS
 from klamm.diagnosis.cluster_facts import ClusterFacts, read_facts
 from klamm.processes.errors import ToolError
 
-app = typer.Typer(help="List, describe and empty brokers.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("List, describe and empty brokers.")
 
 
 @app.command("list", epilog="Example: klamm brokers list --bootstrap-server 127.0.0.1:9092")
-def list_brokers(
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
-) -> None:
+def list_brokers(cluster: TimedOptions) -> None:
     """List brokers with their leaders, replicas, replicas that are behind, and sizes; a star marks the controller."""
-    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+    with cluster.client() as client:
         facts = client.call(read_facts)
-    print_lines([json.dumps(views.values(facts))] if as_json else views.table_lines(facts))
+    cluster.show(views.values(facts), views.table_lines(facts))
     exit_incomplete(_silent(facts, facts.brokers))
 
 
@@ -43,20 +30,15 @@ def describe(
     broker: Annotated[
         list[int] | None, typer.Option("--broker", metavar="ID", help="The broker's id; may be repeated. Default: all.")
     ] = None,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
+    *,
+    cluster: TimedOptions,
 ) -> None:
     """Describe brokers: software, log directories and disks, throttles, and each replica that is behind or moving."""
-    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+    with cluster.client() as client:
         facts = client.call(read_facts, chosen=broker or ())
     chosen = _known(facts, broker or [])
-    if as_json:
-        print_line(json.dumps(views.values(facts, chosen)))
-    else:
-        for broker_id in chosen:
-            print_lines(views.description_lines(facts, broker_id), keep=TABS)
+    lines = (line for broker_id in chosen for line in views.description_lines(facts, broker_id))
+    cluster.show(views.values(facts, chosen), lines, keep=TABS)
     exit_incomplete(_silent(facts, chosen))
 
 

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from klamm.access.clients import command_options
 from klamm.base.words import address_text
-from klamm.cli.shared.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
+from klamm.cli.shared.options import ZooKeeperOptions
 from klamm.cli.shared.output import print_line
-from klamm.cli.shared.zookeeper_access import ZooKeeper
 from klamm.processes.errors import ToolError, describe_os_error
 
 if TYPE_CHECKING:
@@ -55,8 +53,8 @@ def cockpit(
         Path | None,
         typer.Argument(metavar="[FILE]", help="A recording to open instead of a live cluster.", show_default=False),
     ] = None,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
+    *,
+    cluster: ZooKeeperOptions,
     host: Annotated[
         str,
         typer.Option(
@@ -95,8 +93,6 @@ def cockpit(
             help="A directory with state-change.log files of the brokers, for the stories of partitions.",
         ),
     ] = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show a cluster and its controller at work on a web page, until Ctrl-C. The printed address opens it.
 
@@ -104,21 +100,11 @@ def cockpit(
     """
     place = Place(host, port, token_file, allow_host or ())
     if file is not None:
-        if allow_changes or zookeeper is not None:
+        if allow_changes or cluster.zookeeper is not None:
             raise ToolError("--allow-changes and --zookeeper are for a live cluster, not for a recording")
-        run_recording(file, place, as_json=as_json)
+        run_recording(file, place, as_json=cluster.as_json)
         return
-    options = command_options(bootstrap_server, command_config)
-    logs = None if state_change_logs is None else state_change_logs.resolve()
-    run(
-        options,
-        zookeeper,
-        place,
-        allow_changes=allow_changes,
-        as_json=as_json,
-        command_config=command_config,
-        state_change_logs=logs,
-    )
+    run(cluster, place, state_change_logs and state_change_logs.resolve(), allow_changes=allow_changes)
 
 
 def kept_token(file: Path) -> str:
@@ -142,30 +128,22 @@ def kept_token(file: Path) -> str:
     return token
 
 
-def run(
-    options: "ClientOptions",
-    zookeeper: str | None,
-    place: Place,
-    *,
-    allow_changes: bool,
-    as_json: bool,
-    command_config: Path | None = None,
-    state_change_logs: Path | None = None,
-) -> None:
+def run(cluster: ZooKeeperOptions, place: Place, state_change_logs: Path | None, *, allow_changes: bool) -> None:
     """Serves the page until SIGINT or SIGTERM. Raises ToolError when no broker answers or the port cannot be used."""
     import uvloop
 
     from klamm.cockpit.page_api import Cockpit
 
+    options = cluster.client_options()
     reach: tuple[str, ...] = ("--bootstrap-server", ",".join(address_text(*each) for each in options.bootstrap))
-    if command_config is not None:
-        reach = (*reach, "--command-config", str(command_config))
-    through_zookeeper = () if zookeeper is None else ("--zookeeper", zookeeper)
+    if cluster.command_config is not None:
+        reach = (*reach, "--command-config", str(cluster.command_config))
+    through_zookeeper = () if cluster.zookeeper is None else ("--zookeeper", cluster.zookeeper)
 
     def make_cockpit(source: "Source") -> Cockpit:
         return Cockpit(source, allow_changes, reach, through_zookeeper, state_change_logs)
 
-    uvloop.run(_serve(options, zookeeper, place, make_cockpit, as_json=as_json))
+    uvloop.run(_serve(options, cluster.zookeeper, place, make_cockpit, as_json=cluster.as_json))
 
 
 def run_recording(file: Path, place: Place, *, as_json: bool) -> None:

@@ -9,8 +9,8 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import typer
 
@@ -30,37 +30,38 @@ from klamm.access.controller import (
 from klamm.access.zookeeper import open_znodes
 from klamm.base.visible import visible
 from klamm.cli.shared import interrupts
-from klamm.cli.shared.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, run_with_client
-from klamm.cli.shared.output import TABS, print_line, print_lines, stream_line
+from klamm.cli.shared.options import ClusterOptions, Commands
+from klamm.cli.shared.output import TABS, print_line, stream_line
 from klamm.diagnosis.cluster_view import joined
 from klamm.diagnosis.controller_records import record_text
 from klamm.processes.errors import ToolError
 
-if TYPE_CHECKING:
-    pass
+app = Commands("Watch the controller, or move it.")
 
-app = typer.Typer(help="Watch the controller, or move it.", no_args_is_help=True, rich_markup_mode=None)
 
-ZooKeeper = Annotated[
-    str | None,
-    typer.Option(
-        "--zookeeper", metavar="HOST:PORT/CHROOT", help="ZooKeeper's address; by default a broker is asked for it."
-    ),
-]
+@dataclass(frozen=True)
+class ControllerOptions(ClusterOptions):
+    """The cluster of a command that asks ZooKeeper for the controller."""
+
+    zookeeper: Annotated[
+        str | None,
+        typer.Option(
+            "--zookeeper", metavar="HOST:PORT/CHROOT", help="ZooKeeper's address; by default a broker is asked for it."
+        ),
+    ] = None
+
+    def zookeeper_address(self) -> str:
+        """ZooKeeper's connect string: the option's value, or the brokers' own."""
+        return self.call(zookeeper_of_brokers) if self.zookeeper is None else self.zookeeper
 
 
 # -- the commands -----------------------------------------------------------------------------------------------------
 
 
 @app.command(epilog="Example: klamm controller status --json")
-def status(
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
-) -> None:
+def status(cluster: ControllerOptions) -> None:
     """Show which broker is the controller, what it is doing, and what pending work is blocked on."""
-    address = _require_controller(find_controller(zookeeper_address(zookeeper, bootstrap_server, command_config)))
+    address = _require_controller(find_controller(cluster.zookeeper_address()))
     details, trouble = None, None
     try:
         details = read_status(address) if address.port is not None else None
@@ -70,47 +71,38 @@ def status(
         trouble = error
     if not address.registered:
         trouble = ToolError(f"broker {address.broker_id} is not registered: it has died, or lost its session")
-    if as_json:
-        print_line(json.dumps({**asdict(address), "status": details}))
-    else:
-        print_lines(status_lines(address, details, is_silent=trouble is not None), keep=TABS)
+    cluster.show(
+        {**asdict(address), "status": details}, status_lines(address, details, is_silent=trouble is not None), keep=TABS
+    )
     if trouble is not None:
         raise trouble
 
 
 @app.command(epilog="Example: klamm controller move --zookeeper 127.0.0.1:2181")
-def move(
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
-) -> None:
+def move(cluster: ControllerOptions) -> None:
     """Make the controller resign, so that the brokers elect a new one (which may be the same broker)."""
-    connect = zookeeper_address(zookeeper, bootstrap_server, command_config)
+    connect = cluster.zookeeper_address()
     import asyncio
 
     interrupts.from_now_on(look=("controller", "status"))
     before, after = asyncio.run(_move(connect))
-    if as_json:
-        print_line(json.dumps({"before": asdict(before), "after": asdict(after)}))
-    else:
-        same = ", again" if after.broker_id == before.broker_id else ""
-        print_line(f"The controller was broker {before.broker_id} (epoch {before.epoch}).")
-        print_line(f"The controller is broker {after.broker_id} (epoch {after.epoch}){same}.")
+    same = ", again" if after.broker_id == before.broker_id else ""
+    lines = (
+        f"The controller was broker {before.broker_id} (epoch {before.epoch}).",
+        f"The controller is broker {after.broker_id} (epoch {after.epoch}){same}.",
+    )
+    cluster.show({"before": asdict(before), "after": asdict(after)}, lines)
 
 
 @app.command(epilog="Example: klamm controller events --follow")
 def events(
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
+    cluster: ControllerOptions,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until Ctrl-C, also across elections.")] = False,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show the controller's recent decisions and actions; with --follow also the new ones as they happen."""
-    connect = zookeeper_address(zookeeper, bootstrap_server, command_config)
+    connect = cluster.zookeeper_address()
     for record in controller_records(connect, follow):
-        stream_line(json.dumps(record) if as_json else record_line(record))
+        stream_line(json.dumps(record) if cluster.as_json else record_line(record))
 
 
 def controller_records(
@@ -252,13 +244,6 @@ def record_line(record: Mapping[str, Any]) -> str:
 
 
 # -- where the controller is ------------------------------------------------------------------------------------------
-
-
-def zookeeper_address(zookeeper: str | None, bootstrap_server: str, command_config: Any) -> str:
-    """ZooKeeper's connect string: the option's value, or the brokers' own."""
-    if zookeeper is not None:
-        return zookeeper
-    return run_with_client(bootstrap_server, command_config, zookeeper_of_brokers)
 
 
 async def _move(connect: str) -> tuple[ControllerAddress, ControllerAddress]:

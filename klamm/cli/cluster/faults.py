@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.cli.shared.clients import AsJson
+from klamm.cli.shared.options import Commands
 from klamm.cli.shared.output import print_line, print_lines, stream_line
 from klamm.processes.errors import ToolError, describe_os_error
 
 if TYPE_CHECKING:
     from klamm.faults.commands import Command
 
-app = typer.Typer(help="Inject faults into a running cluster.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("Inject faults into a running cluster.")
 
 HTTP_TIMEOUT_S = 90.0
 # The longest wait of one request; longer waits are repeated.

@@ -4,7 +4,6 @@ Brokers of klamm show metrics on their HTTP port, which stands in their registra
 show them where a JMX exporter runs, which only the user can name (`--url`).
 """
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,13 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from klamm.access.http_reading import WrongAnswer, http_address, read_body
+from klamm.access.zookeeper import run_with_zookeeper
 from klamm.base.words import address_text
 from klamm.cli.cluster import metric_views as views
-from klamm.cli.cluster.controller import ZooKeeper, zookeeper_address
+from klamm.cli.cluster.controller import ControllerOptions
 from klamm.cli.cluster.live import watch as watch_live
-from klamm.cli.shared.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
-from klamm.cli.shared.output import print_lines
-from klamm.cli.shared.zookeeper_access import run_with_zookeeper
 from klamm.processes.errors import EXIT_FAILED, ToolError
 
 if TYPE_CHECKING:
@@ -38,8 +35,8 @@ def metrics(
         list[str] | None,
         typer.Argument(metavar="[NAME]...", help="Show these metrics instead; * stands for any text."),
     ] = None,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
+    *,
+    cluster: ControllerOptions,
     broker: Annotated[
         list[int] | None, typer.Option("--broker", metavar="ID", help="The broker's id; may be repeated. Default: all.")
     ] = None,
@@ -48,8 +45,6 @@ def metrics(
         typer.Option("--url", help="Read metrics here, from a JMX exporter for example; may be repeated."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh the screen until Ctrl-C.")] = False,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show traffic, requests, replication, loop lag and memory of brokers, or the metrics with these names.
 
@@ -57,16 +52,16 @@ def metrics(
     """
     if url and broker:
         raise typer.BadParameter("--url names what to read, so --broker cannot be used with it")
-    connect = None if url else zookeeper_address(zookeeper, bootstrap_server, command_config)
+    connect = None if url else cluster.zookeeper_address()
     names = name or []
     with _readers() as readers:
         looks = Looks(readers, connect, url or [], broker or [], names)
         looks.look()
         time.sleep(LOOK_FOR_S)
         if watch:
-            watch_live(looks.look, partial(_lines, names), as_json=as_json)
+            watch_live(looks.look, partial(_lines, names), as_json=cluster.as_json)
         found = looks.look()
-    print_lines([json.dumps(found)] if as_json else _lines(names, found))
+    cluster.show(found, _lines(names, found))
     if missing := _missing(names, found):
         raise ToolError(_none_shows(missing))
     if any(each["error"] is not None for each in found):

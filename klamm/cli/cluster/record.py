@@ -10,15 +10,15 @@ import threading  # the controller's stream is read by blocking calls
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from klamm.access.zookeeper import SESSION_TIMEOUT_MS
-from klamm.cli.shared.clients import DEFAULT_BOOTSTRAP, BootstrapServer, CommandConfig, run_with_client
+from klamm.cli.shared.options import ZooKeeperOptions
 from klamm.cli.shared.output import print_line
-from klamm.cli.shared.zookeeper_access import ZooKeeper
 from klamm.processes.errors import ToolError, describe_os_error
 
 if TYPE_CHECKING:
@@ -35,21 +35,26 @@ CATCH_UP_S: Final = 2.0
 MAX_WAITING: Final = 200_000
 
 
+@dataclass(frozen=True)
+class RecordOptions(ZooKeeperOptions):
+    """The cluster to record. There is no --json."""
+
+    as_json: bool = field(default=False, init=False)
+
+
 def record(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must not exist.")],
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
+    cluster: RecordOptions,
     seconds: Annotated[
         float | None, typer.Option(min=0.1, help="End after so many seconds; by default at Ctrl-C.", show_default=False)
     ] = None,
-    command_config: CommandConfig = None,
 ) -> None:
     """Record what happens in a cluster with ZooKeeper, until Ctrl-C; klamm cockpit FILE shows each moment of it."""
     import asyncio
 
     from klamm.access.controller import zookeeper_of_brokers
 
-    connect = zookeeper or run_with_client(bootstrap_server, command_config, zookeeper_of_brokers)
+    connect = cluster.zookeeper or cluster.call(zookeeper_of_brokers)
     try:
         opened = open(file, "xb")  # noqa: SIM115  # closed below
     except FileExistsError:

@@ -1,6 +1,5 @@
 """`klamm status`: one screen that says whether the cluster is healthy and, if not, why and what to do."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
@@ -9,54 +8,30 @@ import typer
 from klamm.base.words import counted, size_text
 from klamm.cli.cluster import broker_views
 from klamm.cli.cluster.live import watch as watch_live
-from klamm.cli.shared.clients import (
-    DEFAULT_BOOTSTRAP,
-    AsJson,
-    BootstrapServer,
-    ClientInThread,
-    CommandConfig,
-    client_within,
-)
-from klamm.cli.shared.output import print_line, print_lines
+from klamm.cli.shared.clients import ClientInThread
+from klamm.cli.shared.options import TimedOptions
 from klamm.diagnosis.cluster_facts import KLAMM, ClusterFacts, read_facts
 from klamm.diagnosis.health import Finding, diagnose, is_healthy
 from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
 
-DEFAULT_TIMEOUT_MS: Final = 5000
 # The controller's own status adds to the screen; ZooKeeper may be out of reach from here.
 CONTROLLER_TIMEOUT_S: Final = 2.0
 # Of more brokers the screen shows only those with a fault.
 MOST_BROKERS: Final = 12
 
-Timeout = Annotated[
-    int | None,
-    typer.Option(
-        "--timeout",
-        min=1,
-        metavar="MS",
-        help="How long to wait for a broker; 5000 unless --command-config says.",
-    ),
-]
-
 
 def status(
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    cluster: TimedOptions,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh the screen until Ctrl-C.")] = False,
-    timeout: Timeout = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show whether the cluster is healthy and, if not, why and what to do. Exits with 1 when it is not healthy, and
     with 3 when this is not known."""
-    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+    with cluster.client() as client:
         if watch:
-            _watch(client, as_json=as_json)
+            _watch(client, as_json=cluster.as_json)
         facts, controller = _facts(client)
     findings = diagnose(facts, controller)
-    if as_json:
-        print_line(json.dumps(status_value(facts, findings, controller)))
-    else:
-        print_lines(status_lines(facts, findings, controller))
+    cluster.show(status_value(facts, findings, controller), status_lines(facts, findings, controller))
     healthy = is_healthy(findings)
     if not healthy:
         raise typer.Exit(EXIT_INCOMPLETE if healthy is None else EXIT_FAILED)

@@ -1,15 +1,14 @@
 """The commands `klamm configs describe` and `klamm configs alter`."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from klamm.access.clients import command_options
 from klamm.access.properties import read_properties
 from klamm.base.words import counted
 from klamm.cli.configs.changes import parse_additions, parse_deletions, plan, plan_lines, plan_value, require_changes
@@ -21,24 +20,19 @@ from klamm.cli.configs.entities import (
     IPS,
     TOPICS,
     USERS,
+    Entity,
     Part,
     parse_entity,
 )
 from klamm.cli.configs.views import completed_line
-from klamm.cli.shared.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, client_in_thread
 from klamm.cli.shared.confirm import Force, Yes, confirm
-from klamm.cli.shared.output import print_line, print_lines
-from klamm.cli.shared.zookeeper_access import ZooKeeper
+from klamm.cli.shared.options import Commands, ZooKeeperOptions
 
 if TYPE_CHECKING:
     from klamm.cli.configs.over_brokers import BrokerConfigs
     from klamm.cli.configs.over_znodes import ZnodeConfigs
 
-app = typer.Typer(
-    help="Describe and alter the configs of topics, brokers, broker loggers, users, clients and IP addresses.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = Commands("Describe and alter the configs of topics, brokers, broker loggers, users, clients and IP addresses.")
 
 
 class DefaultIsName(TyperCommand):
@@ -50,30 +44,62 @@ class DefaultIsName(TyperCommand):
         )
 
 
-EntityType = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--entity-type",
-        metavar="TYPE",
-        help="topics, brokers, broker-loggers, users, clients or ips; users and clients may stand together.",
-    ),
-]
-EntityName = Annotated[
-    list[str] | None, typer.Option("--entity-name", metavar="NAME", help="The name of the entity of that type.")
-]
-EntityDefault = Annotated[bool, typer.Option("--entity-default", help="The default of that type, instead of a name.")]
-Topic = Annotated[str | None, typer.Option("--topic", help="The topic's name.")]
-Client = Annotated[str | None, typer.Option("--client", metavar="ID", help="The client's id.")]
-ClientDefaults = Annotated[bool, typer.Option("--client-defaults", help="The default of all clients.")]
-User = Annotated[str | None, typer.Option("--user", metavar="PRINCIPAL", help="The user's principal name.")]
-UserDefaults = Annotated[bool, typer.Option("--user-defaults", help="The default of all users.")]
-Broker = Annotated[str | None, typer.Option("--broker", metavar="ID", help="The broker's id.")]
-BrokerDefaults = Annotated[bool, typer.Option("--broker-defaults", help="The default of all brokers.")]
-BrokerLogger = Annotated[
-    str | None, typer.Option("--broker-logger", metavar="ID", help="The broker whose loggers are meant.")
-]
-Ip = Annotated[str | None, typer.Option("--ip", help="The IP address.")]
-IpDefaults = Annotated[bool, typer.Option("--ip-defaults", help="The default of all IP addresses.")]
+@dataclass(frozen=True)
+class EntityOptions:
+    """The entity whose configs are meant, in the long form of Kafka's tool or in the short one."""
+
+    entity_type: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--entity-type",
+            metavar="TYPE",
+            help="topics, brokers, broker-loggers, users, clients or ips; users and clients may stand together.",
+        ),
+    ] = None
+    entity_name: Annotated[
+        list[str] | None, typer.Option("--entity-name", metavar="NAME", help="The name of the entity of that type.")
+    ] = None
+    entity_default: Annotated[
+        bool, typer.Option("--entity-default", help="The default of that type, instead of a name.")
+    ] = False
+    topic: Annotated[str | None, typer.Option("--topic", help="The topic's name.")] = None
+    client: Annotated[str | None, typer.Option("--client", metavar="ID", help="The client's id.")] = None
+    client_defaults: Annotated[bool, typer.Option("--client-defaults", help="The default of all clients.")] = False
+    user: Annotated[str | None, typer.Option("--user", metavar="PRINCIPAL", help="The user's principal name.")] = None
+    user_defaults: Annotated[bool, typer.Option("--user-defaults", help="The default of all users.")] = False
+    broker: Annotated[str | None, typer.Option("--broker", metavar="ID", help="The broker's id.")] = None
+    broker_defaults: Annotated[bool, typer.Option("--broker-defaults", help="The default of all brokers.")] = False
+    broker_logger: Annotated[
+        str | None, typer.Option("--broker-logger", metavar="ID", help="The broker whose loggers are meant.")
+    ] = None
+    ip: Annotated[str | None, typer.Option("--ip", help="The IP address.")] = None
+    ip_defaults: Annotated[bool, typer.Option("--ip-defaults", help="The default of all IP addresses.")] = False
+
+    def entity(self, *, to_alter: bool, zookeeper: bool) -> Entity:
+        """Raises typer.BadParameter."""
+        names = {
+            TOPICS: self.topic,
+            CLIENTS: self.client,
+            USERS: self.user,
+            BROKERS: self.broker,
+            BROKER_LOGGERS: self.broker_logger,
+            IPS: self.ip,
+        }
+        defaults = {
+            CLIENTS: self.client_defaults,
+            USERS: self.user_defaults,
+            BROKERS: self.broker_defaults,
+            IPS: self.ip_defaults,
+        }
+        named = [Part(entity_type, name) for entity_type, name in names.items() if name is not None]
+        if empty := [part.type for part in named if not part.name]:
+            raise typer.BadParameter(
+                f"the name is empty; for the default use --{empty[0][:-1]}-defaults, if there is one"
+            )
+        short = [*named, *(Part(entity_type, DEFAULT) for entity_type, is_given in defaults.items() if is_given)]
+        return parse_entity(
+            self.entity_type or [], self.entity_name or [], short, to_alter=to_alter, zookeeper=zookeeper
+        )
 
 
 def _refuse_tls(file: str | None) -> None:
@@ -95,41 +121,20 @@ ZooKeeperTls = Annotated[
     epilog="Example: klamm configs describe --topic orders --all",
 )
 def describe(
-    entity_type: EntityType = None,
-    entity_name: EntityName = None,
-    entity_default: EntityDefault = False,
-    topic: Topic = None,
-    client: Client = None,
-    client_defaults: ClientDefaults = False,
-    user: User = None,
-    user_defaults: UserDefaults = False,
-    broker: Broker = None,
-    broker_defaults: BrokerDefaults = False,
-    broker_logger: BrokerLogger = None,
-    ip: Ip = None,
-    ip_defaults: IpDefaults = False,
+    named: EntityOptions,
     describe_all: Annotated[
         bool, typer.Option("--all", help="Show static configs and defaults too, not only what was set dynamically.")
     ] = False,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
+    *,
+    cluster: ZooKeeperOptions,
     zk_tls_config_file: ZooKeeperTls = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show configs with their values, sources and synonyms."""
-    short = _short(
-        {TOPICS: topic, CLIENTS: client, USERS: user, BROKERS: broker, BROKER_LOGGERS: broker_logger, IPS: ip},
-        {CLIENTS: client_defaults, USERS: user_defaults, BROKERS: broker_defaults, IPS: ip_defaults},
-    )
-    entity = parse_entity(entity_type or [], entity_name or [], short, to_alter=False, zookeeper=zookeeper is not None)
-    with _configs(bootstrap_server, zookeeper, command_config) as configs:
+    entity = named.entity(to_alter=False, zookeeper=cluster.zookeeper is not None)
+    with _configs(cluster) as configs:
         found = configs.describe(entity, describe_all=describe_all)
-    if as_json:
-        print_line(json.dumps([description.value() for description in found]))
-        return
-    for description in found:
-        print_lines(description.lines())
+    lines = (line for description in found for line in description.lines())
+    cluster.show([description.value() for description in found], lines)
 
 
 @app.command(
@@ -137,19 +142,7 @@ def describe(
     epilog="Example: klamm configs alter --topic orders --add-config retention.ms=3600000 --delete-config segment.ms",
 )
 def alter(
-    entity_type: EntityType = None,
-    entity_name: EntityName = None,
-    entity_default: EntityDefault = False,
-    topic: Topic = None,
-    client: Client = None,
-    client_defaults: ClientDefaults = False,
-    user: User = None,
-    user_defaults: UserDefaults = False,
-    broker: Broker = None,
-    broker_defaults: BrokerDefaults = False,
-    broker_logger: BrokerLogger = None,
-    ip: Ip = None,
-    ip_defaults: IpDefaults = False,
+    named: EntityOptions,
     add_config: Annotated[
         str | None,
         typer.Option(
@@ -162,24 +155,18 @@ def alter(
     delete_config: Annotated[
         list[str] | None, typer.Option("--delete-config", metavar="K,...", help="Configs to delete.")
     ] = None,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
+    *,
+    cluster: ZooKeeperOptions,
     zk_tls_config_file: ZooKeeperTls = None,
-    command_config: CommandConfig = None,
     yes: Yes = False,
     force: Force = False,
-    as_json: AsJson = False,
 ) -> None:
     """Set and delete configs. Shows the old and the new value of each, and asks."""
-    short = _short(
-        {TOPICS: topic, CLIENTS: client, USERS: user, BROKERS: broker, BROKER_LOGGERS: broker_logger, IPS: ip},
-        {CLIENTS: client_defaults, USERS: user_defaults, BROKERS: broker_defaults, IPS: ip_defaults},
-    )
-    entity = parse_entity(entity_type or [], entity_name or [], short, to_alter=True, zookeeper=zookeeper is not None)
+    entity = named.entity(to_alter=True, zookeeper=cluster.zookeeper is not None)
     additions = parse_additions(add_config, None if add_config_file is None else read_properties(add_config_file))
     deletions = parse_deletions(delete_config or [])
     require_changes(additions, deletions)
-    with _configs(bootstrap_server, zookeeper, command_config) as configs:
+    with _configs(cluster) as configs:
         changes = plan(entity, configs.read(entity), additions, deletions)
         configs.check(entity, changes)
         count = sum(not change.does_nothing for change in changes)
@@ -188,30 +175,18 @@ def alter(
         look = ("configs", "describe", *(option for part in entity.parts for option in part.options))
         confirm(plan_lines(entity, changes), question, yes=yes or force or not count, look=look)
         configs.apply(entity, changes)
-    print_line(
-        json.dumps(plan_value(entity, changes)) if as_json else completed_line(entity, zookeeper=zookeeper is not None)
-    )
-
-
-def _short(names: dict[str, str | None], defaults: dict[str, bool]) -> Sequence[Part]:
-    """The entity that the short options name."""
-    named = [Part(entity_type, name) for entity_type, name in names.items() if name is not None]
-    if empty := [part.type for part in named if not part.name]:
-        raise typer.BadParameter(f"the name is empty; for the default use --{empty[0][:-1]}-defaults, if there is one")
-    return [*named, *(Part(entity_type, DEFAULT) for entity_type, is_given in defaults.items() if is_given)]
+    cluster.show(plan_value(entity, changes), [completed_line(entity, zookeeper=cluster.zookeeper is not None)])
 
 
 @contextmanager
-def _configs(
-    bootstrap_server: str, zookeeper: str | None, command_config: Path | None
-) -> "Iterator[BrokerConfigs | ZnodeConfigs]":
+def _configs(cluster: ZooKeeperOptions) -> "Iterator[BrokerConfigs | ZnodeConfigs]":
     """The configurations, through the brokers or in ZooKeeper."""
-    if zookeeper is not None:
+    if cluster.zookeeper is not None:
         from klamm.cli.configs.over_znodes import ZnodeConfigs
 
-        yield ZnodeConfigs(zookeeper)
+        yield ZnodeConfigs(cluster.zookeeper)
         return
     from klamm.cli.configs.over_brokers import BrokerConfigs
 
-    with client_in_thread(command_options(bootstrap_server, command_config)) as client:
+    with cluster.client() as client:
         yield BrokerConfigs(client)

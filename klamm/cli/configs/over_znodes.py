@@ -9,10 +9,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from klamm.access.zookeeper import run_with_zookeeper
 from klamm.cli.configs.changes import SCRAM, Change, Current, check_quotas, parse_password
 from klamm.cli.configs.entities import BROKERS, CLIENTS, DEFAULT, IPS, QUOTA_TYPES, TOPICS, USERS, Entity, Part
 from klamm.cli.configs.views import Description, StoredConfigs
-from klamm.cli.shared.zookeeper_access import run_with_zookeeper
 from klamm.config.dynamic import entry_problems, is_password
 from klamm.config.throttles import BROKER_THROTTLES
 from klamm.config.topic import TOPIC_CONFIG_DEF, override_problems

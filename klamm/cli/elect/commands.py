@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from klamm.access.clients import command_options
+from klamm.access.zookeeper import run_with_zookeeper
 from klamm.base.words import counted
-from klamm.cli.shared.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, client_in_thread
 from klamm.cli.shared.confirm import Yes, confirm
+from klamm.cli.shared.options import ClusterOptions, Commands, ZooKeeperOptions
 from klamm.cli.shared.output import print_line
-from klamm.cli.shared.zookeeper_access import ZooKeeper, run_with_zookeeper
 from klamm.diagnosis.election_plans import DEFAULT_MAX_LAG
 from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
@@ -24,24 +24,11 @@ if TYPE_CHECKING:
     from klamm.diagnosis.election_plans import Scope
     from klamm.znodes.store import KafkaZooKeeper
 
-app = typer.Typer(help="Elect the leaders of partitions.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("Elect the leaders of partitions.")
 
 DEFAULT_BATCH_SIZE: Final = 100
 DEFAULT_TIMEOUT_MS: Final = 60_000
 
-AllTopicPartitions = Annotated[bool, typer.Option("--all-topic-partitions", help="All partitions of the cluster.")]
-Topic = Annotated[str | None, typer.Option("--topic", help="The topic; all its partitions, or those of --partition.")]
-Partitions = Annotated[
-    list[int] | None, typer.Option("--partition", min=0, help="A partition of --topic. May be repeated.")
-]
-PathToJsonFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--path-to-json-file",
-        metavar="FILE",
-        help='The partitions, as {"partitions": [{"topic": "t", "partition": 0}]}.',
-    ),
-]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="How many partitions are elected at a time.")]
 Timeout = Annotated[
     int, typer.Option("--timeout", min=1, metavar="MS", help="How long a batch may take until its ISRs have settled.")
@@ -54,14 +41,66 @@ AdminConfig = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class ScopeOptions:
+    """Which partitions elect."""
+
+    all_topic_partitions: Annotated[
+        bool, typer.Option("--all-topic-partitions", help="All partitions of the cluster.")
+    ] = False
+    topic: Annotated[
+        str | None, typer.Option("--topic", help="The topic; all its partitions, or those of --partition.")
+    ] = None
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", min=0, help="A partition of --topic. May be repeated.")
+    ] = None
+    path_to_json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--path-to-json-file",
+            metavar="FILE",
+            help='The partitions, as {"partitions": [{"topic": "t", "partition": 0}]}.',
+        ),
+    ] = None
+
+    def scope(self) -> "Scope":
+        """Raises typer.BadParameter, ToolError and OSError."""
+        from klamm.diagnosis.election_plans import Scope, parse_partitions
+
+        topic, numbers, file = self.topic, self.partition, self.path_to_json_file
+        if self.all_topic_partitions + (topic is not None) + (file is not None) != 1:
+            raise typer.BadParameter(
+                "One and only one of the following options is required:"
+                " --topic, --all-topic-partitions, --path-to-json-file",
+                param_hint="partitions",
+            )
+        if numbers and topic is None:
+            raise typer.BadParameter("is only allowed if --topic is used", param_hint="--partition")
+        if file is not None:
+            return Scope(partitions=parse_partitions(file.read_bytes()))
+        if numbers and topic is not None:
+            return Scope(partitions=[TopicPartition(topic, number) for number in sorted(set(numbers))])
+        return Scope(topic)
+
+
+@dataclass(frozen=True)
+class PreferredOptions(ZooKeeperOptions):
+    """The cluster of `preferred`; its configuration has the name of Kafka's tool, too."""
+
+    command_config: AdminConfig = None
+
+
+@dataclass(frozen=True)
+class UncleanOptions(ClusterOptions):
+    """The cluster of `unclean`."""
+
+    command_config: AdminConfig = None
+
+
 @app.command(epilog="Example: klamm elect preferred --all-topic-partitions --batch-size 50")
 def preferred(
-    all_topic_partitions: AllTopicPartitions = False,
-    topic: Topic = None,
-    partition: Partitions = None,
-    path_to_json_file: PathToJsonFile = None,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
+    named: ScopeOptions,
+    cluster: PreferredOptions,
     batch_size: BatchSize = DEFAULT_BATCH_SIZE,
     max_lag: Annotated[
         int | None,
@@ -74,18 +113,16 @@ def preferred(
     ] = None,
     timeout: Timeout = DEFAULT_TIMEOUT_MS,
     yes: Yes = False,
-    command_config: AdminConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Give partitions back to their preferred leaders, batch by batch. Only replicas in the ISR are elected."""
     from klamm.cli.elect.batches import Pace, elect_preferred
     from klamm.diagnosis.election_plans import preferred_lines, preferred_plan
 
-    scope = _scope(all_topic_partitions, topic, partition, path_to_json_file)
-    if zookeeper is not None and max_lag is not None:
+    scope = named.scope()
+    if cluster.zookeeper is not None and max_lag is not None:
         raise typer.BadParameter("not with --zookeeper: only brokers know the lag", param_hint="--max-lag")
     pace = Pace(batch_size, timeout, DEFAULT_MAX_LAG if max_lag is None else max_lag)
-    report = Reporter(ElectionType.PREFERRED, as_json)
+    report = Reporter(ElectionType.PREFERRED, cluster.as_json)
 
     def ask(view: "ClusterView") -> list[TopicPartition]:
         """The partitions to elect, after the answer yes."""
@@ -97,8 +134,8 @@ def preferred(
             confirm(preferred_lines(view, plan.due, pace.batch_size), question, yes=yes)
         return plan.due
 
-    if zookeeper is None:
-        with client_in_thread(command_options(bootstrap_server, command_config)) as client:
+    if cluster.zookeeper is None:
+        with cluster.client() as client:
             from klamm.cli.elect.over_brokers import BrokerElections
             from klamm.diagnosis.cluster_view import read_cluster
 
@@ -109,7 +146,7 @@ def preferred(
 
             failed = client.call(over_brokers) if due else 0
     else:
-        failed = _elect_over_znodes(zookeeper, scope, ask, pace, report)
+        failed = _elect_over_znodes(cluster.zookeeper, scope, ask, pace, report)
     report.end(failed)
 
 
@@ -132,16 +169,11 @@ def _elect_over_znodes(connect: str, scope: "Scope", ask: Any, pace: "Pace", rep
 
 @app.command(epilog="Example: klamm elect unclean --topic orders --partition 3")
 def unclean(
-    all_topic_partitions: AllTopicPartitions = False,
-    topic: Topic = None,
-    partition: Partitions = None,
-    path_to_json_file: PathToJsonFile = None,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    named: ScopeOptions,
+    cluster: UncleanOptions,
     batch_size: BatchSize = DEFAULT_BATCH_SIZE,
     timeout: Timeout = DEFAULT_TIMEOUT_MS,
     yes: Yes = False,
-    command_config: AdminConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Elect leaders outside the ISR for partitions without a leader. Records that only the ISR has are lost.
 
@@ -152,15 +184,15 @@ def unclean(
     from klamm.diagnosis.election_plans import Scope, grown_losses, loss_value, unclean_lines
     from klamm.diagnosis.log_ends import read_unclean_plan
 
-    scope = _scope(all_topic_partitions, topic, partition, path_to_json_file)
+    scope = named.scope()
     pace = Pace(batch_size, timeout)
-    report = Reporter(ElectionType.UNCLEAN, as_json)
-    with client_in_thread(command_options(bootstrap_server, command_config)) as client:
+    report = Reporter(ElectionType.UNCLEAN, cluster.as_json)
+    with cluster.client() as client:
         _, plan = client.call(read_unclean_plan, scope)
         report.beforehand(plan.not_needed if not scope.is_open else [], plan.refused)
         due = list(plan.due)
         if due:
-            if as_json:
+            if cluster.as_json:
                 losses = [loss_value(*each) for each in plan.due.items()]
                 report.print_json({"event": "plan", "partitions": losses, "may_lose_more": plan.may_lose_more})
             question = f"Elect leaders of {counted(len(due), 'partition')} that may lack records?"
@@ -176,25 +208,6 @@ def unclean(
 
         failed = client.call(over_brokers) if due else 0
     report.end(failed)
-
-
-def _scope(everything: bool, topic: str | None, numbers: Sequence[int] | None, file: Path | None) -> "Scope":
-    """Raises typer.BadParameter, ToolError and OSError."""
-    from klamm.diagnosis.election_plans import Scope, parse_partitions
-
-    if everything + (topic is not None) + (file is not None) != 1:
-        raise typer.BadParameter(
-            "One and only one of the following options is required:"
-            " --topic, --all-topic-partitions, --path-to-json-file",
-            param_hint="partitions",
-        )
-    if numbers and topic is None:
-        raise typer.BadParameter("is only allowed if --topic is used", param_hint="--partition")
-    if file is not None:
-        return Scope(partitions=parse_partitions(file.read_bytes()))
-    if numbers and topic is not None:
-        return Scope(partitions=[TopicPartition(topic, number) for number in sorted(set(numbers))])
-    return Scope(topic)
 
 
 class Reporter:

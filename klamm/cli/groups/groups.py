@@ -34,14 +34,8 @@ from klamm.cli.groups.group_resets import (
 )
 from klamm.cli.groups.group_views import Line, LineKind
 from klamm.cli.shared import interrupts
-from klamm.cli.shared.clients import (
-    DEFAULT_BOOTSTRAP,
-    AsJson,
-    BootstrapServer,
-    ClientInThread,
-    CommandConfig,
-    client_within,
-)
+from klamm.cli.shared.clients import ClientInThread
+from klamm.cli.shared.options import Commands, TimedOptions, Watch
 from klamm.cli.shared.output import data_output, print_line
 from klamm.diagnosis.groups import PartitionRow, members_value, partition_rows, state_value
 from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
@@ -51,15 +45,10 @@ from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
 if TYPE_CHECKING:
     from klamm.client.admin.groups import GroupDescription, GroupListing
 
-app = typer.Typer(
-    help="List, describe and delete consumer groups, and reset their offsets.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = Commands("List, describe and delete consumer groups, and reset their offsets.")
 
 G = TypeVar("G")
 
-DEFAULT_TIMEOUT_MS: Final = 5000
 STATES: Final = ("PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty")
 # Groups in these states have no members whose commits would overwrite a reset.
 INACTIVE_STATES: Final = ("Empty", "Dead")
@@ -71,16 +60,6 @@ Topics = Annotated[
     list[str] | None,
     typer.Option("--topic", metavar="TOPIC[:0,1]", help="A topic, or some partitions of it. May be repeated."),
 ]
-Timeout = Annotated[
-    int | None,
-    typer.Option(
-        "--timeout",
-        min=1,
-        metavar="MS",
-        help="How long to wait for brokers and to retry; 5000 unless --command-config says.",
-    ),
-]
-Watch = Annotated[bool, typer.Option("--watch", help="Refresh the output until Ctrl-C.")]
 
 
 class StateMayStandAlone(TyperCommand):
@@ -98,7 +77,7 @@ class StateMayStandAlone(TyperCommand):
 
 @app.command("list", cls=StateMayStandAlone, epilog="Example: klamm groups list --state Stable")
 def list_groups(
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    cluster: TimedOptions,
     state: Annotated[
         str | None,
         typer.Option(
@@ -108,19 +87,16 @@ def list_groups(
         ),
     ] = None,
     watch: Watch = False,
-    timeout: Timeout = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """List consumer groups."""
     states = parse_states(state) if state else []
-    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+    with cluster.client() as client:
         show(
             lambda: consumer_groups(client, states),
             lambda listed: [*views.list_lines(listed.groups, with_state=state is not None), *listed.troubles],
             lambda listed: views.list_value(listed.groups),
             watch=watch,
-            as_json=as_json,
+            as_json=cluster.as_json,
         )
 
 
@@ -128,21 +104,19 @@ def list_groups(
 def describe(
     group: Groups = None,
     all_groups: AllGroups = False,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    *,
+    cluster: TimedOptions,
     offsets: Annotated[bool, typer.Option("--offsets", help="Show partitions, offsets and lag (the default).")] = False,
     members: Annotated[bool, typer.Option("--members", help="Members.")] = False,
     state: Annotated[bool, typer.Option("--state", help="Show state and coordinator.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="With --members: show each member's partitions.")] = False,
     watch: Watch = False,
-    timeout: Timeout = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Describe consumer groups: their offsets and lag, their members, or their state."""
     check_scope(group, all_groups)
     if offsets + members + state > 1:
         raise typer.BadParameter("give only one of --offsets, --members and --state", param_hint="describe")
-    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+    with cluster.client() as client:
 
         def look() -> "Found[GroupDescription]":
             return described(client, chosen(client, group, all_groups))
@@ -155,7 +129,7 @@ def describe(
             yield from (line for each in found.groups for line in views.state_lines(each))
             yield from found.troubles
 
-        options = {"watch": watch, "as_json": as_json}
+        options = {"watch": watch, "as_json": cluster.as_json}
         if members:
             show(look, describe_members, lambda found: list(map(members_value, found.groups)), **options)
         elif state:
@@ -168,22 +142,20 @@ def describe(
 def delete(
     group: Groups = None,
     all_groups: AllGroups = False,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
+    *,
+    cluster: TimedOptions,
 ) -> None:
     """Delete consumer groups and their offsets. The groups must have no members."""
     from klamm.client.admin.groups import delete_groups
 
     check_scope(group, all_groups)
-    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+    with cluster.client() as client:
         names = chosen(client, group, all_groups)
         interrupts.from_now_on()
         deleted = client.call(delete_groups, names.groups)
     results = {name: reason_of(error) for name, error in deleted.items()}
     values = [{"group": name, "error": reason} for name, reason in results.items()]
-    finish([*views.deletion_lines(results), *names.troubles], values, as_json=as_json)
+    finish([*views.deletion_lines(results), *names.troubles], values, as_json=cluster.as_json)
 
 
 @app.command("delete-offsets", epilog="Example: klamm groups delete-offsets --group billing --topic orders:0,1")
@@ -192,16 +164,13 @@ def delete_offsets(
     topic: Annotated[
         list[str], typer.Option("--topic", metavar="TOPIC[:0,1]", help="A topic, or some partitions. May be repeated.")
     ],
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
+    cluster: TimedOptions,
 ) -> None:
     """Delete a group's committed offsets of topics that it does not consume now."""
     from klamm.client.offsets import delete_consumer_group_offsets
 
     wanted = [parse_topic(each) for each in topic]
-    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+    with cluster.client() as client:
         existing = partitions_of(client, [name for name, numbers in wanted if numbers is None])
         partitions = [each for name, numbers in wanted for each in _partitions(name, numbers, existing)]
         interrupts.from_now_on()
@@ -215,7 +184,7 @@ def delete_offsets(
     }
     results.update({each: reason_of(errors[each]) for each in sorted(set(partitions))})
     value = views.offset_deletion_value(group, whole, results)
-    finish(views.offset_deletion_lines(group, topic, whole, results), value, as_json=as_json)
+    finish(views.offset_deletion_lines(group, topic, whole, results), value, as_json=cluster.as_json)
 
 
 @app.command(
@@ -254,16 +223,14 @@ def reset_offsets(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the new offsets (the default).")] = False,
     execute: Annotated[bool, typer.Option("--execute", help="Commit the new offsets.")] = False,
     export: Annotated[bool, typer.Option("--export", help="Print the new offsets as CSV.")] = False,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
+    *,
+    cluster: TimedOptions,
 ) -> None:
     """Change the committed offsets of groups without members."""
     check_scope(group, all_groups)
     if dry_run and execute:
         raise typer.BadParameter("give only one of --dry-run and --execute", param_hint="--execute")
-    if export and as_json:
+    if export and cluster.as_json:
         raise typer.BadParameter("give only one of --export and --json", param_hint="--export")
     single_group = group[0] if group is not None and len(group) == 1 else None
     scenario = parse_scenario(
@@ -294,7 +261,7 @@ def reset_offsets(
         troubles.append(line)
         tell(line)
 
-    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+    with cluster.client() as client:
         found = described(client, chosen(client, group, all_groups))
         for line in found.troubles:
             trouble(line)
@@ -322,7 +289,7 @@ def reset_offsets(
         target.writelines([f"{export_csv(new, with_group=single_group is None)}\n".encode()])
         target.flush()
     else:
-        finish(views.reset_lines(new), views.reset_value(new, executed=execute), as_json=as_json)
+        finish(views.reset_lines(new), views.reset_value(new, executed=execute), as_json=cluster.as_json)
     _exit_with(troubles)
 
 

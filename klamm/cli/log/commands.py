@@ -11,12 +11,9 @@ import typer
 
 from klamm.cli.pipeline.pipeline import Master, Remote, session
 from klamm.cli.shared.clients import AsJson
+from klamm.cli.shared.options import Commands
 
-app = typer.Typer(
-    help="Merge state-change logs, print the files of logs, and verify data directories.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = Commands("Merge state-change logs, print the files of logs, and verify data directories.")
 
 TIME_FORM: Final = "yyyy-MM-dd HH:mm:ss,SSS"
 

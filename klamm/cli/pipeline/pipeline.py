@@ -16,22 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from klamm.access.clients import command_options
 from klamm.access.properties import parse_pairs
 from klamm.base.progress import progress
-from klamm.cli.shared.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, client_in_thread
+from klamm.cli.shared.clients import AsJson, client_in_thread
 from klamm.cli.shared.files import check_result_file
-from klamm.cli.shared.output import print_line, print_lines
+from klamm.cli.shared.options import DEFAULT_BOOTSTRAP, BootstrapServer, ClusterOptions, Commands
+from klamm.cli.shared.output import print_line
 from klamm.processes.errors import EXIT_FAILED, ToolError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-app = typer.Typer(
-    help="Topics to files and back, the load of a cluster, and an example of a pipeline, on Spark.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = Commands("Topics to files and back, the load of a cluster, and an example of a pipeline, on Spark.")
 
 LOCAL: Final = "local[*]"
 PROGRESS_INTERVAL_S: Final = 1
@@ -228,11 +224,10 @@ def load(
         Path | None, typer.Option(metavar="FILE", help="Write the load that klamm reassign generate --load reads.")
     ] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page of HTML with plots.")] = None,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    command_config: CommandConfig = None,
+    *,
+    cluster: ClusterOptions,
     master: Master = None,
     remote: Remote = None,
-    as_json: AsJson = False,
 ) -> None:
     """Count bytes and records of each partition and broker over time, from the headers of their batches.
 
@@ -244,10 +239,10 @@ def load(
     check_result_file("--report", report)
     now_ms = clock.time_ns() // 1_000_000
     choice = choose(topic, start_time, end_time, window, hot_keys, now_ms=now_ms)
-    client = command_options(bootstrap_server, command_config)
+    client = cluster.client_options()
     with client_in_thread(client):
         pass  # Spark takes seconds to start; a cluster that does not answer is told at once.
-    with session("klamm load", master, remote) as spark, shown("counting", as_json) as show:
+    with session("klamm load", master, remote) as spark, shown("counting", cluster.as_json) as show:
         from klamm.spark.pipelines.load import count_load
 
         count = count_load(spark, client, choice.matches, choice.options, on_progress=show)
@@ -262,8 +257,8 @@ def load(
     if output is not None:
         output.write_text(format_load(found.load()) + "\n", encoding="utf-8")
     if report is not None:
-        report.write_text(page(found, bootstrap_server), encoding="utf-8")
-    print_lines([json.dumps(figures_value(found))] if as_json else report_lines(found))
+        report.write_text(page(found, cluster.bootstrap_server), encoding="utf-8")
+    cluster.show(figures_value(found), report_lines(found))
     if found.failures:
         raise typer.Exit(EXIT_FAILED)
 

@@ -13,67 +13,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klamm.cli.reassign.generating import generate
+from klamm.cli.reassign.options import (
+    ExecuteOptions,
+    LogDirThrottle,
+    PreserveThrottles,
+    Reached,
+    ReachedByBrokers,
+    ReassignmentFile,
+)
 from klamm.cli.shared import interrupts
-from klamm.cli.shared.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
 from klamm.cli.shared.confirm import Yes
+from klamm.cli.shared.options import Commands
 from klamm.cli.shared.output import print_line, print_lines
-from klamm.cli.shared.zookeeper_access import ZooKeeper
 from klamm.processes.errors import EXIT_FAILED, ToolError
 
 if TYPE_CHECKING:
     from klamm.cli.reassign.access import Access
     from klamm.protocol.vocabulary import TopicPartition
 
-app = typer.Typer(
-    help="Move partitions between brokers and log directories: plan, execute, follow, undo.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-ReassignmentFile = Annotated[
-    Path,
-    typer.Option(
-        "--reassignment-json-file", metavar="FILE", exists=True, dir_okay=False, help="The plan, in Kafka's JSON."
-    ),
-]
-PreserveThrottles = Annotated[
-    bool, typer.Option("--preserve-throttles", help="Leave the throttles of topics and brokers as they are.")
-]
-Throttle = Annotated[
-    int | None,
-    typer.Option("--throttle", min=1, metavar="BYTES/S", help="Limit what each broker sends and receives for copies."),
-]
-LogDirThrottle = Annotated[
-    int | None,
-    typer.Option(
-        "--replica-alter-log-dirs-throttle",
-        min=1,
-        metavar="BYTES/S",
-        help="Limit what each broker copies between its log directories.",
-    ),
-]
-BatchSize = Annotated[
-    int | None,
-    typer.Option("--batch-size", min=1, help="Partitions that each broker copies at a time; all by default."),
-]
-BatchBytes = Annotated[
-    int | None, typer.Option("--batch-bytes", min=1, help="Bytes that each broker copies at a time; all by default.")
-]
-Timeout = Annotated[
-    int,
-    typer.Option(
-        "--timeout",
-        min=0,
-        metavar="MS",
-        help="Give up when all that is left has waited, for a dead broker say, this long.",
-    ),
-]
-NoWait = Annotated[
-    bool,
-    typer.Option(
-        "--no-wait", help="Begin everything and return, as Kafka's tool does; verify takes the throttle back."
-    ),
-]
+app = Commands("Move partitions between brokers and log directories: plan, execute, follow, undo.")
 
 app.command(epilog="Example: klamm reassign generate --topic 'orders.*' --broker-list 1,2,3 --output plan.json")(
     generate
@@ -85,10 +43,9 @@ app.command(epilog="Example: klamm reassign generate --topic 'orders.*' --broker
 @app.command(epilog="Example: klamm reassign execute --reassignment-json-file plan.json --throttle 50000000")
 def execute(
     reassignment_json_file: ReassignmentFile,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
-    throttle: Throttle = None,
-    replica_alter_log_dirs_throttle: LogDirThrottle = None,
+    cluster: Reached,
+    options: ExecuteOptions,
+    *,
     additional: Annotated[
         bool,
         typer.Option(
@@ -98,25 +55,14 @@ def execute(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an execution of this plan that was interrupted.")
     ] = False,
-    batch_size: BatchSize = None,
-    batch_bytes: BatchBytes = None,
-    timeout: Timeout = 60_000,
-    no_wait: NoWait = False,
-    yes: Yes = False,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Move partitions as a plan says, follow them to the end, and take the throttle back.
 
     Before anything changes, the rollback plan and the former throttles are saved beside the plan.
     """
-    from klamm.cli.reassign.running import ExecuteOptions, Reached, run_plan
+    from klamm.cli.reassign.running import run_plan
 
-    cluster = Reached(bootstrap_server, zookeeper, command_config)
-    settings = ExecuteOptions(
-        throttle, replica_alter_log_dirs_throttle, batch_size, batch_bytes, timeout, no_wait, yes, as_json
-    )
-    run_plan(cluster, reassignment_json_file, settings, additional=additional, resume=resume)
+    run_plan(cluster, reassignment_json_file, options, additional=additional, resume=resume)
 
 
 @app.command(epilog="Example: klamm reassign rollback plan.rollback.json --throttle 50000000")
@@ -124,22 +70,12 @@ def rollback(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The rollback plan of an execution.")
     ],
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    throttle: Throttle = None,
-    replica_alter_log_dirs_throttle: LogDirThrottle = None,
-    batch_size: BatchSize = None,
-    batch_bytes: BatchBytes = None,
-    timeout: Timeout = 60_000,
-    no_wait: NoWait = False,
-    yes: Yes = False,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
+    cluster: ReachedByBrokers,
+    options: ExecuteOptions,
 ) -> None:
     """Undo an execution: cancel what is still moving, and move the rest back."""
     from klamm.cli.reassign import views
     from klamm.cli.reassign.running import (
-        ExecuteOptions,
-        Reached,
         begun_by,
         cancel_plan,
         confirm_cancellation,
@@ -149,21 +85,17 @@ def rollback(
         state_of,
     )
 
-    cluster = Reached(bootstrap_server, None, command_config)
     placements = read_plan(file)
     # What an interrupted rollback has begun is not cancelled but continued.
     problems: dict[str, str] = {}
     if not state_of(file).exists():
         states = executions_of(file)
         begun = begun_by(cluster, placements, states)
-        confirm_cancellation(cluster, begun, yes=yes)
+        confirm_cancellation(cluster, begun, yes=options.yes)
         problems = cancel_plan(cluster, begun, states).problems
     lines = list(views.problem_lines("The end of the execution left these:", problems))
     print_lines(lines, file=sys.stderr)
-    settings = ExecuteOptions(
-        throttle, replica_alter_log_dirs_throttle, batch_size, batch_bytes, timeout, no_wait, yes, as_json
-    )
-    run_plan(cluster, file, settings, additional=True, resume=False)
+    run_plan(cluster, file, options, additional=True, resume=False)
     if lines:
         raise typer.Exit(EXIT_FAILED)
 
@@ -174,17 +106,14 @@ def throttle(
     rate: Annotated[
         int | None, typer.Option("--rate", min=1, metavar="BYTES/S", help="The new limit for copies between brokers.")
     ] = None,
-    replica_alter_log_dirs_throttle: LogDirThrottle = None,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
+    log_dir_rate: LogDirThrottle = None,
+    *,
+    cluster: Reached,
 ) -> None:
     """Change the throttle of an execution that is running or was interrupted."""
     from klamm.cli.reassign import views
-    from klamm.cli.reassign.running import Reached, change_throttle, fail_with, say, state_of
+    from klamm.cli.reassign.running import change_throttle, fail_with, state_of
 
-    log_dir_rate = replica_alter_log_dirs_throttle
     if rate is None and log_dir_rate is None:
         raise typer.BadParameter("give --rate, --replica-alter-log-dirs-throttle or both", param_hint="--rate")
     state = state_of(reassignment_json_file)
@@ -192,20 +121,17 @@ def throttle(
         raise ToolError(f"no execution of {reassignment_json_file} is in progress: {state.path} does not exist")
 
     interrupts.from_now_on()
-    problems = change_throttle(Reached(bootstrap_server, zookeeper, command_config), state, rate, log_dir_rate)
+    problems = change_throttle(cluster, state, rate, log_dir_rate)
     event = {"event": "throttle_set", "throttle": rate, "log_dir_throttle": log_dir_rate}
-    say([json.dumps(event)] if as_json else views.event_lines(event))
+    cluster.show(event, views.event_lines(event))
     fail_with(views.problem_lines("The throttle could not be set for:", problems))
 
 
 @app.command(epilog="Example: klamm reassign verify --reassignment-json-file plan.json")
 def verify(
     reassignment_json_file: ReassignmentFile,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
+    cluster: Reached,
     preserve_throttles: PreserveThrottles = False,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Tell whether each partition of a plan is where it shall be.
 
@@ -213,12 +139,11 @@ def verify(
     in progress or differs.
     """
     from klamm.cli.reassign import operations, views
-    from klamm.cli.reassign.running import Reached, clear, end_finished, fail_with, read_plan, say, state_of
+    from klamm.cli.reassign.running import clear, end_finished, fail_with, read_plan, say, state_of
 
     placements = read_plan(reassignment_json_file)
-    cluster = Reached(bootstrap_server, zookeeper, command_config)
-    found = cluster.run(lambda access: operations.verify(access, placements))
-    if as_json:
+    found = cluster.with_access(lambda access: operations.verify(access, placements))
+    if cluster.as_json:
         partitions = [
             {
                 "topic": key.topic,
@@ -240,9 +165,9 @@ def verify(
         state = state_of(reassignment_json_file)
         if not state.exists():
             brokers = {*found.brokers, *(broker for each in placements.values() for broker in each.replicas)}
-            problems = clear(cluster, brokers, {key.topic for key in placements}, as_json=as_json)
+            problems = clear(cluster, brokers, {key.topic for key in placements})
         elif not state.is_claimed():
-            problems = end_finished(cluster, state, is_complete=found.is_complete, as_json=as_json)
+            problems = end_finished(cluster, state, is_complete=found.is_complete)
     fail_with(views.problem_lines("The throttle could not be removed from:", problems))
     if not found.is_complete:
         raise typer.Exit(EXIT_FAILED)
@@ -251,22 +176,18 @@ def verify(
 
 @app.command("list", epilog="Example: klamm reassign list --bootstrap-server broker1:9092")
 def list_reassignments(
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
+    cluster: Reached,
 ) -> None:
     """List the reassignments in progress."""
     from klamm.cli.reassign import views
-    from klamm.cli.reassign.running import Reached, say
+    from klamm.cli.reassign.running import say
 
     async def work(access: "Access") -> "dict[TopicPartition, Any]":
         view = (await access.look(None)).view
         return {key: each for key, each in view.partitions.items() if each.is_reassigning}
 
-    cluster = Reached(bootstrap_server, zookeeper, command_config)
-    found = cluster.run(work)
-    if as_json:
+    found = cluster.with_access(work)
+    if cluster.as_json:
         lists = ("replicas", "adding", "removing")
         value = [
             {"topic": key.topic, "partition": key.partition, **{name: list(getattr(each, name)) for name in lists}}
@@ -287,16 +208,14 @@ def cancel(
         ),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Cancel every reassignment of the cluster.")] = False,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    *,
+    cluster: ReachedByBrokers,
     preserve_throttles: PreserveThrottles = False,
     yes: Yes = False,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Cancel reassignments: partitions keep the replicas from before. An execution of the plan ends."""
     from klamm.cli.reassign import views
     from klamm.cli.reassign.running import (
-        Reached,
         begun_by,
         cancel_plan,
         clear,
@@ -308,7 +227,6 @@ def cancel(
 
     if all_ == (reassignment_json_file is not None):
         raise typer.BadParameter("give exactly one of --reassignment-json-file and --all", param_hint="--all")
-    cluster = Reached(bootstrap_server, None, command_config)
     placements = None if reassignment_json_file is None else read_plan(reassignment_json_file)
     state = None if reassignment_json_file is None else state_of(reassignment_json_file)
     states = [state] if state is not None and state.exists() else []
@@ -316,15 +234,15 @@ def cancel(
         placements = begun_by(cluster, placements, states)
     confirm_cancellation(cluster, placements, yes=yes)
     done = cancel_plan(cluster, placements, states, keeps_throttles=preserve_throttles)
-    if as_json:
-        print_line(json.dumps({"cancelled": [str(key) for key in sorted(done.cancelled)], "log_dirs": done.replicas}))
-    else:
-        print_line(views.cancelled_line(done.cancelled))
-        print_line(views.log_dirs_started_line(done.replicas) if done.replicas else views.NO_LOG_DIR_MOVES)
+    log_dirs_line = views.log_dirs_started_line(done.replicas) if done.replicas else views.NO_LOG_DIR_MOVES
+    cluster.show(
+        {"cancelled": [str(key) for key in sorted(done.cancelled)], "log_dirs": done.replicas},
+        [views.cancelled_line(done.cancelled), log_dirs_line],
+    )
     problems = done.problems
     topics = {key.topic for key in (done.cancelled if placements is None else placements)}
     if topics and not states and not preserve_throttles:
         chosen = placements or {}
         brokers = {*done.brokers, *(broker for each in chosen.values() for broker in each.replicas)}
-        problems = clear(cluster, brokers, topics, as_json=as_json)
+        problems = clear(cluster, brokers, topics)
     fail_with(views.problem_lines("The throttle could not be removed from:", problems))

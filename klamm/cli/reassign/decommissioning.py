@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from klamm.base.words import counted
-from klamm.cli.reassign.command import BatchBytes, BatchSize, Throttle, Timeout
-from klamm.cli.reassign.running import ExecuteOptions, Reached, read_all, run_plan, state_of
-from klamm.cli.shared.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
-from klamm.cli.shared.confirm import Yes
+from klamm.cli.reassign.options import DecommissionOptions, Reached
+from klamm.cli.reassign.running import read_all, run_plan, state_of
 from klamm.cli.shared.files import check_result_file
 from klamm.cli.shared.output import print_line, print_lines
-from klamm.cli.shared.zookeeper_access import ZooKeeper
 from klamm.processes.errors import EXIT_FAILED
 
 if TYPE_CHECKING:
@@ -37,18 +34,12 @@ def decommission(
             "--plan-file", metavar="FILE", dir_okay=False, help="Where the plan is kept; default: decommission-ID.json."
         ),
     ] = None,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
-    throttle: Throttle = None,
+    *,
+    cluster: Reached,
+    options: DecommissionOptions,
     disable_rack_aware: Annotated[
         bool, typer.Option("--disable-rack-aware", help="Ignore the racks of brokers.")
     ] = False,
-    batch_size: BatchSize = None,
-    batch_bytes: BatchBytes = None,
-    timeout: Timeout = 60_000,
-    yes: Yes = False,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Move all replicas away from brokers, so that they can be shut down for good.
 
@@ -60,24 +51,19 @@ def decommission(
     brokers = tuple(dict.fromkeys(broker))
     path = plan_file or Path(f"decommission-{'-'.join(map(str, brokers))}.json")
     check_result_file("--plan-file", path)
-    cluster = Reached(bootstrap_server, zookeeper, command_config)
-    options = ExecuteOptions(throttle, None, batch_size, batch_bytes, timeout, no_wait=False, yes=yes, as_json=as_json)
     if state_of(path).exists():
         run_plan(cluster, path, options, additional=True, resume=True)
-    model = cluster.run(read_all)
+    model = cluster.with_access(read_all)
     absent = [each for each in brokers if each not in model.known_brokers]
     goal = Goal(
         remove_brokers=tuple(each for each in brokers if each not in absent),
         racks=Racks.IGNORE if disable_rack_aware else Racks.KEEP,
     )
-    if goal.remove_brokers and _save_plan(model, goal, path, throttle, as_json=as_json):
+    if goal.remove_brokers and _save_plan(model, goal, path, options.throttle, as_json=cluster.as_json):
         run_plan(cluster, path, options, additional=True, resume=False)
-    left = replicas_left(cluster.run(read_all), brokers)
-    if as_json:
-        print_line(json.dumps({"event": "decommissioned", "replicas_left": left}))
-    else:
-        for each, count in left.items():
-            print_line(left_line(each, count, is_known=each not in absent))
+    left = replicas_left(cluster.with_access(read_all), brokers)
+    lines = (left_line(each, count, is_known=each not in absent) for each, count in left.items())
+    cluster.show({"event": "decommissioned", "replicas_left": left}, lines)
     if any(left.values()):
         raise typer.Exit(EXIT_FAILED)
 

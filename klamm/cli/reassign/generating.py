@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.cli.shared.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, exit_incomplete
+from klamm.cli.reassign.options import Reached
+from klamm.cli.shared.clients import exit_incomplete
 from klamm.cli.shared.files import check_result_file
 from klamm.cli.shared.output import print_line, print_lines
-from klamm.cli.shared.zookeeper_access import ZooKeeper
 from klamm.processes.errors import EXIT_FAILED, ToolError
 
 if TYPE_CHECKING:
@@ -86,10 +86,8 @@ def generate(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the proposed plan to this file.")
     ] = None,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
+    *,
+    cluster: Reached,
 ) -> None:
     """Make a plan that moves as little as possible. Nothing is changed.
 
@@ -99,7 +97,7 @@ def generate(
     from klamm.cli.reassign.json_form import parse_topics
     from klamm.cli.reassign.load_file import parse_load
     from klamm.cli.reassign.planning.goals import matching_topics, parse_brokers, parse_replace
-    from klamm.cli.reassign.running import Reached, read_all
+    from klamm.cli.reassign.running import read_all
 
     check_result_file("--output", output)
     if topics_to_move_json_file is not None and topic is not None:
@@ -107,13 +105,12 @@ def generate(
     named = None
     if topics_to_move_json_file is not None:
         named = parse_topics(topics_to_move_json_file.read_bytes(), str(topics_to_move_json_file))
-    reached = Reached(bootstrap_server, zookeeper, command_config)
-    cluster = reached.run(read_all)
+    model = cluster.with_access(read_all)
     if not balance_log_dirs:
-        cluster = cluster.without_log_dirs()
+        model = model.without_log_dirs()
     goal = _goal(
-        cluster,
-        topics=matching_topics(topic, _topics_of(cluster)) if topic is not None else named,
+        model,
+        topics=matching_topics(topic, _topics_of(model)) if topic is not None else named,
         broker_list=None if broker_list is None else parse_brokers(broker_list, "--broker-list"),
         remove_brokers=() if remove_brokers is None else parse_brokers(remove_brokers, "--remove-brokers"),
         replace=parse_replace(replace or []),
@@ -126,8 +123,8 @@ def generate(
     goal = _balancing(goal, balance)
     if kafka:
         _check_kafka(goal, balance)
-    _print_plan(cluster, goal, named, throttle, output, kafka=kafka, as_json=as_json)
-    reached.exit_if_unread()
+    _print_plan(model, goal, named, throttle, output, kafka=kafka, as_json=cluster.as_json)
+    cluster.exit_if_unread()
 
 
 def _check_kafka(goal: "Goal", balance: str | None) -> None:

@@ -4,106 +4,41 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import typer
 
-from klamm.access.clients import command_options, command_properties
 from klamm.base.words import counted
 from klamm.cli.reassign import views
 from klamm.cli.reassign.json_form import fingerprint, parse_reassignment
+from klamm.cli.reassign.options import ExecuteOptions, Reached
 from klamm.cli.reassign.planning.model import ClusterModel, Placement
 from klamm.cli.reassign.state_file import Record, StateFile, state_path, write_rollback
 from klamm.cli.reassign.steps import Limits
 from klamm.cli.shared import interrupts
-from klamm.cli.shared.clients import client_in_thread, ended_by_sigterm
+from klamm.cli.shared.clients import ended_by_sigterm
 from klamm.cli.shared.confirm import confirm
 from klamm.cli.shared.output import print_line, print_lines
-from klamm.cli.shared.zookeeper_access import run_with_zookeeper
-from klamm.client.properties import API_TIMEOUT
-from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_INTERRUPTED, ToolError
+from klamm.processes.errors import EXIT_FAILED, EXIT_INTERRUPTED, ToolError
 from klamm.protocol.vocabulary import TopicPartition
 
 if TYPE_CHECKING:
     from klamm.cli.reassign.access import Access
     from klamm.cli.reassign.execution import Outcome
-    from klamm.client.cluster import ClusterClient
-    from klamm.znodes.store import KafkaZooKeeper
 
 T = TypeVar("T")
 Placements = Mapping[TopicPartition, Placement]
 
-# An execution leaves a broker that does not answer alone after this time, and tries it again at the next look.
-RETRY_TIMEOUT_MS: Final = 3_000
-REQUEST_TIMEOUT_MS: Final = 10_000
 PROGRESS_LINES_EVERY_S: Final = 5.0
 # How long a running execution may take to notice that it was cancelled.
 CANCEL_WAITS_S: Final = 30.0
 _FILE: Final = "--reassignment-json-file"
 _BROKERS: Final = "--bootstrap-server HOST:PORT"
-
-
-@dataclass(frozen=True, slots=True)
-class ExecuteOptions:
-    """The options that `execute` and `rollback` share."""
-
-    throttle: int | None
-    log_dir_throttle: int | None
-    batch_size: int | None
-    batch_bytes: int | None
-    timeout_ms: int
-    no_wait: bool
-    yes: bool
-    as_json: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """The cluster of a command: its brokers, or its znodes if `zookeeper` is given.
-
-    `unread` are the topics and brokers that were left out because their znodes are damaged, and why.
-    """
-
-    bootstrap_server: str
-    zookeeper: str | None
-    command_config: Path | None
-    unread: dict[str, str] = field(default_factory=dict)
-
-    def run(self, work: "Callable[[Access], Awaitable[T]]", *, looks_again: bool = False) -> T:
-        """The result of `work`; one that `looks_again` by itself is soon told what failed. Raises ToolError."""
-        from klamm.cli.reassign.access import CONTROLLER_AWAITED_MS, BrokerAccess, ZnodeAccess
-
-        if self.zookeeper is None:
-
-            async def on_wire(client: "ClusterClient") -> T:
-                return await work(BrokerAccess(client))
-
-            options = command_options(self.bootstrap_server, self.command_config, default_timeout_ms=REQUEST_TIMEOUT_MS)
-            if looks_again:
-                options = replace(options, retry_timeout_ms=RETRY_TIMEOUT_MS)
-            elif API_TIMEOUT not in command_properties(self.command_config):
-                options = replace(options, retry_timeout_ms=CONTROLLER_AWAITED_MS)
-            with client_in_thread(options) as client:
-                return client.call(on_wire)
-
-        async def over_znodes(znodes: "KafkaZooKeeper") -> T:
-            access = ZnodeAccess(znodes)
-            try:
-                return await work(access)
-            finally:
-                self.unread.update(access.unread)
-
-        return run_with_zookeeper(self.zookeeper, over_znodes)
-
-    def exit_if_unread(self) -> None:
-        """Ends the command if something was left out. Each was named on stderr when it was read."""
-        if self.unread:
-            raise typer.Exit(EXIT_INCOMPLETE)
 
 
 async def read_all(access: "Access") -> ClusterModel:
@@ -153,12 +88,12 @@ def run_plan(cluster: Reached, plan: Path, options: ExecuteOptions, *, additiona
     elif not _prepare(cluster, plan, placements, options, additional=additional):
         return
     with ExitStack() as stack:
-        reporter = stack.enter_context(Reporter(as_json=options.as_json))
+        reporter = stack.enter_context(Reporter(as_json=cluster.as_json))
         stack.enter_context(ended_by_sigterm())
         try:
             stack.enter_context(state.claimed())
             _take_up(cluster, state, placements, options)
-            outcome = cluster.run(lambda access: _execute(access, state, options, reporter), looks_again=True)
+            outcome = cluster.with_access(lambda access: _execute(access, state, options, reporter), looks_again=True)
         except KeyboardInterrupt:
             interrupts.tell(interrupted_text(plan, state, cluster))
             raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -180,7 +115,7 @@ def _prepare(
     """Shows what changes, asks, and saves what undoes it. False if nothing changes."""
     from klamm.cli.reassign import operations
 
-    survey = cluster.run(lambda access: operations.survey(access, placements))
+    survey = cluster.with_access(lambda access: operations.survey(access, placements))
     if survey.look.targets and not additional:
         raise ToolError(views.EXISTING)
     if not survey.look.accepts_more:
@@ -189,7 +124,7 @@ def _prepare(
         moving = ", ".join(f"{key} to {','.join(map(str, target))}" for key, target in sorted(others.items()))
         raise ToolError(f"these partitions are moved to other replicas already: {moving}. Cancel that first")
     if not survey.moves:
-        say([views.finished_json(is_complete=True)] if options.as_json else views.complete_lines(placements))
+        say([views.finished_json(is_complete=True)] if cluster.as_json else views.complete_lines(placements))
         return False
     live = survey.look.view.brokers
     question = f"Move {counted(len(survey.moves), 'partition')}?"
@@ -198,7 +133,7 @@ def _prepare(
     ids = operations.topic_ids(survey.moves, survey.look.view)
     record = Record(rollback.name, survey.cluster_id, survey.moves, ids, plan=fingerprint(placements))
     state_of(plan).create(_with_options(record, options))
-    if options.as_json:
+    if cluster.as_json:
         print_line(json.dumps({"event": "planned", "rollback_file": str(rollback), "partitions": len(survey.moves)}))
     else:
         print_lines(views.rollback_lines({move.topic_partition: move.before for move in survey.moves}))
@@ -236,7 +171,7 @@ def _with_options(record: Record, options: ExecuteOptions) -> Record:
 def load_of_cluster(cluster: Reached, state: StateFile) -> Record:
     """The record of an execution. Raises ToolError if it is one on another cluster."""
     record = state.load()
-    cluster_id = cluster.run(lambda access: access.cluster_id())
+    cluster_id = cluster.with_access(lambda access: access.cluster_id())
     if None not in (cluster_id, record.cluster_id) and cluster_id != record.cluster_id:
         raise ToolError(f"{state.path} is of cluster {record.cluster_id}, and this is cluster {cluster_id}")
     return record
@@ -351,7 +286,7 @@ def confirm_cancellation(cluster: Reached, placements: Placements | None, *, yes
         chosen = view.partitions if placements is None else placements
         return {key: each for key, each in view.partitions.items() if each.is_reassigning and key in chosen}
 
-    active = cluster.run(work)
+    active = cluster.with_access(work)
     if active:
         confirm(views.list_lines(active), f"Cancel {counted(len(active), 'reassignment')}?", yes=yes)
     else:
@@ -386,7 +321,7 @@ def cancel_plan(
         for state in states:
             state.change(lambda record: replace(record, is_cancelled=True))
             stack.enter_context(state.claimed(CANCEL_WAITS_S))
-        return cluster.run(work)
+        return cluster.with_access(work)
 
 
 def change_throttle(cluster: Reached, state: StateFile, rate: int | None, log_dir_rate: int | None) -> dict[str, str]:
@@ -405,30 +340,30 @@ def change_throttle(cluster: Reached, state: StateFile, rate: int | None, log_di
     if state.is_claimed():
         return {}
     with state.claimed():
-        return cluster.run(lambda access: operations.change_throttle(access, state))
+        return cluster.with_access(lambda access: operations.change_throttle(access, state))
 
 
-def end_finished(cluster: Reached, state: StateFile, *, is_complete: bool, as_json: bool) -> dict[str, str]:
+def end_finished(cluster: Reached, state: StateFile, *, is_complete: bool) -> dict[str, str]:
     """Takes the throttle of an execution back that no process follows. Its record stays unless the plan
     `is_complete`, so that it can be resumed."""
     from klamm.cli.reassign.execution import restore_throttles
 
-    report = (lambda event: None) if as_json else Reporter(as_json=False).report
+    report = (lambda event: None) if cluster.as_json else Reporter(as_json=False).report
     load_of_cluster(cluster, state)
     with state.claimed():
-        problems = cluster.run(lambda access: restore_throttles(access, state, report))
+        problems = cluster.with_access(lambda access: restore_throttles(access, state, report))
         if is_complete and not problems:
             state.remove()
     return problems
 
 
-def clear(cluster: Reached, brokers: Collection[int], topics: Collection[str], *, as_json: bool) -> dict[str, str]:
+def clear(cluster: Reached, brokers: Collection[int], topics: Collection[str]) -> dict[str, str]:
     """Deletes all throttles of these brokers and topics, as Kafka's tool does."""
     from klamm.cli.reassign.operations import clear_throttles
 
-    if not as_json:
+    if not cluster.as_json:
         say(views.clearing_lines(brokers, topics))
-    return cluster.run(lambda access: clear_throttles(access, brokers, topics))
+    return cluster.with_access(lambda access: clear_throttles(access, brokers, topics))
 
 
 def say(lines: Iterable[str]) -> None:

@@ -15,17 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from klamm.access.clients import command_options, command_properties, error_line, property_errors
+from klamm.access.clients import command_properties, error_line, property_errors
 from klamm.base.progress import progress
-from klamm.cli.shared.clients import (
-    DEFAULT_BOOTSTRAP,
-    AsJson,
-    BootstrapServer,
-    CommandConfig,
-    TopicName,
-    client_in_thread,
-    ended_by_sigterm,
-)
+from klamm.cli.shared.clients import ended_by_sigterm
+from klamm.cli.shared.options import ClusterOptions, TopicName
 from klamm.cli.shared.output import data_output, print_line, print_lines
 from klamm.cli.shared.text import RecordFormat, parse_separator, record_json
 from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
@@ -49,7 +42,7 @@ ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
 
 def consume(
     topic: TopicName,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    cluster: ClusterOptions,
     partition: Annotated[
         list[int] | None, typer.Option(min=0, help="Read this partition only; may be repeated.")
     ] = None,
@@ -81,8 +74,6 @@ def consume(
     print_headers: Annotated[bool, typer.Option("--print-headers", help="Print headers.")] = False,
     print_offset: Annotated[bool, typer.Option("--print-offset", help="Print partition and offset.")] = False,
     print_timestamp: Annotated[bool, typer.Option("--print-timestamp", help="Print timestamps.")] = False,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Read the records of a topic until Ctrl-C, --max-messages or --timeout-ms."""
     _check_options(offset, from_beginning, group, partition)
@@ -97,23 +88,21 @@ def consume(
     from klamm.client.group_consumer import GroupConsumer
     from klamm.client.properties import group_options
 
-    properties = command_properties(command_config)
+    properties = command_properties(cluster.command_config)
     if isolation_level is not None:
         if isolation_level not in ISOLATION_LEVELS:
             raise typer.BadParameter(
                 f"{isolation_level!r} is not one of {', '.join(ISOLATION_LEVELS)}", param_hint="--isolation-level"
             )
         properties = {**properties, "isolation.level": isolation_level}
-    with property_errors(command_config):
+    with property_errors(cluster.command_config):
         options = _consumer_options(properties, start)
         membership = None if group is None else group_options(properties, group)
     with ExitStack() as stack:
         stack.enter_context(ended_by_sigterm())
         target = data_output() if output is None else stack.enter_context(output.open("wb"))
-        client = stack.enter_context(client_in_thread(command_options(bootstrap_server, command_config)))
-        consumer = client.call(
-            lambda cluster: _start(cluster, options, topic, partition or [], start, membership, timeout_ms)
-        )
+        client = stack.enter_context(cluster.client())
+        consumer = client.call(lambda own: _start(own, options, topic, partition or [], start, membership, timeout_ms))
         stack.callback(lambda: client.call(lambda _: consumer.close()))
         # A terminal that shows the records needs no bar.
         shows_records = output is None and sys.stdout.isatty()
@@ -124,7 +113,7 @@ def consume(
         while max_messages is None or count < max_messages:
             left = None if max_messages is None else max_messages - count
             records = client.call(lambda _, left=left: consumer.poll(POLL_TIMEOUT_MS, left))  # type: ignore[misc]
-            target.writelines(map(record_json if as_json else record_format.format, records))
+            target.writelines(map(record_json if cluster.as_json else record_format.format, records))
             target.flush()
             if records and isinstance(consumer, GroupConsumer):
                 refused = client.call(lambda _: _commit(consumer))

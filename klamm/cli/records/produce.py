@@ -18,18 +18,10 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from klamm.access.clients import command_options, command_properties, property_errors
+from klamm.access.clients import command_properties, property_errors
 from klamm.base.progress import progress
-from klamm.cli.shared.clients import (
-    DEFAULT_BOOTSTRAP,
-    AsJson,
-    BootstrapServer,
-    CommandConfig,
-    TopicName,
-    check_transactional_id,
-    client_in_thread,
-    ended_by_sigterm,
-)
+from klamm.cli.shared.clients import client_in_thread, ended_by_sigterm
+from klamm.cli.shared.options import ClusterOptions, TopicName, check_transactional_id
 from klamm.cli.shared.output import print_line
 from klamm.cli.shared.text import BadRecord, parse_record, parse_separator, split_records
 from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
@@ -56,7 +48,7 @@ COMPRESSION_TYPES = ("none", "gzip", "snappy", "lz4", "zstd")
 
 def produce(
     topic: TopicName,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    cluster: ClusterOptions,
     file: Annotated[
         list[Path] | None, typer.Option("--file", help="Read this instead of standard input; may be repeated.")
     ] = None,
@@ -90,8 +82,6 @@ def produce(
             " given). An earlier one of the id is aborted.",
         ),
     ] = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Write each line of standard input, or of files, to a topic as a record."""
     if compression_type not in (None, *COMPRESSION_TYPES):
@@ -111,14 +101,16 @@ def produce(
         "enable.idempotence": None if idempotence is None else str(idempotence).lower(),
         "transactional.id": transactional_id,
     }
-    properties = command_properties(command_config) | {key: value for key, value in given.items() if value is not None}
-    with property_errors(command_config):
-        options = _producer_options(command_options(bootstrap_server, command_config), properties)
+    properties = command_properties(cluster.command_config) | {
+        key: value for key, value in given.items() if value is not None
+    }
+    with property_errors(cluster.command_config):
+        options = _producer_options(cluster.client_options(), properties)
     with ExitStack() as stack:
         stack.enter_context(ended_by_sigterm())
         streams: list[BufferedReader] = [stack.enter_context(path.open("rb")) for path in file or []]
         client = stack.enter_context(client_in_thread(options.client))
-        lines = client.call(lambda cluster: _start(cluster, options, topic, partition, key_end, headers))
+        lines = client.call(lambda own: _start(own, options, topic, partition, key_end, headers))
         try:
             for records in _read(streams, record_end):
                 client.call(lambda _, records=records: lines.send(records))  # type: ignore[misc]
@@ -130,7 +122,7 @@ def produce(
             raise
         finally:
             client.call(lambda _: lines.close())
-    if as_json:
+    if cluster.as_json:
         print_line(json.dumps({"topic": topic, "delivered": lines.delivered, "failed": lines.failed}))
     elif sys.stderr.isatty():
         print_line(f"{lines.delivered} records delivered to {topic}", file=sys.stderr)

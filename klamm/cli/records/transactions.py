@@ -6,7 +6,6 @@ What must stay true: `abort` writes a marker only where no coordinator has the t
 can say (from Kafka 3.0 on): a marker for a transaction that its coordinator then commits would hide committed records.
 """
 
-import json
 import re
 import sys
 import time
@@ -21,19 +20,10 @@ from klamm.access.clients import error_line, is_silent, silent_brokers, succeede
 from klamm.base.progress import progress
 from klamm.base.visible import visible
 from klamm.base.words import counted
-from klamm.cli.shared.clients import (
-    DEFAULT_BOOTSTRAP,
-    AsJson,
-    BootstrapServer,
-    ClientInThread,
-    CommandConfig,
-    TopicName,
-    check_transactional_id,
-    client_within,
-    exit_incomplete,
-)
+from klamm.cli.shared.clients import ClientInThread, exit_incomplete
 from klamm.cli.shared.confirm import Yes, confirm
-from klamm.cli.shared.output import TABS, print_line, print_lines
+from klamm.cli.shared.options import Commands, PatientOptions, TopicName, check_transactional_id
+from klamm.cli.shared.output import TABS, print_line
 from klamm.cli.shared.patterns import expression
 from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
 from klamm.protocol.errors import KafkaError
@@ -48,11 +38,8 @@ if TYPE_CHECKING:
     )
     from klamm.client.cluster import ClusterClient, ClusterMetadata
 
-app = typer.Typer(
-    help="List and describe transactions, and end those that hang.", no_args_is_help=True, rich_markup_mode=None
-)
+app = Commands("List and describe transactions, and end those that hang.")
 
-DEFAULT_TIMEOUT_MS: Final = 10_000
 DEFAULT_MAX_TRANSACTION_TIMEOUT_MINUTES: Final = 15
 MAX_PARTITIONS_PER_REQUEST: Final = 500
 # Of the registration that ends a transaction, when the broker does not say what the producer had.
@@ -60,15 +47,6 @@ TRANSACTION_TIMEOUT_MS: Final = 60_000
 NONE: Final = "None"
 INT64_MAX: Final = 2**63 - 1
 
-Timeout = Annotated[
-    int | None,
-    typer.Option(
-        "--timeout",
-        min=1,
-        metavar="MS",
-        help="How long to wait for brokers and to retry; 10000 unless --command-config says.",
-    ),
-]
 Partition = Annotated[int, typer.Option("--partition", min=0, max=2**31 - 1, help="The partition's number.")]
 OneId = Annotated[
     str,
@@ -96,10 +74,8 @@ def list_transactions(
     transactional_id_pattern: Annotated[
         str | None, typer.Option(metavar="REGEX", help="Only transactional ids that match this as a whole.")
     ] = None,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
+    *,
+    cluster: PatientOptions,
 ) -> None:
     """List transactional ids with their coordinators, producer ids and states. Needs Kafka 3.0."""
     from klamm.client.admin.transaction_admin import list_transactions_of_brokers, sorted_transactions
@@ -107,7 +83,7 @@ def list_transactions(
     from klamm.client.fan_out import CoordinatorType
 
     pattern = expression(transactional_id_pattern or ".*", "--transactional-id-pattern", re.DOTALL)
-    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+    with cluster.client() as client:
         ask = partial(list_transactions_of_brokers, longer_than_ms=max(duration_filter, -1))
         answers, gap = client.call(listed, CoordinatorType.TRANSACTION, ask)
     silent = silent_brokers(answers)
@@ -116,7 +92,7 @@ def list_transactions(
         for each in sorted_transactions(answer for answer in answers.values() if not isinstance(answer, KafkaError))
         if pattern.fullmatch(each.transactional_id)
     ]
-    show(list_lines(found), [asdict(each) for each in found], as_json=as_json)
+    cluster.show([asdict(each) for each in found], list_lines(found), keep=TABS)
     exit_incomplete(silent, gap)
 
 
@@ -125,10 +101,7 @@ def describe(
     transactional_id: Annotated[
         list[str], typer.Option("--transactional-id", metavar="ID", help="The transactional id. May be repeated.")
     ],
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
+    cluster: PatientOptions,
 ) -> None:
     """Describe transactional ids: producer id and epoch, state, timeout, and the partitions of the transaction.
 
@@ -138,14 +111,14 @@ def describe(
 
     for each in transactional_id:
         check_transactional_id(each)
-    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+    with cluster.client() as client:
         described = client.call(describe_transactions, transactional_id)
     found = [each for each in described.values() if not isinstance(each, KafkaError)]
     failed = {name: each for name, each in described.items() if isinstance(each, KafkaError)}
     if not found and len(failed) == 1:
         raise ToolError(error_line(*failed.values()))
     if found:
-        show(description_lines(found, now_ms()), [description_value(each) for each in found], as_json=as_json)
+        cluster.show([description_value(each) for each in found], description_lines(found, now_ms()), keep=TABS)
     for name, error in failed.items():
         print_line(f"klamm: transactional id {name} is not known: {error_line(error)}", file=sys.stderr)
     _exit_with(failed)
@@ -158,15 +131,13 @@ def describe_producers(
     broker_id: Annotated[
         int | None, typer.Option(metavar="ID", help="Ask the replica on this broker instead of the leader.")
     ] = None,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
+    *,
+    cluster: PatientOptions,
 ) -> None:
     """Describe a partition's producers: epochs, last sequence, where an open transaction begins. Needs Kafka 2.8."""
-    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+    with cluster.client() as client:
         states = succeeded(_producers(client, [TopicPartition(topic, partition)], broker_id).popitem()[1])
-    show(producer_lines(states), [asdict(each) for each in states], as_json=as_json)
+    cluster.show([asdict(each) for each in states], producer_lines(states), keep=TABS)
 
 
 @app.command("find-hanging", epilog="Example: klamm transactions find-hanging --topic orders")
@@ -182,10 +153,8 @@ def find_hanging(
             min=0, max=2**31 - 1, metavar="MINUTES", help="Look only at transactions without a record for longer."
         ),
     ] = DEFAULT_MAX_TRANSACTION_TIMEOUT_MINUTES,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
+    *,
+    cluster: PatientOptions,
 ) -> None:
     """Find open transactions that no coordinator will end: readers of committed records wait before them for ever.
 
@@ -194,14 +163,14 @@ def find_hanging(
     """
     if partition is not None and topic is None:
         raise typer.BadParameter("needs --topic", param_hint="--partition")
-    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+    with cluster.client() as client:
         partitions = _partitions(client, topic, partition, broker_id)
         found, errors = _open_transactions(client, partitions, broker_id)
         oldest_ms = now_ms() - max_transaction_timeout * 60_000
         candidates = [each for each in found if each.producer.last_timestamp_ms < oldest_ms]
         hanging, not_again = _hanging(client, candidates, broker_id) if candidates else ([], {})
         errors |= not_again
-    show(hanging_lines(hanging, now_ms()), [hanging_value(each) for each in hanging], as_json=as_json)
+    cluster.show([hanging_value(each) for each in hanging], hanging_lines(hanging, now_ms()), keep=TABS)
     for each, error in errors.items():
         print_line(f"klamm: the producers of {each} are not known: {error_line(error)}", file=sys.stderr)
     if hanging:
@@ -237,10 +206,8 @@ def abort(
         int | None, typer.Option(min=-1, max=2**31 - 1, help="The coordinator epoch, with --producer-id.")
     ] = None,
     yes: Yes = False,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
+    *,
+    cluster: PatientOptions,
 ) -> None:
     """End a transaction that hangs on a partition by writing an abort marker there."""
     from klamm.client.admin.transaction_admin import OpenTransaction, ProducerState, abort_transaction
@@ -253,7 +220,7 @@ def abort(
             "--producer-id, --producer-epoch and --coordinator-epoch belong together", param_hint="--producer-id"
         )
     key = TopicPartition(topic, partition)
-    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+    with cluster.client() as client:
         if start_offset is not None:
             states = succeeded(_producers(client, [key], None)[key])
             state = next((each for each in states if each.transaction_start_offset == start_offset), None)
@@ -277,29 +244,27 @@ def abort(
     if error is not None:
         raise ToolError(error_line(error))
     value = {"topic": topic, "partition": partition, "producer_id": producer_id, "producer_epoch": producer_epoch}
-    show([f"Aborted {what}."], value, as_json=as_json)
+    cluster.show(value, [f"Aborted {what}."])
 
 
 @app.command("force-terminate", epilog="Example: klamm transactions force-terminate --transactional-id copier-1 --yes")
 def force_terminate(
     transactional_id: OneId,
     yes: Yes = False,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    timeout: Timeout = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
+    *,
+    cluster: PatientOptions,
 ) -> None:
     """Abort the open or prepared transaction of a transactional id, and fence its producer."""
     from klamm.client.transactions import TransactionManager
 
-    with client_within(bootstrap_server, command_config, timeout, DEFAULT_TIMEOUT_MS) as client:
+    with cluster.client() as client:
         described = client.call(_described, transactional_id)
         state = "" if described is None else f": {described.state}, {counted(len(described.partitions), 'partition')}"
         confirm([f"To terminate: {transactional_id}{state}"], "Abort what is open and fence the producer?", yes=yes)
         timeout_ms = TRANSACTION_TIMEOUT_MS if described is None else described.timeout_ms
-        identity = client.call(lambda cluster: TransactionManager(cluster, transactional_id, timeout_ms).init())
+        identity = client.call(lambda own: TransactionManager(own, transactional_id, timeout_ms).init())
     line = f"Terminated {transactional_id}: producer id {identity.producer_id}, epoch {identity.producer_epoch}."
-    show([line], {"transactional_id": transactional_id, **identity._asdict()}, as_json=as_json)
+    cluster.show({"transactional_id": transactional_id, **identity._asdict()}, [line])
 
 
 def _exit_with(errors: Mapping[Any, KafkaError]) -> None:
@@ -436,13 +401,6 @@ async def _described(client: "ClusterClient", transactional_id: str) -> "Transac
 
 def now_ms() -> int:
     return int(time.time() * 1000)
-
-
-def show(lines: Sequence[str] | Iterator[str], value: Any, *, as_json: bool) -> None:
-    if as_json:
-        print_line(json.dumps(value))
-        return
-    print_lines(lines, keep=TABS)
 
 
 def list_lines(found: "Sequence[TransactionListing]") -> Iterator[str]:

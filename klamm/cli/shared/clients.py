@@ -1,17 +1,15 @@
 """How a command reaches a Kafka cluster, and how it reports that it cannot."""
 
-import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Final, ParamSpec, TypeVar
 
 import typer
 
-from klamm.access.clients import cluster_errors, command_options, gap_text, reach_cluster, silence_text
+from klamm.access.clients import cluster_errors, gap_text, reach_cluster, silence_text
 from klamm.cli.shared.output import print_line
 from klamm.processes.errors import EXIT_INCOMPLETE
 from klamm.protocol.errors import KafkaError
@@ -27,68 +25,11 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def _check_topic_name(name: str) -> str:
-    if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name) or name in (".", ".."):
-        raise typer.BadParameter(f"{name!r} is not 1 to 249 letters, digits, '.', '_' or '-'")
-    return name
-
-
-def check_bootstrap_server(text: str) -> str:
-    """Raises typer.BadParameter unless the text is host:port,host:port."""
-    for address in text.split(","):
-        match = re.fullmatch(r"(?:[0-9A-Za-z._-]+|\[[0-9A-Za-z:.%]+\]):([0-9]{1,5})", address)
-        if match is None or not 0 < int(match[1]) < 65536:
-            raise typer.BadParameter(f"{address!r} is not host:port with a port from 1 to 65535")
-    return text
-
-
-def check_transactional_id(text: str | None) -> str | None:
-    """Raises typer.BadParameter for an id that no request can have."""
-    if text is not None and not 0 < len(text.encode("utf-8", "surrogatepass")) <= MAX_STRING_BYTES:
-        raise typer.BadParameter(f"a transactional id has 1 to {MAX_STRING_BYTES} bytes")
-    return text
-
-
-TopicName = Annotated[str, typer.Option("--topic", callback=_check_topic_name, help="The topic's name.")]
-BootstrapServer = Annotated[
-    str,
-    typer.Option(
-        "--bootstrap-server",
-        metavar="HOST:PORT,...",
-        callback=check_bootstrap_server,
-        help="Brokers to connect to first.",
-    ),
-]
-CommandConfig = Annotated[
-    Path | None, typer.Option("--command-config", metavar="FILE", help="Client properties, as Kafka's tools take them.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-# Of a string in a request.
-MAX_STRING_BYTES: Final = 2**15 - 1
-DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 # A person is told what a command waits for after this time.
 TELL_AFTER_S: Final = 2.0
 LOOK_AGAIN_S: Final = 0.5
-
-
-def run_with_client(
-    bootstrap_server: str,
-    command_config: Path | None,
-    work: "Callable[[ClusterClient], Awaitable[T]]",
-) -> T:
-    """The result of `work(client)`, for commands that do one thing. Raises ToolError as `client_in_thread`."""
-    with client_in_thread(command_options(bootstrap_server, command_config)) as client:
-        return client.call(work)
-
-
-def client_within(
-    bootstrap_server: str, command_config: Path | None, timeout_ms: int | None, default_timeout_ms: int
-) -> "AbstractContextManager[ClientInThread]":
-    """As `client_in_thread`, for commands that give up soon unless --timeout or --command-config says otherwise."""
-    return client_in_thread(
-        command_options(bootstrap_server, command_config, timeout_ms, default_timeout_ms=default_timeout_ms)
-    )
 
 
 @contextmanager

@@ -11,10 +11,11 @@ What must stay true:
 """
 
 import io
+import json
 import os
 import sys
 from collections.abc import Iterable
-from typing import Final, Protocol, TextIO
+from typing import Any, Final, Protocol, TextIO
 
 from klamm.base.visible import visible
 from klamm.processes.errors import ToolError, describe_os_error
@@ -55,6 +56,11 @@ def print_lines(lines: Iterable[str], *, keep: str = "", file: TextIO | None = N
     """Prints each line."""
     for line in lines:
         print_line(line, keep=keep, file=file, flush=flush)
+
+
+def show(value: Any, lines: Iterable[str], *, as_json: bool, keep: str = "") -> None:
+    """Prints the result of a command: the value as JSON, or the lines."""
+    print_lines([json.dumps(value)] if as_json else lines, keep=keep)
 
 
 def print_traceback(error: BaseException) -> None:

@@ -4,30 +4,21 @@ A command that changes topics reads them first, shows the plan and asks. No ZooK
 `--zookeeper` the work is done on the znodes.
 """
 
-import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.access.clients import command_options, error_line, succeeded
+from klamm.access.clients import error_line, succeeded
 from klamm.access.properties import parse_pairs
+from klamm.access.zookeeper import run_with_zookeeper
 from klamm.cli.shared import interrupts
-from klamm.cli.shared.clients import (
-    DEFAULT_BOOTSTRAP,
-    AsJson,
-    BootstrapServer,
-    CommandConfig,
-    TopicName,
-    client_in_thread,
-    exit_incomplete,
-    run_with_client,
-)
+from klamm.cli.shared.clients import exit_incomplete
 from klamm.cli.shared.confirm import Force, Yes, confirm
-from klamm.cli.shared.output import TABS, print_line, print_lines
-from klamm.cli.shared.zookeeper_access import ZooKeeper, run_with_zookeeper
+from klamm.cli.shared.options import Commands, TopicName, ZooKeeperOptions
+from klamm.cli.shared.output import TABS, print_lines
 from klamm.cli.topics.plans import (
     Alteration,
     Wanted,
@@ -47,14 +38,12 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from klamm.cli.topics.over_brokers import Topics
-    from klamm.client.admin.topics import CreatedTopic
     from klamm.client.cluster import ClusterClient
-    from klamm.client.options import ClientOptions
     from klamm.diagnosis.cluster_view import ClusterView, PartitionView
     from klamm.diagnosis.topic_descriptions import Filter, TopicDescription
     from klamm.znodes.store import KafkaZooKeeper
 
-app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("Create, list, describe, alter and delete topics.")
 
 TopicPattern = Annotated[
     str,
@@ -87,8 +76,7 @@ KEY_WARNING = (
 @app.command(epilog="Example: klamm topics create --topic castle --partitions 6 --replication-factor 3")
 def create(
     topic: TopicName,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
+    cluster: ZooKeeperOptions,
     partitions: Annotated[
         int | None, typer.Option(min=1, help="Number of partitions; by default the broker's num.partitions.")
     ] = None,
@@ -108,17 +96,15 @@ def create(
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="A topic config; may be repeated.")
     ] = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed even if the topic exists.")] = False,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Create a topic."""
     if replica_assignment is not None and (partitions or replication_factor):
         raise typer.BadParameter("replaces --partitions and --replication-factor", param_hint="--replica-assignment")
     given = dict(enumerate(parse_assignment(replica_assignment))) if replica_assignment else {}
-    if (zookeeper is not None or disable_rack_aware) and not given and not (partitions and replication_factor):
+    if (cluster.zookeeper is not None or disable_rack_aware) and not given and not (partitions and replication_factor):
         raise typer.BadParameter(
             "needs --partitions and --replication-factor, as this command places the replicas itself",
-            param_hint="--disable-rack-aware" if zookeeper is None else "--zookeeper",
+            param_hint="--disable-rack-aware" if cluster.zookeeper is None else "--zookeeper",
         )
     configs = parse_pairs("--config", config or [])
     if "." in topic or "_" in topic:
@@ -135,7 +121,7 @@ def create(
         _tell(assignment_lines(placed))
         return placed
 
-    async def over_brokers(client: "ClusterClient") -> "CreatedTopic | KafkaError":
+    async def over_brokers(client: "ClusterClient") -> int | KafkaError:
         from klamm.client.admin.topics import NewTopic, create_topics
         from klamm.diagnosis.cluster_view import read_cluster
         from klamm.protocol.vocabulary import NO_NUM_PARTITIONS, NO_REPLICATION_FACTOR
@@ -148,7 +134,8 @@ def create(
             assignment,
             dict(configs),
         )
-        return (await create_topics(client, [wanted]))[topic]
+        created = (await create_topics(client, [wanted]))[topic]
+        return created if isinstance(created, KafkaError) else created.num_partitions
 
     async def over_znodes(znodes: "KafkaZooKeeper") -> int | KafkaError:
         from klamm.cli.topics import over_znodes
@@ -163,22 +150,12 @@ def create(
             return error
         return len(assignment)
 
-    created: Any
     interrupts.from_now_on(look=("topics", "describe", "--topic", topic))
-    if zookeeper is None:
-        created = run_with_client(bootstrap_server, command_config, over_brokers)
-    else:
-        created = run_with_zookeeper(zookeeper, over_znodes)
+    created = cluster.run(over_brokers, over_znodes)
     if if_not_exists and getattr(created, "code", None) == ErrorCode.TOPIC_ALREADY_EXISTS:
-        if as_json:
-            _print_json({"topic": topic, "created": False})
+        cluster.show({"topic": topic, "created": False}, [])
         return
-    created = succeeded(created)
-    if as_json:
-        count = created if isinstance(created, int) else created.num_partitions
-        _print_json({"topic": topic, "partitions": count, "created": True})
-    else:
-        print_line(f"Created topic {topic}.")
+    cluster.show({"topic": topic, "partitions": succeeded(created), "created": True}, [f"Created topic {topic}."])
 
 
 # -- list and describe ------------------------------------------------------------------------------------------------
@@ -187,40 +164,30 @@ def create(
 @app.command("list", epilog="Example: klamm topics list --exclude-internal")
 def list_topics(
     topic: OptionalPattern = None,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
+    *,
+    cluster: ZooKeeperOptions,
     exclude_internal: ExcludeInternal = False,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """List topics."""
     selection = select(topic, exclude_internal=exclude_internal)
 
-    async def over_brokers(client: "ClusterClient") -> list[str]:
+    async def over_brokers(client: "ClusterClient") -> tuple[list[str], set[str]]:
         from klamm.client.admin.topics import describe_topics
 
-        return selection.of(await describe_topics(client))
+        return selection.of(await describe_topics(client)), set()
 
     async def over_znodes(znodes: "KafkaZooKeeper") -> tuple[list[str], set[str]]:
         return selection.of(await znodes.topic_names()), set(await znodes.topic_deletions())
 
-    deletions: set[str] = set()
-    if zookeeper is None:
-        names = run_with_client(bootstrap_server, command_config, over_brokers)
-    else:
-        names, deletions = run_with_zookeeper(zookeeper, over_znodes)
-    if as_json:
-        _print_json(names)
-    else:
-        for name in names:
-            print_line(f"{name} - marked for deletion" if name in deletions else name)
+    names, deletions = cluster.run(over_brokers, over_znodes)
+    cluster.show(names, (f"{name} - marked for deletion" if name in deletions else name for name in names))
 
 
 @app.command(epilog="Example: klamm topics describe --under-replicated-partitions")
 def describe(
     topic: OptionalPattern = None,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
+    *,
+    cluster: ZooKeeperOptions,
     exclude_internal: ExcludeInternal = False,
     under_replicated_partitions: Annotated[
         bool, typer.Option("--under-replicated-partitions", help="Only partitions with a replica out of sync.")
@@ -243,11 +210,9 @@ def describe(
         bool, typer.Option("--topics-with-overrides", help="Only topics whose configs differ from the default.")
     ] = False,
     if_exists: IfExists = False,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Describe topics and their partitions. With several filters, partitions that match any of them."""
-    from klamm.diagnosis.topic_descriptions import NEED_MIN_ISR, Filter, chosen
+    from klamm.diagnosis.topic_descriptions import NEED_MIN_ISR, Filter, chosen, topic_value
 
     asked = {
         Filter.UNDER_REPLICATED: under_replicated_partitions,
@@ -260,7 +225,7 @@ def describe(
     if topics_with_overrides and filters:
         raise typer.BadParameter("shows topics, not partitions", param_hint="--topics-with-overrides")
     for each in filters:
-        if zookeeper is not None and each in NEED_MIN_ISR:
+        if cluster.zookeeper is not None and each in NEED_MIN_ISR:
             raise typer.BadParameter(
                 "not with --zookeeper: only brokers know min.insync.replicas", param_hint=each.value
             )
@@ -299,35 +264,29 @@ def describe(
             for name, of_topic in numbers.items()
         }, numbers
 
-    if zookeeper is None:
-        topics, numbers = run_with_client(bootstrap_server, command_config, over_brokers)
-    else:
-        topics, numbers = run_with_zookeeper(zookeeper, over_znodes)
+    topics, numbers = cluster.run(over_brokers, over_znodes)
     if topics_with_overrides:
         topics = {name: each for name, each in topics.items() if each.configs}
         numbers = {name: [] for name in topics}
-    _show(topics, numbers, filters, as_json=as_json)
+    cluster.show(
+        [topic_value(each, numbers[name]) for name, each in topics.items()],
+        _description_lines(topics, numbers, filters),
+        keep=TABS,
+    )
     exit_incomplete(silent)
     if unread:
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
-def _show(
-    topics: "Mapping[str, TopicDescription]",
-    numbers: Mapping[str, Sequence[int]],
-    filters: "Sequence[Filter]",
-    *,
-    as_json: bool,
-) -> None:
-    from klamm.diagnosis.topic_descriptions import partition_lines, topic_line, topic_value
+def _description_lines(
+    topics: "Mapping[str, TopicDescription]", numbers: Mapping[str, Sequence[int]], filters: "Sequence[Filter]"
+) -> Iterator[str]:
+    from klamm.diagnosis.topic_descriptions import partition_lines, topic_line
 
-    if as_json:
-        _print_json([topic_value(each, numbers[name]) for name, each in topics.items()])
-        return
     for name, each in topics.items():
         if not filters:
-            print_line(topic_line(each), keep=TABS)
-        print_lines(partition_lines(each, numbers[name]), keep=TABS)
+            yield topic_line(each)
+        yield from partition_lines(each, numbers[name])
 
 
 # -- alter ------------------------------------------------------------------------------------------------------------
@@ -339,8 +298,8 @@ def alter(
     partitions: Annotated[
         int | None, typer.Option(min=1, help="The new number of partitions; must be larger than the present one.")
     ] = None,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
+    *,
+    cluster: ZooKeeperOptions,
     replica_assignment: Annotated[
         str | None,
         typer.Option(
@@ -359,8 +318,6 @@ def alter(
     if_exists: IfExists = False,
     yes: Yes = False,
     force: Force = False,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Add partitions to topics, and set or delete topic configs."""
     wanted = Wanted(
@@ -401,20 +358,11 @@ def alter(
         topics = question("Alter", [each.topic for each in changes])
         confirm([*pattern, *lines, *warning], topics, yes=yes or force, keep=TABS)
 
-    if zookeeper is None:
-        errors = _alter_over_brokers(
-            partial(plan, place=disable_rack_aware), ask, wanted, command_options(bootstrap_server, command_config)
-        )
+    if cluster.zookeeper is None:
+        errors = _alter_over_brokers(partial(plan, place=disable_rack_aware), ask, wanted, cluster)
     else:
-        errors = _alter_over_znodes(partial(plan, place=True), ask, wanted, zookeeper)
-    if as_json:
-        _print_json([alteration_value(each, error) for each, error in errors])
-    else:
-        for each, error in errors:
-            if error is None and each.configs:
-                print_line(f"Updated config for topic {each.topic}.")
-            if error is None and each.partitions is not None:
-                print_line("Adding partitions succeeded!")
+        errors = _alter_over_znodes(partial(plan, place=True), ask, wanted, cluster.zookeeper)
+    cluster.show([alteration_value(each, error) for each, error in errors], _altered_lines(errors))
     _raise_errors({each.topic: error for each, error in errors})
 
 
@@ -422,13 +370,21 @@ Altered = list[tuple[Alteration, str | None]]
 Ask = Callable[[Sequence[Alteration], Mapping[str, Mapping[str, str | None]]], None]
 
 
+def _altered_lines(errors: Altered) -> Iterator[str]:
+    for each, error in errors:
+        if error is None and each.configs:
+            yield f"Updated config for topic {each.topic}."
+        if error is None and each.partitions is not None:
+            yield "Adding partitions succeeded!"
+
+
 def _alter_over_brokers(
-    plan: "Callable[[ClusterView], list[Alteration]]", ask: Ask, wanted: Wanted, options: "ClientOptions"
+    plan: "Callable[[ClusterView], list[Alteration]]", ask: Ask, wanted: Wanted, cluster: ZooKeeperOptions
 ) -> Altered:
     from klamm.cli.topics.over_brokers import add_partitions, change_configs, own_configs
     from klamm.diagnosis.cluster_view import read_cluster
 
-    with client_in_thread(options) as client:
+    with cluster.client() as client:
         changes = plan(client.call(read_cluster, needs_reassignments=False))
         if not changes:
             return []
@@ -486,13 +442,10 @@ def _alter_over_znodes(
 @app.command(epilog="Example: klamm topics delete --topic 'castle-.*' --yes")
 def delete(
     topic: TopicPattern,
-    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    zookeeper: ZooKeeper = None,
+    cluster: ZooKeeperOptions,
     if_exists: IfExists = False,
     yes: Yes = False,
     force: Force = False,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Delete topics with all their records."""
     selection = select(topic, only_marked_patterns=True)
@@ -506,11 +459,11 @@ def delete(
             confirm(lines, question("Delete", list(found)), yes=yes or force, keep=TABS)
         return list(found)
 
-    if zookeeper is None:
+    if cluster.zookeeper is None:
         from klamm.client.admin.topics import delete_topics
         from klamm.diagnosis.cluster_view import read_cluster
 
-        with client_in_thread(command_options(bootstrap_server, command_config)) as client:
+        with cluster.client() as client:
             if names := ask(client.call(read_cluster, needs_reassignments=False)):
                 for name, error in client.call(delete_topics, names).items():
                     errors[name] = None if error is None else error_line(error)
@@ -518,14 +471,16 @@ def delete(
         from klamm.cli.topics import over_znodes
         from klamm.diagnosis.cluster_view import read_znodes
 
-        names = ask(run_with_zookeeper(zookeeper, read_znodes))
-        for name, outcome in run_with_zookeeper(zookeeper, partial(over_znodes.delete_topics, names=names)).items():
+        names = ask(run_with_zookeeper(cluster.zookeeper, read_znodes))
+        for name, outcome in run_with_zookeeper(
+            cluster.zookeeper, partial(over_znodes.delete_topics, names=names)
+        ).items():
             errors[name] = error_line(outcome) if isinstance(outcome, KafkaError) else None
             marked[name] = [] if isinstance(outcome, KafkaError) else over_znodes.marked_lines(name, outcome)
-    if as_json:
-        _print_json([{"topic": name, "error": error} for name, error in errors.items()])
-    else:
-        print_lines(line for of_topic in marked.values() for line in of_topic)
+    cluster.show(
+        [{"topic": name, "error": error} for name, error in errors.items()],
+        (line for of_topic in marked.values() for line in of_topic),
+    )
     _raise_errors(errors)
 
 
@@ -549,7 +504,3 @@ def _raise_errors(errors: Mapping[str, str | None]) -> None:
 
 def _tell(lines: Iterable[str]) -> None:
     print_lines(lines, keep=TABS, file=sys.stderr)
-
-
-def _print_json(value: Any) -> None:
-    print_line(json.dumps(value))

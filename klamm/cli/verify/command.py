@@ -8,25 +8,19 @@ import json
 import sys
 import time as clock
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klamm.access.clients import command_options
 from klamm.base.progress import progress
 from klamm.cli.pipeline.pipeline import Master, Remote
 from klamm.cli.shared import interrupts
-from klamm.cli.shared.clients import (
-    DEFAULT_BOOTSTRAP,
-    AsJson,
-    ClientInThread,
-    CommandConfig,
-    check_bootstrap_server,
-    client_in_thread,
-)
+from klamm.cli.shared.clients import ClientInThread, client_in_thread
 from klamm.cli.shared.memory import keep_freed_memory
-from klamm.cli.shared.output import print_line, print_lines
+from klamm.cli.shared.options import DEFAULT_BOOTSTRAP, ClusterOptions, Commands, check_bootstrap_server
+from klamm.cli.shared.output import print_line
 from klamm.cli.shared.patterns import topic_expression
 from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_OK, ToolError, unverified_after_errors
 
@@ -36,7 +30,7 @@ if TYPE_CHECKING:
     from klamm.client.verification.partition import PartitionCheck
     from klamm.client.verification.verifier import Events, Planned, VerifyOptions
 
-app = typer.Typer(help="Check that replicas are equal.", no_args_is_help=True, rich_markup_mode=None)
+app = Commands("Check that replicas are equal.")
 
 EARLIEST, LATEST = -2, -1
 LARGEST_FETCH_BYTES = 64 * 1024 * 1024
@@ -47,8 +41,10 @@ def _group() -> None:
     """Check that replicas are equal."""
 
 
-@app.command(epilog="Example: klamm verify replicas --bootstrap-server localhost:9092 --topic-white-list 'orders.*'")
-def replicas(
+@dataclass(frozen=True)
+class VerifyClusterOptions(ClusterOptions):
+    """The cluster to verify; its brokers have the name of Kafka's tool, too."""
+
     bootstrap_server: Annotated[
         str,
         typer.Option(
@@ -58,7 +54,12 @@ def replicas(
             callback=check_bootstrap_server,
             help="Brokers to connect to first.",
         ),
-    ] = DEFAULT_BOOTSTRAP,
+    ] = DEFAULT_BOOTSTRAP
+
+
+@app.command(epilog="Example: klamm verify replicas --bootstrap-server localhost:9092 --topic-white-list 'orders.*'")
+def replicas(
+    cluster: VerifyClusterOptions,
     topic_white_list: Annotated[
         str, typer.Option("--topic-white-list", "--topic", help="A regular expression for the names of topics.")
     ] = ".*",
@@ -100,8 +101,6 @@ def replicas(
     ] = False,
     master: Master = None,
     remote: Remote = None,
-    command_config: CommandConfig = None,
-    as_json: AsJson = False,
 ) -> None:
     """Compare the batches of all replicas below the high watermark, by offset, leader epoch and checksum.
 
@@ -116,20 +115,20 @@ def replicas(
         raise typer.BadParameter("goes with --once only", param_hint="--spark")
     with unverified_after_errors():
         if log_dirs is not None:
-            report = _offline(log_dirs.split(","), matches, fetch_size, as_json)
+            report = _offline(log_dirs.split(","), matches, fetch_size, cluster.as_json)
         else:
             from klamm.client.verification.verifier import VerifyOptions
 
             begin = time if time is not None else EARLIEST if once else LATEST
             now_ms = int(1000 * clock.time())
             options = VerifyOptions(fetch_size, begin, not once, max_wait_ms, patience_ms / 1000, now_ms)
-            client_options = command_options(bootstrap_server, command_config)
+            client_options = cluster.client_options()
             if is_on_spark:
-                report = _on_spark(client_options, matches, options, master, remote, as_json)
+                report = _on_spark(client_options, matches, options, master, remote, cluster.as_json)
             else:
                 with client_in_thread(client_options) as client:
-                    report = _online(client, matches, options, report_interval_ms, as_json)
-    _finish(report, as_json)
+                    report = _online(client, matches, options, report_interval_ms, cluster.as_json)
+    _finish(report, cluster)
 
 
 def topic_filter(pattern: str) -> Callable[[str], bool]:
@@ -138,13 +137,10 @@ def topic_filter(pattern: str) -> Callable[[str], bool]:
     return names.fullmatch
 
 
-def _finish(report: "Report", as_json: bool) -> None:
+def _finish(report: "Report", cluster: ClusterOptions) -> None:
     from klamm.cli.verify.report import Outcome, report_json, summary_lines
 
-    if as_json:
-        print_line(json.dumps(report_json(report)))
-    else:
-        print_lines(summary_lines(report))
+    cluster.show(report_json(report), summary_lines(report))
     codes = {Outcome.EQUAL: EXIT_OK, Outcome.DIFFERENT: EXIT_FAILED, Outcome.UNVERIFIED: EXIT_INCOMPLETE}
     raise typer.Exit(codes[report.outcome])
 

@@ -120,7 +120,7 @@ def test_leaders_come_back_through_the_znode(cluster: Cluster, elect: Run) -> No
 
 
 def test_an_election_in_progress_is_left_alone(cluster: Cluster, elect: Run) -> None:
-    from klamm.cli.shared.zookeeper_access import run_with_zookeeper
+    from klamm.access.zookeeper import run_with_zookeeper
     from klamm.znodes.requests import PREFERRED_REPLICA_ELECTION_PATH
     from klamm.znodes.store import KafkaZooKeeper
 

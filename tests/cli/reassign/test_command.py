@@ -17,11 +17,12 @@ import pytest
 from klamm.cli import main
 from klamm.cli.reassign.access import BrokerAccess
 from klamm.cli.reassign.execution import NOT_ALIVE, Outcome
-from klamm.cli.reassign.running import Reached, Reporter, begun_by, read_plan, state_of
+from klamm.cli.reassign.options import Reached
+from klamm.cli.reassign.running import Reporter, begun_by, read_plan, state_of
 from klamm.cli.reassign.steps import Limits
 from klamm.cli.reassign.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES, ConfigKey
 from klamm.cli.shared import interrupts
-from klamm.cli.shared.clients import run_with_client
+from klamm.cli.shared.options import ClusterOptions
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsResponse
 from klamm.protocol.errors import ErrorCode
@@ -43,7 +44,7 @@ async def test_a_command_waits_for_the_next_controller(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """While an execution, which looks again and again, is told at once that there is none."""
-    monkeypatch.setattr("klamm.cli.reassign.running.RETRY_TIMEOUT_MS", 1)
+    monkeypatch.setattr("klamm.cli.reassign.options.RETRY_TIMEOUT_MS", 1)
     listed = ListPartitionReassignmentsResponse(error_code=ErrorCode.NONE, error_message=None, topics=[])
     async with ScriptedCluster((ApiKey.LIST_PARTITION_REASSIGNMENTS, listed), topics={"t": [0]}) as cluster:
         cluster.controllers = [-1, -1, -1, -1, 0]
@@ -104,12 +105,12 @@ class Tool:
         entities = {f"brokers/{broker.id}": BROKER_THROTTLES for broker in self.cluster.brokers if broker.running}
         entities[f"topics/{self.topic}"] = TOPIC_THROTTLES
         keys = [ConfigKey(entity, name) for entity, names in entities.items() for name in names]
-        found = run_with_client(self.cluster.bootstrap, None, lambda client: BrokerAccess(client).read_configs(keys))
+        found = ClusterOptions(self.cluster.bootstrap).call(lambda client: BrokerAccess(client).read_configs(keys))
         return {key: value for key, value in found.items() if value is not None}
 
     def set_throttle(self, key: ConfigKey, value: str | None) -> None:
         changes = {key.entity: {key.name: value}}
-        run_with_client(self.cluster.bootstrap, None, lambda client: BrokerAccess(client).change_configs(changes))
+        ClusterOptions(self.cluster.bootstrap).call(lambda client: BrokerAccess(client).change_configs(changes))
         self.cluster.until(lambda: self.throttles().get(key) == value)
 
 
@@ -271,7 +272,7 @@ def test_a_plan_that_was_changed_is_not_resumed_and_a_cancel_ends_what_it_had_be
     tool.plan({0: [0, 3], 1: [3, 2]})
     tool.run("execute", "--resume", *map(str, named), code=1)
     assert "the plan was changed since its execution began" in tool.stderr
-    cluster = Reached(tool.cluster.bootstrap, None, None)
+    cluster = Reached(tool.cluster.bootstrap)
     tool.plan({1: [3, 2]})
     begun = begun_by(cluster, read_plan(plan), [state_of(plan)])
     assert [str(key) for key in begun] == [f"{tool.topic}-1", f"{tool.topic}-0"]

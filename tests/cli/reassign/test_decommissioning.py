@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from klamm.cli import main
-from klamm.cli.shared.clients import run_with_client
+from klamm.cli.shared.options import ClusterOptions
 from klamm.diagnosis.cluster_view import read_cluster
 from klamm.testing import Cluster
 
@@ -36,7 +36,7 @@ def klamm(cluster: Cluster, *arguments: str | Path, code: int = 0) -> tuple[str,
 
 
 def replicas(cluster: Cluster, topic: str) -> list[tuple[int, ...]]:
-    view = run_with_client(cluster.bootstrap, None, read_cluster)
+    view = ClusterOptions(cluster.bootstrap).call(read_cluster)
     return [each.replicas for key, each in sorted(view.partitions.items()) if key.topic == topic]
 
 

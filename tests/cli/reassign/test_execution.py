@@ -21,8 +21,9 @@ from klamm.cli.reassign.execution import (
 )
 from klamm.cli.reassign.json_form import format_reassignment
 from klamm.cli.reassign.operations import restore_order
+from klamm.cli.reassign.options import ExecuteOptions, Reached
 from klamm.cli.reassign.planning.model import Move, Placement, anywhere
-from klamm.cli.reassign.running import ExecuteOptions, Reached, run_plan, state_of
+from klamm.cli.reassign.running import run_plan, state_of
 from klamm.cli.reassign.state_file import Record, StateFile
 from klamm.cli.reassign.steps import Limits
 from klamm.cli.reassign.throttles import (
@@ -501,7 +502,6 @@ OPTIONS = ExecuteOptions(
     timeout_ms=20_000,
     no_wait=False,
     yes=True,
-    as_json=True,
 )
 NO_OPTIONS = replace(OPTIONS, throttle=None, log_dir_throttle=None, batch_size=None)
 
@@ -524,9 +524,9 @@ class SkippingSelector(selectors.SelectSelector):
 
 
 class Operator:
-    """`klamm reassign execute` on a cluster in memory, from the plan's file on. It stands for `running.Reached`."""
+    """`klamm reassign execute` on a cluster in memory, from the plan's file on. It stands for `Reached`."""
 
-    zookeeper = None
+    zookeeper, as_json = None, True
 
     def __init__(self, directory: Path, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cluster, self.plan = cluster_for(ALL_MOVES), directory / "plan.json"
@@ -541,7 +541,7 @@ class Operator:
     def _stepped(self, plan: Path) -> StateFile:
         return SteppedStateFile(state_of(plan).path, self.cluster.steps)
 
-    def run(self, work: Callable[[ReassignedCluster], Any], *, looks_again: bool = False) -> Any:
+    def with_access(self, work: Callable[[ReassignedCluster], Any], *, looks_again: bool = False) -> Any:
         return self._loop.run_until_complete(work(self.cluster))
 
     def execute(self, options: ExecuteOptions, *, resume: bool = False) -> None:
@@ -553,7 +553,7 @@ class Operator:
             self.execute(NO_OPTIONS, resume=True)
         elif not self.cluster.history:
             self.execute(OPTIONS)
-        self.run(lambda cluster: cluster.look(None))
+        self.with_access(lambda cluster: cluster.look(None))
 
     def problems(self, who: str | None = None, at: int | None = None) -> list[str]:
         """What is wrong in the end, after `who` has acted before step `at`."""
@@ -628,7 +628,7 @@ def test_whatever_another_operator_does_at_any_step_no_copy_stays_without_a_thro
     operator = Operator(tmp_path, loop, monkeypatch)
     operator.cluster.steps = Steps(on_step=meddle(operator.cluster, who, at))
     operator.execute(OPTIONS)
-    operator.run(lambda cluster: cluster.look(None))
+    operator.with_access(lambda cluster: cluster.look(None))
     assert operator.problems(who, at) == []
 
 

@@ -5,7 +5,7 @@ import pytest
 from klamm.cli import main
 from klamm.cli.shared import interrupts
 from klamm.cli.shared.confirm import confirm
-from klamm.cli.topics import commands as topics
+from klamm.cli.shared.options import ClusterOptions
 
 REACH = ["--bootstrap-server", "127.0.0.1:9"]
 
@@ -42,7 +42,7 @@ def test_a_command_that_would_do_more_names_one_that_shows_what_was_done(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(topics, "run_with_client", interrupted)
+    monkeypatch.setattr(ClusterOptions, "call", interrupted)
     assert main.run(["topics", "create", "--topic", "castle", *reach]) == 130
     told = f"To see what was done: klamm topics describe --topic castle {' '.join(reach)}\n"
     assert capsys.readouterr().err.endswith(told)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from klamm.access.clients import command_options
+from klamm.access.zookeeper import run_with_zookeeper
 from klamm.cli import main
 from klamm.cli.shared.clients import client_in_thread
-from klamm.cli.shared.zookeeper_access import run_with_zookeeper
 from klamm.client.admin.reassignments import alter_partition_reassignments
 from klamm.processes.helper import Helper
 from klamm.protocol.vocabulary import TopicPartition

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from klamm.cli.shared.zookeeper_access import run_with_zookeeper
+from klamm.access.zookeeper import run_with_zookeeper
 from klamm.znodes.store import KafkaZooKeeper
 from support.command_world import CommandWorld
 
