@@ -45,7 +45,7 @@ interop: venv system  ## all tests that talk to real Kafka, ZooKeeper and client
 	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --durations 15 -m long $(INTEROP:%=--ignore=%)
 
 simulate: venv  ## random faults on simulated clusters, SEEDS=500 of them
-	$(PYTHON) -m klamm.simulation --seeds $(SEEDS) --jobs $$(nproc)
+	$(PYTHON) -m klamm.simulation --seeds $(SEEDS) --jobs $$(getconf _NPROCESSORS_ONLN)
 
 planted: venv  ## faults planted in builds of the simulator, each until a seed finds it: the table of docs/simulation.md
 	PYTHONPATH=.:tests $(PYTHON) -m support.planted_faults --jobs $$(nproc)
