@@ -30,6 +30,7 @@ from klamm.simulation.workloads.trimming import Trimming
 from klamm.simulation.workloads.verdict import converge, judge, replica_bytes
 from klamm.simulation.workloads.workload import Workload, create_topic, delete_topic
 from klamm.storage.log.log import Log
+from support.seeds import seeds
 
 TOPIC = "events"
 TRIMMED_TOPIC = "trimmed"
@@ -421,20 +422,21 @@ SCENARIOS = [
 ]
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", seeds(1, 3))
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_no_acknowledged_record_is_lost(scenario: Callable[[World], Coroutine[Any, Any, None]], seed: int) -> None:
     world = World(seed)
     world.run(scenario(world), time_limit_s=3600)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(3, 8))
 def test_random_faults(seed: int) -> None:
     world = World(seed)
     print(world.run(random_faults(world), time_limit_s=3600))
 
 
-@pytest.mark.parametrize("seed", [3, 4])  # With most seeds several requests are replaced, with few none.
+# With most seeds several requests are replaced, with few none.
+@pytest.mark.parametrize("seed", [3, pytest.param(4, marks=pytest.mark.long)])
 def test_random_faults_while_the_controllers_queues_are_coalesced_at_every_request(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -454,7 +456,7 @@ def test_random_faults_while_the_controllers_queues_are_coalesced_at_every_reque
 
 
 @pytest.mark.parametrize("protocols", [["2.4"], ["2.4", "2.8"]])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(1, 2))
 def test_random_faults_under_older_protocols(seed: int, protocols: list[str]) -> None:
     world = World(seed)
     print(world.run(random_faults(world, protocols=protocols), time_limit_s=3600))
