@@ -21,7 +21,6 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructField, StructType
 
-from klamm.spark.errors import RefusedStreamReader, sentences_first
 from klamm.spark.formats.settings import TypedRows
 from klamm.spark.options import (
     OptionError,
@@ -36,6 +35,7 @@ from klamm.spark.options import (
     write_options,
 )
 from klamm.spark.pyspark_versions import stream_reader, stream_writer
+from klamm.spark.readable_errors import RefusedStreamReader, sentences_first
 from klamm.spark.schema import columns
 from klamm.spark.sql_types import TYPES, typed_schema
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from klamm.spark.errors import MissingPackage, sentences_first
+from klamm.spark.readable_errors import MissingPackage, sentences_first
 from klamm.spark.worker_python import WorkerPythonError, require_klamm
 from klamm.testing.cluster import Cluster
 from support.paths import ROOT

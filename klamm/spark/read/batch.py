@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from klamm.spark.errors import sentences_first
 from klamm.spark.options import ReadOptions
 from klamm.spark.pyspark_versions import arrow_schema
 from klamm.spark.read.planning import in_tasks, plan_batch
+from klamm.spark.readable_errors import sentences_first
 from klamm.spark.sql_types import check_columns
 
 if TYPE_CHECKING:

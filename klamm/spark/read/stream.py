@@ -20,7 +20,6 @@ from pyspark.sql.types import StructType
 from klamm.base.environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient
 from klamm.client.threads import call
-from klamm.spark.errors import sentences_first
 from klamm.spark.offset_commits import commit_offsets
 from klamm.spark.options import ReadOptions
 from klamm.spark.pyspark_versions import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -36,6 +35,7 @@ from klamm.spark.read.planning import (
     plan_micro_batch,
     with_begin,
 )
+from klamm.spark.readable_errors import sentences_first
 from klamm.spark.sql_types import check_columns
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
 
-from klamm.spark.errors import sentences_first
 from klamm.spark.options import OptionError, WriteOptions
 from klamm.spark.pyspark_versions import DataSourceStreamArrowWriter
+from klamm.spark.readable_errors import sentences_first
 
 if TYPE_CHECKING:
     import pyarrow as pa
