@@ -10,6 +10,18 @@ def counted(count: int, one: str, several: str | None = None) -> str:
     return f"{count} {one if count == 1 else several or one + 's'}"
 
 
+def are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def have(count: int) -> str:
+    return "has" if count == 1 else "have"
+
+
+def do(count: int) -> str:
+    return "does" if count == 1 else "do"
+
+
 def brokers_text(broker_ids: Iterable[int]) -> str:
     """ "broker 1", "brokers 1, 2"."""
     ids = list(broker_ids)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from klamm.base.words import brokers_text, counted, size_text
+from klamm.base.words import are, brokers_text, counted, do, have, size_text
 from klamm.config.throttles import BROKER_THROTTLES
 from klamm.diagnosis.cluster_facts import BrokerFacts, ClusterFacts
 from klamm.diagnosis.cluster_view import PartitionView
@@ -156,7 +156,7 @@ def _controller_work(controller: Mapping[str, Any] | None) -> Iterator[Finding]:
             what = "topic" if key == "deletions" else "partition"
             yield Finding(
                 f"controller_{key}",
-                f"{counted(listed['count'], what)} {_are(listed['count'])} being {verb}.",
+                f"{counted(listed['count'], what)} {are(listed['count'])} being {verb}.",
                 tuple(
                     f"{each['topic']}{'' if key == 'deletions' else '-' + str(each['partition'])} waits for:"
                     f" {each['waits_for']}"
@@ -180,14 +180,14 @@ def _offline(facts: ClusterFacts) -> Iterator[Finding]:
     why = [_because(offline, down, "is down and was the last in sync")] if down else []
     if broken := [broker_id for broker_id in last if broker_id in facts.brokers]:
         why.append(
-            f"{brokers_text(broken).capitalize()} {_is(broken)} up: the replica's log directory has failed, or an"
+            f"{brokers_text(broken).capitalize()} {are(len(broken))} up: the replica's log directory has failed, or an"
             " election is due"
         )
     if groups := sum(key.topic == GROUP_METADATA_TOPIC_NAME for key in offline):
-        why.append(f"{groups} of them {_are(groups)} of {GROUP_METADATA_TOPIC_NAME}: their groups have no coordinator")
+        why.append(f"{groups} of them {are(groups)} of {GROUP_METADATA_TOPIC_NAME}: their groups have no coordinator")
     yield Finding(
         "offline_partitions",
-        f"{counted(len(offline), 'partition')} {_have(len(offline))} no leader, and cannot be read or written:"
+        f"{counted(len(offline), 'partition')} {have(len(offline))} no leader, and cannot be read or written:"
         f" {_named(offline)}.",
         tuple(why),
         f"Start broker {', '.join(map(str, down))}." if down else "Look at the logs of these brokers.",
@@ -199,7 +199,7 @@ def _under_min_isr(facts: ClusterFacts) -> Iterator[Finding]:
     if under:
         yield Finding(
             "under_min_isr",
-            f"{counted(len(under), 'partition')} {_have(len(under))} fewer in-sync replicas than min.insync.replicas:"
+            f"{counted(len(under), 'partition')} {have(len(under))} fewer in-sync replicas than min.insync.replicas:"
             f" {_named(under)}.",
             ("producers with acks=all are refused",),
             "Bring the replicas below back in sync.",
@@ -230,7 +230,7 @@ def _under_replicated(facts: ClusterFacts) -> Iterator[Finding]:
             by_broker.setdefault(broker_id, {})[key] = each
     yield Finding(
         "under_replicated",
-        f"{counted(len(short), 'partition')} {_are(len(short))} under-replicated: {_named(short)}.",
+        f"{counted(len(short), 'partition')} {are(len(short))} under-replicated: {_named(short)}.",
         tuple(
             f"broker {broker_id} {_fault(facts, broker_id, partitions)}: {counted(len(partitions), 'replica')}"
             for broker_id, partitions in sorted(by_broker.items(), key=lambda item: (-len(item[1]), item[0]))
@@ -279,7 +279,7 @@ def _reassignments(facts: ClusterFacts) -> Iterator[Finding]:
     if moving:
         yield Finding(
             "reassignments",
-            f"{counted(len(moving), 'partition')} {_are(len(moving))} being reassigned: {_named(moving)}.",
+            f"{counted(len(moving), 'partition')} {are(len(moving))} being reassigned: {_named(moving)}.",
             advice="See how far they are:",
             command="klamm reassign list",
             is_problem=False,
@@ -293,7 +293,7 @@ def _missing_brokers(facts: ClusterFacts) -> Iterator[Finding]:
     if missing := facts.missing:
         yield Finding(
             "missing_brokers",
-            f"{brokers_text(missing).capitalize()} {_is(missing)} named in assignments and not in the cluster.",
+            f"{brokers_text(missing).capitalize()} {are(len(missing))} named in assignments and not in the cluster.",
             tuple(f"broker {broker_id}: {counted(len(facts.on(broker_id)), 'replica')}" for broker_id in missing[:10]),
             f"Start {'it' if len(missing) == 1 else 'them'}, or move the replicas away:",
             f"klamm brokers decommission --broker {missing[0]}",
@@ -304,8 +304,8 @@ def _silent_brokers(facts: ClusterFacts) -> Iterator[Finding]:
     if silent := [broker for broker in facts.brokers.values() if broker.error is not None]:
         yield Finding(
             "silent_brokers",
-            f"{brokers_text(each.broker_id for each in silent).capitalize()} {_is(silent)} registered and"
-            f" {_do(silent)} not answer.",
+            f"{brokers_text(each.broker_id for each in silent).capitalize()} {are(len(silent))} registered and"
+            f" {do(len(silent))} not answer.",
             tuple(f"broker {each.broker_id}: {each.error}" for each in silent),
             "Look at the process and its log; a listener may be unreachable from here.",
         )
@@ -316,7 +316,7 @@ def _log_dirs(facts: ClusterFacts) -> Iterator[Finding]:
     if broken:
         yield Finding(
             "offline_log_dirs",
-            f"{counted(len(broken), 'log directory', 'log directories')} {_are(len(broken))} offline.",
+            f"{counted(len(broken), 'log directory', 'log directories')} {are(len(broken))} offline.",
             tuple(f"broker {broker.broker_id}: {each.path}: {each.error}" for broker, each in broken),
             "Repair or replace the disk, and restart the broker.",
         )
@@ -329,8 +329,7 @@ def _log_dirs(facts: ClusterFacts) -> Iterator[Finding]:
     if full:
         yield Finding(
             "full_disks",
-            f"{counted(len(full), 'log directory', 'log directories')} {_are(len(full))} on a disk that is nearly"
-            " full.",
+            f"{counted(len(full), 'log directory', 'log directories')} {are(len(full))} on a disk that is nearly full.",
             tuple(
                 f"broker {broker.broker_id}: {each.path}: {size_text(each.usable_bytes)} of"
                 f" {size_text(each.total_bytes)} free, replicas take {size_text(each.size_bytes)}"
@@ -450,19 +449,3 @@ def _named(partitions: Iterable[TopicPartition]) -> str:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
-
-
-def _is(things: Sequence[object]) -> str:
-    return _are(len(things))
-
-
-def _are(number: int) -> str:
-    return "is" if number == 1 else "are"
-
-
-def _have(number: int) -> str:
-    return "has" if number == 1 else "have"
-
-
-def _do(things: Sequence[object]) -> str:
-    return "does" if len(things) == 1 else "do"

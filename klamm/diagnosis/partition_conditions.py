@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from klamm.base.words import brokers_text, counted
+from klamm.base.words import are, brokers_text, counted, do, have
 from klamm.config.definition import ConfigSource
 from klamm.diagnosis.cluster_view import PartitionView, joined
 from klamm.diagnosis.election_plans import Loss, loss_text
@@ -370,7 +370,7 @@ def _under_min_isr(facts: PartitionFacts) -> Iterator[Condition]:
             Remedy(
                 f"Or lower {MIN_ISR} of the topic to {len(view.isr)}.",
                 lower,
-                f"a record is then acknowledged when {brokers_text(view.isr)} {_has(view.isr)} it, and lost with"
+                f"a record is then acknowledged when {brokers_text(view.isr)} {have(len(view.isr))} it, and lost with"
                 f" {'it' if len(view.isr) == 1 else 'them'}",
             )
         )
@@ -413,7 +413,7 @@ def _catching_up(facts: PartitionFacts, missing: Sequence[int]) -> tuple[Remedy,
     elif up:
         remedies.append(
             Remedy(
-                f"{brokers_text(up).capitalize()} {_is(up)} up and {'catches' if len(up) == 1 else 'catch'} up by"
+                f"{brokers_text(up).capitalize()} {are(len(up))} up and {'catches' if len(up) == 1 else 'catch'} up by"
                 f" {'itself' if len(up) == 1 else 'themselves'}; if the lag does not shrink, look at the broker's log."
             )
         )
@@ -593,7 +593,7 @@ def _starts(facts: PartitionFacts, missing: Sequence[int], praise: str = "") -> 
         )
     hung = [each for each in missing if each in facts.silent and each in facts.known.live and each not in broken]
     if hung:
-        remedies.append(Remedy(f"See why {brokers_text(hung)} {_does(hung)} not answer, and restart the process."))
+        remedies.append(Remedy(f"See why {brokers_text(hung)} {do(len(hung))} not answer, and restart the process."))
     return tuple(remedies)
 
 
@@ -620,15 +620,3 @@ def _setting_text(facts: PartitionFacts, name: str, meaning: str) -> str:
 def _command(facts: PartitionFacts, *words: str) -> str:
     """A call about this topic."""
     return shlex.join(("klamm", *words, *facts.reach)) if is_legal_topic_name(facts.key.topic) else ""
-
-
-def _is(things: Sequence[object]) -> str:
-    return "is" if len(things) == 1 else "are"
-
-
-def _has(things: Sequence[object]) -> str:
-    return "has" if len(things) == 1 else "have"
-
-
-def _does(things: Sequence[object]) -> str:
-    return "does" if len(things) == 1 else "do"

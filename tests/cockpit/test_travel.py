@@ -41,12 +41,12 @@ def test_the_documents_of_a_moment_are_those_of_that_moment(tmp_path: Path) -> N
     during = browser.get(f"/api/now?at={BEGAN_MS + 5_015}").json()
     assert during["entry"] == numbers["no leader"]
     assert during["machines"]["partitions"] == {"OfflinePartition": 1}
-    assert [each["kind"] for each in during["findings"]] == ["offline"]
+    assert [each["kind"] for each in during["findings"]] == ["offline_partitions"]
     assert [(each["id"], each["alive"]) for each in during["brokers"]] == [(1, False), (2, True)]
 
     after = browser.get("/api/now").json()
     assert after["events"]["event"] == "BrokerChange"
-    assert [each["kind"] for each in after["findings"]] == ["under-replicated"]
+    assert [each["kind"] for each in after["findings"]] == ["under_replicated"]
     assert after["entry"] == numbers["2 leads"] + 1
 
 

@@ -229,22 +229,20 @@ def _waits_for(state: State, partition: PartitionMoment) -> str:
 
 
 def _findings(state: State) -> list[dict[str, Any]]:
-    """What an operator would see first; klamm.diagnosis.health finds more in a live cluster."""
-    offline = [key for key, each in state.partitions.items() if partition_state(state, each) == "OfflinePartition"]
-    lacking = [
-        key
-        for key, each in state.partitions.items()
-        if not is_unavailable(view := partition_view(each), state.brokers) and is_under_replicated(view)
-    ]
+    """What an operator would see first: some of the kinds that klamm.diagnosis.health finds in a live cluster."""
+    views = {key: partition_view(each) for key, each in state.partitions.items()}
+    led = {key: each for key, each in views.items() if not is_unavailable(each, state.brokers)}
+    offline = [key for key, each in views.items() if key not in led and each.leader_epoch != NO_EPOCH]
+    lacking = [key for key, each in led.items() if is_under_replicated(each)]
     found = []
     if state.controller is None:
-        found.append(Finding("no-controller", "There is no controller."))
+        found.append(Finding("no_controller", "There is no controller."))
     if offline:
         text = f"{counted(len(offline), 'partition')} without a live leader."
-        found.append(Finding("offline", text, _names(offline)))
+        found.append(Finding("offline_partitions", text, _names(offline)))
     if lacking:
         text = f"{counted(len(lacking), 'partition')} with replicas out of sync."
-        found.append(Finding("under-replicated", text, _names(lacking)))
+        found.append(Finding("under_replicated", text, _names(lacking)))
     return [each.document() for each in found]
 
 
