@@ -131,7 +131,7 @@ def why_unsafe(path: Path) -> str | None:
         try:
             found = each.lstat()
         except OSError:
-            return None  # Who may make it is checked above it.
+            return None  # The directories above say who may make it.
         if stat.S_ISLNK(found.st_mode):
             return f"{each} is a symbolic link"
         if found.st_uid not in _trusted_users():

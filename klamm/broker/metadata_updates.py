@@ -83,7 +83,7 @@ class MetadataUpdates:
         self._leader_elections = leader_elections
         self._zookeeper = zookeeper
         self._on_failure = on_failure
-        # Of the last UpdateMetadata. None: it was for another registration of this broker.
+        # From the last UpdateMetadata. None: it was for another registration of this broker.
         self._controller_epoch = 0
         self._broker_epoch: int | None = None
         self._wanted = ComparedState.NOTHING

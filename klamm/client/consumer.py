@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 # How long metadata may say that a topic or partition does not exist, since a broker that has just started knows none.
 MISSING_TIMEOUT_S = 10.0
-# Of one partition: those that are handed out, and those behind them.
+# Answers held for one partition: the one that is handed out, and the one behind it.
 MAX_ANSWERS = 2
 _ONCE = RetryPolicy(deadline_ms=0)
 _TIMESTAMPS = {OffsetReset.EARLIEST: EARLIEST_TIMESTAMP, OffsetReset.LATEST: LATEST_TIMESTAMP}
@@ -119,7 +119,7 @@ class Consumer:
         self._options = options or ConsumerOptions()
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._answers: deque[_Answer] = deque()
-        # Of the answers that wait, and of those that may come.
+        # Bytes of the answers that wait, and of those that may still come.
         self._held_bytes = 0
         self._fetches: dict[int, asyncio.Task[None]] = {}
         self._stale = True

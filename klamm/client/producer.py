@@ -230,14 +230,14 @@ class _ProducerBatch(Batch):
         self._codec = codec
         self._max_timestamp_ms = NO_TIMESTAMP
         self._body = bytearray()
-        # Of each record: its timestamp, and whom to tell.
+        # For each record: its timestamp, and the function that is told of its end.
         self._callbacks: list[tuple[int, OnCompletion | None]] = []
         self._is_closed = False
         # The batch as it was sealed last, perhaps for another producer id.
         self._sealed: Buffer | None = None
 
     def has_room(self, size_bytes: int, limit_bytes: int) -> bool:
-        """Whether a record of so many bytes may be added."""
+        """Whether a record of this size may be added."""
         return not self._is_closed and HEADER_SIZE_BYTES + len(self._body) + size_bytes <= limit_bytes
 
     def append(self, record: Record, on_completion: OnCompletion | None) -> int:

@@ -246,7 +246,7 @@ class Sender:
         self._appended = 0
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
-        # Of topics whose brokers found a batch too large: how large a batch, without compression, may be from now on.
+        # For topics whose brokers found a batch too large: the largest batch, uncompressed, from now on.
         self.limits: dict[str, int] = {}
         self._identity: asyncio.Task[Identity] | None = None
 
@@ -285,7 +285,7 @@ class Sender:
         return dict(self.limits)
 
     async def wait_for_room(self, size_bytes: int) -> None:
-        """Returns when there is memory for so many bytes more. Raises what ended the sender."""
+        """Returns when there is memory for this many bytes more. Raises what ended the sender."""
         self.check()
         while not self.has_room(size_bytes):
             # No more records come, so the batches that wait for more of them need not wait any longer.
@@ -293,7 +293,7 @@ class Sender:
             await self._change()
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether there is memory for so many bytes more; a single batch may be larger than the limit."""
+        """Whether there is memory for this many bytes more; a single batch may be larger than the limit."""
         return not self._pending_bytes or self._pending_bytes + size_bytes <= self._options.buffer_memory_bytes
 
     def queue(self, topic: str, partition: int) -> "PartitionQueue":
@@ -408,7 +408,7 @@ class PartitionQueue:
     # The leader took the last batch, so it knows the producer.
     in_step: bool = False
     task: "asyncio.Task[None] | None" = None
-    # Of the batches that are sealed here; None until one is, and after the sequence has broken.
+    # The identity of the batches that are sealed here; None before the first, and after the sequence has broken.
     identity: Identity | None = None
     next_sequence: int = 0  # after the last acknowledged batch
     needs_new_identity: bool = False

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 4 * 1024 * 1024
 MAX_BATCH_BYTES: Final = 32 * 1024 * 1024
-# Of one request to the broker. It sends a first batch that is larger as a whole.
+# For one request to the broker, which sends a larger first batch as a whole.
 FETCH_BYTES: Final = 1024 * 1024
 MAX_HEADERS: Final = 100
 # Looks further and further back, where compaction and markers of transactions have left few records.

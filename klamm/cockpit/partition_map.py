@@ -74,7 +74,7 @@ States = Mapping[str, Mapping[int, PartitionView]]
 
 
 class Totals(NamedTuple):
-    """Of all partitions; `offline` have no leader that is up."""
+    """Counts over all partitions; `offline` ones have no live leader."""
 
     topics: int
     partitions: int
@@ -154,7 +154,7 @@ class PartitionMap:
 
     @property
     def totals(self) -> Totals:
-        """Of the cells as they are."""
+        """Counts over the cells as they are now."""
         return Totals(len(self._counts), *self._bits.values())
 
     def snapshot(self) -> "PartitionMap":
@@ -190,7 +190,7 @@ class PartitionMap:
                 yield TopicPartition(topic, row - begin), self._states[row]
 
     def topics(self) -> Iterator[tuple[str, dict[int, PartitionView]]]:
-        """The partitions of each topic by number. Of a `snapshot` in another thread."""
+        """The partitions of each topic by number. In another thread, call it on a `snapshot`."""
         for topic, first in self._first_rows.items():
             states = self._states[first : first + self._counts[topic]]
             yield topic, {number: state for number, state in enumerate(states) if state is not UNKNOWN}

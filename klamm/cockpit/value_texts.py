@@ -15,7 +15,7 @@ from klamm.base.visible import is_hidden, visible
 from klamm.coordinator import record_texts as decoders
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME
 
-# Of a value in a list of records, and of one that is asked for whole.
+# At most this much is shown of a value in a list of records, and of one that is asked for whole.
 SHOWN_BYTES: Final = 4 * 1024
 WHOLE_BYTES: Final = 1024 * 1024
 

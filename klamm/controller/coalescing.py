@@ -109,7 +109,7 @@ class _Left:
         self._deleted: _States[UpdateMetadataPartitionState] = _States()
         self._metadata: _States[UpdateMetadataPartitionState] = _States()
         self._stopping: list[QueuedRequest] = []
-        # Of partitions that stop after it, and are not deleted.
+        # States of partitions whose replicas stop afterwards, and are not deleted.
         self._former_leadership: _States[LeaderAndIsrPartitionState] = _States()
         self._leadership: _States[LeaderAndIsrPartitionState] = _States()
         self._live_leaders: dict[int, LiveLeader] = {}

@@ -101,7 +101,7 @@ class ControllerContext:
         self.replicas_on_offline_dirs: dict[int, set[PartitionKey]] = {}
         """Broker id -> its partitions that it has on disks that do not work."""
         self.topic_id_answers: dict[PartitionKey, dict[int, bool]] = {}
-        """Of partitions with a replica whose log is of another topic id: broker id -> whether its replica has the
+        """For partitions with a replica whose log is of another topic id: broker id -> whether its replica has the
         topic's id, as far as it has answered since the first refusal (topic_ids.py)."""
 
         self._leadership: dict[PartitionKey, LeaderAndIsr] = {}

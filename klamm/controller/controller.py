@@ -188,7 +188,7 @@ class KafkaController(ControllerRequests):
         self.state_changes.close()
 
     def _config_changed(self, old: BrokerConfig, new: BrokerConfig) -> None:
-        """Of the dynamic configs the controller uses the three of the automatic rebalance and
+        """The controller uses four dynamic configs: three of the automatic rebalance, and
         unclean.leader.election.enable."""
         timing, old_timing = (
             (each.auto_leader_rebalance_enable, each.leader_imbalance_check_interval_seconds) for each in (new, old)

@@ -28,7 +28,7 @@ PROTOCOL: Final = "inter.broker.protocol.version"
 # Only brokers of klamm have this key.
 KLAMM_KEY: Final = "klamm.metrics.port"
 KLAMM, KAFKA = "klamm", "Apache Kafka"
-# Of the topics whose configs are asked for.
+# Configs are asked for this many topics at once.
 TOPICS_AT_ONCE: Final = 1_000
 # Only in KRaft mode a broker has roles.
 ROLES: Final = "process.roles"
@@ -115,7 +115,7 @@ async def read_facts(
 ) -> ClusterFacts:
     """One look; `view` is of the client's metadata, if the caller has just asked for them, and `listing` asks for the
     reassignments in another way than `list_reassignments`, `limits` for those of topics in another way than
-    `read_topic_limits`. Of the brokers only the `chosen` ones are asked, or all. Raises ClientError when no broker
+    `read_topic_limits`. Only the `chosen` brokers are asked, or all. Raises ClientError when no broker
     answers.
 
     All brokers, the controller and the configs of topics are asked at the same time, so that one broker that hangs

@@ -14,7 +14,7 @@ its own in the place of the broker's; otherwise the table is the broker's own, a
 |            | closes when the fault ends                  |                                                        |
 | disconnect | the connection closes; no effect            | the connection closes instead of the answer            |
 
-Of several faults that could strike one request, all delays strike: they add up. Of the others the oldest strikes; if it
+When several faults could strike one request, all delays strike: they add up. Among the others the oldest strikes; if it
 is an error of some items, younger errors strike the items that are left.
 
 What must stay true:

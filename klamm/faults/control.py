@@ -45,7 +45,7 @@ ANSWER_TIMEOUT_S = 10.0
 ACTION_TIMEOUT_S = 60.0
 # How long a server that is about to be killed or paused is asked for its counts.
 LAST_COUNTS_TIMEOUT_S = 1.0
-# Of more faults than these, the counts of the oldest removed ones are forgotten.
+# With more faults than these, the counts of the oldest removed ones are forgotten.
 MAX_KNOWN_FAULTS = 10_000
 # How long a server that can perform an action is looked for, and how long after one round the next one begins.
 SOMEWHERE_TIMEOUT_S = 30.0

@@ -134,7 +134,7 @@ class FaultyFileSystem(SystemFileSystem):
 
 @dataclass(eq=False)
 class Active:
-    """An installed fault. `bytes_left` counts for a full disk, `hits` for a fault that ends after so many."""
+    """An installed fault. `bytes_left` counts for a full disk, `hits` for a fault that ends after a number of them."""
 
     number: int
     fault: DiskFault

@@ -41,7 +41,7 @@ E = TypeVar("E", bound=ChronicleEntry)
 
 MAX_ENTRIES = 100_000
 MAX_STRIKES = 50_000
-# Of entries of one kind about one topic in a row, a report has so many lines.
+# A report shows at most this many similar lines in a row.
 SIMILAR_LINES = 4
 
 
@@ -74,8 +74,8 @@ class History(list[ChronicleEntry]):
         return "\n".join(self.lines())
 
     def lines(self) -> Iterator[str]:
-        """The lines of a report. Of many similar entries in a row, such as the first leaders of a topic, a report has
-        the first ones and the number of the rest."""
+        """The lines of a report. When many similar entries follow each other, such as the first leaders of a topic,
+        a report has the first ones and the number of the rest."""
         began_ms = self[0].time_ms if self else 0
         for _, group in groupby(self, _likeness):
             similar = list(group)

@@ -30,7 +30,7 @@ from klamm.zookeeper.client.connect_string import parse_connect_string
 
 T = TypeVar("T")
 
-# Of the session that watches ZooKeeper for the history.
+# For the session that watches ZooKeeper for the history.
 SESSION_TIMEOUT_MS = 18_000
 
 # Called in a thread with an operation of the control port and its server, none for "heal". Raises FaultError.

@@ -33,7 +33,7 @@ UNLIMITED = 2**31 - 1
 MAX_WAITING = 50
 MAX_DELAYED = 500
 CLOSED_PER_SLICE = 200
-# From so many on, addresses whose rate has come to rest are forgotten.
+# From this many on, addresses whose rate has come to rest are forgotten.
 MANY_ADDRESSES = 1_000
 
 

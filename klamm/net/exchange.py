@@ -43,9 +43,9 @@ class AnswerOnly(Generic[T]):
 class Measurements(list[Any]):
     """Takes the times of requests of one kind. This class forgets them; its subclasses count.
 
-    Of a request that waited for nothing, the list gets `NUMBERS_AT_ONCE` numbers: the size, and the readings of
+    For a request that waited for nothing, the list gets `NUMBERS_AT_ONCE` numbers: the size, and the readings of
     `clock_s` when it arrived and when its response was ready. `take` is called when it has those of `MOST_AT_ONCE`
-    requests. Of other requests `add` is told.
+    requests. `add` is called for other requests.
     """
 
     __slots__ = ("clock_s",)
@@ -93,7 +93,7 @@ class Exchange(Stopwatch):
         # Not through `super`, which costs as much again. On the server's `work_clock_s`, as all readings.
         self.began_s = began_s
         self.size_bytes = size_bytes
-        # Who gets its numbers, which `dispatch` knows; None once the request or its response had to wait.
+        # The list that gets its numbers, set by `dispatch`; None once the request or its response had to wait.
         self.at_once: Measurements | None = UNMEASURED
         # Then these are set: who is told when the response has been sent, when the request arrived, how much later it
         # started, and when its response was ready.
@@ -153,5 +153,5 @@ class Exchange(Stopwatch):
             self.memory = None
 
 
-# Of requests for which `dispatch` names no other.
+# For requests for which `dispatch` names no other.
 UNMEASURED = Measurements(lambda: 0.0)

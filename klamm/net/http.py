@@ -40,7 +40,7 @@ READ_TIMEOUT_S = 60.0
 # How long further input is discarded after a refusal. A connection closed at once would be reset before the client
 # reads the reason.
 LINGER_S = 2.0
-# Of guests, and of known clients.
+# The most connections of guests, and of known clients.
 MAX_CONNECTIONS = 100
 # Readers of endless answers. The others are not kept out by them.
 MAX_ENDLESS = 20

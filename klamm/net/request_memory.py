@@ -82,10 +82,10 @@ class Part:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        # Of all complete requests so far, and of those of them that are free again.
+        # Bytes of all complete requests so far, and of those that are free again.
         self.received_bytes = 0
         self.released_bytes = 0
-        # Of incomplete requests.
+        # Bytes of incomplete requests.
         self.receiving_bytes = 0
         # The order is that in which the requests began.
         self._incomplete: dict[Sender, _Incomplete] = {}
@@ -94,7 +94,7 @@ class Part:
 
     @property
     def held_bytes(self) -> int:
-        """Of complete requests."""
+        """The bytes of complete requests that are still held."""
         return self.received_bytes - self.released_bytes
 
     @property
@@ -207,7 +207,7 @@ class RequestMemory:
 
     @property
     def received_bytes(self) -> int:
-        """Of all complete requests so far."""
+        """The bytes of all complete requests so far."""
         return self.small.received_bytes + self.produces.received_bytes + self.others.received_bytes
 
     @property

@@ -23,6 +23,6 @@ class RequestQueue:
         return self._length
 
     def add(self, requests: int) -> None:
-        """So many more wait; fewer if negative."""
+        """This many more requests wait; fewer if it is negative."""
         self._length += requests
         self.is_full = self._length >= self._max_requests

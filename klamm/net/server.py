@@ -27,7 +27,7 @@ from klamm.net.server_connection import SIZE_FIELD_BYTES, Dispatch, ServerConnec
 # have the same bound as those of one connection; a single request may be larger, and may be sent again.
 MAX_ABANDONED_REQUESTS_PER_HOST = 1000
 
-# So many connections are looked at, and closed if they are idle, before others have the loop.
+# This many connections are looked at, and closed if they are idle, before others have the loop.
 CONNECTIONS_PER_SLICE = 500
 
 # The characters of a client's id that a log line has.

@@ -517,8 +517,8 @@ class ServerConnection(FrameReader):
             self._unsent.append((exchange, left_s))
 
     def _throttle(self, throttle_time_ms: int) -> None:
-        """Mutes the client; its response contains the throttle time (KIP-219). Of several requests that were pipelined
-        the longest counts."""
+        """Mutes the client; its response contains the throttle time (KIP-219). Among pipelined requests the longest
+        time counts."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + throttle_time_ms / 1000
         if self._throttle_timer is not None:
@@ -589,7 +589,7 @@ class Traffic:
     def __init__(self) -> None:
         # Requests that have started, and those of them that never get a response; and requests that never start.
         self.started = self.unanswered = self.dropped = 0
-        # Of responses, without TLS.
+        # Bytes of responses, without TLS.
         self.bytes_out = 0
         # Connections accepted, and those closed because they were idle.
         self.connections = self.expired = 0

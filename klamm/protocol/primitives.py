@@ -20,7 +20,7 @@ PARTITIONS_PER_STEP = 1000
 # As in Kafka, also for strings whose length field could be larger, so that every version can encode every string.
 MAX_STRING_BYTES = 2**15 - 1
 
-# Of one struct, including unknown fields; Kafka defines at most four. They are read without a pause.
+# The most tagged fields of one struct, unknown ones included; Kafka defines at most four. They are read in one step.
 MAX_TAGGED_FIELDS = 20
 
 _INT16 = struct.Struct(">h")

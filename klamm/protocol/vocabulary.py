@@ -29,7 +29,7 @@ EARLIEST_TIMESTAMP: Final = -2
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
 
-# Who must have a record before its produce is answered.
+# The replicas that must have a record before its produce is answered.
 ACKS_ALL: Final = -1
 ACKS_NONE: Final = 0
 ACKS_LEADER: Final = 1

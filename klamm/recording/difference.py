@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.recording.state import PartitionMoment, State, partitions_text
 
-# In words, so many partitions or topics stand by name; the rest is counted.
+# Words name at most this many partitions or topics; the rest is counted.
 NAMED = 5
 
 

@@ -28,12 +28,12 @@ from klamm.znodes.fields import ZnodeError
 from klamm.znodes.requests import delete_topic_path
 from klamm.znodes.topics import TopicAssignment, partition_state_path, topic_path
 
-# Of so many blocks the entries are kept, but of so many bytes at most, and of so many moments the state.
+# How many blocks stay decoded, how many bytes they may take, and how many moments' states are kept.
 KEPT_BLOCKS = 8
 KEPT_BYTES = 2 * MAX_ENTRIES_BYTES
 KEPT_STATES = 4
 EXACT_ENTRIES = 40_000
-# So many entries of a partition make its story; the newest ones.
+# A partition's story has at most this many entries, the newest ones.
 STORY_ENTRIES = 2_000
 
 
@@ -46,7 +46,7 @@ class NumberedEntry(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A stretch of the timeline: so many entries from `first` on, from `from_ms` to `to_ms`, counted by mark."""
+    """A stretch of the timeline: the number of entries from `first` on, from `from_ms` to `to_ms`, by mark."""
 
     from_ms: int
     to_ms: int
@@ -119,7 +119,7 @@ class Recording:
         return block.first + max(0, bisect_right(self._entries(at), at_ms, key=lambda entry: entry.at_ms) - 1)
 
     def timeline(self, bars: int) -> list[Bar]:
-        """The whole recording in about so many stretches of the same time; empty ones are left out.
+        """The whole recording in about this many stretches of equal time; empty ones are left out.
 
         A recording of more than EXACT_ENTRIES entries is counted by the heads of its blocks: their entries all stand in
         the stretch in which the block begins.

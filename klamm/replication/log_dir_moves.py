@@ -54,7 +54,7 @@ _LOGGER = logging.getLogger(__name__)
 MIN_PIECE_BYTES = 16 * 1024
 LONG_PIECE_S = 0.004
 SHORT_PIECE_S = 0.001
-# A copy is synced after so many bytes.
+# A copy is synced after this many bytes.
 BYTES_PER_SYNC = 16 * 1024**2
 # How long a throttled move waits: so long that pieces are not tiny, and at most until it looks whether the throttle has
 # changed.

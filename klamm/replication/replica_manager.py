@@ -78,8 +78,8 @@ _log = logging.getLogger(__name__)
 
 # A fetch of more partitions than this yields the loop to other requests in between.
 PARTITIONS_PER_SLICE = 500
-# So many are looked at between two looks at the clock: an offset of a follower may move the high watermark, which wakes
-# others.
+# This many are looked at between two looks at the clock: an offset of a follower may move the high watermark, which
+# wakes others.
 LOOK_SLICE = 50
 # What an aborted transaction takes in the memory of a response. For so many bytes of them, at least, a fetch may name
 # aborted transactions, however few bytes of records it asks for.
@@ -469,8 +469,8 @@ class ReplicaManager:
     ) -> list[PartitionData]:
         """Reads for a consumer, or for the follower `replica_id`: at once if `min_bytes` are available or a partition
         has an error, else within `max_wait_ms`. Unless `only_leader`, a consumer also reads partitions that this broker
-        follows. Of a partition that this broker leads, `consumer` gets no records if it should read from a follower,
-        but the follower's name.
+        follows. From a partition that this broker leads, `consumer` gets no records if it should read from a
+        follower, but the follower's name.
 
         Results are in the order of `wanted`. The first non-empty partition may exceed `max_bytes` and its own limit by
         one batch, so that a batch larger than the limits can still be consumed (KIP-74). A fetch never waits for more
@@ -699,7 +699,7 @@ async def _read(
 async def _read_log(
     log: Log, offset: int, max_bytes: int, upper_bound: int, *, first: bool, with_aborted: bool
 ) -> tuple[FetchedRecords, list[AbortedTransaction] | None]:
-    """Records, and the aborted transactions among them. Of these too many would fill the memory for responses: then
+    """Records, and the aborted transactions among them. Very many of these would fill the memory for responses: then
     this reads fewer records, but at least one batch if it is the `first`."""
     most: int | None = max(max_bytes, LEAST_ABORTED_BYTES) // ABORTED_TRANSACTION_BYTES
     while True:

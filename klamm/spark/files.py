@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
-# An upload in parts holds so many bytes of a part in memory, for each part that is on its way.
+# An upload in parts holds this many bytes of a part in memory, for each part that is on its way.
 PART_BYTES: Final = 16 * 1024 * 1024
 PARTS_AT_ONCE: Final = 2
 _SUFFIX = ".parquet"

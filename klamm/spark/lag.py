@@ -109,7 +109,7 @@ def lags(progress: Mapping[str, Any]) -> list[Lag]:
 
 
 def _offsets_behind_latest(source: Mapping[str, Any]) -> dict[TopicPartition, int]:
-    """Of each partition that exists now. One that the position lacks is new, and is read from its first record."""
+    """The lag of each partition that exists now. One that the position lacks is new, and is read from its start."""
     if not source["description"].startswith(PYTHON_SOURCE):
         return {}
     latest, end = _offsets(source["latestOffset"]), _offsets(source["endOffset"])

@@ -19,7 +19,7 @@ Write: TypeAlias = Callable[[Path], Path]
 
 # The longest name of a recording, without its number and its ending.
 MAX_NAME: Final = 100
-# Without pytest, a process writes so many: hypothesis repeats a failing block many times.
+# Without pytest, a process writes this many: hypothesis repeats a failing block many times.
 MOST_NOTED: Final = 20
 _PYTEST_PLUGIN: Final = "klamm.testing.pytest_plugin"
 

@@ -22,7 +22,7 @@ from klamm.zookeeper.messages import Check, Create, Delete, MultiOperation, Mult
 
 MAX_BATCH_OPERATIONS = 1_000
 MAX_BATCH_BYTES = 512 * 1024
-_OVERHEAD_BYTES = 64  # Of one operation besides its path and data: headers, lengths, the open ACL.
+_OVERHEAD_BYTES = 64  # One operation besides its path and data: headers, lengths, the open ACL.
 
 Result = MultiResult | ZooKeeperError
 

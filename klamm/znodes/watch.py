@@ -29,7 +29,7 @@ from klamm.zookeeper.client import State, ZooKeeperClient, retrying
 from klamm.zookeeper.errors import ConnectionLoss, NoNode, SessionExpired
 from klamm.zookeeper.messages import Stat
 
-# So many znodes are read at once.
+# This many znodes are read at once.
 READS = 500
 
 _SINGLE_PATHS = (CONTROLLER_PATH, CONTROLLER_EPOCH_PATH, CLUSTER_ID_PATH)

@@ -63,7 +63,7 @@ from klamm.zookeeper.messages import (
     WatcherEvent,
 )
 
-# Of a request. Kafka's brokers give a znode two at most; each access to a znode looks at all of them.
+# The most entries in a request. Kafka's brokers give a znode two; each access to a znode looks at all of them.
 MAX_ACL_ENTRIES = 100
 
 XID_NOTIFICATION = -1

@@ -21,6 +21,7 @@ PHRASES = {
     r"\bunder way\b": "in progress, pending",
     r"\bpassed over\b": "ignored, skipped",
     r"\bgo(?:es)? on\b": "continue",
+    r'(?:"""|# |\. )(?:Who|Whose|Of) [a-z]|(?:"""|# |\. )So many [a-z]': "begin with the subject",
 }
 # The official of "The Castle", in README.md.
 QUOTED = ("whom nobody ever reaches",)
@@ -58,6 +59,7 @@ def test_no_sentence_has_a_phrase_that_hides_its_subject() -> None:
         ("The line is none.", True),
         ("As `send`, for who authenticates: it has the turn already.", True),
         ("What has begun goes on, whoever asked for it.", True),
+        ("# Of so many blocks the entries are kept, but of so many bytes at most.", True),
         ("The current controller; None if there is none.", False),
         ("This broker no longer leads the partition. None means any epoch.", False),
         ("The request decides for whom it is.", False),

@@ -400,7 +400,7 @@ def _size_bytes(records: Sequence[KeyAndValue]) -> int:
 
 
 def _parts(records: Sequence[KeyAndValue], limit_bytes: int) -> Iterator[Sequence[KeyAndValue]]:
-    """The records in parts that fit into a batch of so many bytes, if each of them does."""
+    """The records in parts that fit into a batch of this many bytes, if each record does."""
     part: list[KeyAndValue] = []
     size_bytes = 0
     for record in records:

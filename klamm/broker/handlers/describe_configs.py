@@ -109,7 +109,7 @@ def _describe(
         validate_topic_name(name)
         if name not in configs:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
-        # Who watches a cluster asks for a few keys of all topics.
+        # Monitoring asks for a few keys of every topic.
         wanted = frozenset(resource.configuration_keys or ())
         return describe_topic(configs[name], wanted or None)
     if resource.resource_type == ConfigResourceType.BROKER:

@@ -21,7 +21,7 @@ FIRST_VERSION_WITH_REBALANCE_TIMEOUT = 1
 FIRST_VERSION_WITH_MEMBER_ID_REQUIRED = 4
 FIRST_VERSION_WITHOUT_PROTOCOL = 7
 
-# A slice tells of so many members, or fewer with more metadata than this for each.
+# A slice tells of this many members, or fewer with more metadata than this for each.
 MEMBERS_PER_SLICE = 500
 BYTES_PER_PIECE = 2_000
 

@@ -33,7 +33,7 @@ class QuotaEntity(NamedTuple):
 
 
 class QuotaTags(NamedTuple):
-    """Who shares a quota, as Kafka's metrics say it: a name is empty if it does not matter."""
+    """The user and client id that share a quota, as Kafka's metrics name them; empty where it does not matter."""
 
     user: str
     client_id: str

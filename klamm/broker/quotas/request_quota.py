@@ -42,7 +42,7 @@ class RequestQuota:
         self.stopwatch = stopwatch
         self._changes = UNBOUNDED_MUTATIONS
         self.throttle_time_ms = 0
-        # Of the stopwatch's time, what was recorded.
+        # The part of the stopwatch's time that was recorded.
         self._taken_s = 0.0
         self._is_decided = self._is_exempt = False
 
@@ -122,7 +122,7 @@ class RequestQuota:
             longest.throttled(self._user, self._client_id, self.throttle_time_ms, self._quotas.clock_ms())
 
     def _percent(self) -> float:
-        """Of a second, since the last call. The watch runs afterwards."""
+        """The time since the last call, in percent of a second. The watch runs afterwards."""
         assert self.stopwatch is not None
         before_s, self._taken_s = self._taken_s, self.stopwatch.read_s()
         return (self._taken_s - before_s) * 100

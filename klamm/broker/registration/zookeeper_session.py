@@ -27,8 +27,8 @@ from klamm.zookeeper.errors import ZooKeeperError
 
 RENEWAL_BACK_OFF_MS = 100
 
-# The calls in flight where zookeeper.max.in.flight.requests is not set. So many keep a server busy; the answers to more
-# at once would hold the loop for longer than ten milliseconds.
+# The calls in flight where zookeeper.max.in.flight.requests is not set. This many keep a server busy; the answers to
+# more at once would hold the loop for longer than ten milliseconds.
 MAX_IN_FLIGHT = 500
 
 _log = logging.getLogger(__name__)

@@ -36,9 +36,9 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 
-# So many requests are sorted in together.
+# This many requests are sorted in together.
 TOGETHER = MOST_AT_ONCE
-# So many error codes of requests that were never answered are kept.
+# At most this many error codes of requests that were never answered are kept.
 _MOST_CODES = 10_000
 # The numbers of a request that had to wait: the version, and what `_distributed` takes.
 _WAITED = 10

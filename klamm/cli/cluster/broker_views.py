@@ -44,7 +44,7 @@ def tallies(facts: ClusterFacts) -> dict[int, Tally]:
 def table_lines(facts: ClusterFacts, most: int | None = None) -> Iterator[str]:
     """A line for each live broker, and for each that assignments name. The controller has a star.
 
-    Of more than `most` brokers, only the controller and the first of those with a fault are shown.
+    With more than `most` brokers, only the controller and the first ones with a fault are shown.
     """
     rows: list[Sequence[str]] = [_TITLES]
     found = tallies(facts)

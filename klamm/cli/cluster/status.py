@@ -16,7 +16,7 @@ from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
 
 # The controller's own status adds to the screen; ZooKeeper may be out of reach from here.
 CONTROLLER_TIMEOUT_S: Final = 2.0
-# Of more brokers the screen shows only those with a fault.
+# With more brokers than these, the screen shows only those with a fault.
 MOST_BROKERS: Final = 12
 
 

@@ -140,7 +140,7 @@ def plan_value(entity: Entity, changes: Sequence[Change]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Password:
-    """A password to become a credential with so many iterations."""
+    """A password that becomes a credential with this many iterations."""
 
     password: str
     iterations: int

@@ -226,7 +226,7 @@ def _not_served(error: UnsupportedVersion) -> ToolError:
 
 
 async def _credentials(client: "ClusterClient", entity: Entity) -> list[Description]:
-    """Of brokers without SCRAM, as klamm's, no user has credentials."""
+    """Where brokers have no SCRAM, as klamm's have none, no user has credentials."""
     users = None if entity.first.name is None else [entity.first.name]
     try:
         found = await describe_user_scram_credentials(client, users)

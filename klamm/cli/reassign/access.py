@@ -78,7 +78,7 @@ class BrokerAccess:
 
     async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> ClusterMoment:
         if in_doubt:
-            # Of two answers the client keeps each partition's newer leader epoch.
+            # The client keeps the answer with the newer leader epoch of each partition.
             await self._client.refresh_metadata(topics, elsewhere=True)
         view = await read_cluster(self._client, topics)
         return ClusterMoment(view, {key: each.target for key, each in view.partitions.items() if each.is_reassigning})

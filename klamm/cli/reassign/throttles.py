@@ -45,8 +45,8 @@ class ConfigKey(NamedTuple):
 class Setting:
     """A config that a reassignment sets.
 
-    Of a rate, `former` is the value before, and `values` are all that the reassignment has set since, the newest last.
-    Of a list, `former` has the replicas of other clients, and `values` only the newest value.
+    For a rate, `former` is the value before, and `values` are all that the reassignment has set since, the newest last.
+    For a list, `former` has the replicas of other clients, and `values` only the newest value.
     """
 
     former: str | None

@@ -42,7 +42,7 @@ app = Commands("List and describe transactions, and end those that hang.")
 
 DEFAULT_MAX_TRANSACTION_TIMEOUT_MINUTES: Final = 15
 MAX_PARTITIONS_PER_REQUEST: Final = 500
-# Of the registration that ends a transaction, when the broker does not say what the producer had.
+# For the registration that ends a transaction, when the broker does not say what the producer had.
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 NONE: Final = "None"
 INT64_MAX: Final = 2**63 - 1

@@ -37,7 +37,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
-# Of a string in a request.
+# The longest string in a request.
 MAX_STRING_BYTES: Final = 2**15 - 1
 # These options of a cluster stand at the end of a help text; the others where the command has its parameter.
 _LAST: Final = ("limit_ms", "command_config", "as_json")

@@ -44,7 +44,7 @@ from klamm.protocol.record.records import Record, decode_records
 # base offset, length, leader epoch, magic, CRC, attributes, last offset delta.
 _FIELDS = struct.Struct(">qiibIhi")
 _MAGIC = 2
-# A difference is compared with so many before it: replicas differ in turn.
+# A difference is compared with this many before it: replicas differ in turn.
 _COMPARED_BYTES = 128 * 1024
 _LOOK_BACK = 8
 

@@ -33,7 +33,7 @@ from klamm.protocol.vocabulary import TopicPartition
 
 PATIENCE_S = 10.0
 _UNREADABLE = "its records cannot be read"
-# A check that follows tries a replica again after so many times its patience.
+# A check that follows tries a replica again after this many times its patience.
 REST = 3
 
 

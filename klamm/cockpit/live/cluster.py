@@ -87,7 +87,7 @@ KEPT_BYTES: Final = 16 * 1024 * 1024
 # Each takes about 25 microseconds.
 RECORDS_PER_SLICE: Final = 200
 KEPT_STATES: Final = 300
-# Of a burst the page gets the newest ones; the map has the effect of all.
+# After a burst the page shows only the newest events; the map reflects all of them.
 RECORDS_PER_EVENT: Final = 1_000
 EVENT_BYTES: Final = 1024 * 1024
 

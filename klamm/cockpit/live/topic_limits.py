@@ -27,7 +27,7 @@ class TopicLimitsInTurns:
         self._throttled: dict[str, dict[str, str]] = {}
 
     async def read(self, topics: Sequence[str]) -> "TopicLimits":
-        """Of those of `topics` that were read. Raises ClientError."""
+        """The limits of those of `topics` that were read. Raises ClientError."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + LOOK_S
         trouble = None

@@ -30,9 +30,9 @@ from klamm.protocol.vocabulary import (
     TopicPartition,
 )
 
-# Of topics in a list, and of partitions of one.
+# At most this many topics stand in a list, and this many partitions of one topic.
 MOST_SHOWN: Final = 100
-# Of all topics in a list together: offsets and sizes of those behind are not asked for.
+# For all topics of a list together: offsets and sizes of later partitions are not asked for.
 MOST_PARTITIONS: Final = 5_000
 # A rate is over at least this long.
 RATE_OVER_S: Final = 2.0
@@ -53,7 +53,7 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
 
 
 class Rates:
-    """How fast the end offsets of topics grow between looks. Of the topics that were looked at last only."""
+    """How fast the end offsets of topics grow between looks. Only the topics of the last look are known."""
 
     def __init__(self) -> None:
         self._looks: OrderedDict[str, tuple[float, int, float | None]] = OrderedDict()
@@ -73,7 +73,7 @@ class Rates:
 
 
 class Selected(NamedTuple):
-    """Of the topics whose names have a part: their sums, and those of one page with their partitions."""
+    """The topics whose names contain a text: their sums, and those of one page with their partitions."""
 
     totals: dict[str, int]
     shown: dict[str, dict[int, PartitionView]]
@@ -149,7 +149,7 @@ def _is_short(partition: PartitionView, live: Container[int]) -> bool:
 
 
 def _size(sizes: Mapping[str, int], leader: int) -> int:
-    """Of the leader's log; of the largest if the leader has not said it."""
+    """The size of the leader's log; of the largest log if the leader has not told its size."""
     return sizes.get(str(leader), max(sizes.values(), default=0))
 
 

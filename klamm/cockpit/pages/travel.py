@@ -31,7 +31,7 @@ from klamm.recording.state import MARKS
 T = TypeVar("T")
 
 MOST_ENTRIES = 1_000
-# So many changed values of a difference are sent; its words count all.
+# At most this many changed values of a difference are sent; its words count all.
 MOST_CHANGED = 2_000
 MOST_BARS = 2_000
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NOT_RECORDED: Final = "A recording has no measurements of brokers."
 NO_GROUPS: Final = "A recording has no groups."
-# So many partitions or topics stand in a list of a document.
+# At most this many partitions or topics stand in a list of a document.
 LISTED: Final = 100
 
 

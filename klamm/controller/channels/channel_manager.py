@@ -314,4 +314,4 @@ _CODECS: dict[ApiKey, Any] = {
     ApiKey.STOP_REPLICA: stop_replica,
     ApiKey.UPDATE_METADATA: update_metadata,
 }
-"""Of the requests with the states of many partitions."""
+"""The codecs of requests with the states of many partitions."""

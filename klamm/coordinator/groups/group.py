@@ -216,7 +216,7 @@ class Group:
         self.pending_sync_members: dict[str, None] = {}
         # The leader has sent this generation's assignment; later ones are ignored.
         self.has_assignment = False
-        # Of the members of this generation; None if they are not known.
+        # The subscriptions of this generation's members; None if they are not known.
         self._subscriptions: Sequence[bytes] | None = None
         # What the members and the pending ids take in memory.
         self.size_bytes = 0

@@ -26,7 +26,7 @@ C = TypeVar("C", bound="Command")
 MAX_ITEMS = 10_000
 MAX_CHARACTERS = 10_000
 MAX_INTEGER = 2**63 - 1
-# Errors name so many characters of a value.
+# Errors name this many characters of a value.
 _SHOWN = 80
 
 _kinds: "dict[str, type[Command]]" = {}

@@ -86,7 +86,7 @@ class SlowDisk(OperationFault):
 class FailDisk(OperationFault):
     """Operations fail with `error`, and change nothing.
 
-    `on_call` lists the numbers of the operations that fail, from 1; `times` ends the fault after so many failures.
+    `on_call` lists the numbers of the operations that fail, from 1; `times` ends the fault after this many failures.
     Operations are counted in the whole cluster, unless the fault is for one `broker`.
     """
 
@@ -110,7 +110,7 @@ class FailDisk(OperationFault):
 @command("disk.full")
 @dataclass(frozen=True, kw_only=True)
 class FullDisk(DiskFault):
-    """The files may grow by so many bytes together, then writes fail with ENOSPC. What is removed or cut makes room."""
+    """The files may grow by `bytes_left` together, then writes fail with ENOSPC. What is removed or cut makes room."""
 
     method = "disk.full"
     named = ("broker",)

@@ -10,8 +10,9 @@ from functools import cache
 
 from klamm.protocol.record.record_walk import RecordWalk
 
-# From so many on it pays to import numba, which then does so many times the steps in the same time.
+# Above this count, importing numba pays for itself.
 COMPILED_FROM_RECORDS = 200_000
+# How many times the steps the compiled walk makes in the same time.
 COMPILED_SPEEDUP = 50
 
 

@@ -36,7 +36,7 @@ _OFFSET_LENGTH_EPOCH = struct.Struct(">qii")
 _CRC_ATTRIBUTES = struct.Struct(">Ih")
 _MAX_TIMESTAMP = struct.Struct(">q")
 _LENGTH_AT, _MAGIC_AT, _CRC_AT, _MAX_TIMESTAMP_AT = 8, 16, 17, 35
-# Behind its length, a message of format v0 without key and value has so many bytes.
+# The bytes of a message of format v0 without key and value, behind its length.
 _SMALLEST_MESSAGE_BYTES = 14
 _FLAGS_AT = 22  # the lower byte of the attributes, which has all that are in use
 

@@ -102,7 +102,7 @@ class RecordWalk:
         self.is_numbered = True
 
     def advance(self, most_steps: int) -> bool:
-        """Goes on for about so many steps; whether the walk is over.
+        """Goes on for about this many steps; whether the walk is over.
 
         Raises KafkaError(CORRUPT_MESSAGE) when the bytes are not the records that the header announces.
         """

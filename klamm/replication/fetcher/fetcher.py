@@ -394,7 +394,7 @@ class ReplicaFetcher:
                     self._ask(topic_partition, fetch, self._config.replica_fetch_max_bytes)
 
     def _throttled_max_bytes(self) -> int:
-        """Of one partition: at most what the quota allows in a second, so that it is not exceeded by far."""
+        """The most bytes of one partition: what the quota allows in a second, so that it is not exceeded by far."""
         per_second = max(self._quota.bytes_per_second, LEAST_THROTTLED_BYTES)
         return min(self._config.replica_fetch_max_bytes, per_second)
 

@@ -180,7 +180,7 @@ class TopicStatistics:
 
     def __init__(self) -> None:
         self._hosted: dict[str, TopicCounts] = {}
-        # Of topics that are not hosted here, or no longer.
+        # Counts of topics that are not hosted here, or no longer.
         self.others = TopicCounts()
 
     def of(self, topic: str) -> TopicCounts:

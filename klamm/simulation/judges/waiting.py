@@ -1,5 +1,5 @@
-"""Who waits for whom in a cluster that does not become whole: from each partition, broker and controller that waits, a
-chain to the process, link or request at its end.
+"""The chains of waiting in a cluster that does not become whole: from each partition, broker and controller that waits,
+a chain to the process, link or request at its end.
 
     events-0 has no leader -> waits for broker 2 of its ISR -> broker 2 has no session -> zookeeper is paused
 

@@ -25,7 +25,7 @@ class StepMeter:
 
     def __init__(self) -> None:
         self._is_off_the_loop = False
-        # Of the current step. Without an operation there is nothing to judge.
+        # Counts of the current step, which is judged only if it has an operation.
         self.operations = 0
         self._read_bytes = self._syncs = 0
 

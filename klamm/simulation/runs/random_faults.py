@@ -37,7 +37,7 @@ from klamm.simulation.workloads.verdict import serving
 from klamm.storage.segments.log_directory import FUTURE_SUFFIX
 from klamm.znodes.controller_store import NO_CONTROLLER
 
-# A run has so many faults and operator actions, of a random half of all kinds (see `run_shape`).
+# A run has this many faults and operator actions, of a random half of all kinds (see `run_shape`).
 STEPS = (2, 4, 8, 16)
 SHARE_OF_KINDS = 0.5
 SHARE_OF_WORK = 0.4

@@ -19,7 +19,7 @@ from klamm.simulation.workloads.clients import ROTTING_TOPICS, TOPIC
 from klamm.simulation.workloads.group_workload import GroupMember
 from klamm.storage.segments.segment import LOG_SUFFIX
 
-# Of the logs that rot: what a coordinator loads is its own.
+# The share of logs of coordinators among those that rot: what a coordinator loads is its own.
 SHARE_OF_COORDINATORS = 0.4
 # How long a broker works with a rotten log: shorter than the lag that drops a follower out of the ISR (5 s), since a
 # leader whose last batch is rotten may not acknowledge alone what goes when its log is removed.

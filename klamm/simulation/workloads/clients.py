@@ -26,7 +26,7 @@ UNCLEAN_TOPIC = "unclean"
 TRIMMED_TOPIC = "trimmed"
 # A topic of one partition, with acks=all, whose records have keys.
 COMPACTED_TOPIC = "compacted"
-# Of one partition, and of two: transactions are written into the first and copied into the second.
+# Topics of one partition and of two: transactions are written into the first and copied into the second.
 ORDERS_TOPIC, COPIES_TOPIC = "orders", "copies"
 GROUP = "workers"
 # Their readers, clients and coordinators, check checksums.

@@ -28,7 +28,7 @@ from klamm.simulation.workloads.workload import (
     records_of,
 )
 
-# So many keys are in use at a time; after so many records the oldest is never written again.
+# How many keys are in use at a time, and after how many records the oldest is never written again.
 KEYS = 6
 RECORDS_BETWEEN_NEW_KEYS = 10
 TOMBSTONES = 0.3

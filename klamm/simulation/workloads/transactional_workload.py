@@ -69,7 +69,7 @@ TRANSACTION_TIMEOUT_S = 10.0
 ABORT_INTERVAL_S = 2.0
 # For the markers, and for coordinators that load.
 SETTLING_S = 15.0
-# Of the brokers.
+# The brokers' configuration.
 PROPERTIES = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": str(int(ABORT_INTERVAL_S * 1000)),
     "transaction.state.log.num.partitions": "3",

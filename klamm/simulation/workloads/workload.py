@@ -40,7 +40,7 @@ from klamm.simulation.machine.world import World
 FIRST_TIMESTAMP_MS = 1_609_459_200_000
 ATTEMPT_TIMEOUT_MS = 5_000
 FETCH_MAX_BYTES = 1 << 20
-# Of requests to the controller.
+# For requests to the controller.
 REQUEST_TIMEOUT_MS = 10_000
 BACK_OFF_S = 0.1
 FAILURES_UNTIL_NEW_CLIENT = 5

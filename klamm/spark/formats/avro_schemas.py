@@ -23,7 +23,7 @@ PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "str
 NAMED = ("record", "enum", "fixed")
 # Deeper ones may exhaust the stack of a worker.
 MAX_DEPTH = 100
-# Of the text: fastavro copies all names for each datum.
+# The most types in a schema's text: fastavro copies all names for each datum.
 MAX_TYPES = 20_000
 VISITS_PER_BYTE = 100
 MAX_FREE_VISITS = 20_000

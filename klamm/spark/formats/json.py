@@ -27,9 +27,9 @@ from klamm.spark.formats.texts import Converter
 
 Numbers = npt.NDArray[np.int64]
 
-# Of one document; Spark has no limit but its memory.
+# The most values of one document; Spark has no limit but its memory.
 MAX_VALUES = 1024 * 1024
-# Of a schema: what is on the tape is sorted by their numbers as int16.
+# The most nodes of a schema: what is on the tape is sorted by their numbers as int16.
 MAX_NODES = 2**15
 # Room on the tape: at first, and at most between two chunks.
 FIRST_VALUES, KEPT_VALUES = 64 * 1024, 512 * 1024

@@ -29,8 +29,8 @@ STRUCT, LIST, MAP, TEXT, BOOLEAN, INTEGER, FLOAT, DECIMAL, BYTES, TIMESTAMP, DAT
 # it begins, its size - 1), where its own name is, and the smallest and largest integer.
 KIND, CHILD, CHILDREN, TABLE, TABLE_MASK, NAME_START, NAME_END, LOWEST, HIGHEST = range(9)
 NODE_FIELDS = 9
-# The fields of the tape, and the kinds of what is on it. Of a text, a number and raw JSON, A and B are where it begins
-# and ends; of an integer or boolean, A is its value; of a list or map, A is its first element's slot, B their number.
+# The fields of the tape, and the kinds of what is on it. For a text, a number and raw JSON, A and B are where it begins
+# and ends; for an integer or boolean, A is its value; for a list or map, A is its first element's slot, B their number.
 NODE, SLOT, FOUND, A, B, ROW = range(6)
 TAPE_FIELDS = 6
 NOTHING, NULL, VALUE, PLAIN, ESCAPED, NUMBER, NOT_A_NUMBER, INFINITE, MINUS_INFINITE, RAW, OPENED, ELEMENTS = range(12)
@@ -312,7 +312,7 @@ def _unescape(data: Any, start: Any, end: Any, out: Any, at: Any) -> Any:
 
 
 def name_hash(first: Any, early: Any, middle: Any, late: Any, last: Any, size: Any) -> Any:
-    """Of a name that is not empty, by five of its bytes and its size."""
+    """The hash of a name that is not empty, by five of its bytes and its size."""
     found = (first | early << 8 | middle << 16 | late << 24 | last << 32) * 0x9E3779B1 + size * 0x85EBCA6B
     return found >> 20 ^ found
 

@@ -11,7 +11,7 @@ from typing import Any
 
 MAX_DEPTH = 30
 MAX_FIELDS = 20_000
-# Of the text: names of fields may be long.
+# The most characters of a schema's text: names of fields may be long.
 MAX_CHARS = 1_000_000
 
 

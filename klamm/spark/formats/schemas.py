@@ -17,9 +17,9 @@ from klamm.spark.formats.settings import AVRO, CSV, JSON, PROTOBUF, STRING, Colu
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-# Of the text of a type, of which a field takes about so many beside its name.
+# The most characters of a type's text, and about how many a field takes beside its name.
 MAX_TYPE_CHARS, FIELD_CHARS = 500_000, 20
-# Of messages within each other.
+# How deep messages may lie within each other.
 MAX_DEPTH = 100
 
 

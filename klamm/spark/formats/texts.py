@@ -19,7 +19,7 @@ from klamm.spark.formats.coding import Mask
 _EXACT = decimal.Context(prec=2000, rounding=decimal.ROUND_HALF_UP, Emax=10**6, Emin=-(10**6), traps=[])
 # What Arrow reads and Spark's own form means the same: no zone but Z, no fraction beyond microseconds.
 _COMMON_TIMESTAMP = r"^\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}:\d{2}(\.\d{1,6})?$"
-# Of base64: what is skipped before a group of four, and groups of which the last one is padded.
+# base64: what is skipped before a group of four, and groups of which the last one is padded.
 _SPACES, _ENDS_WITH_PADDING = re.compile("[\\0- ]+"), re.compile("[^=]+={0,2}|=+")
 # Java's BigInteger refuses larger ones, which would have more than 2**31 bits.
 _MAX_POWER_OF_TEN = 2**29

@@ -35,7 +35,7 @@ from klamm.spark.pipelines.checkpoint import CHECKPOINTS, Checkpoint, checkpoint
 
 FORMAT_VERSION = 1
 DATA = "data"
-# A checkpoint is due when so many records have come since the last one.
+# A checkpoint is due when this many records have come since the last one.
 RECORDS_PER_CHECKPOINT: Final = 100
 _COMMITS = "commits"
 _DELTA_LOG = "_delta_log"

@@ -21,7 +21,7 @@ from hashlib import sha256
 from math import inf, log, sqrt
 from typing import Final, NamedTuple
 
-# A range's sample has at most about so many records.
+# A range's sample has at most about this many records.
 SAMPLED_RECORDS: Final = 100_000
 # Longer keys are cut, and end with a part of their SHA-256.
 MAX_KEY_BYTES: Final = 128

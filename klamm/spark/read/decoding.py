@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _CODEC_MASK, _LOG_APPEND_TIME_FLAG, _TRANSACTIONAL_FLAG, _CONTROL_FLAG = 0x07, 0x08, 0x10, 0x20
 # The size of a row beside its key, value and headers, with all columns and without the topic's name.
 _FIXED_ROW_BYTES = 44
-# Of batches that are decompressed at a time, unless one of them is larger: what a processor keeps near.
+# Batches of this size are decompressed together, unless one is larger: what a processor keeps near.
 SCRATCH_BYTES = 2 * 1024 * 1024
 
 
@@ -66,7 +66,7 @@ class Decoder:
         self._max_batch_bytes = max_batch_bytes
         # Scratch memory for decompression, reused because fresh memory costs as much as filling it.
         self._scratch = np.empty(0, np.uint8)
-        # Of the batch before.
+        # The ratio of the batch before.
         self._compression_ratio = 1.0
         self._constants: dict[str, pa.Array] = {}
 

@@ -46,7 +46,7 @@ Offsets = dict[TopicPartition, int]
 # counts as missing only after this time.
 MISSING_TIMEOUT_MS = 5_000
 BACKOFF_MS = 50
-# Small ranges share tasks when there are more than so many. PySpark does not tell a Python data source how many cores
+# Small ranges share tasks when there are more than this many. PySpark does not tell a Python data source how many cores
 # the cluster has.
 MIN_TASKS = 32
 # The offsets of a task of small ranges: a task of its own costs as much time as reading some ten thousand records.

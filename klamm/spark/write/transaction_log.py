@@ -58,7 +58,7 @@ class Recorded(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Whose transactions these are: the id of Spark's query, None for a batch write; and the brokers' cluster id."""
+    """The owner of transactions: the id of Spark's query (None for a batch write), and the brokers' cluster id."""
 
     query: str | None
     cluster: str | None
@@ -73,7 +73,7 @@ class TransactionLog:
 
     @classmethod
     def at(cls, checkpoint: str) -> "TransactionLog":
-        """Of the checkpoint in a directory, or at the URL of an object store. Raises OptionError."""
+        """The log of a checkpoint in a directory, or at the URL of an object store. Raises OptionError."""
         url = urlsplit(checkpoint)
         place = unquote(url.path) if url.scheme == "file" else checkpoint
         try:

@@ -65,5 +65,5 @@ class BatchReader:
         return ReadBatch(header, window[at : at + header.size_bytes])
 
     def advance(self, size_bytes: int) -> None:
-        """The next window begins so many bytes later."""
+        """The next window begins this many bytes later."""
         self._position += size_bytes

@@ -37,7 +37,7 @@ def checksum_table() -> Any:
 
 @inlined
 def checksum_by_table(data: Any, position: int, end: int, table: Any) -> Any:
-    """Of the bytes in [position, end), which must be within the array."""
+    """The checksum of the bytes in [position, end), which must be within the array."""
     crc = np.uint32(0xFFFFFFFF)
     while end - position >= 8:
         low = crc ^ little_endian_32(data, position)

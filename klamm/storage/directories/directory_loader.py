@@ -53,7 +53,7 @@ _T = TypeVar("_T")
 _LOGGER = logging.getLogger(__name__)
 NAMES_PER_SLICE = 1_000
 PROGRESS_INTERVAL_S = 2.0
-# Of two logs so many batches are compared, where compaction may have removed any of them.
+# Two logs are compared by at most this many batches, since compaction may have removed any of them.
 BATCHES_COMPARED = 1_000
 # An operation that fails on a shortage is tried this often.
 _SHORTAGE_ATTEMPTS = 10

@@ -106,7 +106,7 @@ def newest(histories: Sequence[LogHistory | None]) -> int | None:
     known = [history for history in histories if history is not None]
     if not known or len(known) < len(histories):
         return None
-    # Of equal ones the log stays that knows of more deleted records.
+    # Among equals, the log with the higher start offset stays: it has seen more deletions.
     number = max(
         range(len(known)),
         key=lambda each: (known[each].latest_epoch, known[each].end_offset, known[each].start_offset, -each),

@@ -36,7 +36,7 @@ from klamm.protocol.vocabulary import PartitionKey
 from klamm.storage.directories.directory_loader import DirectoryLoader
 from klamm.storage.segments.log_directory import unique_id
 
-# At most so many partitions that are not hosted yet have a preferred directory. The oldest wish is forgotten first.
+# At most this many partitions that are not hosted yet have a preferred directory. The oldest wish is forgotten first.
 MAX_PREFERRED = 100_000
 
 

@@ -41,7 +41,7 @@ from klamm.storage.log.log import Log
 _LOGGER = logging.getLogger(__name__)
 
 LOGS_PER_SLICE = 50
-# After so many deaths of its process in a row, with other logs cleaned in between, a log is uncleanable: it seems to
+# After this many deaths of its process in a row, with other logs cleaned in between, a log is uncleanable: it seems to
 # be what kills the process.
 MAX_PROCESS_DEATHS = 3
 _MEGABYTE = 1024 * 1024

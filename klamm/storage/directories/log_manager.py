@@ -55,9 +55,9 @@ _NEVER_MS = 2**63 - 1
 _INITIAL_DELAY_MS = 30_000
 _DEFAULT_FLUSH_CHECK_MS = 1_000
 LOGS_PER_SLICE = 50
-# So many logs are worth a sync of the whole file system, which writes what other programs have written, too.
+# From this many logs on, one sync of the whole file system pays, although it writes other programs' files too.
 LOGS_PER_SHARED_SYNC = 8
-# So many logs are loaded in one go off the loop: to pass one to a thread and back takes a fifth of the time to load it.
+# This many logs are loaded in one go off the loop: passing one to a thread takes a fifth of the time to load it.
 LOGS_PER_LOADING = 16
 # Several logs are closed at once, because concurrent syncs share the file system's journal.
 _CLOSED_AT_ONCE = 8

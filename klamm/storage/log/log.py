@@ -68,9 +68,9 @@ _LOGGER = logging.getLogger(__name__)
 # While more inactive segments than these are to be flushed, appends should wait: a client can begin segments faster
 # than a disk can sync their files, and each takes memory until then.
 MAX_UNFLUSHED_SEGMENTS = 64
-# Of this many segments the index entries are written in one slice.
+# Index entries of this many segments are written in one slice.
 SEGMENTS_PER_SLICE = 50
-# Of aborted transactions, or of segments in which they are looked for.
+# This many aborted transactions, or segments in which they are looked for, make a slice.
 ABORTED_PER_SLICE = 5_000
 # The files of a segment that is deleted are renamed, in some hundred microseconds.
 DELETED_PER_SLICE = 20
@@ -122,7 +122,7 @@ class Log:
     Unless they say otherwise, methods that touch the disk raise KafkaError(KAFKA_STORAGE_ERROR).
     """
 
-    # Of the class until they are needed: most logs of a broker never do, and an attribute more costs each 700 bytes.
+    # Attributes of the class until a log needs its own, which few do: one more attribute costs each log 700 bytes.
     # How often the loop has waited for the disk.
     syncs_on_loop = 0
     # Why the sync before the next append failed: that append fails, too, instead of trying again on the loop.
@@ -434,7 +434,7 @@ class Log:
         )
 
     def would_sync(self, records: int) -> bool:
-        """Whether an append of so many records would wait for a sync of the log."""
+        """Whether an append of `records` records would wait for a sync of the log."""
         return self.is_truncation_unsynced or self._is_sync_due(self._log_end_offset + records)
 
     def _is_sync_due(self, end_offset: int) -> bool:
@@ -617,7 +617,7 @@ class Log:
         return segment
 
     def _take_snapshot(self) -> None:
-        """Of a large state the next flush writes it, unless there is a newer one by then."""
+        """Keeps the producers' state for a snapshot. The next flush writes a large one, unless there is a newer one."""
         state = self._producer_state
         if state.is_large:
             self._snapshot = state.begin_snapshot(), state.end_offset, self._truncations

@@ -459,7 +459,7 @@ class _Loader:
                         return True
                     next_offset = header.next_offset
             except KafkaError:
-                continue  # Of a damaged segment the part before the damage counts.
+                continue  # The part before the damage counts.
         return False
 
     def _end_of(self, segment: LogSegment) -> int:

@@ -38,7 +38,7 @@ from klamm.storage.segments.transaction_index import CompletedTransaction
 NO_PRODUCER_EPOCH = -1
 NO_OFFSET = -1
 BATCHES_TO_RETAIN = 5
-# So many producers have all their batches in a snapshot; of more, it has the last one only, because it would be large.
+# With more producers than these, a snapshot has only the last batch of each, because it would be large.
 PRODUCERS_WITH_ALL_BATCHES = 2_000
 # The snapshot of more producers takes more than one step.
 PRODUCERS_AT_ONCE = 2_000

@@ -38,7 +38,7 @@ from klamm.storage.segments.log_segments import LogSegments
 from klamm.storage.segments.segment import LogSegment
 
 HEADERS_PER_SLICE = 200
-# Of segments whose largest timestamp is looked at.
+# The largest timestamps of this many segments are looked at in one slice.
 SEGMENTS_PER_SLICE = 500
 MAX_LOOKS = 16
 MAX_REMEMBERED = 1_000

@@ -18,7 +18,7 @@ from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES
 from klamm.storage.segments.segment import LogSegment
 
-# So many bytes are written in one step.
+# This many bytes are written in one step.
 PIECE_BYTES = 2 * 1024 * 1024
 
 

@@ -23,7 +23,7 @@ from klamm.protocol.record.record_batch import (
 
 Read = Callable[[int, int], bytearray]
 
-# Of a message of format v0 or v1: its size (behind the offset), the CRC-32 of what follows, and the format.
+# A message of format v0 or v1: its size (behind the offset), the CRC-32 of what follows, and the format.
 _OLD_MESSAGE = struct.Struct(">8xiIb")
 _OLD_CRC_BYTES = 4
 _WINDOW_BYTES = 8 * 1024
@@ -107,8 +107,8 @@ def is_old_message(file: File, position: int, end: int) -> bool:
 def whole_batches(
     file: File, position: int, end: int, window_bytes: int = _VERIFY_WINDOW_BYTES
 ) -> Iterator[tuple[int, BatchHeader, memoryview]]:
-    """(position, header, bytes) of each batch in [position, end), read in windows of so many bytes, or of a batch. Does
-    not look at checksums."""
+    """(position, header, bytes) of each batch in [position, end), read in windows of `window_bytes`, or of a batch.
+    Does not look at checksums."""
     window, window_start = memoryview(b""), position
     while position < end:
         at = position - window_start

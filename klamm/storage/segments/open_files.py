@@ -16,11 +16,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-# So many log files may stay open whatever the number of connections.
+# At least this many log files may stay open, whatever the number of connections.
 MIN_OPEN_FILES = 64
-# After so many openings one more file may be open than before: connections may have gone since.
+# After this many openings one more file may be open than before: connections may have gone since.
 _OPENINGS_PER_GROWTH = 64
-# So many files are looked at before the next one is closed although it was used.
+# This many files are looked at before the next one is closed although it was used.
 _LOOKS = 16
 
 
@@ -40,7 +40,7 @@ class OpenFiles:
     def __init__(self, is_short: Callable[[], bool]) -> None:
         self._is_short = is_short
         self._open: OrderedDict[OpenFile, None] = OrderedDict()
-        # So many may be open; None before descriptors were short for the first time. A closed file gives its descriptor
+        # The most open files; None before descriptors were short for the first time. A closed file gives its descriptor
         # to the next one, so `is_short` alone would not show that there are still too many.
         self._most: int | None = None
         self._openings = 0

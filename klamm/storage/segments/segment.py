@@ -37,7 +37,7 @@ CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
 
 _MAX_RELATIVE_OFFSET = 2**31 - 1
-# Indexes of about so many entries are read in a millisecond.
+# Reading indexes with about this many entries takes a millisecond.
 ENTRIES_AT_ONCE = 5_000
 
 

@@ -56,7 +56,7 @@ class TransactionIndex:
         self._base_offset = base_offset
         # The fields of one entry after the other.
         self._fields = array("q")
-        # Of each block.
+        # The least first offset of each block.
         self._least_first_offsets = array("q")
 
     @property

@@ -2,7 +2,7 @@
 
 With it, code that repairs files as it reads them (`log_loader`) shows what it would do, and does nothing.
 
-What must stay true: no method changes anything below. Of a changed file, only the changed end is in memory: the
+What must stay true: no method changes anything below. Only the changed end of a file is in memory: the
 programs here cut files and write at their ends.
 """
 

@@ -74,7 +74,7 @@ class Consumer(ABC):
         self.rebalances = 0
         self._taken = 0
         self._error: Failed | None = None
-        # So many records came before the error.
+        # The number of records before the error.
         self._error_at = 0
         self._changed = threading.Condition()
 

@@ -46,7 +46,7 @@ class Database:
         self._on_durable = on_durable
         self._on_failure = on_failure
         self._operations_since_snapshot = 0
-        # Of the logs that were written before this start, since the last snapshot.
+        # The logs since the last snapshot that were written before this start: their bytes, and their number.
         self._earlier_log_bytes = self._earlier_logs = 0
         self._snapshotting: asyncio.Task[None] | None = None
         # A transaction is half applied.

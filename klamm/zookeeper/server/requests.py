@@ -16,7 +16,7 @@ from klamm.zookeeper.server.transactions import CreateTxn, NodeTxn, Txn
 from klamm.zookeeper.server.tree import Applied, Event, MultiFailed, ZnodeTree
 from klamm.zookeeper.server.watches import Watches
 
-# Of one connection. Each use of the scheme `auth` in an ACL is replaced by all of them.
+# The identities of one connection. Each use of the scheme `auth` in an ACL is replaced by all of them.
 MAX_IDENTITIES_BYTES: Final = 4096
 
 

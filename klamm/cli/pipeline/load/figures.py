@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from klamm.spark.pipelines.load_options import LoadOptions
     from klamm.spark.pipelines.load_windows import Windows
 
-# A partition is named as hot when it has so many times the mean of its topic.
+# A partition is called hot when it has this many times the mean of its topic.
 HOT_RATIO: Final = 1.5
 HOT_PARTITIONS: Final = 5
 

@@ -31,7 +31,7 @@ BAR_HEIGHT, BAR_GAP, CELL_HEIGHT = 20, 8, 16
 LABEL_WIDTH: Final = 230
 VALUE_WIDTH: Final = 180
 MAX_BROKERS, MAX_ROWS, MAX_COLUMNS, MAX_TOPICS = 100, 40, 96, 100
-# Up to so many empty windows are drawn between two others; more become one gap.
+# Up to this many empty windows are drawn between two others; more become one gap.
 MAX_EMPTY_WINDOWS: Final = 12
 SHADES: Final = 5
 

@@ -20,7 +20,7 @@ class LeaderBalancer:
         self._led = [0] * len(layout.brokers)
         for replicas in layout.replicas:
             self._led[replicas[0]] += 1
-        # Of each pair of brokers the partitions that the first leads and the second has a replica of. An entry whose
+        # For each pair of brokers: the partitions that the first leads and the second has a replica of. An entry whose
         # leader has changed is removed when it is met.
         self._shared: list[dict[int, list[int]]] = [{} for _ in layout.brokers]
         # A partition that moves anyway is taken from the end of a list, before one that would not change otherwise.

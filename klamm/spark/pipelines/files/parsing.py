@@ -27,7 +27,7 @@ MAX_FILE_BYTES = 1_000_000
 # What the aliases of a file stand for counts, too.
 MAX_NODES = 20_000
 MAX_DEPTH = 20
-# Of one reader or writer.
+# For one reader or writer.
 MAX_OPTION_PROBLEMS = 100
 
 KLAMM = "klamm"
