@@ -56,6 +56,15 @@ def is_at_min_isr(partition: PartitionView, min_insync_replicas: int | None) -> 
     return len(partition.isr) == min_insync_replicas
 
 
+def is_well(partition: PartitionView, live: Container[int], min_insync_replicas: int | None) -> bool:
+    """Whether the partition is available, all of its replicas are in sync, and producers with acks=all are served."""
+    return not (
+        is_unavailable(partition, live)
+        or is_under_replicated(partition)
+        or is_under_min_isr(partition, min_insync_replicas)
+    )
+
+
 def is_off_preferred(partition: PartitionView) -> bool:
     """Whether another replica leads than the first one."""
     return partition.leader != NO_LEADER and partition.leader != partition.replicas[0]

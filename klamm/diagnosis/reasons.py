@@ -13,7 +13,6 @@ from klamm.diagnosis.partition_health import (
     is_off_preferred,
     is_unavailable,
     is_under_min_isr,
-    is_under_replicated,
     out_of_sync,
 )
 from klamm.diagnosis.topic_descriptions import TopicDescription
@@ -40,14 +39,6 @@ class Circumstances:
     marked_for_deletion: bool = False
     deletion_waits_for: Sequence[str] = ()
     broken: AbstractSet[int] | None = None
-
-
-def is_healthy(partition: PartitionView, topic: TopicDescription, live: AbstractSet[int]) -> bool:
-    return not (
-        is_unavailable(partition, live)
-        or is_under_replicated(partition)
-        or is_under_min_isr(partition, topic.min_insync_replicas)
-    )
 
 
 def replicas_to_ask(partition: PartitionView, live: AbstractSet[int]) -> list[int]:

@@ -9,6 +9,7 @@ from klamm.diagnosis.partition_health import (
     is_unavailable,
     is_under_min_isr,
     is_under_replicated,
+    is_well,
     out_of_sync,
 )
 
@@ -61,6 +62,12 @@ def test_a_partition_without_a_live_leader_is_unavailable() -> None:
         True,
         True,
     ]
+
+
+def test_a_partition_is_well_that_nothing_is_wrong_with() -> None:
+    whole, short = partition("12", "12"), partition("12", "1")
+    assert [is_well(whole, {1, 2}, 2), is_well(whole, {1}, None)] == [True, True]
+    assert [is_well(whole, {2}, 2), is_well(short, {1}, 1), is_well(whole, {1, 2}, 3)] == [False, False, False]
 
 
 def test_only_a_partition_with_a_leader_is_off_its_preferred_one() -> None:

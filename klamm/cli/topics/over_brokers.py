@@ -21,8 +21,8 @@ from klamm.client.offsets import ListedOffset, list_replica_offsets
 from klamm.config.definition import ConfigSource
 from klamm.diagnosis.cluster_facts import TOPICS_AT_ONCE
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView, read_cluster
-from klamm.diagnosis.partition_health import MIN_ISR, UNCLEAN
-from klamm.diagnosis.reasons import LogEnds, explained, is_healthy, replicas_to_ask
+from klamm.diagnosis.partition_health import MIN_ISR, UNCLEAN, is_well
+from klamm.diagnosis.reasons import LogEnds, explained, replicas_to_ask
 from klamm.diagnosis.topic_descriptions import TopicDescription
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -85,7 +85,7 @@ async def explain(
         TopicPartitionReplica(name, number, broker_id)
         for name, numbers in shown.items()
         for number in numbers
-        if not is_healthy(partition := found.topics[name].partitions[number], found.topics[name], live)
+        if not is_well(partition := found.topics[name].partitions[number], live, found.topics[name].min_insync_replicas)
         for broker_id in replicas_to_ask(partition, live)
     ]
     ends = await list_replica_offsets(client, replicas) if replicas else {}
