@@ -3,6 +3,8 @@
 What must stay true: a failed item does not fail any other item of its request.
 """
 
+from typing import Any
+
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes.fields import ZnodeError
 from klamm.zookeeper.errors import (
@@ -31,6 +33,14 @@ def as_kafka_error(error: KafkaError | ZooKeeperError | ZnodeError) -> KafkaErro
         return KafkaError(code, f"ZooKeeper: {error}")
     # The item's znode has invalid content, written by another program.
     return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
+
+
+def outcome(error: KafkaError | None = None) -> dict[str, Any]:
+    """The fields of a response, or of an item in it, that say what has failed, if anything has."""
+    return {
+        "error_code": error.code if error else ErrorCode.NONE,
+        "error_message": error.message or None if error else None,
+    }
 
 
 def as_controllers_error(error: KafkaError | ZooKeeperError | ZnodeError) -> KafkaError:

@@ -35,7 +35,7 @@ from types import CoroutineType, GeneratorType
 from typing import Any
 
 from klamm.base.slices import CHEAP_SLICE, Slices, begin, in_slices
-from klamm.broker.handlers.named_partitions import named_partitions
+from klamm.broker.handlers.by_partition import named_partitions
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.broker.requests.api import Api, CountedApi
 from klamm.broker.requests.dispatcher import Dispatcher

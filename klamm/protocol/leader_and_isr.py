@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 from uuid import UUID
 
 from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS, ApiKey
@@ -100,6 +100,8 @@ class LeaderAndIsrTopic(ControlTopic[LeaderAndIsrPartitionState]):
 class LeaderAndIsrRequest(Answered["LeaderAndIsrResponse"]):
     """`broker_epoch` is the receiver's, as the controller knows it; -1 if the version does not have it."""
 
+    api: ClassVar[Api] = Api(ApiKey.LEADER_AND_ISR, versions="0-5", flexible="4+", size=WHOLE)
+
     controller_id: int
     controller_epoch: int
     broker_epoch: int = -1
@@ -124,7 +126,6 @@ class LeaderAndIsrResponse:
     topics: list[LeaderAndIsrTopicErrors] = field(default_factory=list)
 
 
-API = Api(ApiKey.LEADER_AND_ISR, versions="0-5", flexible="4+", size=WHOLE)
 REQUEST_CLASS = LeaderAndIsrRequest
 RESPONSE_CLASS = LeaderAndIsrResponse
 

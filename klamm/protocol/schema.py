@@ -204,12 +204,11 @@ class Answered(Generic[Answer_co]):
     """A request as its sender sees it: the response is an `Answer_co`."""
 
     __slots__ = ()
+    api: ClassVar[Api]
 
 
 class Request(Struct, Answered[Answer_co]):
     """The body of a request."""
-
-    api: ClassVar[Api]
 
     def __init_subclass__(
         cls, *, api: int, versions: str, flexible: str | None, size: Size, known: str | None = None

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS, ApiKey
 from klamm.protocol.control_topics import (
@@ -74,6 +75,8 @@ class StopReplicaTopic(ControlTopic[StopReplicaPartitionState]):
 class StopReplicaRequest(Answered["StopReplicaResponse"]):
     """`broker_epoch` is the receiver's, as the controller knows it; -1 if the version does not have it."""
 
+    api: ClassVar[Api] = Api(ApiKey.STOP_REPLICA, versions="0-3", flexible="2+", size=WHOLE)
+
     controller_id: int
     controller_epoch: int
     broker_epoch: int = -1
@@ -88,7 +91,6 @@ class StopReplicaResponse:
     topics: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
 
-API = Api(ApiKey.STOP_REPLICA, versions="0-3", flexible="2+", size=WHOLE)
 REQUEST_CLASS = StopReplicaRequest
 RESPONSE_CLASS = StopReplicaResponse
 

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from klamm.config.listeners import SECURITY_PROTOCOLS
 from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS, ApiKey
@@ -111,6 +111,8 @@ class UpdateMetadataRequest(Answered["UpdateMetadataResponse"]):
     `_encoded` has the bytes behind the broker epoch, by version; the requests made by `for_broker` share it.
     """
 
+    api: ClassVar[Api] = Api(ApiKey.UPDATE_METADATA, versions="0-7", flexible="6+", size=WHOLE)
+
     controller_id: int
     controller_epoch: int
     broker_epoch: int = -1
@@ -134,7 +136,6 @@ class UpdateMetadataResponse:
     error_code: int = 0
 
 
-API = Api(ApiKey.UPDATE_METADATA, versions="0-7", flexible="6+", size=WHOLE)
 REQUEST_CLASS = UpdateMetadataRequest
 RESPONSE_CLASS = UpdateMetadataResponse
 

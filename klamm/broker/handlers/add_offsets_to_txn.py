@@ -10,28 +10,16 @@ from klamm.broker.requests.security import Operation
 from klamm.coordinator.groups.group_metadata_manager import UNKNOWN_PARTITION
 from klamm.protocol.apis.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ResourceType
 
 FIRST_VERSION_WITH_PRODUCER_FENCED = 2
 
 
-def error_response(request: Request[AddOffsetsToTxnRequest], error: KafkaError) -> AddOffsetsToTxnResponse:
-    return AddOffsetsToTxnResponse(error_code=error.code)
-
-
-@handler(
-    ApiKey.ADD_OFFSETS_TO_TXN,
-    operation=Operation.WRITE,
-    resource_type=ResourceType.TRANSACTIONAL_ID,
-    error_response=error_response,
-)
+@handler(AddOffsetsToTxnRequest, Operation.WRITE, ResourceType.TRANSACTIONAL_ID)
 async def handle(request: Request[AddOffsetsToTxnRequest]) -> AddOffsetsToTxnResponse:
     body, services = request.body, request.services
-    if not request.allows(body.transactional_id):
-        raise KafkaError(request.denied)
-    if not request.allows(body.group_id, Operation.READ, ResourceType.GROUP):
-        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    request.require(body.transactional_id)
+    request.require(body.group_id, Operation.READ, ResourceType.GROUP)
     partition = services.offsets_topic.partition_for(body.group_id)
     if partition == UNKNOWN_PARTITION:
         await services.offsets_topic.find_coordinator(

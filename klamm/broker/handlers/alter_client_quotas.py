@@ -5,12 +5,11 @@ Every broker serves it; brokers learn of the change from ZooKeeper. Each entity 
 """
 
 from klamm.base.slices import each, mapped
-from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
+from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error, outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.alter_client_quotas import AlterClientQuotasRequest, AlterClientQuotasResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
@@ -24,12 +23,7 @@ def error_response(request: Request[AlterClientQuotasRequest], error: KafkaError
     )
 
 
-@handler(
-    ApiKey.ALTER_CLIENT_QUOTAS,
-    operation=Operation.ALTER_CONFIGS,
-    resource_type=ResourceType.CLUSTER,
-    error_response=error_response,
-)
+@handler(AlterClientQuotasRequest, Operation.ALTER_CONFIGS, ResourceType.CLUSTER, error_response=error_response)
 async def handle(request: Request[AlterClientQuotasRequest]) -> AlterClientQuotasResponse:
     request.require_cluster()
     return AlterClientQuotasResponse(
@@ -49,7 +43,6 @@ async def _alter(request: Request[AlterClientQuotasRequest], entry: Entry) -> Ka
 
 def _result(entry: Entry, error: KafkaError) -> Result:
     return Result(
-        error_code=error.code,
-        error_message=error.message or None,
+        **outcome(error),
         entity=[Result.EntityData(entity_type=part.entity_type, entity_name=part.entity_name) for part in entry.entity],
     )

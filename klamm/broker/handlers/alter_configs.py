@@ -10,7 +10,6 @@ from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
 
@@ -21,12 +20,7 @@ def error_response(request: Request[AlterConfigsRequest], error: KafkaError) -> 
     return response_of(AlterConfigsResponse, ((resource, error) for resource in request.body.resources))
 
 
-@handler(
-    ApiKey.ALTER_CONFIGS,
-    operation=Operation.ALTER_CONFIGS,
-    resource_type=ResourceType.TOPIC,
-    error_response=error_response,
-)
+@handler(AlterConfigsRequest, Operation.ALTER_CONFIGS, ResourceType.TOPIC, error_response=error_response)
 async def handle(request: Request[AlterConfigsRequest]) -> AlterConfigsResponse:
     admin, validate_only = request.services.config_admin, request.body.validate_only
 

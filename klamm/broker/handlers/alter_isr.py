@@ -6,21 +6,10 @@ Served by the active controller, which checks each change against the leadership
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
-from klamm.protocol.errors import KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ResourceType
 
 
-def error_response(request: Request[AlterIsrRequest], error: KafkaError) -> AlterIsrResponse:
-    return AlterIsrResponse(error_code=error.code, topics=[])
-
-
-@handler(
-    ApiKey.ALTER_ISR,
-    operation=Operation.CLUSTER_ACTION,
-    resource_type=ResourceType.CLUSTER,
-    error_response=error_response,
-)
+@handler(AlterIsrRequest, Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
 async def handle(request: Request[AlterIsrRequest]) -> AlterIsrResponse:
     request.require_cluster()
     return await request.services.controller.alter_isr(request.body)

@@ -8,11 +8,11 @@ broker. The present directory of a replica ends its move.
 from collections.abc import Mapping
 
 from klamm.base.slices import Slices, in_slices
+from klamm.broker.handlers.by_partition import by_topic
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.alter_replica_log_dirs import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
 
@@ -27,12 +27,7 @@ def error_response(
     return (yield from _response(dict.fromkeys(directories, error.code)))
 
 
-@handler(
-    ApiKey.ALTER_REPLICA_LOG_DIRS,
-    operation=Operation.ALTER,
-    resource_type=ResourceType.CLUSTER,
-    error_response=error_response,
-)
+@handler(AlterReplicaLogDirsRequest, Operation.ALTER, ResourceType.CLUSTER, error_response=error_response)
 async def handle(request: Request[AlterReplicaLogDirsRequest]) -> AlterReplicaLogDirsResponse:
     request.require_cluster()
     directories = await in_slices(_directories(request))
@@ -58,13 +53,7 @@ def _directories(request: Request[AlterReplicaLogDirsRequest]) -> Steps[dict[Par
 
 
 def _response(codes: Mapping[PartitionKey, ErrorCode]) -> Steps[AlterReplicaLogDirsResponse]:
-    topics: dict[str, TopicResult] = {}
-    slices = Slices()
-    for (name, number), code in codes.items():
-        topic = topics.get(name)
-        if topic is None:
-            topic = topics[name] = TopicResult(topic_name=name, partitions=[])
-        topic.partitions.append(PartitionResult(partition_index=number, error_code=code))
-        if slices.is_over():
-            yield
-    return AlterReplicaLogDirsResponse(results=list(topics.values()))
+    results = (
+        (topic, PartitionResult(partition_index=number, error_code=code)) for (topic, number), code in codes.items()
+    )
+    return AlterReplicaLogDirsResponse(results=(yield from by_topic(TopicResult, results)))

@@ -5,13 +5,12 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from klamm.base.slices import each, in_slices, mapped
-from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
+from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error, outcome
 from klamm.broker.requests.registry import Request
-from klamm.broker.requests.security import CLUSTER_NAME
 from klamm.protocol.apis.alter_configs import AlterConfigsResponse
 from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfigsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
+from klamm.protocol.vocabulary import ConfigResourceType
 
 # Kafka knows about 250 configs of a broker. It has no such limit, so one request can keep it busy for long.
 MAX_CONFIGS = 1_000
@@ -51,7 +50,10 @@ async def alter_each(
     async for resource in each(resources, RESOURCES_PER_SLICE):
         kind = _resource_type(resource.resource_type)
         try:
-            _authorize(request, kind, resource.resource_name)
+            if kind is ConfigResourceType.TOPIC:
+                request.require(resource.resource_name)
+            else:
+                request.require_cluster()
             if len(resource.configs) > MAX_CONFIGS:
                 raise KafkaError(
                     ErrorCode.INVALID_REQUEST,
@@ -72,11 +74,10 @@ def response_of(
 ) -> Generator[None, None, Response]:
     """The steps of the answer of either API."""
 
-    def answer(outcome: tuple[AlteredResource, KafkaError]) -> Any:
-        resource, error = outcome
+    def answer(altered: tuple[AlteredResource, KafkaError]) -> Any:
+        resource, error = altered
         return response.AlterConfigsResourceResponse(
-            error_code=error.code,
-            error_message=error.message or None,
+            **outcome(error),
             resource_type=resource.resource_type,
             resource_name=resource.resource_name,
         )
@@ -90,11 +91,3 @@ def _resource_type(number: int) -> ConfigResourceType:
     except ValueError:
         allowed = ", ".join(f"{kind.value} ({kind.name})" for kind in ConfigResourceType)
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"resource type {number}: allowed are {allowed}") from None
-
-
-def _authorize(request: Request[Any], kind: ConfigResourceType, name: str) -> None:
-    if kind is ConfigResourceType.TOPIC:
-        if not request.allows(name):
-            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-    elif not request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
-        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)

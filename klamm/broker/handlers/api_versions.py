@@ -10,18 +10,13 @@ import re
 from klamm.broker.requests.registry import Request, handler
 from klamm.protocol.apis.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import NO_EPOCH
 
 FIRST_VERSION_WITH_SOFTWARE_NAME = 3
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
 
-def error_response(request: Request[ApiVersionsRequest], error: KafkaError) -> ApiVersionsResponse:
-    return ApiVersionsResponse(error_code=error.code, api_keys=[])
-
-
-@handler(ApiKey.API_VERSIONS, operation=None, resource_type=None, error_response=error_response, ends_with_client=True)
+@handler(ApiVersionsRequest, ends_with_client=True)
 def handle(request: Request[ApiVersionsRequest]) -> ApiVersionsResponse:
     body = request.body
     if request.version >= FIRST_VERSION_WITH_SOFTWARE_NAME:

@@ -7,23 +7,13 @@ are none, or gives up. A broker that asks a former controller gets STALE_CONTROL
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
+from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import ResourceType
 
 RemainingPartition = ControlledShutdownResponse.RemainingPartition
 
 
-def error_response(request: Request[ControlledShutdownRequest], error: KafkaError) -> ControlledShutdownResponse:
-    return ControlledShutdownResponse(error_code=error.code, remaining_partitions=[])
-
-
-@handler(
-    ApiKey.CONTROLLED_SHUTDOWN,
-    operation=Operation.CLUSTER_ACTION,
-    resource_type=ResourceType.CLUSTER,
-    error_response=error_response,
-)
+@handler(ControlledShutdownRequest, Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
 async def handle(request: Request[ControlledShutdownRequest]) -> ControlledShutdownResponse:
     request.require_cluster()
     body = request.body

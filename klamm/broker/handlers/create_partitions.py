@@ -7,13 +7,13 @@ client's controller_mutation_rate; from version 3 on topics beyond it get THROTT
 from collections import Counter
 
 from klamm.base.slices import each, in_slices, mapped
+from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.broker.topics.topic_admin import NewPartitions
 from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
@@ -27,12 +27,7 @@ def error_response(request: Request[CreatePartitionsRequest], error: KafkaError)
     return CreatePartitionsResponse(results=results)
 
 
-@handler(
-    ApiKey.CREATE_PARTITIONS,
-    operation=Operation.ALTER,
-    resource_type=ResourceType.TOPIC,
-    error_response=error_response,
-)
+@handler(CreatePartitionsRequest, Operation.ALTER, ResourceType.TOPIC, error_response=error_response)
 async def handle(request: Request[CreatePartitionsRequest]) -> AnswerOnly[CreatePartitionsResponse]:
     body, services = request.body, request.services
     services.require_controller()
@@ -63,6 +58,4 @@ async def handle(request: Request[CreatePartitionsRequest]) -> AnswerOnly[Create
 
 
 def _result(name: str, error: NewPartitions | KafkaError) -> Result:
-    if not isinstance(error, KafkaError):
-        return Result(name=name, error_code=ErrorCode.NONE, error_message=None)
-    return Result(name=name, error_code=error.code, error_message=error.message or None)
+    return Result(name=name, **outcome(error if isinstance(error, KafkaError) else None))

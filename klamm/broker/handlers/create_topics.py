@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 
 from klamm.base.slices import Slices, each, in_slices, mapped
+from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.broker.topics.topic_admin import CreatedTopic, NewTopic
@@ -16,7 +17,6 @@ from klamm.config.describe import describe_topic
 from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.create_topics import CreateTopicsRequest, CreateTopicsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
@@ -34,9 +34,7 @@ def error_response(request: Request[CreateTopicsRequest], error: KafkaError) -> 
     )
 
 
-@handler(
-    ApiKey.CREATE_TOPICS, operation=Operation.CREATE, resource_type=ResourceType.TOPIC, error_response=error_response
-)
+@handler(CreateTopicsRequest, Operation.CREATE, ResourceType.TOPIC, error_response=error_response)
 async def handle(request: Request[CreateTopicsRequest]) -> AnswerOnly[CreateTopicsResponse]:
     body, services = request.body, request.services
     services.require_controller()
@@ -81,7 +79,7 @@ def _new_topic(topic: CreateTopicsRequest.CreatableTopic) -> NewTopic:
 
 def _created(request: Request[CreateTopicsRequest], topic: CreatedTopic) -> Topic:
     """The counts and configs are returned only to clients that may describe the topic's configs (KIP-525)."""
-    answer = Topic(name=topic.name, topic_id=topic.topic_id, error_code=ErrorCode.NONE, error_message=None, configs=[])
+    answer = Topic(name=topic.name, topic_id=topic.topic_id, **outcome(), configs=[])
     if not request.allows(topic.name, Operation.DESCRIBE_CONFIGS):
         answer.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return answer
@@ -102,4 +100,4 @@ def _created(request: Request[CreateTopicsRequest], topic: CreatedTopic) -> Topi
 
 
 def _failed(name: str, error: KafkaError) -> Topic:
-    return Topic(name=name, error_code=error.code, error_message=error.message or None, configs=None)
+    return Topic(name=name, **outcome(error), configs=None)

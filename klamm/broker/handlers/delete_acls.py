@@ -3,24 +3,20 @@
 Without an authorizer each filter is refused with SECURITY_DISABLED, as in Kafka.
 """
 
+from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import NO_AUTHORIZER, Operation
 from klamm.protocol.apis.delete_acls import DeleteAclsRequest, DeleteAclsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ResourceType
 
 
 def error_response(request: Request[DeleteAclsRequest], error: KafkaError) -> DeleteAclsResponse:
-    result = DeleteAclsResponse.DeleteAclsFilterResult(
-        error_code=error.code, error_message=error.message or None, matching_acls=[]
-    )
+    result = DeleteAclsResponse.DeleteAclsFilterResult(**outcome(error), matching_acls=[])
     return DeleteAclsResponse(filter_results=[result] * len(request.body.filters))
 
 
-@handler(
-    ApiKey.DELETE_ACLS, operation=Operation.ALTER, resource_type=ResourceType.CLUSTER, error_response=error_response
-)
+@handler(DeleteAclsRequest, Operation.ALTER, ResourceType.CLUSTER, error_response=error_response)
 def handle(request: Request[DeleteAclsRequest]) -> DeleteAclsResponse:
     request.require_cluster()
     raise KafkaError(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)

@@ -7,7 +7,6 @@ from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
@@ -23,9 +22,7 @@ def error_response(request: Request[DeleteGroupsRequest], error: KafkaError) -> 
     return DeleteGroupsResponse(results=(yield from mapped(failed, dict.fromkeys(request.body.groups_names))))
 
 
-@handler(
-    ApiKey.DELETE_GROUPS, operation=Operation.DELETE, resource_type=ResourceType.GROUP, error_response=error_response
-)
+@handler(DeleteGroupsRequest, Operation.DELETE, ResourceType.GROUP, error_response=error_response)
 async def handle(request: Request[DeleteGroupsRequest]) -> DeleteGroupsResponse:
     names = list(dict.fromkeys(request.body.groups_names))
     codes: dict[str, ErrorCode] = {}

@@ -6,18 +6,20 @@ retention. Records of internal topics, and of topics that are only compacted, ar
 """
 
 import asyncio
+from collections.abc import Callable, Iterator, Sequence
 
-from klamm.base.slices import Slices, mapped
+from klamm.base.slices import Slices, in_slices
+from klamm.broker.handlers.by_partition import by_partition, named_partitions
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.delete_records import DeleteRecordsRequest, DeleteRecordsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey, ResourceType
 from klamm.replication.replica_manager import DeleteRecordsResult
 
+Wanted = DeleteRecordsRequest.DeleteRecordsTopic.DeleteRecordsPartition
 Topic = DeleteRecordsResponse.DeleteRecordsTopicResult
 Partition = Topic.DeleteRecordsPartitionResult
 
@@ -26,66 +28,57 @@ DELETIONS_PER_SLICE = 50
 
 
 def error_response(request: Request[DeleteRecordsRequest], error: KafkaError) -> Steps[DeleteRecordsResponse]:
-    topics = []
-    slices = Slices()
-    for topic in request.body.topics:
-        failed = mapped(
-            lambda wanted: _partition(wanted.partition_index, DeleteRecordsResult(error.code)), topic.partitions, slices
-        )
-        topics.append(Topic(name=topic.name, partitions=(yield from failed)))
-    return DeleteRecordsResponse(topics=topics)
+    failed = DeleteRecordsResult(error.code)
+    return _response(request.body, lambda _: failed)
 
 
-@handler(
-    ApiKey.DELETE_RECORDS, operation=Operation.DELETE, resource_type=ResourceType.TOPIC, error_response=error_response
-)
+@handler(DeleteRecordsRequest, Operation.DELETE, ResourceType.TOPIC, error_response=error_response)
 async def handle(request: Request[DeleteRecordsRequest]) -> AnswerOnly[DeleteRecordsResponse]:
     replica_manager = request.services.replica_manager
     results: list[DeleteRecordsResult] = []
     # One result for each partition, however often the request names it: the highest offset counts.
     deleted: dict[PartitionKey, DeleteRecordsResult] = {}
     slices = Slices(DELETIONS_PER_SLICE, asyncio.get_running_loop().time)
-    for topic in request.body.topics:
-        allowed = request.allows(topic.name)
-        for wanted in topic.partitions:
-            number = wanted.partition_index
-            if not allowed:
-                result = DeleteRecordsResult(request.denied)
-            else:
-                result = _delete(request, topic.name, number, wanted.offset)
-            if result.required_offset >= 0:
-                first = deleted.setdefault((topic.name, number), result)
-                first.required_offset = max(first.required_offset, result.required_offset)
-                result = first
-            results.append(result)
-            if slices.is_over():
-                await asyncio.sleep(0)
+    for topic, wanted in await in_slices(named_partitions(_topics(request.body))):
+        result = _delete(request, topic, wanted)
+        if result.required_offset >= 0:
+            first = deleted.setdefault((topic, wanted.partition_index), result)
+            first.required_offset = max(first.required_offset, result.required_offset)
+            result = first
+        results.append(result)
+        if slices.is_over():
+            await asyncio.sleep(0)
 
     async def answer() -> DeleteRecordsResponse:
         await replica_manager.wait_deleted(deleted, request.body.timeout_ms)
         next_result = iter(results)
-        topics = []
-        slices = Slices()
-        for topic in request.body.topics:
-            partitions = []
-            for wanted in topic.partitions:
-                partitions.append(_partition(wanted.partition_index, next(next_result)))
-                if slices.is_over():
-                    await asyncio.sleep(0)
-            topics.append(Topic(name=topic.name, partitions=partitions))
-        return DeleteRecordsResponse(topics=topics)
+        return await in_slices(_response(request.body, lambda _: next(next_result)))
 
     return AnswerOnly(answer)
 
 
-def _delete(request: Request[DeleteRecordsRequest], topic: str, number: int, offset: int) -> DeleteRecordsResult:
-    services = request.services
+def _delete(request: Request[DeleteRecordsRequest], topic: str, wanted: Wanted) -> DeleteRecordsResult:
+    services, number = request.services, wanted.partition_index
+    if not request.allows(topic):
+        return DeleteRecordsResult(request.denied)
     if services.metadata_cache.snapshot.partition(topic, number) is None:
         return DeleteRecordsResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if topic in INTERNAL_TOPICS:
         return DeleteRecordsResult(ErrorCode.INVALID_TOPIC_EXCEPTION)
-    return services.replica_manager.delete_records(topic, number, offset)
+    return services.replica_manager.delete_records(topic, number, wanted.offset)
 
 
-def _partition(number: int, result: DeleteRecordsResult) -> Partition:
-    return Partition(partition_index=number, low_watermark=result.low_watermark, error_code=result.error_code)
+def _topics(body: DeleteRecordsRequest) -> Iterator[tuple[str, Sequence[Wanted]]]:
+    return ((topic.name, topic.partitions) for topic in body.topics)
+
+
+def _response(
+    body: DeleteRecordsRequest, result_of: Callable[[Wanted], DeleteRecordsResult]
+) -> Steps[DeleteRecordsResponse]:
+    def answer(_: str, wanted: Wanted) -> Partition:
+        result = result_of(wanted)
+        return Partition(
+            partition_index=wanted.partition_index, low_watermark=result.low_watermark, error_code=result.error_code
+        )
+
+    return DeleteRecordsResponse(topics=(yield from by_partition(Topic, _topics(body), answer)))

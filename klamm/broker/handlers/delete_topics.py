@@ -7,12 +7,12 @@ for the client's controller_mutation_rate; from version 5 on topics beyond it ge
 from uuid import UUID
 
 from klamm.base.slices import each, mapped
+from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
@@ -29,9 +29,7 @@ def error_response(request: Request[DeleteTopicsRequest], error: KafkaError) -> 
     return DeleteTopicsResponse(responses=results)
 
 
-@handler(
-    ApiKey.DELETE_TOPICS, operation=Operation.DELETE, resource_type=ResourceType.TOPIC, error_response=error_response
-)
+@handler(DeleteTopicsRequest, Operation.DELETE, ResourceType.TOPIC, error_response=error_response)
 async def handle(request: Request[DeleteTopicsRequest]) -> AnswerOnly[DeleteTopicsResponse]:
     services = request.services
     services.require_controller()
@@ -79,6 +77,5 @@ def _result(name: str | None, topic_id: UUID | None, error: KafkaError | None) -
     return Result(
         name=name,
         topic_id=topic_id,
-        error_code=ErrorCode.NONE if error is None else error.code,
-        error_message=None if error is None else error.message or None,
+        **outcome(error),
     )

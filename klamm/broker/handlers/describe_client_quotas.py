@@ -6,24 +6,24 @@ Every broker serves it, from ZooKeeper. A quota that cannot be read is left out.
 from klamm.base.slices import in_slices, mapped
 from klamm.broker.quotas.entities import Named
 from klamm.broker.quotas.filters import QuotaFilter
+from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.describe_client_quotas import DescribeClientQuotasRequest, DescribeClientQuotasResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
+from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 Entry = DescribeClientQuotasResponse.EntryData
 
 
 def error_response(request: Request[DescribeClientQuotasRequest], error: KafkaError) -> DescribeClientQuotasResponse:
-    return DescribeClientQuotasResponse(error_code=error.code, error_message=error.message or None, entries=None)
+    return DescribeClientQuotasResponse(**outcome(error), entries=None)
 
 
 @handler(
-    ApiKey.DESCRIBE_CLIENT_QUOTAS,
-    operation=Operation.DESCRIBE_CONFIGS,
-    resource_type=ResourceType.CLUSTER,
+    DescribeClientQuotasRequest,
+    Operation.DESCRIBE_CONFIGS,
+    ResourceType.CLUSTER,
     error_response=error_response,
     ends_with_client=True,
 )
@@ -32,7 +32,7 @@ async def handle(request: Request[DescribeClientQuotasRequest]) -> DescribeClien
     components = ((one.entity_type, one.match_type, one.match) for one in request.body.components)
     found = await request.services.quota_admin.describe(QuotaFilter(components, strict=request.body.strict))
     entries = await in_slices(mapped(_entry, found))
-    return DescribeClientQuotasResponse(error_code=ErrorCode.NONE, error_message=None, entries=entries)
+    return DescribeClientQuotasResponse(**outcome(), entries=entries)
 
 
 def _entry(found: tuple[Named, dict[str, float]]) -> Entry:

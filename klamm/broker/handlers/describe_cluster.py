@@ -6,24 +6,11 @@ Every client may learn the brokers' addresses; only the list of authorized opera
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.protocol.apis.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
+from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import ResourceType
 
 
-def error_response(request: Request[DescribeClusterRequest], error: KafkaError) -> DescribeClusterResponse:
-    return DescribeClusterResponse(
-        error_code=error.code, error_message=error.message or None, cluster_id="", brokers=[]
-    )
-
-
-@handler(
-    ApiKey.DESCRIBE_CLUSTER,
-    operation=Operation.DESCRIBE,
-    resource_type=ResourceType.CLUSTER,
-    error_response=error_response,
-    ends_with_client=True,
-)
+@handler(DescribeClusterRequest, Operation.DESCRIBE, ResourceType.CLUSTER, ends_with_client=True)
 async def handle(request: Request[DescribeClusterRequest]) -> DescribeClusterResponse:
     allowed = None
     if request.body.include_cluster_authorized_operations:

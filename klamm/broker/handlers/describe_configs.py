@@ -7,15 +7,14 @@ describes the default of the cluster (an empty name).
 from collections.abc import Mapping, Sequence
 
 from klamm.base.slices import Slices, each, mapped
-from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
+from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error, outcome
 from klamm.broker.requests.registry import Request, handler
-from klamm.broker.requests.security import CLUSTER_NAME, Operation
+from klamm.broker.requests.security import Operation
 from klamm.broker.topics.topic_admin import validate_topic_name
 from klamm.config.describe import DescribedConfig, describe_broker, describe_default_broker, describe_topic
 from klamm.config.topic import TopicConfig
 from klamm.protocol.apis.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
 from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
 
@@ -34,9 +33,9 @@ def error_response(request: Request[DescribeConfigsRequest], error: KafkaError) 
 
 
 @handler(
-    ApiKey.DESCRIBE_CONFIGS,
-    operation=Operation.DESCRIBE_CONFIGS,
-    resource_type=ResourceType.TOPIC,
+    DescribeConfigsRequest,
+    Operation.DESCRIBE_CONFIGS,
+    ResourceType.TOPIC,
     error_response=error_response,
     ends_with_client=True,
 )
@@ -79,8 +78,7 @@ def _results(
         else:
             results.append(
                 Result(
-                    error_code=ErrorCode.NONE,
-                    error_message=None,
+                    **outcome(),
                     resource_type=resource.resource_type,
                     resource_name=resource.resource_name,
                     configs=entries,
@@ -104,8 +102,7 @@ def _describe(
 ) -> Sequence[DescribedConfig]:
     services, name = request.services, resource.resource_name
     if resource.resource_type == ConfigResourceType.TOPIC:
-        if not request.allows(name):
-            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        request.require(name)
         validate_topic_name(name)
         if name not in configs:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
@@ -113,8 +110,7 @@ def _describe(
         wanted = frozenset(resource.configuration_keys or ())
         return describe_topic(configs[name], wanted or None)
     if resource.resource_type == ConfigResourceType.BROKER:
-        if not request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
-            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        request.require_cluster()
         if name == "":
             return describe_default_broker(services.config.current)
         if name != str(services.broker_id):
@@ -168,8 +164,7 @@ def _check_length(name: str, value: str | None) -> None:
 
 def _failed(resource: Resource, error: KafkaError) -> Result:
     return Result(
-        error_code=error.code,
-        error_message=error.message or None,
+        **outcome(error),
         resource_type=resource.resource_type,
         resource_name=resource.resource_name,
         configs=[],

@@ -5,11 +5,10 @@ that is named more than once is described once: its members may be much larger t
 """
 
 from klamm.base.slices import Slices, mapped
-from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
@@ -28,17 +27,10 @@ def error_response(request: Request[DescribeGroupsRequest], error: KafkaError) -
 
 
 @handler(
-    ApiKey.DESCRIBE_GROUPS,
-    operation=Operation.DESCRIBE,
-    resource_type=ResourceType.GROUP,
-    error_response=error_response,
-    ends_with_client=True,
+    DescribeGroupsRequest, Operation.DESCRIBE, ResourceType.GROUP, error_response=error_response, ends_with_client=True
 )
-async def handle(request: Request[DescribeGroupsRequest]) -> DescribeGroupsResponse:
-    return await request.services.long_answers.take(_described(request))
-
-
-def _described(request: Request[DescribeGroupsRequest]) -> Steps[DescribeGroupsResponse]:
+@long_answer
+def handle(request: Request[DescribeGroupsRequest]) -> Steps[DescribeGroupsResponse]:
     groups = []
     slices = Slices(GROUPS_PER_SLICE)
     for group_id in dict.fromkeys(request.body.groups):

@@ -4,12 +4,11 @@ will replace the one in another directory; its lag is how many offsets it is beh
 """
 
 from klamm.base.slices import Slices
-from klamm.broker.handlers.named_partitions import named_partitions
-from klamm.broker.requests.registry import Request, handler
+from klamm.broker.handlers.by_partition import named_partitions
+from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import UNKNOWN_OFFSET, ResourceType
 from klamm.replication.partition.partition import Partition as HostedPartition
@@ -29,18 +28,15 @@ def error_response(request: Request[DescribeLogDirsRequest], error: KafkaError) 
 
 
 @handler(
-    ApiKey.DESCRIBE_LOG_DIRS,
-    operation=Operation.DESCRIBE,
-    resource_type=ResourceType.CLUSTER,
+    DescribeLogDirsRequest,
+    Operation.DESCRIBE,
+    ResourceType.CLUSTER,
     error_response=error_response,
     ends_with_client=True,
 )
-async def handle(request: Request[DescribeLogDirsRequest]) -> DescribeLogDirsResponse:
+@long_answer
+def handle(request: Request[DescribeLogDirsRequest]) -> Steps[DescribeLogDirsResponse]:
     request.require_cluster()
-    return DescribeLogDirsResponse(results=await request.services.long_answers.take(_directories(request)))
-
-
-def _directories(request: Request[DescribeLogDirsRequest]) -> Steps[list[Directory]]:
     manager = request.services.log_manager
     wanted = request.body.topics
     selected = None
@@ -62,7 +58,7 @@ def _directories(request: Request[DescribeLogDirsRequest]) -> Steps[list[Directo
                 topics=[Topic(name=name, partitions=partitions) for name, partitions in topics.items()],
             )
         )
-    return results
+    return DescribeLogDirsResponse(results=results)
 
 
 def _partition(request: Request[DescribeLogDirsRequest], log: Log) -> Partition:

@@ -5,11 +5,12 @@ once: its state may be much larger than its name in the request.
 """
 
 from klamm.base.slices import Slices, mapped
-from klamm.broker.requests.registry import Request, handler
+from klamm.broker.handlers.by_partition import by_partition
+from klamm.broker.request_errors import outcome
+from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.describe_producers import DescribeProducersRequest, DescribeProducersResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 from klamm.storage.log.producer_state import ProducerEntry
@@ -22,26 +23,16 @@ PRODUCERS_PER_SLICE = 500
 
 
 def error_response(request: Request[DescribeProducersRequest], error: KafkaError) -> Steps[DescribeProducersResponse]:
-    topics = []
-    slices = Slices()
-    for topic in request.body.topics:
-        failed = mapped(lambda number: _failed(number, error), topic.partition_indexes, slices)
-        topics.append(Topic(name=topic.name, partitions=(yield from failed)))
-    return DescribeProducersResponse(topics=topics)
+    topics = ((topic.name, topic.partition_indexes) for topic in request.body.topics)
+    failed = yield from by_partition(Topic, topics, lambda _, number: _failed(number, error))
+    return DescribeProducersResponse(topics=failed)
 
 
 @handler(
-    ApiKey.DESCRIBE_PRODUCERS,
-    operation=Operation.READ,
-    resource_type=ResourceType.TOPIC,
-    error_response=error_response,
-    ends_with_client=True,
+    DescribeProducersRequest, Operation.READ, ResourceType.TOPIC, error_response=error_response, ends_with_client=True
 )
-async def handle(request: Request[DescribeProducersRequest]) -> DescribeProducersResponse:
-    return await request.services.long_answers.take(_described(request))
-
-
-def _described(request: Request[DescribeProducersRequest]) -> Steps[DescribeProducersResponse]:
+@long_answer
+def handle(request: Request[DescribeProducersRequest]) -> Steps[DescribeProducersResponse]:
     topics: dict[str, dict[int, Partition]] = {}
     slices = Slices(PRODUCERS_PER_SLICE)
     for topic in request.body.topics:
@@ -88,6 +79,4 @@ def _producer(entry: tuple[int, ProducerEntry]) -> Producer:
 
 
 def _failed(number: int, error: KafkaError) -> Partition:
-    return Partition(
-        partition_index=number, error_code=error.code, error_message=error.message or None, active_producers=[]
-    )
+    return Partition(partition_index=number, **outcome(error), active_producers=[])

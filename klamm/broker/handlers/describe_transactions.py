@@ -6,12 +6,11 @@ transaction may be much larger than its name in the request.
 """
 
 from klamm.base.slices import CHEAP_SLICE, Slices, mapped
-from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions.coordinator import TransactionDescription
 from klamm.protocol.apis.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
@@ -31,17 +30,14 @@ def error_response(
 
 
 @handler(
-    ApiKey.DESCRIBE_TRANSACTIONS,
-    operation=Operation.DESCRIBE,
-    resource_type=ResourceType.TRANSACTIONAL_ID,
+    DescribeTransactionsRequest,
+    Operation.DESCRIBE,
+    ResourceType.TRANSACTIONAL_ID,
     error_response=error_response,
     ends_with_client=True,
 )
-async def handle(request: Request[DescribeTransactionsRequest]) -> DescribeTransactionsResponse:
-    return await request.services.long_answers.take(_described(request))
-
-
-def _described(request: Request[DescribeTransactionsRequest]) -> Steps[DescribeTransactionsResponse]:
+@long_answer
+def handle(request: Request[DescribeTransactionsRequest]) -> Steps[DescribeTransactionsResponse]:
     transactions: dict[str, Transaction] = {}
     described, looked_at = Slices(TRANSACTIONS_PER_SLICE), Slices(CHEAP_SLICE)
     for name in request.body.transactional_ids:

@@ -7,14 +7,14 @@ no election. Only the controller's broker serves it; it waits until the leaders 
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from klamm.base.slices import Slices, each, in_slices
-from klamm.broker.handlers.named_partitions import named_partitions
+from klamm.base.slices import each, in_slices
+from klamm.broker.handlers.by_partition import by_topic, named_partitions
+from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ElectionType, PartitionKey, ResourceType
 
@@ -28,9 +28,7 @@ def error_response(request: Request[ElectLeadersRequest], error: KafkaError) -> 
     return (yield from _response(request, error.code, dict.fromkeys(named, error)))
 
 
-@handler(
-    ApiKey.ELECT_LEADERS, operation=Operation.ALTER, resource_type=ResourceType.CLUSTER, error_response=error_response
-)
+@handler(ElectLeadersRequest, Operation.ALTER, ResourceType.CLUSTER, error_response=error_response)
 async def handle(request: Request[ElectLeadersRequest]) -> AnswerOnly[ElectLeadersResponse]:
     request.require_cluster()
     services, body = request.services, request.body
@@ -73,21 +71,15 @@ def _named(topics: Iterable[ElectLeadersRequest.TopicPartitions]) -> Steps[list[
 def _response(
     request: Request[ElectLeadersRequest], code: ErrorCode, errors: Mapping[PartitionKey, KafkaError | None]
 ) -> Steps[ElectLeadersResponse]:
-    topics: dict[str, Result] = {}
-    slices = Slices()
-    for (topic, number), error in errors.items():
-        if topic not in topics:
-            topics[topic] = Result(topic=topic, partition_result=[])
-        topics[topic].partition_result.append(
-            Result.PartitionResult(
-                partition_id=number,
-                error_code=ErrorCode.NONE if error is None else error.code,
-                error_message=None if error is None else error.message or None,
-            )
-        )
-        if slices.is_over():
-            yield
+    results = ((topic, _result(number, error)) for (topic, number), error in errors.items())
     return ElectLeadersResponse(
         error_code=code if request.version >= FIRST_VERSION_WITH_TYPES else ErrorCode.NONE,
-        replica_election_results=list(topics.values()),
+        replica_election_results=(yield from by_topic(Result, results)),
+    )
+
+
+def _result(number: int, error: KafkaError | None) -> Result.PartitionResult:
+    return Result.PartitionResult(
+        partition_id=number,
+        **outcome(error),
     )

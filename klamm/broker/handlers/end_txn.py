@@ -11,27 +11,16 @@ from klamm.broker.handlers.fenced_producers import code_for
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.end_txn import EndTxnRequest, EndTxnResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
+from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import ResourceType
 
 FIRST_VERSION_WITH_PRODUCER_FENCED = 2
 
 
-def error_response(request: Request[EndTxnRequest], error: KafkaError) -> EndTxnResponse:
-    return EndTxnResponse(error_code=error.code)
-
-
-@handler(
-    ApiKey.END_TXN,
-    operation=Operation.WRITE,
-    resource_type=ResourceType.TRANSACTIONAL_ID,
-    error_response=error_response,
-)
+@handler(EndTxnRequest, Operation.WRITE, ResourceType.TRANSACTIONAL_ID)
 def handle(request: Request[EndTxnRequest]) -> EndTxnResponse | Coroutine[Any, Any, EndTxnResponse]:
     body = request.body
-    if not request.allows(body.transactional_id):
-        raise KafkaError(request.denied)
+    request.require(body.transactional_id)
     ended = request.services.transaction_coordinator.end_transaction(
         body.transactional_id, body.producer_id, body.producer_epoch, committed=body.committed
     )

@@ -15,15 +15,14 @@ should read from, and reads nothing for it.
 import asyncio
 from collections.abc import Sequence
 
-from klamm.base.slices import Slices, each, in_slices, mapped
-from klamm.broker.handlers.named_partitions import named_partitions
+from klamm.base.slices import Slices, each, in_slices
+from klamm.broker.handlers.by_partition import by_partition, named_partitions
 from klamm.broker.requests.fetch_session import FetchExchange
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.plugins.replica_selection import ClientMetadata
 from klamm.protocol.apis.fetch import FetchableTopic, FetchPartition, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, ResourceType
@@ -43,21 +42,12 @@ PARTITION_BYTES = 44
 def error_response(request: Request[FetchRequest], error: KafkaError) -> Steps[FetchResponse]:
     if request.version >= FIRST_VERSION_WITH_SESSIONS:
         return FetchResponse(error_code=error.code)
-    topics = []
-    slices = Slices()
-    for topic in request.body.topics:
-        failed = mapped(lambda want: _failed(want, error.code), topic.partitions, slices)
-        topics.append(FetchableTopic(topic=topic.topic, partitions=(yield from failed)))
-    return FetchResponse(responses=topics)
+    topics = ((topic.topic, topic.partitions) for topic in request.body.topics)
+    failed = yield from by_partition(FetchableTopic, topics, lambda _, want: _failed(want, error.code))
+    return FetchResponse(responses=failed)
 
 
-@handler(
-    ApiKey.FETCH,
-    operation=Operation.READ,
-    resource_type=ResourceType.TOPIC,
-    error_response=error_response,
-    ends_with_client=True,
-)
+@handler(FetchRequest, Operation.READ, ResourceType.TOPIC, error_response=error_response, ends_with_client=True)
 async def handle(request: Request[FetchRequest]) -> FetchResponse:
     body, services = request.body, request.services
     is_follower = body.replica_id >= 0

@@ -5,11 +5,11 @@ of its partition of `__transaction_state`. While there is none, the answer is CO
 retry. The first request creates the topic.
 """
 
-from klamm.broker.requests.registry import DENIED, NO_BROKER, Request, handler
+from klamm.broker.request_errors import outcome
+from klamm.broker.requests.registry import NO_BROKER, Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ResourceType
 
 GROUP = 0
@@ -18,8 +18,7 @@ TRANSACTION = 1
 
 def error_response(request: Request[FindCoordinatorRequest], error: KafkaError) -> FindCoordinatorResponse:
     return FindCoordinatorResponse(
-        error_code=error.code,
-        error_message=error.message or None,
+        **outcome(error),
         node_id=NO_BROKER,
         host="",
         port=-1,
@@ -27,11 +26,7 @@ def error_response(request: Request[FindCoordinatorRequest], error: KafkaError) 
 
 
 @handler(
-    ApiKey.FIND_COORDINATOR,
-    operation=Operation.DESCRIBE,
-    resource_type=ResourceType.GROUP,
-    error_response=error_response,
-    ends_with_client=True,
+    FindCoordinatorRequest, Operation.DESCRIBE, ResourceType.GROUP, error_response=error_response, ends_with_client=True
 )
 async def handle(request: Request[FindCoordinatorRequest]) -> FindCoordinatorResponse:
     body, services = request.body, request.services
@@ -41,14 +36,12 @@ async def handle(request: Request[FindCoordinatorRequest]) -> FindCoordinatorRes
         kind, topic = ResourceType.TRANSACTIONAL_ID, services.transaction_topic
     else:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"key type {body.key_type}: allowed are 0 (group), 1 (transaction)")
-    if not request.allows(body.key, resource_type=kind):
-        raise KafkaError(DENIED[kind])
+    request.require(body.key, resource_type=kind)
     node_id, endpoint = await topic.find_coordinator(
         body.key, request.listener_name, request.changes(strict=False, throttles=False)
     )
     return FindCoordinatorResponse(
-        error_code=ErrorCode.NONE,
-        error_message=None,
+        **outcome(),
         node_id=node_id,
         host=endpoint.host,
         port=endpoint.port,

@@ -13,7 +13,6 @@ from klamm.protocol.apis.incremental_alter_configs import (
     IncrementalAlterConfigsResponse,
 )
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, ResourceType
 
@@ -26,12 +25,7 @@ def error_response(
     return response_of(IncrementalAlterConfigsResponse, ((resource, error) for resource in request.body.resources))
 
 
-@handler(
-    ApiKey.INCREMENTAL_ALTER_CONFIGS,
-    operation=Operation.ALTER_CONFIGS,
-    resource_type=ResourceType.TOPIC,
-    error_response=error_response,
-)
+@handler(IncrementalAlterConfigsRequest, Operation.ALTER_CONFIGS, ResourceType.TOPIC, error_response=error_response)
 async def handle(request: Request[IncrementalAlterConfigsRequest]) -> IncrementalAlterConfigsResponse:
     admin, validate_only = request.services.config_admin, request.body.validate_only
 

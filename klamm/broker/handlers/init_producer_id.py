@@ -9,11 +9,10 @@ same.
 
 from klamm.broker.handlers.fenced_producers import code_for
 from klamm.broker.requests.registry import Request, handler
-from klamm.broker.requests.security import CLUSTER_NAME, Operation
+from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions.transaction import ProducerIdAndEpoch
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.record_batch import NO_PRODUCER_ID
 from klamm.protocol.vocabulary import NO_EPOCH, ResourceType
 
@@ -24,19 +23,13 @@ def error_response(request: Request[InitProducerIdRequest], error: KafkaError) -
     return InitProducerIdResponse(error_code=error.code, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH)
 
 
-@handler(
-    ApiKey.INIT_PRODUCER_ID,
-    operation=Operation.IDEMPOTENT_WRITE,
-    resource_type=ResourceType.CLUSTER,
-    error_response=error_response,
-)
+@handler(InitProducerIdRequest, Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, error_response=error_response)
 async def handle(request: Request[InitProducerIdRequest]) -> InitProducerIdResponse:
     body = request.body
     if body.transactional_id is None:
-        if not request.allows(CLUSTER_NAME):
-            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    elif not request.allows(body.transactional_id, Operation.WRITE, ResourceType.TRANSACTIONAL_ID):
-        raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        request.require_cluster()
+    else:
+        request.require(body.transactional_id, Operation.WRITE, ResourceType.TRANSACTIONAL_ID)
     result = await request.services.transaction_coordinator.init_producer_id(
         body.transactional_id, body.transaction_timeout_ms, _expected(body)
     )

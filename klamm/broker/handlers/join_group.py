@@ -10,8 +10,7 @@ from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.groups.group import NO_MEMBER_ID, JoinResult
 from klamm.protocol.apis.join_group import JoinGroupRequest, JoinGroupResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
+from klamm.protocol.errors import KafkaError
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
@@ -30,17 +29,10 @@ def error_response(request: Request[JoinGroupRequest], error: KafkaError) -> Ste
     return _response(request, JoinResult(error.code, NO_MEMBER_ID))
 
 
-@handler(
-    ApiKey.JOIN_GROUP,
-    operation=Operation.READ,
-    resource_type=ResourceType.GROUP,
-    error_response=error_response,
-    ends_with_client=True,
-)
+@handler(JoinGroupRequest, Operation.READ, ResourceType.GROUP, error_response=error_response, ends_with_client=True)
 async def handle(request: Request[JoinGroupRequest]) -> JoinGroupResponse:
     body, version = request.body, request.version
-    if not request.allows(body.group_id):
-        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    request.require(body.group_id)
     has_rebalance_timeout = version >= FIRST_VERSION_WITH_REBALANCE_TIMEOUT
     result = await request.services.group_coordinator.join_group(
         body.group_id,

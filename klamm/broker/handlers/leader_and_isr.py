@@ -9,7 +9,6 @@ from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse, LeaderAndIsrTopicErrors
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
@@ -23,12 +22,7 @@ def error_response(request: Request[LeaderAndIsrRequest], error: KafkaError) -> 
     return LeaderAndIsrResponse(error.code, topics)
 
 
-@handler(
-    ApiKey.LEADER_AND_ISR,
-    operation=Operation.CLUSTER_ACTION,
-    resource_type=ResourceType.CLUSTER,
-    error_response=error_response,
-)
+@handler(LeaderAndIsrRequest, Operation.CLUSTER_ACTION, ResourceType.CLUSTER, error_response=error_response)
 async def handle(request: Request[LeaderAndIsrRequest]) -> LeaderAndIsrResponse:
     request.require_cluster()
     request.services.registrar.require_broker_epoch(request.body.broker_epoch)

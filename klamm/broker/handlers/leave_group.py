@@ -9,8 +9,7 @@ from klamm.base.slices import mapped
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.leave_group import LeaveGroupRequest, LeaveGroupResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
+from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
@@ -19,15 +18,10 @@ Member = LeaveGroupResponse.MemberResponse
 FIRST_VERSION_WITH_MEMBERS = 3
 
 
-def error_response(request: Request[LeaveGroupRequest], error: KafkaError) -> LeaveGroupResponse:
-    return LeaveGroupResponse(error_code=error.code, members=[])
-
-
-@handler(ApiKey.LEAVE_GROUP, operation=Operation.READ, resource_type=ResourceType.GROUP, error_response=error_response)
+@handler(LeaveGroupRequest, Operation.READ, ResourceType.GROUP)
 def handle(request: Request[LeaveGroupRequest]) -> Steps[LeaveGroupResponse]:
     body = request.body
-    if not request.allows(body.group_id):
-        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    request.require(body.group_id)
     members: Sequence[tuple[str, str | None]] = [(body.member_id, None)]
     if request.version >= FIRST_VERSION_WITH_MEMBERS:
         members = yield from mapped(lambda member: (member.member_id, member.group_instance_id), body.members)

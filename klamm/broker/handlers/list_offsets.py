@@ -5,14 +5,14 @@ read_committed the last stable offset, and for a follower the log's end. A tool 
 gets the log's end, too, and followers answer it.
 """
 
-import asyncio
+from collections.abc import Callable, Iterator, Sequence
 
-from klamm.base.slices import Slices, mapped
+from klamm.base.slices import each, in_slices
+from klamm.broker.handlers.by_partition import by_partition, named_partitions
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.record.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import (
@@ -36,39 +36,33 @@ PARTITIONS_PER_SLICE = 200
 
 
 def error_response(request: Request[ListOffsetsRequest], error: KafkaError) -> Steps[ListOffsetsResponse]:
-    topics = []
-    slices = Slices()
-    for topic in request.body.topics:
-        failed = mapped(lambda wanted: _partition(wanted.partition_index, error.code), topic.partitions, slices)
-        topics.append(Topic(name=topic.name, partitions=(yield from failed)))
-    return ListOffsetsResponse(topics=topics)
+    return _response(request.body, lambda wanted: _partition(wanted.partition_index, error.code))
 
 
 @handler(
-    ApiKey.LIST_OFFSETS,
-    operation=Operation.DESCRIBE,
-    resource_type=ResourceType.TOPIC,
-    error_response=error_response,
-    ends_with_client=True,
+    ListOffsetsRequest, Operation.DESCRIBE, ResourceType.TOPIC, error_response=error_response, ends_with_client=True
 )
 async def handle(request: Request[ListOffsetsRequest]) -> ListOffsetsResponse:
-    topics = []
-    slices = Slices(PARTITIONS_PER_SLICE)
-    for topic in request.body.topics:
-        partitions = []
-        allowed = request.allows(topic.name)
-        for wanted in topic.partitions:
-            if slices.is_over():
-                await asyncio.sleep(0)
-            if not allowed:
-                partitions.append(_partition(wanted.partition_index, request.denied))
-                continue
-            try:
-                partitions.append(await _list(request, topic.name, wanted))
-            except KafkaError as error:
-                partitions.append(_partition(wanted.partition_index, error.code))
-        topics.append(Topic(name=topic.name, partitions=partitions))
+    named = await in_slices(named_partitions(_topics(request.body)))
+    listed = iter([await _answer(request, topic, wanted) async for topic, wanted in each(named, PARTITIONS_PER_SLICE)])
+    return await in_slices(_response(request.body, lambda _: next(listed)))
+
+
+def _topics(body: ListOffsetsRequest) -> Iterator[tuple[str, Sequence[Wanted]]]:
+    return ((topic.name, topic.partitions) for topic in body.topics)
+
+
+def _response(body: ListOffsetsRequest, answer_to: Callable[[Wanted], Partition]) -> Steps[ListOffsetsResponse]:
+    topics = yield from by_partition(Topic, _topics(body), lambda _, wanted: answer_to(wanted))
     return ListOffsetsResponse(topics=topics)
+
+
+async def _answer(request: Request[ListOffsetsRequest], topic: str, wanted: Wanted) -> Partition:
+    try:
+        request.require(topic)
+        return await _list(request, topic, wanted)
+    except KafkaError as error:
+        return _partition(wanted.partition_index, error.code)
 
 
 async def _list(request: Request[ListOffsetsRequest], topic: str, wanted: Wanted) -> Partition:

@@ -4,34 +4,19 @@ Kafka 2.8 does not have it; tools of Kafka 3.0 and later ask for it. The client 
 """
 
 from klamm.base.slices import mapped
-from klamm.broker.requests.registry import Request, handler
+from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions.coordinator import ListedTransaction
 from klamm.protocol.apis.list_transactions import ListTransactionsRequest, ListTransactionsResponse
-from klamm.protocol.errors import KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
 Transaction = ListTransactionsResponse.TransactionState
 
 
-def error_response(request: Request[ListTransactionsRequest], error: KafkaError) -> ListTransactionsResponse:
-    return ListTransactionsResponse(error_code=error.code, unknown_state_filters=[], transaction_states=[])
-
-
-@handler(
-    ApiKey.LIST_TRANSACTIONS,
-    operation=Operation.DESCRIBE,
-    resource_type=ResourceType.TRANSACTIONAL_ID,
-    error_response=error_response,
-    ends_with_client=True,
-)
-async def handle(request: Request[ListTransactionsRequest]) -> ListTransactionsResponse:
-    return await request.services.long_answers.take(_listed(request))
-
-
-def _listed(request: Request[ListTransactionsRequest]) -> Steps[ListTransactionsResponse]:
+@handler(ListTransactionsRequest, Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, ends_with_client=True)
+@long_answer
+def handle(request: Request[ListTransactionsRequest]) -> Steps[ListTransactionsResponse]:
     body = request.body
     listing = yield from request.services.transaction_coordinator.list_transactions(
         dict.fromkeys(body.state_filters), body.producer_id_filters, body.duration_filter

@@ -15,7 +15,6 @@ from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.broker.topics.topic_admin import NewTopic, validate_topic_name
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import UpdateMetadataPartitionState
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, ResourceType
@@ -35,13 +34,7 @@ def error_response(request: Request[MetadataRequest], error: KafkaError) -> Step
     return MetadataResponse(brokers=[], topics=topics)
 
 
-@handler(
-    ApiKey.METADATA,
-    operation=Operation.DESCRIBE,
-    resource_type=ResourceType.TOPIC,
-    error_response=error_response,
-    ends_with_client=True,
-)
+@handler(MetadataRequest, Operation.DESCRIBE, ResourceType.TOPIC, error_response=error_response, ends_with_client=True)
 async def handle(request: Request[MetadataRequest]) -> MetadataResponse:
     body, services = request.body, request.services
     snapshot = await services.metadata_cache.first_snapshot()

@@ -7,13 +7,13 @@ offsets in ZooKeeper, and no client of the last ten years uses it.
 
 from collections.abc import Callable
 
-from klamm.base.slices import Slices, in_slices
+from klamm.base.slices import in_slices
+from klamm.broker.handlers.by_partition import by_partition
 from klamm.broker.handlers.committed_offsets import committed_offsets
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.offset_commit import NO_RETENTION, OffsetCommitRequest, OffsetCommitResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
 
@@ -28,17 +28,10 @@ def error_response(request: Request[OffsetCommitRequest], error: KafkaError) -> 
     return _response(request.body, lambda _: error.code)
 
 
-@handler(
-    ApiKey.OFFSET_COMMIT,
-    operation=Operation.READ,
-    resource_type=ResourceType.GROUP,
-    error_response=error_response,
-    ends_with_client=True,
-)
+@handler(OffsetCommitRequest, Operation.READ, ResourceType.GROUP, error_response=error_response, ends_with_client=True)
 async def handle(request: Request[OffsetCommitRequest]) -> OffsetCommitResponse:
     body, services = request.body, request.services
-    if not request.allows(body.group_id):
-        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    request.require(body.group_id)
     now_ms = services.environment.now_ms()
     expire_ms = None if body.retention_time_ms == NO_RETENTION else min(now_ms + body.retention_time_ms, END_OF_TIME_MS)
     codes, offsets = await in_slices(committed_offsets(request, now_ms, expire_ms))
@@ -50,14 +43,8 @@ async def handle(request: Request[OffsetCommitRequest]) -> OffsetCommitResponse:
 
 
 def _response(body: OffsetCommitRequest, code_of: Callable[[PartitionKey], ErrorCode]) -> Steps[OffsetCommitResponse]:
-    topics = []
-    slices = Slices()
-    for topic in body.topics:
-        answer = Topic(name=topic.name, partitions=[])
-        topics.append(answer)
-        for one in topic.partitions:
-            number = one.partition_index
-            answer.partitions.append(Partition(partition_index=number, error_code=code_of((topic.name, number))))
-            if slices.is_over():
-                yield
-    return OffsetCommitResponse(topics=topics)
+    def answer(topic: str, one: OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition) -> Partition:
+        return Partition(partition_index=one.partition_index, error_code=code_of((topic, one.partition_index)))
+
+    topics = ((topic.name, topic.partitions) for topic in body.topics)
+    return OffsetCommitResponse(topics=(yield from by_partition(Topic, topics, answer)))

@@ -7,14 +7,13 @@ ZooKeeper, is not served.
 
 from collections.abc import Iterable, Sequence
 
-from klamm.base.slices import Slices, in_slices, slices
-from klamm.broker.handlers.named_partitions import named_partitions
+from klamm.base.slices import in_slices, slices
+from klamm.broker.handlers.by_partition import by_topic, named_partitions
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.groups.group import OffsetAndMetadata
 from klamm.protocol.apis.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.record.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import NO_EPOCH, UNKNOWN_OFFSET, PartitionKey, ResourceType
@@ -25,7 +24,7 @@ Partition = Topic.OffsetFetchResponsePartition
 # Before this version an error of the group is returned for each partition.
 FIRST_VERSION_WITH_GROUP_ERROR = 2
 
-# The number of partitions that are looked up, or answered, in one slice: a millisecond or two.
+# The number of partitions that are looked up in one slice: a millisecond or two.
 PARTITIONS_PER_SLICE = 500
 
 NO_OFFSET = OffsetAndMetadata(UNKNOWN_OFFSET, NO_EPOCH, "", NO_TIMESTAMP)
@@ -41,16 +40,11 @@ def error_response(request: Request[OffsetFetchRequest], error: KafkaError) -> S
 
 
 @handler(
-    ApiKey.OFFSET_FETCH,
-    operation=Operation.DESCRIBE,
-    resource_type=ResourceType.GROUP,
-    error_response=error_response,
-    ends_with_client=True,
+    OffsetFetchRequest, Operation.DESCRIBE, ResourceType.GROUP, error_response=error_response, ends_with_client=True
 )
 async def handle(request: Request[OffsetFetchRequest]) -> OffsetFetchResponse:
     body = request.body
-    if not request.allows(body.group_id):
-        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    request.require(body.group_id)
     wanted = _committed(request) if body.topics is None else await in_slices(_wanted(request))
     answers: dict[PartitionKey, Answer] = {}
     if not wanted:
@@ -91,25 +85,16 @@ def _allows(request: Request[OffsetFetchRequest], topic: str) -> bool:
 def _response(
     request: Request[OffsetFetchRequest], code: ErrorCode, answers: Iterable[tuple[PartitionKey, Answer]]
 ) -> Steps[OffsetFetchResponse]:
-    topics: dict[str, Topic] = {}
-    answered = Slices(PARTITIONS_PER_SLICE)
-    for (name, number), (partition_code, committed) in answers:
-        offset = committed or NO_OFFSET
-        topic = topics.get(name)
-        if topic is None:
-            topic = topics[name] = Topic(name=name, partitions=[])
-        topic.partitions.append(
-            Partition(
-                partition_index=number,
-                committed_offset=offset.offset,
-                committed_leader_epoch=offset.leader_epoch,
-                metadata=offset.metadata,
-                error_code=partition_code,
-            )
-        )
-        if answered.is_over():
-            yield
-    return OffsetFetchResponse(
-        topics=list(topics.values()),
+    partitions = ((topic, _partition(number, *answer)) for (topic, number), answer in answers)
+    return OffsetFetchResponse(topics=(yield from by_topic(Topic, partitions)), error_code=code)
+
+
+def _partition(number: int, code: ErrorCode, committed: OffsetAndMetadata | None) -> Partition:
+    offset = committed or NO_OFFSET
+    return Partition(
+        partition_index=number,
+        committed_offset=offset.offset,
+        committed_leader_epoch=offset.leader_epoch,
+        metadata=offset.metadata,
         error_code=code,
     )

@@ -4,17 +4,17 @@ After a change of leader a client or follower asks from where on its own records
 to act in the cluster, as followers are, needs no authorization for the topics.
 """
 
-from functools import partial
+from collections.abc import Callable
 
-from klamm.base.slices import Slices, mapped
+from klamm.broker.handlers.by_partition import by_partition
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
+Wanted = OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition
 Topic = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
 Partition = Topic.EpochEndOffset
 
@@ -22,44 +22,40 @@ Partition = Topic.EpochEndOffset
 def error_response(
     request: Request[OffsetForLeaderEpochRequest], error: KafkaError
 ) -> Steps[OffsetForLeaderEpochResponse]:
-    topics = []
-    slices = Slices()
-    for topic in request.body.topics:
-        failed = mapped(lambda wanted: _failed(wanted.partition, error.code), topic.partitions, slices)
-        topics.append(Topic(topic=topic.topic, partitions=(yield from failed)))
-    return OffsetForLeaderEpochResponse(topics=topics)
+    return _response(request.body, lambda _, wanted: _failed(wanted.partition, error.code))
 
 
 @handler(
-    ApiKey.OFFSET_FOR_LEADER_EPOCH,
-    operation=Operation.DESCRIBE,
-    resource_type=ResourceType.TOPIC,
+    OffsetForLeaderEpochRequest,
+    Operation.DESCRIBE,
+    ResourceType.TOPIC,
     error_response=error_response,
     ends_with_client=True,
 )
 def handle(request: Request[OffsetForLeaderEpochRequest]) -> Steps[OffsetForLeaderEpochResponse]:
-    topics = []
-    slices = Slices()
     is_broker = request.allows(CLUSTER_NAME, Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
-    for topic in request.body.topics:
-        if is_broker or request.allows(topic.topic):
-            answers = mapped(partial(_answer, request, topic.topic), topic.partitions, slices)
-        else:
-            answers = mapped(lambda wanted: _failed(wanted.partition, request.denied), topic.partitions, slices)
-        topics.append(Topic(topic=topic.topic, partitions=(yield from answers)))
-    return OffsetForLeaderEpochResponse(topics=topics)
+
+    def answer(topic: str, wanted: Wanted) -> Partition:
+        try:
+            if not is_broker:
+                request.require(topic)
+            return _answer(request, topic, wanted)
+        except KafkaError as error:
+            return _failed(wanted.partition, error.code)
+
+    return _response(request.body, answer)
 
 
-def _answer(
-    request: Request[OffsetForLeaderEpochRequest],
-    topic: str,
-    wanted: OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition,
-) -> Partition:
-    try:
-        partition = request.services.replica_manager.partition(topic, wanted.partition)
-        partition.require_leader(wanted.current_leader_epoch)
-    except KafkaError as error:
-        return _failed(wanted.partition, error.code)
+def _response(
+    body: OffsetForLeaderEpochRequest, answer: Callable[[str, Wanted], Partition]
+) -> Steps[OffsetForLeaderEpochResponse]:
+    topics = ((topic.topic, topic.partitions) for topic in body.topics)
+    return OffsetForLeaderEpochResponse(topics=(yield from by_partition(Topic, topics, answer)))
+
+
+def _answer(request: Request[OffsetForLeaderEpochRequest], topic: str, wanted: Wanted) -> Partition:
+    partition = request.services.replica_manager.partition(topic, wanted.partition)
+    partition.require_leader(wanted.current_leader_epoch)
     log = partition.log
     epoch, end_offset = log.leader_epochs.end_offset_for(wanted.leader_epoch, log.log_end_offset)
     return Partition(error_code=ErrorCode.NONE, partition=wanted.partition, leader_epoch=epoch, end_offset=end_offset)

@@ -16,13 +16,13 @@ from typing import Any
 
 from klamm.base.slices import Slices, mapped
 from klamm.base.slices import slices as pieces
+from klamm.broker.handlers.by_partition import by_partition
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.net.exchange import AnswerOnly, InvalidRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.compiler import is_large
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.record.record_batch import is_transactional, is_zstd
 from klamm.protocol.record.record_walk import MAX_NAMED_RECORDS
@@ -53,22 +53,12 @@ Appended = Sequence[tuple[str, int, ProduceResult]]
 def error_response(request: Request[ProduceRequest], error: KafkaError) -> Steps[ProduceResponse]:
     if request.body.acks == ACKS_NONE:
         raise InvalidRequest(f"produce with acks=0 failed: {error}")
-    failed = lambda one: Partition(index=one.index, error_code=error.code, error_message=error.message)  # noqa: E731
-    topics = []
-    slices = Slices(ANSWERS_PER_SLICE)
-    for topic in request.body.topic_data:
-        partitions = yield from mapped(failed, topic.partition_data, slices)
-        topics.append(Topic(name=topic.name, partition_responses=partitions))
-    return ProduceResponse(responses=topics)
+    topics = ((topic.name, topic.partition_data) for topic in request.body.topic_data)
+    failed = lambda _, one: Partition(index=one.index, error_code=error.code, error_message=error.message)  # noqa: E731
+    return ProduceResponse(responses=(yield from by_partition(Topic, topics, failed)))
 
 
-@handler(
-    ApiKey.PRODUCE,
-    operation=Operation.WRITE,
-    resource_type=ResourceType.TOPIC,
-    error_response=error_response,
-    pipelined=True,
-)
+@handler(ProduceRequest, Operation.WRITE, ResourceType.TOPIC, error_response=error_response, pipelined=True)
 def handle(request: Request[ProduceRequest]) -> object:
     body = request.body
     if is_large(body):

@@ -7,7 +7,6 @@ from klamm.base.slices import each
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
 from klamm.protocol.vocabulary import ResourceType
 
@@ -16,12 +15,7 @@ def error_response(request: Request[StopReplicaRequest], error: KafkaError) -> S
     return StopReplicaResponse(error.code)
 
 
-@handler(
-    ApiKey.STOP_REPLICA,
-    operation=Operation.CLUSTER_ACTION,
-    resource_type=ResourceType.CLUSTER,
-    error_response=error_response,
-)
+@handler(StopReplicaRequest, Operation.CLUSTER_ACTION, ResourceType.CLUSTER, error_response=error_response)
 async def handle(request: Request[StopReplicaRequest]) -> StopReplicaResponse:
     request.require_cluster()
     request.services.registrar.require_broker_epoch(request.body.broker_epoch)

@@ -10,29 +10,17 @@ from klamm.broker.requests.security import Operation
 from klamm.coordinator.groups.group import SyncResult
 from klamm.protocol.apis.sync_group import SyncGroupRequest, SyncGroupResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ResourceType
 
 FIRST_VERSION_WITH_PROTOCOL = 5
 
 
-def error_response(request: Request[SyncGroupRequest], error: KafkaError) -> SyncGroupResponse:
-    return _response(request, SyncResult(error.code))
-
-
-@handler(
-    ApiKey.SYNC_GROUP,
-    operation=Operation.READ,
-    resource_type=ResourceType.GROUP,
-    error_response=error_response,
-    ends_with_client=True,
-)
+@handler(SyncGroupRequest, Operation.READ, ResourceType.GROUP, ends_with_client=True)
 async def handle(request: Request[SyncGroupRequest]) -> SyncGroupResponse:
     body = request.body
     if request.version >= FIRST_VERSION_WITH_PROTOCOL and None in (body.protocol_type, body.protocol_name):
         raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "protocol type and name are required")
-    if not request.allows(body.group_id):
-        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    request.require(body.group_id)
     result = await request.services.group_coordinator.sync_group(
         body.group_id,
         body.generation_id,

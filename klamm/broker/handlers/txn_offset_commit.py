@@ -6,17 +6,18 @@ itself. From version 3 on the client says which member of the group it is (KIP-4
 
 from collections.abc import Callable
 
-from klamm.base.slices import Slices, in_slices
+from klamm.base.slices import in_slices
+from klamm.broker.handlers.by_partition import by_partition
 from klamm.broker.handlers.committed_offsets import committed_offsets
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.ports import TransactionalProducer
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
 
+Committed = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic.TxnOffsetCommitRequestPartition
 Topic = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
 Partition = Topic.TxnOffsetCommitResponsePartition
 
@@ -28,18 +29,11 @@ def error_response(request: Request[TxnOffsetCommitRequest], error: KafkaError) 
     return _response(request, lambda _: error.code)
 
 
-@handler(
-    ApiKey.TXN_OFFSET_COMMIT,
-    operation=Operation.WRITE,
-    resource_type=ResourceType.TRANSACTIONAL_ID,
-    error_response=error_response,
-)
+@handler(TxnOffsetCommitRequest, Operation.WRITE, ResourceType.TRANSACTIONAL_ID, error_response=error_response)
 async def handle(request: Request[TxnOffsetCommitRequest]) -> TxnOffsetCommitResponse:
     body, services = request.body, request.services
-    if not request.allows(body.transactional_id):
-        raise KafkaError(request.denied)
-    if not request.allows(body.group_id, Operation.READ, ResourceType.GROUP):
-        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    request.require(body.transactional_id)
+    request.require(body.group_id, Operation.READ, ResourceType.GROUP)
     now_ms = services.environment.now_ms()
     codes, offsets = await in_slices(committed_offsets(request, now_ms))
     if offsets:
@@ -57,18 +51,12 @@ async def handle(request: Request[TxnOffsetCommitRequest]) -> TxnOffsetCommitRes
 def _response(
     request: Request[TxnOffsetCommitRequest], code_of: Callable[[PartitionKey], ErrorCode]
 ) -> Steps[TxnOffsetCommitResponse]:
-    topics = []
-    slices = Slices()
-    for topic in request.body.topics:
-        answer = Topic(name=topic.name, partitions=[])
-        topics.append(answer)
-        for one in topic.partitions:
-            number = one.partition_index
-            code = _known_code(request, code_of((topic.name, number)))
-            answer.partitions.append(Partition(partition_index=number, error_code=code))
-            if slices.is_over():
-                yield
-    return TxnOffsetCommitResponse(topics=topics)
+    def answer(topic: str, one: Committed) -> Partition:
+        code = _known_code(request, code_of((topic, one.partition_index)))
+        return Partition(partition_index=one.partition_index, error_code=code)
+
+    topics = ((topic.name, topic.partitions) for topic in request.body.topics)
+    return TxnOffsetCommitResponse(topics=(yield from by_partition(Topic, topics, answer)))
 
 
 def _known_code(request: Request[TxnOffsetCommitRequest], code: ErrorCode) -> ErrorCode:

@@ -4,23 +4,17 @@ Only the controller's broker serves it; it waits until its own ApiVersions has t
 features, so every update is refused while `SUPPORTED_FEATURES` is empty.
 """
 
+from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.config.versions import ApiVersion
 from klamm.controller.feature_updates import FeatureUpdate, failed
 from klamm.protocol.apis.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ResourceType
 
 
-def error_response(request: Request[UpdateFeaturesRequest], error: KafkaError) -> UpdateFeaturesResponse:
-    return UpdateFeaturesResponse(error_code=error.code, error_message=error.message or None, results=[])
-
-
-@handler(
-    ApiKey.UPDATE_FEATURES, operation=Operation.ALTER, resource_type=ResourceType.CLUSTER, error_response=error_response
-)
+@handler(UpdateFeaturesRequest, Operation.ALTER, ResourceType.CLUSTER)
 async def handle(request: Request[UpdateFeaturesRequest]) -> UpdateFeaturesResponse:
     request.require_cluster()
     services, body = request.services, request.body
@@ -37,13 +31,11 @@ async def handle(request: Request[UpdateFeaturesRequest]) -> UpdateFeaturesRespo
     if epoch is not None and not await services.finalized_features.wait_until_epoch(epoch, body.timeout_ms):
         errors = failed(errors, f"written, but not known to this broker within {body.timeout_ms} ms")
     return UpdateFeaturesResponse(
-        error_code=ErrorCode.NONE,
-        error_message=None,
+        **outcome(),
         results=[
             UpdateFeaturesResponse.UpdatableFeatureResult(
                 feature=feature,
-                error_code=ErrorCode.NONE if error is None else error.code,
-                error_message=None if error is None else error.message or None,
+                **outcome(error),
             )
             for feature, error in errors.items()
         ],

@@ -9,7 +9,6 @@ from klamm.base.slices import in_slices
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
 from klamm.protocol.vocabulary import ResourceType
 
@@ -20,12 +19,7 @@ def error_response(request: Request[UpdateMetadataRequest], error: KafkaError) -
     return UpdateMetadataResponse(error.code)
 
 
-@handler(
-    ApiKey.UPDATE_METADATA,
-    operation=Operation.CLUSTER_ACTION,
-    resource_type=ResourceType.CLUSTER,
-    error_response=error_response,
-)
+@handler(UpdateMetadataRequest, Operation.CLUSTER_ACTION, ResourceType.CLUSTER, error_response=error_response)
 async def handle(request: Request[UpdateMetadataRequest]) -> UpdateMetadataResponse:
     body, services = request.body, request.services
     request.require_cluster()

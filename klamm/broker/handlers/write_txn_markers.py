@@ -9,14 +9,13 @@ from collections.abc import Sequence
 
 from klamm.base.slices import CHEAP_SLICE, Slices, each, in_slices
 from klamm.broker.coordinators.marker_appends import Codes
-from klamm.broker.handlers.named_partitions import named_partitions
+from klamm.broker.handlers.by_partition import by_topic, named_partitions
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions.ports import TransactionMarker
 from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
 
@@ -35,12 +34,7 @@ def error_response(request: Request[WriteTxnMarkersRequest], error: KafkaError) 
     return (yield from _response(request.body, failed))
 
 
-@handler(
-    ApiKey.WRITE_TXN_MARKERS,
-    operation=Operation.CLUSTER_ACTION,
-    resource_type=ResourceType.CLUSTER,
-    error_response=error_response,
-)
+@handler(WriteTxnMarkersRequest, Operation.CLUSTER_ACTION, ResourceType.CLUSTER, error_response=error_response)
 async def handle(request: Request[WriteTxnMarkersRequest]) -> AnswerOnly[WriteTxnMarkersResponse]:
     request.require_cluster()
     markers = [await _checked(marker) async for marker in each(request.body.markers)]
@@ -79,13 +73,8 @@ def _response(body: WriteTxnMarkersRequest, results: Sequence[Codes]) -> Steps[W
             yield
     answers = []
     for producer_id, codes in by_producer.items():
-        topics: dict[str, Topic] = {}
-        for (name, number), code in codes.items():
-            topic = topics.get(name)
-            if topic is None:
-                topic = topics[name] = Topic(name=name, partitions=[])
-            topic.partitions.append(Partition(partition_index=number, error_code=code))
-            if slices.is_over():
-                yield
-        answers.append(Result(producer_id=producer_id, topics=list(topics.values())))
+        partitions = (
+            (topic, Partition(partition_index=number, error_code=code)) for (topic, number), code in codes.items()
+        )
+        answers.append(Result(producer_id=producer_id, topics=(yield from by_topic(Topic, partitions, slices))))
     return WriteTxnMarkersResponse(markers=answers)

@@ -1,21 +1,24 @@
-"""The table of APIs that this broker serves. Each module under `handlers/` registers its own key in it.
+"""The table of APIs that this broker serves. Each module under `handlers/` registers its own API in it.
 
 ApiVersions and the protocol support table in the documentation are made from this table, so exactly the registered APIs
 are advertised.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from klamm.broker.quotas.mutation_quota import UNBOUNDED_MUTATIONS, Mutations
 from klamm.broker.quotas.request_quota import RequestQuota
+from klamm.broker.request_errors import outcome
 from klamm.broker.requests.api import Api, CountedApi
 from klamm.broker.requests.security import CLUSTER_NAME, OPERATIONS, Client, Operation
 from klamm.broker.requests.services import Services
 from klamm.net.server_connection import ServerConnection
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
+from klamm.protocol.messages import ApiKey, response_class
+from klamm.protocol.primitives import Steps
+from klamm.protocol.schema import Answered, Struct, fields_of
 from klamm.protocol.vocabulary import ResourceType
 
 # The error for a client that is not authorized for a resource.
@@ -26,15 +29,10 @@ DENIED = {
     ResourceType.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 
-Body = TypeVar("Body")
+Body = TypeVar("Body", bound=Answered[Any])
 """The class of the request's message."""
+Answer = TypeVar("Answer")
 NO_BROKER = -1
-# A plain function if the answer is ready at once; a generator of steps if it is, but the work grows with the request;
-# `async def` if it may have to wait. Returns the answer; None for no answer; AnswerOnly if the request's changes are
-# done and only its answer must still be waited for.
-Handle = Callable[["Request[Any]"], Any]
-Handler = TypeVar("Handler", bound=Handle)
-ErrorResponse = Callable[["Request[Any]", KafkaError], Any]
 
 
 @dataclass(slots=True)
@@ -62,11 +60,15 @@ class Request(Generic[Body]):
         assert wanted is not None and kind is not None
         return self.services.authorizer.allows(self.client, wanted, kind, name)
 
+    def require(self, name: str, operation: Operation | None = None, resource_type: ResourceType | None = None) -> None:
+        """Raises KafkaError (an error of `DENIED`) unless `allows`."""
+        if not self.allows(name, operation, resource_type):
+            raise KafkaError(DENIED[resource_type] if resource_type else self.denied)
+
     def require_cluster(self) -> None:
         """Raises KafkaError CLUSTER_AUTHORIZATION_FAILED unless the client is authorized on the cluster for this
         API."""
-        if not self.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
-            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        self.require(CLUSTER_NAME, resource_type=ResourceType.CLUSTER)
 
     def authorized_operations(self, resource_type: ResourceType, name: str) -> set[int]:
         """The codes of the client's authorized operations on a resource (KIP-430)."""
@@ -88,24 +90,50 @@ _apis: dict[ApiKey, Api] = {}
 
 
 def handler(
-    key: ApiKey,
+    request_class: type[Body],
+    operation: Operation | None = None,
+    resource_type: ResourceType | None = None,
     *,
-    operation: Operation | None,
-    resource_type: ResourceType | None,
-    error_response: ErrorResponse,
+    error_response: Callable[[Request[Body], KafkaError], Any] | None = None,
     pipelined: bool = False,
     ends_with_client: bool = False,
-) -> Callable[[Handler], Handler]:
-    """Registers the decorated function as the handler of `key`. Raises ValueError when the key is taken."""
+) -> Callable[[Callable[[Request[Body]], Answer]], Callable[[Request[Body]], Answer]]:
+    """Registers the decorated function as the handler of the API of `request_class`.
 
-    def register(handle: Handler) -> Handler:
+    Without an `error_response` the answer to an error has its code and its message, and is empty otherwise: for
+    responses with an error code of their own. Raises ValueError when the API has a handler.
+    """
+    key = ApiKey(request_class.api.key)
+
+    def register(handle: Callable[[Request[Body]], Answer]) -> Callable[[Request[Body]], Answer]:
         if key in _apis:
             raise ValueError(f"two handlers for {key.name}: {_apis[key].handle} and {handle}")
-        versions = ADVERTISED_MIN[key], ADVERTISED_MAX[key]
-        _apis[key] = Api(key, *versions, operation, resource_type, handle, error_response, pipelined, ends_with_client)
+        versions, failed = request_class.api.versions, error_response or _failed(response_class(key))
+        _apis[key] = Api(
+            key, versions.low, versions.high, operation, resource_type, handle, failed, pipelined, ends_with_client
+        )
         return handle
 
     return register
+
+
+def long_answer(
+    handle: Callable[[Request[Body]], Steps[Answer]],
+) -> Callable[[Request[Body]], Coroutine[Any, Any, Answer]]:
+    """Answers that the decorated function makes in steps take turns (`Services.long_answers`) if they are large."""
+    return lambda request: request.services.long_answers.take(handle(request))
+
+
+def _failed(response: type[Struct]) -> Callable[[Request[Any], KafkaError], Struct]:
+    if not hasattr(response, "error_code"):
+        raise ValueError(f"{response.__name__} has no error code of its own: its handler needs an error_response")
+
+    def error_response(request: Request[Any], error: KafkaError) -> Struct:
+        values = {one.name: [] if one.is_array else one.default for one in fields_of(response) if one.is_required}
+        answer = outcome(error) if hasattr(response, "error_message") else {"error_code": error.code}
+        return response(**values | answer)
+
+    return error_response
 
 
 def registered() -> Mapping[ApiKey, Api]:

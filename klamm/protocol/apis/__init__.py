@@ -43,8 +43,7 @@ KEYS = tuple(key for key in ApiKey if key not in _KRAFT)
 @cache
 def api_of(api_key: ApiKey) -> Api:
     """The versions and the size of an API. Raises LookupError for an API without messages."""
-    own = HAND_WRITTEN.get(api_key)
-    api: Api = own.API if own else request_class(api_key).api
+    api: Api = request_class(api_key).api
     return api
 
 

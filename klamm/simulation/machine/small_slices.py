@@ -13,8 +13,6 @@ from contextlib import contextmanager
 # follows the code.
 SMALL = (
     ("klamm.broker.metadata_updates", "TOPICS_PER_SLICE", 1),
-    ("klamm.broker.handlers.add_partitions_to_txn", "CHEAP_SLICE", 1),
-    ("klamm.broker.handlers.alter_partition_reassignments", "PARTITIONS_PER_SLICE", 1),
     ("klamm.broker.handlers.altered_resources", "RESOURCES_PER_SLICE", 1),
     ("klamm.broker.handlers.create_topics", "TOPICS_PER_SLICE", 1),
     ("klamm.broker.handlers.delete_groups", "GROUPS_PER_SLICE", 1),
@@ -28,9 +26,8 @@ SMALL = (
     ("klamm.broker.handlers.fetch", "PARTITIONS_PER_SLICE", 1),
     ("klamm.broker.handlers.join_group", "MEMBERS_PER_SLICE", 1),
     ("klamm.broker.handlers.list_offsets", "PARTITIONS_PER_SLICE", 1),
-    ("klamm.broker.handlers.list_partition_reassignments", "PARTITIONS_PER_SLICE", 1),
     ("klamm.broker.handlers.metadata", "PARTITIONS_PER_SLICE", 1),
-    ("klamm.broker.handlers.named_partitions", "CHEAP_SLICE", 1),
+    ("klamm.broker.handlers.by_partition", "CHEAP_SLICE", 1),
     ("klamm.broker.handlers.offset_fetch", "PARTITIONS_PER_SLICE", 1),
     ("klamm.broker.handlers.produce", "ANSWERS_PER_SLICE", 1),
     ("klamm.broker.handlers.produce", "BATCHES_PER_SLICE", 1),
