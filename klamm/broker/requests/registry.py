@@ -100,6 +100,10 @@ def handler(
 ) -> Callable[[Callable[[Request[Body]], Answer]], Callable[[Request[Body]], Answer]]:
     """Registers the decorated function as the handler of the API of `request_class`.
 
+    The function is a plain one if its answer is ready at once, a generator of steps if the work grows with the request,
+    and `async def` if it may have to wait. It returns the answer; None for no answer; AnswerOnly if the request's
+    changes are done and only its answer must still be waited for.
+
     Without an `error_response` the answer to an error has its code and its message, and is empty otherwise: for
     responses with an error code of their own. Raises ValueError when the API has a handler.
     """
