@@ -22,8 +22,7 @@ from klamm.diagnosis.partition_health import (
     is_under_min_isr,
     is_under_replicated,
 )
-from klamm.protocol.vocabulary import NO_LEADER
-from klamm.znodes.topics import encode_topic_id
+from klamm.protocol.vocabulary import NO_LEADER, encode_topic_id
 
 
 @dataclass(frozen=True, slots=True)

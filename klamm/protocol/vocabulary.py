@@ -3,8 +3,10 @@
 Error codes are in `errors`, the numbers of the APIs in `api_keys`.
 """
 
+import base64
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
+from uuid import UUID
 
 
 class TopicPartition(NamedTuple):
@@ -125,3 +127,8 @@ class ResourceType(IntEnum):
     GROUP = 3
     CLUSTER = 4
     TRANSACTIONAL_ID = 5
+
+
+def encode_topic_id(topic_id: UUID) -> str:
+    """As Kafka writes it: URL-safe base64 without padding."""
+    return base64.urlsafe_b64encode(topic_id.bytes).decode()[:22]

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from klamm.faults.metadata_changes import partition_change
-from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
+from klamm.protocol.vocabulary import NO_LEADER, PartitionKey, encode_topic_id
 from klamm.recording.entries import FAULT, RECORD_KINDS, ZNODE, ZNODE_DELETED, EntryError, Json, text_of, znode_of
 from klamm.znodes.brokers import BROKER_IDS_PATH, BrokerRegistration, broker_ids
 from klamm.znodes.cluster import (
@@ -38,7 +38,7 @@ from klamm.znodes.cluster import (
 )
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.requests import DELETE_TOPICS_PATH
-from klamm.znodes.topics import TOPICS_PATH, LeaderAndIsr, TopicAssignment, encode_topic_id
+from klamm.znodes.topics import TOPICS_PATH, LeaderAndIsr, TopicAssignment
 from klamm.znodes.watch import Znode, child_of_path, partition_of_state_path
 
 # The event of a preempted record was never in progress.

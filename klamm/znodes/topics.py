@@ -12,7 +12,7 @@ from uuid import UUID
 
 import orjson
 
-from klamm.protocol.vocabulary import NO_LEADER
+from klamm.protocol.vocabulary import NO_LEADER, encode_topic_id
 from klamm.znodes.fields import INT32_MAX, Fields
 
 TOPICS_PATH = "/brokers/topics"
@@ -45,11 +45,6 @@ def partition_path(topic: str, partition: int) -> str:
 
 def partition_state_path(topic: str, partition: int) -> str:
     return f"{TOPICS_PATH}/{topic}/partitions/{partition}/state"
-
-
-def encode_topic_id(topic_id: UUID) -> str:
-    """As Kafka writes it: URL-safe base64 without padding."""
-    return base64.urlsafe_b64encode(topic_id.bytes).decode()[:22]
 
 
 @dataclass(frozen=True, slots=True)

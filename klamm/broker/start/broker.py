@@ -29,11 +29,11 @@ from klamm.broker.requests.security import AllowEverything, Authorizer
 from klamm.broker.start.parts import BrokerParts, log_directories
 from klamm.broker.start.plugins import Plugins
 from klamm.config.broker import BrokerConfig
+from klamm.protocol.vocabulary import encode_topic_id
 from klamm.replication.replica_manager import log_config
 from klamm.storage.segments.log_directory import read_meta_properties
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.znodes.topics import encode_topic_id
 
 _log = logging.getLogger(__name__)
 

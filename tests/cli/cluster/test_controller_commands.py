@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from klamm.access import controller as access
 from klamm.access.controller import ControllerAddress, NotKlamm, find_controller, read_status, zookeeper_of_brokers
 from klamm.cli import main
 from klamm.cli.cluster import controller
@@ -321,7 +323,7 @@ def test_a_record_that_was_torn(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_stream_in_which_nothing_comes_is_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(controller, "HTTP_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(controller, "_lines", partial(access._lines, timeout_s=0.3))
     with answering(STREAM + b'{"kind":"idle"}\n', open_until=threading.Event()) as address:
         assert [record["text"] for record in _records(address, True, print, is_patient=False)] == ["one"]
     assert "does not answer" in capsys.readouterr().out
@@ -375,7 +377,7 @@ def test_move_and_events_of_both_controllers(cluster: Cluster, klamm: Run, tmp_p
 def test_a_controller_that_was_elected_meanwhile_is_not_moved(
     cluster: Cluster, klamm: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, seen = controller.read_controller, []
+    read, seen = access.read_controller, []
 
     async def read_and_lose(store: Any) -> Any:
         found = await read(store)
@@ -387,7 +389,7 @@ def test_a_controller_that_was_elected_meanwhile_is_not_moved(
         seen.append(found)
         return found
 
-    monkeypatch.setattr(controller, "read_controller", read_and_lose)
+    monkeypatch.setattr(access, "read_controller", read_and_lose)
     moved = json.loads(klamm("move", "--json", "--zookeeper", cluster.zookeeper))
     assert moved["after"]["epoch"] == moved["before"]["epoch"] + 1
     now = find_controller(cluster.zookeeper)
