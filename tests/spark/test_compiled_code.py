@@ -110,8 +110,9 @@ def run(
 def package_at(path: Path) -> Path:
     package = path / "klamm"
     package.mkdir(parents=True)
-    for name in ("__init__.py", "compiling.py"):
-        shutil.copy(ROOT / "klamm" / name, package)
+    (package / "base").mkdir()
+    for name in ("__init__.py", "base/__init__.py", "base/compiling.py"):
+        shutil.copy(ROOT / "klamm" / name, package / name)
     (package / "kernels.py").write_text(KERNELS)
     (package / "part.py").write_text(PART)
     return path

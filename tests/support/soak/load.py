@@ -210,7 +210,7 @@ class Readers:
         consumer.close()
 
 
-def _note(message: confluent_kafka.Message[bytes, bytes], sequences: list[Sequences]) -> None:
+def _note(message: "confluent_kafka.Message[bytes, bytes]", sequences: list[Sequences]) -> None:
     partition, offset, value = message.partition(), message.offset(), message.value()
     assert partition is not None and offset is not None and value is not None
     sequences[partition].found(offset, sequence_of(value))

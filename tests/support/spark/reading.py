@@ -5,7 +5,7 @@ from typing import Any
 from confluent_kafka import Consumer, Message, TopicPartition
 
 
-def read(cluster: Any, topic: str) -> dict[int, list[Message[bytes, bytes]]]:
+def read(cluster: Any, topic: str) -> dict[int, "list[Message[bytes, bytes]]"]:
     """The messages of each partition, by number, up to its end."""
     consumer = Consumer(
         {
