@@ -23,7 +23,9 @@ from pathlib import Path
 
 import numpy as np
 from confluent_kafka.admin import AdminClient, NewTopic
-from sides import KAFKA_OPTIONS, ROOT, RealKafka, RealZooKeeper, kafka_jars
+from sides import KAFKA_OPTIONS, ROOT, RealZooKeeper, kafka_jars
+
+from support.oracles import RealKafka
 
 sys.path.insert(0, str(ROOT))
 

@@ -39,7 +39,6 @@ from rich.console import Console
 from sides import (
     KAFKA_OPTIONS,
     KlammBroker,
-    RealKafka,
     RealZooKeeper,
     kafka_jars,
     listener,
@@ -51,6 +50,7 @@ from klamm.base.environment import SystemEnvironment
 from klamm.protocol import leader_and_isr
 from klamm.protocol.messages import parse_request_header
 from klamm.zookeeper.client import ZooKeeperClient
+from support.oracles import RealKafka
 
 CLIENT = Path(__file__).with_name("client.py")
 STUBS = (100, 101, 102)

@@ -39,16 +39,7 @@ import uvloop
 from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
 from rich.table import Table
-from sides import (
-    KAFKA_OPTIONS,
-    KlammBroker,
-    RealKafka,
-    RealZooKeeper,
-    kafka_jars,
-    listener,
-    number,
-    process_cpu_seconds,
-)
+from sides import KAFKA_OPTIONS, KlammBroker, RealZooKeeper, kafka_jars, listener, number, process_cpu_seconds
 
 from klamm.base.environment import SystemEnvironment
 from klamm.client.fan_out import find_coordinator_request
@@ -59,6 +50,7 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, decode_response, encode_request
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.zookeeper.client import ZooKeeperClient
+from support.oracles import RealKafka
 
 REPLICATION_FACTORS = ("default.replication.factor", "offsets.topic.replication.factor")
 PROPERTIES: dict[str, str | int] = {

@@ -31,13 +31,14 @@ from results import Row, results, table
 from rich.console import Console
 from sides import process_rss_bytes
 from steps import Client
-from storage import PROGRAMS, Program, RealZooKeeper, kafka_jars
+from storage import PROGRAMS, Program
 
 from klamm.protocol.apis.delete_records import DeleteRecordsRequest
 from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.records import Record, build_batch
+from support.oracles import RealZooKeeper, kafka_jars
 
 # Longer than segment.ms.
 APART_MS = 8 * 24 * 3600 * 1000

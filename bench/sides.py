@@ -125,7 +125,16 @@ class Klamm(Side):
         directory = self._fresh()
         port = adjacent_free_ports(self.brokers)
         self.bootstrap = ",".join(f"127.0.0.1:{port + broker_id}" for broker_id in range(self.brokers))
-        command = [KLAMM, "up", "--dir", directory / "data", "--port", str(port), "--brokers", str(self.brokers)]
+        command: list[str | Path] = [
+            KLAMM,
+            "up",
+            "--dir",
+            directory / "data",
+            "--port",
+            str(port),
+            "--brokers",
+            str(self.brokers),
+        ]
         self._process = ManagedProcess("klamm", command, directory / "klamm.log")
 
     def wait_ready(self) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from sides import KlammZooKeeper, free_port
+from sides import KlammZooKeeper
 
 from klamm.protocol import messages
 from klamm.protocol.apis.alter_partition_reassignments import AlterPartitionReassignmentsRequest
@@ -46,6 +46,7 @@ from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.records import Record, build_batch
+from support.processes import free_port
 
 PARTITIONS_PER_TOPIC = 100
 TARGET_MS = 20

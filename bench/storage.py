@@ -36,7 +36,6 @@ from rich.console import Console
 from sides import (
     KAFKA_OPTIONS,
     KlammBroker,
-    RealKafka,
     RealZooKeeper,
     forget_dead_broker,
     kafka_jars,
@@ -44,6 +43,8 @@ from sides import (
     process_cpu_seconds,
     process_rss_bytes,
 )
+
+from support.oracles import RealKafka
 
 PARTITIONS_PER_TOPIC = 100
 TOPICS_PER_REQUEST = 20

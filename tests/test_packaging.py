@@ -123,7 +123,7 @@ def metadata(wheel: Path) -> Message:
 def test_the_page_of_the_package_has_no_link_that_only_works_in_the_repository(wheel: Path) -> None:
     found = metadata(wheel)
     assert "Framework :: Pytest" in found.get_all("Classifier", [])
-    page = found.get_payload()
+    page = str(found.get_payload())
     assert "A cluster in your tests" in page
     assert re.findall(r"\]\((?!https?://|#)[^)]*\)", page) == []
 
@@ -135,7 +135,7 @@ def test_with_an_address_the_page_has_whole_links_and_pictures(clone: Path, tmp_
         re.sub(r'^address = ""', 'address = "https://forge.example/o/klamm"', project.read_text(), flags=re.M)
     )
     found = metadata(built(tmp_path / "clone", tmp_path / "wheel"))
-    page = found.get_payload()
+    page = str(found.get_payload())
     assert "](https://forge.example/o/klamm/raw/main/docs/pictures/failover.png)" in page
     assert "[docs/recipes.md](https://forge.example/o/klamm/blob/main/docs/recipes.md)" in page
     links = re.findall(r"\]\((https://forge.example/o/klamm/(?:raw|blob)/main/)([^)]*)\)", page)
@@ -173,7 +173,7 @@ def test_the_recipes_run_in_an_empty_project_with_the_wheel(installed: Path, tmp
         [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", "."], cwd=tmp_path, check=False
     )
     assert linted.returncode == 0  # no name that the recipe does not import
-    command = [installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen]
+    command = [str(installed), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     count = len(chosen.split(" or ")) if chosen else len(recipes)
     assert f"{count} passed" in ran.stdout, ran.stdout

@@ -3,6 +3,7 @@
 import pytest
 
 from klamm.base.metrics import RESERVOIR_SIZE, Histogram, MetricKind, MetricName, Metrics
+from support.metrics import values
 
 
 def test_a_histogram_that_has_seen_nothing() -> None:
@@ -37,7 +38,7 @@ def test_metrics_are_read_when_somebody_asks() -> None:
     metrics.meter(MetricName("g", "T", "ThingsPerSec"), "d", lambda: 7)
     seen[0] = 3
     queues["2"] = 6
-    assert [(metric.name.name, metric.kind, metric.tag, dict(metric.read())) for metric in metrics] == [
+    assert [(metric.name.name, metric.kind, metric.tag, dict(values(metric))) for metric in metrics] == [
         ("Size", MetricKind.GAUGE, "", {"": 3}),
         ("QueueSize", MetricKind.GAUGE, "broker_id", {"1": 5, "2": 6}),
         ("ThingsPerSec", MetricKind.METER, "", {"": 7}),

@@ -33,8 +33,8 @@ async def test_others_fill_neither_the_log_nor_the_memory(caplog: pytest.LogCapt
     for number in range(rounds):
         for client in "abcdefghij" * MAX_NEW_LINES:
             lines.warn(f"{number} {client}" * MAX_CHARACTERS, "a reason" * MAX_CHARACTERS)
-        for client in range(MAX_NEW_LINES):
-            lines.warn(f"{number} {'x' * client}", "a reason")
+        for length in range(MAX_NEW_LINES):
+            lines.warn(f"{number} {'x' * length}", "a reason")
         await asyncio.sleep(WINDOW_S + 1)
     lines.close()
     assert len(lines._lines) <= MAX_REMEMBERED

@@ -118,6 +118,7 @@ async def test_a_process_that_works_says_so(monkeypatch: pytest.MonkeyPatch, tmp
         job = asyncio.create_task(a_worker.run(mark_steps, str(tmp_path / "marks")))
         await until(lambda: a_worker._process is not None and a_worker._process._silent_s > 2)
         process = a_worker._process
+        assert process is not None
         await until(lambda: process._silent_s < 2)
         assert not job.done()
         job.cancel()
@@ -135,6 +136,7 @@ async def test_who_asks_and_hangs_up_again_and_again_fills_no_memory(monkeypatch
             job.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await job
+        assert a_worker._process is not None and a_worker._process._transport is not None
         assert a_worker._process._transport.get_write_buffer_size() < 5_000_000
         os.kill(first, signal.SIGCONT)
         # Their places are free as soon as the process has heard of it.

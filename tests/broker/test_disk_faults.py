@@ -189,7 +189,10 @@ async def test_a_topic_goes_to_the_directory_that_has_space(tmp_path: Path) -> N
 async def test_checkpoints_wait_for_space(tmp_path: Path) -> None:
     disk = FailingDisk()
 
-    intervals = {"replica.high.watermark.checkpoint.interval.ms": "20", "log.flush.offset.checkpoint.interval.ms": "20"}
+    intervals: dict[str, Any] = {
+        "replica.high.watermark.checkpoint.interval.ms": "20",
+        "log.flush.offset.checkpoint.interval.ms": "20",
+    }
     async with running(tmp_path, environment=disk, **intervals) as (cluster, client):
         await client.create_topic("t")
         disk.fill(below=str(tmp_path / "data"), matching="checkpoint")
@@ -238,7 +241,10 @@ async def test_a_broker_that_can_open_no_file_refuses_what_needs_one_and_goes_on
 ) -> None:
     disk = FailingDisk()
 
-    intervals = {"replica.high.watermark.checkpoint.interval.ms": "20", "log.flush.offset.checkpoint.interval.ms": "20"}
+    intervals: dict[str, Any] = {
+        "replica.high.watermark.checkpoint.interval.ms": "20",
+        "log.flush.offset.checkpoint.interval.ms": "20",
+    }
     async with running(tmp_path, environment=disk, **intervals) as (cluster, client):
         await client.create_topic("t", segment_bytes="1000")
         await client.create_topic("synced", flush_messages="1")
@@ -509,7 +515,7 @@ async def test_a_disk_that_fails_at_start(tmp_path: Path) -> None:
 async def test_a_disk_that_fails_at_a_checkpoint(tmp_path: Path, operation: str) -> None:
     disk = FailingDisk()
 
-    intervals = {"replica.high.watermark.checkpoint.interval.ms": "20"}
+    intervals: dict[str, Any] = {"replica.high.watermark.checkpoint.interval.ms": "20"}
     async with running(tmp_path, environment=disk, **intervals) as (cluster, client):
         await client.create_topic("t")
         assert await produce(client, "t", b"a") == ErrorCode.NONE

@@ -213,8 +213,8 @@ async def test_a_broker_that_is_cut_off_does_not_keep_the_client():
 async def test_retriable_errors_are_returned_when_the_time_is_over():
     async with on_cluster(retry=RetryPolicy(deadline_ms=30, backoff_ms=1, max_backoff_ms=5)) as (cluster, client):
         await client.refresh_metadata(["t"])
-        cluster.metadata = lambda version, request: ToyCluster.metadata(stuck, version, request)
         stuck = ToyCluster()
+        cluster.metadata = lambda version, request: ToyCluster.metadata(stuck, version, request)
         stuck.brokers = cluster.brokers
         cluster.leader = 2
         response = await to_leader(client)

@@ -6,6 +6,7 @@ Every record is handed out once and in its order, and missing records are never 
 import asyncio
 import logging
 from collections import defaultdict
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -14,7 +15,7 @@ from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.consumer import Consumer, NoOffset
 from klamm.client.offsets import OffsetAndMetadata
 from klamm.client.options import ConsumerOptions, OffsetReset, ProducerOptions
-from klamm.client.producer import Producer, ProducerRecord
+from klamm.client.producer import Producer, ProducerRecord, RecordMetadata
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.fetch import AbortedTransaction, FetchResponse
@@ -65,13 +66,15 @@ async def consume_under_faults(world: World, *, rounds: int = 60, steps: int = 8
             client_options(), CompressionType.GZIP, batch_size_bytes=500, delivery_timeout_ms=600_000
         )
         producer = Producer(client, options, node.environment)
+
+        def note(value: bytes, done: RecordMetadata | None, _: object) -> None:
+            assert done is not None
+            written[done.partition].append((done.offset, value))
+
         for number in range(rounds):
             for other in range(world.random.randrange(12)):
                 value = b"%d/%d" % (number, other)
-                await producer.send(
-                    ProducerRecord(TOPIC, value),
-                    lambda done, error, value=value: written[done.partition].append((done.offset, value)),
-                )
+                await producer.send(ProducerRecord(TOPIC, value), partial(note, value))
             await asyncio.sleep(world.random.choice((0.0, 0.0, 1.0, 2.0)))
         await producer.flush()
         is_over.set()
@@ -86,7 +89,8 @@ async def consume_under_faults(world: World, *, rounds: int = 60, steps: int = 8
             for record in await consumer.poll(500):
                 assert record.value is not None
                 read[record.partition].append((record.offset, record.value))
-                assert consumer.position(TopicPartition(TOPIC, record.partition)) > record.offset
+                position = consumer.position(TopicPartition(TOPIC, record.partition))
+                assert position is not None and position > record.offset
         await consumer.close()
 
     working = [node.run(produce()), node.run(consume())]
@@ -117,6 +121,8 @@ def test_each_record_is_read_once_in_its_order_under_faults(seed):
 
 class Log:
     """A broker that leads two partitions. Each has batches of records, and a response has as many as were asked for."""
+
+    address: tuple[str, int]
 
     def __init__(self):
         self.batches = {0: [], 1: []}

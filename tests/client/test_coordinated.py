@@ -17,6 +17,7 @@ NO_CONTROLLER = -1
 async def gap(cluster: ScriptedCluster, *changes: list[int]) -> tuple[int, KafkaError | None]:
     """How often the groups were listed, and what may be missing. With each list the leaders change to the next ones."""
     left = list(changes)
+    asked = 0
 
     async def ask(client: ClusterClient) -> None:
         nonlocal asked
@@ -24,7 +25,6 @@ async def gap(cluster: ScriptedCluster, *changes: list[int]) -> tuple[int, Kafka
         if left:
             cluster.topics[GROUP_METADATA_TOPIC_NAME] = left.pop(0)
 
-    asked = 0
     _, found = await listed(cluster.client(), CoordinatorType.GROUP, ask)
     return asked, found
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -50,7 +51,7 @@ def created(**codes: int) -> tuple[ApiKey, CreateTopicsResponse]:
     return ApiKey.CREATE_TOPICS, CreateTopicsResponse(topics=topics)
 
 
-async def ask(client: ClusterClient, *partitions: TopicPartition, **options: int) -> dict[TopicPartition, object]:
+async def ask(client: ClusterClient, *partitions: TopicPartition, **options: Any) -> dict[TopicPartition, object]:
     """The offset of each partition, or the name of its error."""
     found = await list_offsets(client, dict.fromkeys(partitions, LATEST_TIMESTAMP), **options)
     return {

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from klamm.client.group_consumer import CommitFailed, GroupConsumer
 from klamm.client.group_member import GroupMember, Membership
 from klamm.client.offsets import OffsetAndMetadata, list_consumer_group_offsets
 from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, OffsetReset, ProducerOptions
-from klamm.client.producer import Producer, ProducerRecord
+from klamm.client.producer import Producer, ProducerRecord, RecordMetadata
 from klamm.client.transactional_producer import TransactionalProducer
 from klamm.client.transactions import TransactionAborted
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -61,6 +61,10 @@ class Village:
         self.is_over = False
         self.finished: set[str] = set()
 
+    def _note_written(self, done: RecordMetadata | None, _: object) -> None:
+        assert done is not None
+        self.written[done.partition].append(done.offset)
+
     async def produce(self, client: ClusterClient, rounds: int) -> None:
         node = self.world.node("client")
         options = ProducerOptions(
@@ -70,7 +74,7 @@ class Village:
         for number in range(rounds):
             for partition in range(PARTITIONS):
                 record = ProducerRecord(TOPIC, b"%d" % number, partition=partition)
-                await producer.send(record, lambda done, _: self.written[done.partition].append(done.offset))
+                await producer.send(record, self._note_written)
             await asyncio.sleep(self.world.random.choice((0.0, 0.5, 1.0)))
         await producer.flush()
         self.is_over = True
@@ -278,7 +282,7 @@ async def until_read(consumer: GroupConsumer) -> list[ConsumerRecord]:
     return records
 
 
-def play(scenario: Callable[[Stage], Awaitable[None]], *, records: int = 4, seed: int = 1) -> None:
+def play(scenario: Callable[[Stage], Coroutine[Any, Any, None]], *, records: int = 4, seed: int = 1) -> None:
     async def on_stage(world: World) -> None:
         cluster = SimulatedCluster(world, properties={"transaction.state.log.num.partitions": "3"})
         await cluster.start()

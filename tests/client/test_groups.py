@@ -81,7 +81,7 @@ async def test_a_broker_that_is_lost_while_groups_are_listed_is_left_out_when_it
     async with ScriptedCluster(listed(), (ApiKey.LIST_GROUPS, HANG_UP), listed(("a", "consumer"))) as cluster:
         client = cluster.client()
         await client.refresh_metadata(())
-        cluster.answers[1] = (ApiKey.LIST_GROUPS, lambda _: cluster.forget(1) or HANG_UP)  # type: ignore[func-returns-value]
+        cluster.answers[1] = (ApiKey.LIST_GROUPS, lambda _: cluster.forget(1) or HANG_UP)
         assert [each.group for each in await list_groups(client)] == ["a"]
 
 
@@ -186,7 +186,7 @@ async def test_a_partition_that_does_not_exist_is_no_reason_to_repeat_a_commit()
 
 async def test_offsets_are_deleted_by_partition_unless_the_whole_request_is_refused() -> None:
     topic = OffsetDeleteResponse.OffsetDeleteResponseTopic
-    codes = {0: {"error_code": 0}, 1: {"error_code": ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}}
+    codes: dict[int, dict[str, Any]] = {0: {"error_code": 0}, 1: {"error_code": ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}}
     response = OffsetDeleteResponse(error_code=0, topics=rows(topic, topic.OffsetDeleteResponsePartition, codes))
     async with ScriptedCluster((ApiKey.OFFSET_DELETE, response)) as cluster:
         results = await delete_consumer_group_offsets(cluster.client(), "g", [P1, P0])

@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -94,9 +95,9 @@ class Coordinator:
                 (partition,) = topic.partition_data
                 data = bytes(partition.records)
                 self.values += [record.value for record in decode_records(data, 0, parse_header(data))]
-                struct = ProduceResponse.TopicProduceResponse
-                result = struct.PartitionProduceResponse(index=partition.index, error_code=0, base_offset=10)
-                return ProduceResponse(responses=[struct(name=topic.name, partition_responses=[result])])
+                produced = ProduceResponse.TopicProduceResponse
+                row = produced.PartitionProduceResponse(index=partition.index, error_code=0, base_offset=10)
+                return ProduceResponse(responses=[produced(name=topic.name, partition_responses=[row])])
         return self.scripts[asked.connection.number](asked)
 
 
@@ -104,13 +105,16 @@ def play(scenario, **options):
     async def main():
         coordinator = Coordinator()
         async with coordinator.cluster as cluster, asyncio.timeout(10):
-            given = {"transactional_id": "tx", "buffer_memory_bytes": 700} | options
-            kind = TransactionalProducer if given["transactional_id"] else Producer
+            given: dict[str, Any] = {"transactional_id": "tx", "buffer_memory_bytes": 700} | options
             changed = ProducerOptions(ClientOptions(()), CompressionType.NONE, **given)
-            producer = kind(cluster.client(), changed, SystemEnvironment())
-            if kind is TransactionalProducer:
-                await producer.init()
-                producer.begin()
+            producer: Producer | TransactionalProducer
+            if given["transactional_id"]:
+                transactional = TransactionalProducer(cluster.client(), changed, SystemEnvironment())
+                producer = transactional
+                await transactional.init()
+                transactional.begin()
+            else:
+                producer = Producer(cluster.client(), changed, SystemEnvironment())
             try:
                 await scenario(producer, coordinator)
             finally:

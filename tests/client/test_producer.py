@@ -353,7 +353,7 @@ def test_without_idempotence_no_batch_overtakes_another():
     leader = Leader(*[ErrorCode.NONE] * 3, ErrorCode.NOT_ENOUGH_REPLICAS)
     against(leader, one_by_one, enable_idempotence=False, **ONE_A_BATCH)
     assert leader.values == [b"first", *values(20)]
-    headers = [parse_header(request.topic_data[0].partition_data[0].records) for request in leader.requests]
+    headers = [parse_header(request.topic_data[0].partition_data[0].records or b"") for request in leader.requests]
     assert {(header.producer_id, header.base_sequence) for header in headers} == {(-1, -1)}
 
 

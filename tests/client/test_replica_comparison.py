@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -432,7 +433,7 @@ def test_a_log_may_begin_within_a_batch_that_others_have_as_a_whole() -> None:
 
 def test_a_log_that_begins_behind_all_others_is_set_aside_and_the_others_are_compared() -> None:
     check = PartitionCheck(PARTITION, [1, 2, 3], 0, patience_s=10)
-    answers = {1: window(WHOLE, 20), 2: window(WHOLE, 20), 3: OutOfRange(2**62, 2**62)}
+    answers: dict[int, Any] = {1: window(WHOLE, 20), 2: window(WHOLE, 20), 3: OutOfRange(2**62, 2**62)}
     for now_s in (0, 10):
         check.feed(answers, now_s)
     reason = f"its log begins at offset {2**62}, behind the high watermark of the others"
@@ -449,7 +450,7 @@ def test_nobody_waits_for_a_replica_that_lags_and_is_out_of_sync() -> None:
 
 def test_a_replica_that_does_not_answer_is_set_aside_and_the_others_go_on() -> None:
     check = PartitionCheck(PARTITION, [1, 2, 3], 0, patience_s=10)
-    answers = {1: window(WHOLE, 20), 2: window(WHOLE, 20), 3: Failed("closed the connection")}
+    answers: dict[int, Any] = {1: window(WHOLE, 20), 2: window(WHOLE, 20), 3: Failed("closed the connection")}
     for now_s in (0, 9):
         check.feed(answers, now_s)
         assert check.position == 0

@@ -137,6 +137,7 @@ async def test_a_transaction_is_described_by_its_coordinator():
 async def test_a_transaction_that_is_not_open_has_no_start():
     async with ScriptedCluster(described(state="Empty", start_time_ms=-1, partitions=())) as cluster:
         found = (await describe_transactions(cluster.client(), ["tx"]))["tx"]
+    assert isinstance(found, TransactionDescription)
     assert (found.start_time_ms, found.partitions) == (None, [])
 
 
@@ -148,7 +149,8 @@ async def test_producers_are_described_by_the_leaders_or_by_one_broker(broker_id
     async with ScriptedCluster(*answers, topics=TOPICS) as cluster:
         found = await describe_producers(cluster.client(), [ZERO, ONE], broker_id=broker_id)
     assert found[ZERO] == [ProducerState(7, 1, -1, 2, 3, 5), ProducerState(8, 1, -1, 2, 3, None)]
-    assert found[ONE].code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    refused = found[ONE]
+    assert isinstance(refused, KafkaError) and refused.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
     assert sorted(broker for _, broker in cluster.asked) == asked
 
 

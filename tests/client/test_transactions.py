@@ -123,7 +123,7 @@ def against(answers, scenario, *, deadline_ms=60_000, versions=None, coordinator
             changed = ProducerOptions(
                 ClientOptions(()),
                 CompressionType.NONE,
-                **{"transactional_id": "tx", "delivery_timeout_ms": 20_000} | options,
+                **{"transactional_id": "tx", "delivery_timeout_ms": 20_000, **options},
             )
             producer = TransactionalProducer(cluster.client(deadline_ms), changed, SystemEnvironment())
             async with asyncio.timeout(20):
@@ -878,7 +878,7 @@ UNSENT_RECORDS = {
     "no topic": (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ProducerRecord("missing", b"v")),
     "no partition": (ErrorCode.INVALID_PARTITIONS, ProducerRecord("t", b"v", partition=9)),
     "too large": (ErrorCode.MESSAGE_TOO_LARGE, ProducerRecord("t", b"v" * 2_000)),
-    "a wrong type": (None, ProducerRecord("t", Misused())),
+    "a wrong type": (None, ProducerRecord("t", Misused())),  # type: ignore[arg-type]  # the misuse
     "cancelled": (None, ProducerRecord("t", b"v" * 500)),
 }
 

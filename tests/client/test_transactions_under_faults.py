@@ -45,7 +45,7 @@ class Transactions:
         self._random = world.random
         self._client, self._other = cluster.client(), cluster.client()
         self._environment = environment
-        self._producer = None
+        self._producer: TransactionalProducer | None = None
         self.is_over = False
         self.committed: list[bytes] = []
         self.ends = Counter()
@@ -88,6 +88,7 @@ class Transactions:
 
     async def _end_prepared(self, producer: TransactionalProducer, commit: bool) -> bool:
         prepared = await producer.prepare()
+        assert prepared is not None
         await producer.close()
         self._producer = None
         try:

@@ -13,8 +13,9 @@ from kafka.structs import TopicPartition
 
 from klamm.cli import main
 from klamm.cli.reassign.access import BrokerAccess
-from klamm.cli.reassign.throttles import BROKER_THROTTLES, TOPIC_THROTTLES, ConfigKey
+from klamm.cli.reassign.throttles import ConfigKey
 from klamm.cli.shared.options import ClusterOptions
+from klamm.config.throttles import BROKER_THROTTLES, TOPIC_THROTTLES
 from klamm.testing import Cluster
 from support.durability.check import check_load
 from support.durability.load import Load

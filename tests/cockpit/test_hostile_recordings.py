@@ -126,7 +126,7 @@ def test_whatever_a_recording_says_has_an_answer(tmp_path: Path, seed: int) -> N
 
 def test_partitions_and_brokers_of_any_number_cost_no_memory(tmp_path: Path) -> None:
     state = [[["t", 2**62], [[1], [], [], 1, 0, [1], 1, 0]], [["u", 0], [list(range(50_000)), [], [], 1, 0, [1], 1, 0]]]
-    form = {name: [] for name in State().sections} | {"partitions": state}
+    form: dict[str, Any] = {name: [] for name in State().sections} | {"partitions": state}
     keyframe = orjson.dumps({"kind": "keyframe", "state": form})
     write(tmp_path / "r", ([keyframe], [{"kind": "recording"}]))
     with Recording(tmp_path / "r") as recording:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import orjson
@@ -38,6 +39,10 @@ async def opened(cluster: Cluster) -> AsyncIterator[LiveCluster]:
     finally:
         await source.close()
     assert faults == []
+
+
+def _has_later_epoch(epoch: int, now: Any) -> bool:
+    return bool(now["machines"] and now["controller"]["epoch"] > epoch)
 
 
 async def until(subscription: Subscription, event: str, condition: Callable[[Any], object]) -> Any:
@@ -142,9 +147,7 @@ def test_a_page_follows_a_controller_that_moves_again_and_again() -> None:
             for _ in range(3):
                 assert source.znodes is not None
                 await source.znodes.client.delete("/controller")
-                now = await until(
-                    page, NOW, lambda now, epoch=epoch: now["machines"] and now["controller"]["epoch"] > epoch
-                )
+                now = await until(page, NOW, partial(_has_later_epoch, epoch))
                 epoch = now["controller"]["epoch"]
             await asyncio.to_thread(cluster.create_topic, "u", partitions=1, replication_factor=1)
             await until(page, RECORD, lambda batch: any(each.get("topic") == "u" for each in batch["records"]))
@@ -257,7 +260,7 @@ async def test_what_is_kept_of_records_is_bounded_in_bytes(monkeypatch: pytest.M
 
 async def test_states_of_an_earlier_controller_move_to_the_clock_of_the_new_one() -> None:
     client = make_client(command_options("127.0.0.1:1", None), SystemEnvironment().random)
-    source = LiveCluster(client, None, pytest.fail)
+    source = LiveCluster(client, None, lambda error: pytest.fail(str(error)))
     event = {"kind": "event", "state": "IsrChange", "processing_time_ms": 10}
     source._take_clock(Clock(7, 1_000))
     source._take_state(event | {"epoch": 7, "time_ms": 5_000})

@@ -272,9 +272,9 @@ def test_names_of_the_cluster_are_shown_as_text(server: PageServer, pages: Pages
     page = pages.open(server.url)
     page.locator("#map-readout", has_text=f"{SEEN}-0").wait_for()
     assert page.locator("img").count() == 0
-    assert SEEN in page.locator("#groups").text_content()
-    assert SEEN in page.locator("#work").text_content()
-    assert page.get_by_role("alert").text_content().startswith(SEEN)
+    assert SEEN in str(page.locator("#groups").text_content())
+    assert SEEN in str(page.locator("#work").text_content())
+    assert str(page.get_by_role("alert").text_content()).startswith(SEEN)
     # Neither what is shown nor what is read out has a character that moves, hides or reorders others.
     everything = "() => document.body.innerText + [...document.querySelectorAll('[title], [aria-label]')].map((each) =>"
     everything += " each.title + each.ariaLabel).join() + document.title"

@@ -13,7 +13,7 @@ from klamm.access.clients import command_options
 from klamm.base.environment import SystemEnvironment
 from klamm.client.admin.log_dirs import TopicPartitionReplica
 from klamm.client.cluster import make_client
-from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
+from klamm.client.offsets import ListedOffset, OffsetAndMetadata, alter_consumer_group_offsets, list_replica_offsets
 from klamm.cockpit import map_lags
 from klamm.cockpit.map_lags import UNKNOWN
 from klamm.cockpit.partition_map import PartitionMap
@@ -321,14 +321,16 @@ async def test_pieces_of_the_map_have_the_lag_of_each_replica(
     assert leader is not None
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": 1})
     reads = []
-    read = map_lags.list_replica_offsets
+    read = list_replica_offsets
 
     async def counted(client: Any, replicas: list[Any], **options: Any) -> Any:
         reads.append(len(replicas))
         found = await read(client, replicas, **options)
         key = TopicPartitionReplica("pieces", 1, 1 - leader)
         # As if the follower had not fetched four of the records, and another one's broker did not answer.
-        found[key] = found[key]._replace(offset=found[key].offset - 4)
+        end = found[key]
+        assert isinstance(end, ListedOffset)
+        found[key] = end._replace(offset=end.offset - 4)
         found[TopicPartitionReplica("pieces", 2, 0)] = KafkaError(ErrorCode.NETWORK_EXCEPTION)
         return found
 

@@ -1,9 +1,8 @@
 """DescribeConfigs' data. That all of it is Kafka's is shown against Kafka in tests/interop."""
 
 from klamm.config.broker import BrokerConfig
-from klamm.config.definition import ConfigType, format_value
+from klamm.config.definition import ConfigSource, ConfigType, format_value
 from klamm.config.describe import (
-    ConfigSource,
     ConfigSynonym,
     DescribedConfig,
     describe_broker,

@@ -1,12 +1,17 @@
 """Brokers that come back while nobody looks: the controller that takes over tells it from their registrations."""
 
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from klamm.protocol.api_keys import ApiKey
-from support.controller.scene import Scene, playing
+from support.controller.scene import FakeBroker, Scene, playing
+
+
+def has_expired(broker: FakeBroker) -> bool:
+    return broker.client.state.name == "EXPIRED"
 
 
 async def bounce_unseen(scene: Scene, *broker_ids: int) -> None:
@@ -14,8 +19,9 @@ async def bounce_unseen(scene: Scene, *broker_ids: int) -> None:
     active = scene.active
     await active.controller.shutdown()
     for broker_id in broker_ids:
-        await scene.brokers[broker_id].end_session()
-        await scene.until(lambda b=scene.brokers[broker_id]: b.client.state.name == "EXPIRED")
+        broker = scene.brokers[broker_id]
+        await broker.end_session()
+        await scene.until(partial(has_expired, broker))
     for broker_id in broker_ids:
         broker = scene.brokers[broker_id]
         broker.controller.session_expired()

@@ -143,11 +143,11 @@ async def test_a_failed_request_is_sent_again_on_a_new_connection_after_100_ms(f
                 connection.transport.write(b"\0\0\0\x05\0\0\0\0\0")
             ended = asyncio.get_running_loop().time()
             assert await broker.lost.get() is connection
-            connection, header, body = await broker.requests.get()
-            assert body == update(0)
+            again = await broker.requests.get()
+            assert again.body == update(0)
             assert asyncio.get_running_loop().time() - ended >= RETRY_BACKOFF_MS / 1000 - 0.02
             assert answers.empty()
-            broker.requests.put_nowait((connection, header, body))
+            broker.requests.put_nowait(again)
         connection, header, _ = await broker.requests.get()
         connection.answer(header, UpdateMetadataResponse(5))
         assert await answers.get() == UpdateMetadataResponse(5)
@@ -208,7 +208,7 @@ async def test_a_response_that_has_arrived_is_dropped_when_the_broker_is_removed
         manager.send_request(1, ApiKey.UPDATE_METADATA, update(0), answers.append)
         connection, header, _ = await broker.requests.get()
         channel = manager._channels[1]
-        buffers = messages.encode_response(6, 7, header.correlation_id, UpdateMetadataResponse())
+        buffers = messages.encode_response(ApiKey.UPDATE_METADATA, 7, header.correlation_id, UpdateMetadataResponse())
         channel._connection.frame_received(bytearray(b"".join(buffers)[4:]))
         manager.remove_broker(1)
         assert await broker.lost.get() is connection
@@ -310,7 +310,6 @@ async def test_a_broker_that_moves_gets_everything_at_its_new_address(doing):
         answers = asyncio.Queue()
         manager.add_broker(former.registration())
         if doing == "cannot connect":
-            former.server.close()
             former.stop()
         else:
             manager.send_request(1, ApiKey.UPDATE_METADATA, update(0), answers.put_nowait)

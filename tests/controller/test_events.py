@@ -7,6 +7,7 @@ import pytest
 
 from klamm.controller import events
 from klamm.controller.events import ControllerRequestSender, ControllerState
+from klamm.protocol.apis.alter_isr import AlterIsrRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
 from klamm.protocol.stop_replica import StopReplicaResponse
@@ -37,7 +38,7 @@ def test_the_states_have_kafkas_numbers_and_names() -> None:
         (16, "UpdateMetadataResponseReceived"),
         (17, "UpdateFeatures"),
     ]
-    assert ControllerState(9) is ControllerState.ISR_CHANGE
+    assert {state.value: state for state in ControllerState}[9] is ControllerState.ISR_CHANGE
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,11 @@ def test_an_event_that_nobody_waits_for(event: events.ControllerEvent, number: i
             ErrorCode.NOT_CONTROLLER,
         ),
         (lambda answer: events.UpdateFeatures([], answer=answer), 17, ErrorCode.NOT_CONTROLLER),
-        (lambda answer: events.AlterIsrReceived(None, answer=answer), 9, ErrorCode.NOT_CONTROLLER),
+        (
+            lambda answer: events.AlterIsrReceived(AlterIsrRequest(broker_id=1, topics=[]), answer=answer),
+            9,
+            ErrorCode.NOT_CONTROLLER,
+        ),
     ],
 )
 async def test_who_waits_for_an_answer_gets_one(make: Any, number: int, error: Any) -> None:

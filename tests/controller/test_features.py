@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,9 @@ def test_the_rules(
 def test_what_was_allowed_has_failed() -> None:
     refused = KafkaError(ErrorCode.INVALID_REQUEST, "no")
     errors = failed({"f": None, "g": refused}, "why")
-    assert (errors["g"], errors["f"].code, errors["f"].message) == (refused, ErrorCode.FEATURE_UPDATE_FAILED, "why")
+    because = errors["f"]
+    assert because is not None
+    assert (errors["g"], because.code, because.message) == (refused, ErrorCode.FEATURE_UPDATE_FAILED, "why")
 
 
 # -- the controller ---------------------------------------------------------------------------------------------------
@@ -75,8 +78,7 @@ def test_what_was_allowed_has_failed() -> None:
 
 def support(monkeypatch: pytest.MonkeyPatch, features: Mapping[int, Mapping[str, SupportedVersions]]) -> None:
     """These brokers support these features; all others none."""
-    original = FakeBroker.registration.fget
-    assert original is not None
+    original: Any = FakeBroker.__dict__["registration"].fget
 
     def registration(self: FakeBroker) -> BrokerRegistration:
         plain = original(self)

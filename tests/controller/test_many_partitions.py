@@ -1,7 +1,7 @@
 """Work on very many partitions lets others have the loop: a reassignment, an answer to StopReplica."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +34,7 @@ class Looks:
         self._now += count
         self.most = max(self.most, self._now)
 
-    async def of(self, work: Coroutine[Any, Any, Any]) -> Any:
+    async def of(self, work: Awaitable[Any]) -> Any:
         working = asyncio.ensure_future(work)
         while not working.done():
             self._now = 0

@@ -222,8 +222,8 @@ async def test_an_unclean_election_must_be_allowed(
 ) -> None:
     async with playing(tmp_path, **{"unclean.leader.election.enable": broker_says}) as scene:
         if topic_says is not None:
-            config = {"unclean.leader.election.enable": topic_says}
-            data = topic_says if isinstance(topic_says, bytes) else encode_config(config)
+            key = "unclean.leader.election.enable"
+            data = topic_says if isinstance(topic_says, bytes) else encode_config({key: topic_says})
             await scene.store.client.create(config_path(topic_entity("t")), data)
         await scene.led(PARTITION, 1, 1)
         scene.context.set_live_brokers(live_brokers(3, 2))

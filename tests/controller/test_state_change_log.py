@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,11 @@ from klamm.znodes.topics import LeaderAndIsr
 
 T0 = ("t", 0)
 LEADERSHIP = LeaderAndIsr(2, 7, (2, 1), 5, 3)
+
+
+def lines_of(record: logging.LogRecord) -> Any:
+    assert isinstance(record.msg, LogLines)
+    return record.msg.lines
 
 
 class Written(logging.Handler):
@@ -152,7 +158,7 @@ def test_the_lines_are_kafkas(written: Written, level: int) -> None:
     log.close()
     log.close()
     assert written.lines == [line for line in LINES if line[1] >= level or line[0] == CONTROLLER]
-    assert {line.time_ms for record in written.records for line in record.msg.lines} == {1234}
+    assert {line.time_ms for record in written.records for line in lines_of(record)} == {1234}
 
 
 STATES = [

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -48,12 +49,15 @@ async def test_no_turn_of_the_loop_looks_at_very_many_replicas(monkeypatch: pyte
     async def nothing(*_: object) -> None:
         await asyncio.sleep(0)
 
+    store: Any = SimpleNamespace(delete_topic_guarded=nothing)
+    config: Any = SimpleNamespace(delete_topic_enable=True)
+    machine: Any = Machine(context)
     manager = TopicDeletionManager(
-        SimpleNamespace(delete_topic_enable=True),
+        config,
         context,
-        lambda: SimpleNamespace(delete_topic_guarded=nothing),
-        Machine(context),
-        Machine(context),
+        lambda: store,
+        machine,
+        machine,
         nothing,
         lambda line: None,
     )

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,11 +53,11 @@ class Dog:
         self.agent.performs(Bark, self._bark)
         self.bites: dict[Bite, Tally] = {}
 
-    def _install(self, bite: Bite, tally: Tally) -> "functools.partial[object]":
+    def _install(self, bite: Bite, tally: Tally) -> Callable[[], None]:
         if bite.teeth == 0:
             raise FaultError("a bite needs teeth")
         self.bites[bite] = tally
-        return functools.partial(self.bites.pop, bite)
+        return functools.partial(self.bites.__delitem__, bite)
 
     async def _bark(self, bark: Bark) -> Json:
         match bark.word:

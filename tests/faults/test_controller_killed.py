@@ -147,7 +147,9 @@ class Stage:
             assert message is not None
             if message.error() is not None:
                 break
-            yield message.value()
+            value = message.value()
+            assert value is not None
+            yield value
         consumer.close()
 
 

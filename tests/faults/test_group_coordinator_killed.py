@@ -110,12 +110,14 @@ class Stage:
         cluster = self.cluster
         former = await cluster.leader(GROUP_METADATA_TOPIC_NAME, COORDINATED_BY)
         assert former is not None
-        dead = {former} | ({await cluster.controller_id()} if with_controller else set())
+        dead = {former}
+        if with_controller and (controller := await cluster.controller_id()) is not None:
+            dead.add(controller)
         brokers = {broker.id: broker for broker in cluster.brokers}
         member = self.chance.choice(self.group.members)
         if api_key is not ApiKey.OFFSET_COMMIT:
             await self.unless_failed(member.stop())
-        self.trap.set(api_key, [brokers[broker].pid for broker in dead])
+        self.trap.set(api_key, [pid for broker in dead if (pid := brokers[broker].pid) is not None])
         if api_key is not ApiKey.OFFSET_COMMIT:
             member.start()
         await self.unless_failed(self.trap.sprung.wait())

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -56,7 +57,7 @@ class Writer:
 def trouble(c: Cluster, chance: random.Random) -> None:
     """Does one thing at random, and ends an older fault now and then."""
     broker = chance.choice(c.broker_ids)
-    operation = chance.choice(["read", "write", "sync", "open", "rename", "remove"])
+    operation: Any = chance.choice(["read", "write", "sync", "open", "rename", "remove"])
     partition = chance.randrange(PARTITIONS)
     troubles: list[Callable[[], object]] = [
         lambda: c.disk.slow(broker, chance.choice([1, 20, 300]), operations=operation, topic="t"),

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -54,8 +55,8 @@ class Writer:
 
 
 def random_fault(c: Cluster, chance: random.Random) -> FaultHandle | None:
-    one = chance.randrange(3)
-    other = chance.choice([place for place in (0, 1, 2, "zookeeper", "clients") if place != one])
+    one: Any = chance.randrange(3)
+    other: Any = chance.choice([place for place in (0, 1, 2, "zookeeper", "clients") if place != one])
     if chance.random() < 0.5:
         one, other = other, one
     one_way, refuse, seed = chance.random() < 0.4, chance.random() < 0.3, chance.randrange(100)

@@ -5,6 +5,7 @@ import re
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -72,12 +73,17 @@ def fill(log: Log, count: int) -> list[tuple[int, bytes | None, bytes | None]]:
             )
             for j in range(i % 4 + 1)
         ]
-        header = {}
+        header: dict[str, Any] = {}
         if i % 3 == 1:
-            header = {"producer_id": 4000, "producer_epoch": 2, "base_sequence": sequence}
+            header: dict[str, Any] = {"producer_id": 4000, "producer_epoch": 2, "base_sequence": sequence}
             sequence += len(records)
         elif i % 3 == 2:
-            header = {"producer_id": 5000 + i, "producer_epoch": 0, "base_sequence": 0, "is_transactional": True}
+            header: dict[str, Any] = {
+                "producer_id": 5000 + i,
+                "producer_epoch": 0,
+                "base_sequence": 0,
+                "is_transactional": True,
+            }
         batch = build_batch(records, codec=CompressionType(i % 5), **header)
         info = log.append_as_leader(batch, i // 40, now_ms=NOW_MS)
         written += [(info.first_offset + j, record.key, record.value) for j, record in enumerate(records)]
@@ -97,7 +103,7 @@ def fence_and_leave_open(log: Log) -> list[tuple[int, bytes | None, bytes | None
     """A transaction that a marker of the next producer epoch aborts, one that stays open, and a record behind it."""
     written = []
 
-    def write(value: bytes, **header: object) -> None:
+    def write(value: bytes, **header: Any) -> None:
         batch = build_batch([Record(None, value, NOW_MS)], **header)
         info = log.append_as_leader(batch, log.leader_epochs.latest_epoch, now_ms=NOW_MS)
         written.append((info.first_offset, None, value))

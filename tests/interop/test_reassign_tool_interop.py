@@ -20,8 +20,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.cli import main
 from klamm.cli.reassign.access import BrokerAccess
-from klamm.cli.reassign.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES, ConfigKey
+from klamm.cli.reassign.throttles import ConfigKey
 from klamm.cli.shared.options import ClusterOptions
+from klamm.config.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES
 from klamm.diagnosis.cluster_view import read_cluster
 from support.oracles import RealKafka, RealKraft, RealZooKeeper, java_tool
 

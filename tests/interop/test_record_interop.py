@@ -68,7 +68,7 @@ def kafka(
 @contextmanager
 def recorded(file: Path, bootstrap: str) -> Iterator[None]:
     """`klamm record` runs within the block, and ends as by Ctrl-C."""
-    command = [KLAMM, "record", file, "--bootstrap-server", bootstrap]
+    command: list[str | Path] = [KLAMM, "record", file, "--bootstrap-server", bootstrap]
     process = ManagedProcess("klamm record", command, file.with_suffix(".log"))
     try:
         process.wait_for(r"^Recording the cluster at ZooKeeper \S+; Ctrl-C ends it\.")

@@ -97,7 +97,7 @@ async def begin(client: ClusterClient, broker: Broker, number: int) -> dict[bool
         assert results == {P0: None}
 
     async def producer(name: str, *commits: tuple[str, Mapping[TopicPartition, int]]) -> TransactionalProducer:
-        limits = {"transactional_id": f"{name}-{number}", "transaction_timeout_ms": 600_000}
+        limits: dict[str, Any] = {"transactional_id": f"{name}-{number}", "transaction_timeout_ms": 600_000}
         made = TransactionalProducer(
             client, ProducerOptions(options(broker), CompressionType.NONE, 1_000, **limits), SystemEnvironment()
         )

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import confluent_kafka
 import pytest
@@ -67,7 +68,7 @@ async def cluster(bootstrap: str) -> AsyncIterator[tuple[ClusterClient, Callable
     client = make_client(options, SystemEnvironment().random)
 
     def producer(transactional_id: str, timeout_ms: int = 60_000) -> TransactionalProducer:
-        limits = {"transactional_id": transactional_id, "transaction_timeout_ms": timeout_ms}
+        limits: dict[str, Any] = {"transactional_id": transactional_id, "transaction_timeout_ms": timeout_ms}
         return TransactionalProducer(
             client, ProducerOptions(options, CompressionType.LZ4, 1_000, **limits), SystemEnvironment()
         )

@@ -5,7 +5,9 @@ import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,8 +63,12 @@ def server_context(store: Path, authority: Authority | None = None, version: str
     return context
 
 
-def trusting(authority: Authority, **more: str) -> ConnectionOptions:
+def trusting(authority: Authority, **more: Any) -> ConnectionOptions:
     return ConnectionOptions(ssl_context=client_context(TlsOptions(str(authority.path), **more)))
+
+
+def asked_for(request: ProduceRequest, _: int) -> ProduceRequest:
+    return request
 
 
 def fetch_response(records: bytes) -> FetchResponse:
@@ -96,7 +102,7 @@ async def test_messages_of_all_sizes(authority: Authority, stores: dict[str, Pat
         connection = await connect(*broker.address, trusting(authority))
         for size in (10, 100_000, 5_000_000):
             request = ProduceRequest.of(None, 1, 1_000, [("t", [(0, memoryview(bytes(size)))])])
-            response = await connection.send(ApiKey.PRODUCE, lambda _, request=request: request)
+            response = await connection.send(ApiKey.PRODUCE, partial(asked_for, request))
             assert response.responses[0].partition_responses[0].base_offset == size
         connection.close()
         await connection.wait_closed()
@@ -113,8 +119,8 @@ async def test_who_is_trusted(authority: Authority, stores: dict[str, Path], ver
             assert (await connection.send(ApiKey.HEARTBEAT, heartbeat("four"))).error_code == 4
             connection.close()
             await connection.wait_closed()
-        for trusted in (str(stores["stranger"]), None):
-            options = ConnectionOptions(ssl_context=client_context(TlsOptions(trusted)))
+        for other in (str(stores["stranger"]), None):
+            options = ConnectionOptions(ssl_context=client_context(TlsOptions(other)))
             with pytest.raises(AuthenticationFailed, match=r"certificate is not trusted: .*ssl\.truststore"):
                 await connect(*broker.address, options)
     async with ScriptedBroker(ssl=server_context(stores["elsewhere"], version=version)) as broker:

@@ -51,7 +51,7 @@ async def test_a_broker_that_does_not_know_our_api_versions():
         connection = await connect(*broker.address)
         assert [header.api_version for header in broker.headers] == [3, 1]
         with pytest.raises(UnsupportedVersion, match=r"Fetch \(1\): the broker has 0 to 3, klamm 4 to 12"):
-            await connection.send(ApiKey.FETCH, lambda version: None)
+            await connection.send(ApiKey.FETCH, lambda version: pytest.fail("it is not sent"))
         connection.close()
 
 
@@ -149,7 +149,12 @@ async def test_a_large_response_is_decoded_while_others_have_the_loop():
         frames = []
         received = connection.frame_received
         # The frame and its decoding are seen apart: what runs in between has the loop.
-        connection.frame_received = lambda frame: (received(frame), frames.append(frame))
+
+        def noted(frame: bytearray) -> None:
+            received(frame)
+            frames.append(frame)
+
+        connection.frame_received = noted
         waiting = asyncio.ensure_future(connection.send(ApiKey.STOP_REPLICA, lambda _: StopReplicaRequest(1, 1)))
         turns = 0
         while not waiting.done():
@@ -231,11 +236,17 @@ async def test_requests_without_response_and_a_broker_that_does_not_read():
 
         full = asyncio.Event()
         pause_writing = connection.pause_writing
-        connection.pause_writing = lambda: (pause_writing(), full.set())
+
+        def paused() -> None:
+            pause_writing()
+            full.set()
+
+        connection.pause_writing = paused
         flooding = asyncio.ensure_future(flood())
         await full.wait()
         await asyncio.sleep(0)
         # Blocked: what is written but not sent is a few buffers, whatever the sender wants to send.
+        assert connection._transport is not None
         assert connection._transport.get_write_buffer_size() < 3_000_000
         broker.connections[0].transport.resume_reading()
         await broker.requests.get()
@@ -268,8 +279,9 @@ async def test_no_connection():
         writer.close()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
     with pytest.raises(ConnectFailed, match="a connection, but no answer of a Kafka broker, within 20 ms"):
-        await connect(*server.sockets[0].getsockname(), ConnectionOptions(connect_timeout_ms=20))
+        await connect(host, port, ConnectionOptions(connect_timeout_ms=20))
     server.close()
 
     async def rude(reader, writer):

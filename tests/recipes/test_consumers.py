@@ -4,6 +4,7 @@ import pytest
 
 from klamm.testing import Cluster
 from klamm.testing.recipes import Client, Failed
+from support.placed_topics import leader_of
 
 
 def test_a_connection_is_half_open(c: Cluster, client: Client, topic: str) -> None:
@@ -58,7 +59,7 @@ def test_a_batch_is_damaged(c: Cluster, client: Client, topic: str) -> None:
         consumer.read(3)
     assert damaged.value.error == "CORRUPT_MESSAGE"
     assert "two" not in [record.value for record in consumer.records]
-    c.stop(c.leader(topic))
+    c.stop(leader_of(c, topic))
     assert client.read(topic, until="three") == ["one", "two", "three"]
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from klamm.testing import Cluster
 from klamm.testing.recipes import TIMEOUT_S, Client, Failed
+from support.placed_topics import leader_of
 
 
 def test_a_leader_dies_in_mid_produce(c: Cluster, client: Client, topic: str) -> None:
@@ -16,7 +17,7 @@ def test_a_leader_dies_in_mid_produce(c: Cluster, client: Client, topic: str) ->
     producer.write(topic, "first")
     values = [f"record-{number}" for number in range(200)]
     sent = [producer.send(topic, value) for value in values]
-    c.kill(c.leader(topic))
+    c.kill(leader_of(c, topic))
     for record in sent:
         record.result(TIMEOUT_S)
     producer.write(topic, "last")
@@ -31,7 +32,7 @@ def test_a_leader_stalls(c: Cluster, client: Client, topic: str) -> None:
     """
     producer = client.producer(request_timeout_ms=2_000)
     producer.write(topic, "before")
-    stalled = c.leader(topic)
+    stalled = leader_of(c, topic)
     c.pause(stalled)
     waiting = producer.send(topic, "meanwhile")
     c.until(lambda: c.leader(topic) not in (None, stalled))
@@ -136,7 +137,7 @@ def test_a_leader_is_cut_off(c: Cluster, client: Client, topic: str) -> None:
     """
     producer = client.producer(request_timeout_ms=1_000)
     producer.write(topic, "before")
-    cut_off = c.leader(topic)
+    cut_off = leader_of(c, topic)
     c.network.cut(cut_off, ["brokers", "zookeeper"])
     waiting = producer.send(topic, "meanwhile")
     c.until(lambda: c.leader(topic) not in (None, cut_off))
@@ -155,7 +156,7 @@ def test_the_session_of_a_leader_expires(c: Cluster, client: Client, topic: str)
     producer.write(topic, "before")
     values = [f"record-{number}" for number in range(50)]
     sent = [producer.send(topic, value) for value in values]
-    c.expire_session(leader := c.leader(topic))
+    c.expire_session(leader := leader_of(c, topic))
     c.until(lambda: c.leader(topic) not in (None, leader))
     for record in sent:
         record.result(TIMEOUT_S)

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import random
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -357,7 +358,7 @@ async def test_a_deletion_of_records_is_answered_although_the_log_moves_meanwhil
 
 @pytest.mark.parametrize("topic_ids", [(TOPIC_ID, UUID(int=43)), (None, None)], ids=["topic-ids", "no-topic-ids"])
 async def test_a_copy_of_a_deleted_topic_does_not_replace_the_log_of_a_new_topic(tmp_path, monkeypatch, topic_ids):
-    lone = {"isr": (1,), "replicas": (1,)}
+    lone: dict[str, Any] = {"isr": (1,), "replicas": (1,)}
     async with hosting_broker(tmp_path, directories=2) as broker:
         assert await broker.tell(state(**lone), topic_id=topic_ids[0]) == [OK]
         append(broker, b"old0", b"old1")
@@ -533,8 +534,9 @@ def test_a_future_log_that_missed_truncations_is_cut_to_what_the_logs_share():
         for leader in history(chance):
             current = follow(current, leader, chance)
             copies.append(list(current))
-        future = Epochs(chance.choice(copies))
-        while (cut := log_dir_moves.where_to_cut(Epochs(current), future, None)) is not None:
+        future: Any = Epochs(chance.choice(copies))
+        now: Any = Epochs(current)
+        while (cut := log_dir_moves.where_to_cut(now, future, None)) is not None:
             assert cut < future.log_end_offset, seed
             del future.records[cut:]
         assert future.records == current[: future.log_end_offset], seed

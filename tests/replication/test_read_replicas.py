@@ -173,6 +173,12 @@ async def test_followers_and_tools_are_sent_nowhere(tmp_path: Path) -> None:
         assert (result.preferred_read_replica, len(values_in(result.records))) == (NOBODY, 4)
 
 
+def replicas_of(broker: Broker) -> ReadReplicas:
+    replicas = broker.manager._read_replicas
+    assert replicas is not None
+    return replicas
+
+
 class _Raises(ReplicaSelector):
     def select(self, client: ClientMetadata, partition: PartitionView) -> ReplicaView | None:
         raise ZeroDivisionError
@@ -199,7 +205,7 @@ async def test_a_selector_with_a_fault_leaves_consumers_at_the_leader(tmp_path: 
     async with leading(tmp_path) as broker:
         await broker.report(2, 4)
         await broker.report(3, 4)
-        broker.manager._read_replicas._selector = selector
+        replicas_of(broker)._selector = selector
         for _ in range(3):
             assert values_in((await broker.fetch(3)).records) == [b"d"]
         assert [record.getMessage() for record in caplog.records if "has failed" in record.getMessage()] == [
@@ -215,7 +221,7 @@ async def test_a_selector_that_selects_a_copy_of_the_leader_leaves_the_consumer_
     async with leading(tmp_path) as broker:
         await broker.report(2, 4)
         await broker.report(3, 4)
-        broker.manager._read_replicas._selector = Copies()
+        replicas_of(broker)._selector = Copies()
         assert values_in((await broker.fetch(3)).records) == [b"d"]
 
 
@@ -230,7 +236,7 @@ async def test_a_selector_is_told_of_the_client_and_the_replicas(tmp_path: Path)
 
         await broker.report(2, 4)
         await broker.report(3, 2)
-        broker.manager._read_replicas._selector = Tells()
+        replicas_of(broker)._selector = Tells()
         await broker.fetch(3)
         assert told == [
             (

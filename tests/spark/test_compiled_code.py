@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -225,7 +225,7 @@ def test_code_where_others_can_write_is_not_executed(
     shutil.copytree(prewarmed / "klamm", planted)
     (planted if place == "TMPDIR" else shared).chmod(0o777)
     temporary.mkdir()
-    given = {"HOME": "/dev/null", "NUMBA_CACHE_DIR": "", "TMPDIR": str(temporary), place: str(shared)}
+    given: dict[str, Any] = {"HOME": "/dev/null", "NUMBA_CACHE_DIR": "", "TMPDIR": str(temporary), place: str(shared)}
     private = "None" if place == "TMPDIR" else str(temporary / f"klamm-compiled-{os.getuid()}")
     assert run(package, temporary, **given) == Found(0, 1, private)
 

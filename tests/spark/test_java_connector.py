@@ -100,7 +100,12 @@ def test_a_batch_has_the_same_rows(
     spark: "SparkSession", kafka: str, isolation: str, splitting: dict[str, str]
 ) -> None:
     def rows(source: str) -> "DataFrame":
-        options = {"includeHeaders": "true", "kafka.isolation.level": isolation, "startingTimestamp": "0", **splitting}
+        options: dict[str, Any] = {
+            "includeHeaders": "true",
+            "kafka.isolation.level": isolation,
+            "startingTimestamp": "0",
+            **splitting,
+        }
         reader = spark.read.format(source).option("kafka.bootstrap.servers", kafka)
         return reader.option("subscribe", "everything").options(**options).load().select(ALL_COLUMNS)
 
@@ -225,7 +230,11 @@ def test_it_writes_a_batch_to_klamm(spark: "SparkSession", cluster: Cluster, top
         "IF(id % 7 = 0, NULL, repeat(CAST(id AS STRING), 20)) AS value",
         headers,
     )
-    options = {"kafka.bootstrap.servers": cluster.bootstrap, "kafka.compression.type": codec, "includeHeaders": "true"}
+    options: dict[str, Any] = {
+        "kafka.bootstrap.servers": cluster.bootstrap,
+        "kafka.compression.type": codec,
+        "includeHeaders": "true",
+    }
     frame.write.format("kafka").options(**options).save()
     found = Counter(
         (m.topic(), number, m.key(), m.value(), str(m.headers()))
@@ -254,7 +263,11 @@ def test_it_streams_from_klamm_to_klamm(
 
     def run() -> int:
         reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", cluster.bootstrap)
-        options = {"subscribePattern": f"{name}|{name}-more", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 40}
+        options: dict[str, Any] = {
+            "subscribePattern": f"{name}|{name}-more",
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": 40,
+        }
         frame = reader.options(**options).load().select("key", "value")
         writer = frame.writeStream.format("kafka").option("kafka.bootstrap.servers", cluster.bootstrap)
         writer = writer.option("topic", to).option("checkpointLocation", f"{tmp_path}/checkpoint")

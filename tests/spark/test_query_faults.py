@@ -33,7 +33,7 @@ SCHEMA = "partition INT, offset BIGINT, value BINARY"
 SMALL = {"kafka.fetch.max.bytes": "1000", "kafkaConsumer.pollTimeoutMs": "1500"}
 
 
-def reader(spark: "SparkSession", bootstrap: str, topic: str, **options: object) -> Any:
+def reader(spark: "SparkSession", bootstrap: str, topic: str, **options: Any) -> Any:
     found = spark.read.format("klamm").schema(SCHEMA).option("kafka.bootstrap.servers", bootstrap)
     return found.option("subscribe", topic).options(**options)
 
@@ -56,7 +56,7 @@ def stopping(spark: "SparkSession", **where: Any) -> "SparkSession":
 class Stream:
     """A streaming query that keeps its rows."""
 
-    def __init__(self, session: "SparkSession", bootstrap: str, topic: str, directory: Path, **options: object) -> None:
+    def __init__(self, session: "SparkSession", bootstrap: str, topic: str, directory: Path, **options: Any) -> None:
         self.rows: list[Row] = []
         found = session.readStream.format("klamm").schema(SCHEMA).option("kafka.bootstrap.servers", bootstrap)
         found = found.option("startingOffsets", "earliest").option("subscribe", topic).options(**options)

@@ -74,9 +74,9 @@ async def values_of(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
     return [stored[:3] for stored in await records_of(log)]
 
 
-async def clean_log(log: Log, first_dirty_offset: int = 0, **options: Any) -> CleaningResult | None:
+async def clean_if_dirty(log: Log, first_dirty_offset: int = 0, **options: Any) -> CleaningResult | None:
     """One cleaning, from the job to the last swap; None if nothing was dirty."""
-    started = await start_cleaning(log, first_dirty_offset, **options)
+    started = await start_if_dirty(log, first_dirty_offset, **options)
     if started is None:
         return None
     job, steps = started
@@ -86,7 +86,22 @@ async def clean_log(log: Log, first_dirty_offset: int = 0, **options: Any) -> Cl
     return result
 
 
+async def clean_log(log: Log, first_dirty_offset: int = 0, **options: Any) -> CleaningResult:
+    """One cleaning of a dirty log."""
+    result = await clean_if_dirty(log, first_dirty_offset, **options)
+    assert result is not None, "nothing is dirty"
+    return result
+
+
 async def start_cleaning(
+    log: Log, first_dirty_offset: int = 0, **options: Any
+) -> tuple[CleaningJob, Generator[CleaningProgress, None, CleaningResult]]:
+    started = await start_if_dirty(log, first_dirty_offset, **options)
+    assert started is not None, "nothing is dirty"
+    return started
+
+
+async def start_if_dirty(
     log: Log,
     first_dirty_offset: int = 0,
     *,

@@ -6,17 +6,17 @@ import json
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from klamm.cockpit.page_api import Cockpit
 from klamm.cockpit.page_json import encoded_json
 from klamm.cockpit.partition_map import PartitionMap
 from klamm.cockpit.server import MAX_BODY_BYTES, MAX_HEAD_BYTES, WebServer, routes_of
-from klamm.cockpit.source import Subscription
+from klamm.cockpit.source import Source, Subscription
 from klamm.net.http import Answer, BadRequest, Refused, Request, RequestReader
 
 
-class FixedSource:
+class FixedSource(Source):
     """Shows `document` as Now. `publish` sends an event to all subscribers."""
 
     client = None
@@ -54,10 +54,13 @@ class FixedSource:
             subscription.close()
 
 
-class PageServer:
+S = TypeVar("S", bound=Source)
+
+
+class PageServer(Generic[S]):
     """The cockpit's page in a thread of this process. `map_bytes` is what /api/partitions answers."""
 
-    def __init__(self, source: FixedSource, map_bytes: bytes | None = None, reach: tuple[str, ...] = ()) -> None:
+    def __init__(self, source: S, map_bytes: bytes | None = None, reach: tuple[str, ...] = ()) -> None:
         self.source = source
         self.map_bytes = map_bytes
         self.faults: list[BaseException] = []
@@ -101,6 +104,7 @@ class PageServer:
 
     def publish(self, event: str, value: Any) -> None:
         """Sends an event to all open pages. A document stays the newest one."""
+        assert isinstance(self.source, FixedSource)
         if event == "now":
             self.source.document = value
         self._loop.call_soon_threadsafe(self.source.publish, event, encoded_json(value))

@@ -23,6 +23,7 @@ from klamm.protocol.record.records import Record, build_batch, decode_records
 from klamm.replication.partition.isr import IsrStatistics
 from klamm.replication.partition.partition import Partition
 from klamm.replication.partition.topic_metrics import TopicCounts
+from klamm.replication.ports import FollowerFetchers, IsrChanges, TopicConfigSource
 from klamm.replication.quota import ReplicationQuota
 from klamm.replication.replica_manager import ReplicaManager, log_config
 from klamm.simulation.machine.loop import simulated_loop
@@ -60,7 +61,7 @@ class Machine(FailingDisk):
         return NOW_MS
 
 
-class Proposals:
+class Proposals(IsrChanges):
     """Collects ISR changes instead of sending them."""
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class Proposals:
         self.cleared.append(topic_partition)
 
 
-class Fetchers:
+class Fetchers(FollowerFetchers):
     """Writes down what is to be fetched; `told` has every call in its order."""
 
     def __init__(self) -> None:
@@ -95,7 +96,7 @@ class Fetchers:
         self.told.append(("shutdown", []))
 
 
-class Configs:
+class Configs(TopicConfigSource):
     """The topics' configurations."""
 
     def __init__(self, config: BrokerConfig, overrides: dict[str, str]) -> None:

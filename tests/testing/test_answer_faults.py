@@ -40,7 +40,7 @@ def values_of(c: Cluster, topic: str) -> list[str]:
     consumer.assign([TopicPartition(topic, 0, low)])
     values: list[str] = []
     while len(values) < high - low:
-        values += [message.value().decode() for message in consumer.consume(100, 1)]
+        values += [(message.value() or b"").decode() for message in consumer.consume(100, 1)]
     consumer.close()
     return values
 

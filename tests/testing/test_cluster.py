@@ -155,7 +155,7 @@ def test_questions_without_an_answer(one: Cluster) -> None:
     with pytest.raises(ClusterError, match=r"^this cluster has no server 7; allowed: 'zookeeper', 0$"):
         one.kill(7)
     with pytest.raises(ClusterError, match=r"^this cluster has no server 'broker-0'; allowed: 'zookeeper', 0$"):
-        one.kill("broker-0")  # the name of its log and its directory
+        one.kill("broker-0")  # type: ignore[arg-type]  # the name of its log and its directory
     with pytest.raises(ClusterError, match=r"^broker-0 is running$"):
         one.start(0)
 

@@ -1,6 +1,7 @@
 """Configurations that change while three brokers run, through the clients' own admin classes."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException
@@ -27,14 +28,14 @@ def admin(cluster: Cluster) -> AdminClient:
     return AdminClient({"bootstrap.servers": cluster.bootstrap})
 
 
-def change(admin: AdminClient, kind: ConfigResource.Type, name: str, key: str, value: str | None) -> None:
+def change(admin: AdminClient, kind: Any, name: str, key: str, value: str | None) -> None:
     operation = DELETE if value is None else SET
     entries = [ConfigEntry(key, value, incremental_operation=operation)]
     resource = ConfigResource(kind, name, incremental_configs=entries)
     admin.incremental_alter_configs([resource])[resource].result(30)
 
 
-def described(admin: AdminClient, kind: ConfigResource.Type, name: str, key: str) -> str:
+def described(admin: AdminClient, kind: Any, name: str, key: str) -> str:
     resource = ConfigResource(kind, name)
     value: str = admin.describe_configs([resource])[resource].result(30)[key].value
     return value

@@ -6,8 +6,8 @@ from confluent_kafka import ElectionType, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kafka.admin import KafkaAdminClient
 
+from klamm.processes.local_cluster import Server
 from klamm.testing import Cluster, Helper
-from klamm.testing.cluster import Server
 
 BROKERS = 3
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from klamm.protocol.vocabulary import NO_LEADER
 from klamm.znodes import brokers, cluster, configs, requests, topics
 from klamm.znodes.brokers import BrokerRegistration, Endpoint, SupportedVersions
 from klamm.znodes.cluster import (
@@ -111,7 +112,7 @@ EXAMPLES = [
     (
         b'{"controller_epoch":9,"leader":-1,"version":1,"leader_epoch":7,"isr":[0]}',
         lambda data: LeaderAndIsr.decode("t", 0, data),
-        LeaderAndIsr(topics.NO_LEADER, 7, (0,), 9),
+        LeaderAndIsr(NO_LEADER, 7, (0,), 9),
         LeaderAndIsr.encode,
     ),
     (

@@ -9,7 +9,7 @@ What must stay true:
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
 # A timer that is later than this tells that the process stood still.
 _LATE_S = 0.5
@@ -43,7 +43,7 @@ class SessionTracker:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __iter__(self) -> Iterable[Session]:
+    def __iter__(self) -> Iterator[Session]:
         return iter(self._sessions.values())
 
     def get(self, session_id: int) -> Session | None:

@@ -1,6 +1,7 @@
 """Keys of a broker that show in its answers, each with another value than the default."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,11 @@ async def commit(client: Client) -> int:
 @pytest.mark.parametrize(("acks", "code"), [(1, ErrorCode.NONE), (-1, ErrorCode.COORDINATOR_NOT_AVAILABLE)])
 async def test_offsets_commit_required_acks(tmp_path: Path, acks: int, code: ErrorCode) -> None:
     """Two replicas are to be in sync and there is one, so that acks=all is refused."""
-    properties = {"offsets_topic_replication_factor": 1, "offsets_topic_num_partitions": 1, "min_insync_replicas": 2}
+    properties: dict[str, Any] = {
+        "offsets_topic_replication_factor": 1,
+        "offsets_topic_num_partitions": 1,
+        "min_insync_replicas": 2,
+    }
     async with running(tmp_path, offsets_commit_required_acks=acks, **properties) as (cluster, client):
         await client.create_topic("t")
         await client.ask(ApiKey.FIND_COORDINATOR, key="g", key_type=0)

@@ -6,6 +6,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from support.fetch_messages import fetch_request, to_fetch
 from support.one_broker import Client, OneBroker, batch, fetch_frame, running, until
 
 # Clients have PLAINTEXT; the controller has one connection to the other listener.
-LISTENERS = {
+LISTENERS: dict[str, Any] = {
     "listeners": "A://127.0.0.1:0,PLAINTEXT://127.0.0.1:0",
     "listener.security.protocol.map": "A:PLAINTEXT,PLAINTEXT:PLAINTEXT",
     "inter.broker.listener.name": "A",
@@ -136,7 +137,7 @@ EFFECTS: list[tuple[dict[str, str], Callable[[OneBroker, Client], Awaitable[None
 @pytest.mark.loop("uvloop")
 @pytest.mark.parametrize(("properties", "effect"), EFFECTS, ids=[" ".join(one) for one, _ in EFFECTS])
 async def test_each_key_acts(
-    tmp_path: Path, properties: dict[str, str], effect: Callable[[OneBroker, Client], Awaitable[None]]
+    tmp_path: Path, properties: dict[str, Any], effect: Callable[[OneBroker, Client], Awaitable[None]]
 ) -> None:
     async with running(tmp_path, **LISTENERS, **properties) as (cluster, client):
         assert await is_served(client)

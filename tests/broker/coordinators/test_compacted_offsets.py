@@ -15,7 +15,7 @@ from klamm.protocol.record.compression import decompress
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES
 from klamm.protocol.record.records import ControlRecordType
 from klamm.storage.log.log import AppendOrigin
-from support.cleaning import COMPACTED, DELETE_RETENTION_MS, batches_of, clean_log, keyed_batch
+from support.cleaning import COMPACTED, DELETE_RETENTION_MS, batches_of, clean_if_dirty, keyed_batch
 from support.logs import DiskEnvironment, marker, open_log
 
 PRODUCERS = [21, 22]
@@ -79,7 +79,7 @@ class Run:
     async def clean(self) -> None:
         self.log.roll()
         before = await self.answers()
-        result = await clean_log(self.log, self.cleaned_to)
+        result = await clean_if_dirty(self.log, self.cleaned_to)
         if result is not None:
             self.cleaned_to = result.new_first_dirty_offset
         assert await self.answers() == before

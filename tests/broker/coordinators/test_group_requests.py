@@ -17,7 +17,7 @@ from support.group_wire import become_stable, commit, committed, fetch_offsets, 
 from support.one_broker import Client, OneBroker, batch, running, until
 
 NONE = ErrorCode.NONE
-SMALL = {
+SMALL: dict[str, Any] = {
     "offsets_topic_num_partitions": 2,
     "offsets_topic_replication_factor": 1,
     "group_initial_rebalance_delay_ms": 0,

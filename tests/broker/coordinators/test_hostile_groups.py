@@ -4,6 +4,7 @@ coordinator answers everybody, and the broker goes on."""
 import asyncio
 import struct
 from pathlib import Path
+from typing import Any
 
 from klamm.coordinator.groups.group_records import (
     EXPIRING_OFFSET_VALUE_VERSION,
@@ -129,7 +130,10 @@ async def ask_everything(client: Client, hostile: Hostile) -> None:
 
 async def take_part(client: Client, hostile: Hostile, group: str) -> None:
     """As a member whose metadata and assignments are such bytes."""
-    options = {"protocols": [("range", consumer_metadata(hostile)), ("", hostile.data())], "session_timeout_ms": 6000}
+    options: dict[str, Any] = {
+        "protocols": [("range", consumer_metadata(hostile)), ("", hostile.data())],
+        "session_timeout_ms": 6000,
+    }
     options |= {"rebalance_timeout_ms": hostile.chance.choice([-1, 0, 1, 5])}
     joined = await join(client, group, **options)
     joined = await join(client, group, joined.member_id, **options)

@@ -93,7 +93,7 @@ async def values_of(client: Client) -> tuple[int, int]:
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
 async def test_odd_values_from_transactional_producers(tmp_path: Path, seed: int) -> None:
-    properties = ONE_COORDINATOR | {"transaction_abort_timed_out_transaction_cleanup_interval_ms": 50}
+    properties: dict[str, Any] = ONE_COORDINATOR | {"transaction_abort_timed_out_transaction_cleanup_interval_ms": 50}
     async with running(tmp_path, **properties, auto_create_topics_enable="false") as (cluster, client):
         for topic, partitions in ("safe", 1), ("a", 2):
             await client.create_topic(topic, partitions=partitions)

@@ -93,7 +93,7 @@ async def test_a_partition_named_twice_gets_one_marker_and_a_repeated_one_change
 
 
 @pytest.mark.parametrize("odd", [{"producer_id": -1}, {"epoch": -1}, {"producer_id": -(2**63)}])
-async def test_a_marker_without_a_producer_refuses_its_request(tmp_path: Path, odd: dict[str, int]) -> None:
+async def test_a_marker_without_a_producer_refuses_its_request(tmp_path: Path, odd: dict[str, Any]) -> None:
     async with running(tmp_path) as (_, client):
         await client.create_topic("t")
         codes = await write_markers(client, marker(("t", 0), producer_id=8), marker(("t", 0), **odd))

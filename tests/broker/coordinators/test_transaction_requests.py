@@ -119,7 +119,7 @@ async def test_a_second_producer_of_the_id_fences_the_first(tmp_path: Path, vers
         assert await first.add_offsets(version=older) in (fenced, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         assert await first.end(commits=True, version=older) == fenced
         assert (await first.produce(b"late", sequence=1)).error_code == ErrorCode.INVALID_PRODUCER_EPOCH
-        current = {"producer_id": first.producer_id, "producer_epoch": first.epoch}
+        current: dict[str, Any] = {"producer_id": first.producer_id, "producer_epoch": first.epoch}
         assert (await init(client, version=version, **current)).error_code == code
         await second.add(("t", 0))
         assert (await second.produce(b"kept")).error_code == 0
@@ -141,7 +141,7 @@ async def test_an_open_transaction_outlives_a_restart_of_its_coordinator(tmp_pat
 
 
 async def test_a_transaction_that_its_producer_leaves_open_is_aborted(tmp_path: Path) -> None:
-    interval = {"transaction_abort_timed_out_transaction_cleanup_interval_ms": 20}
+    interval: dict[str, Any] = {"transaction_abort_timed_out_transaction_cleanup_interval_ms": 20}
     async with running(tmp_path, **ONE_COORDINATOR, **interval) as (_, client):
         await client.create_topic("t")
         producer = await Producer.begin(client, timeout_ms=50)

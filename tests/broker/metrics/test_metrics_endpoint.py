@@ -353,7 +353,7 @@ async def test_without_the_port_nothing_is_told(tmp_path: Path) -> None:
 
 async def test_quotas_have_the_names_of_the_jmx_exporter(tmp_path: Path) -> None:
     # A minute, which lasts longer than the test.
-    window = {"quota_window_num": 2, "quota_window_size_seconds": 60}
+    window: dict[str, Any] = {"quota_window_num": 2, "quota_window_size_seconds": 60}
     async with running(tmp_path, klamm_metrics_port=0, **window) as (cluster, client):
         await client.create_topic("t")
         assert not [name for name in await metrics(cluster) if name.startswith("kafka_server_quota_")]

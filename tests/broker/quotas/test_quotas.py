@@ -17,7 +17,7 @@ from support.fetch_messages import fetch_request, to_fetch
 from support.one_broker import Client, OneBroker, batch, running, until, values
 
 # One second is free at first, and then what a second has.
-SHORT = {"quota_window_num": 2, "controller_quota_window_num": 1}
+SHORT: dict[str, Any] = {"quota_window_num": 2, "controller_quota_window_num": 1}
 CLIENT = {"client-id": "greedy"}
 ANY = 2
 
@@ -57,7 +57,7 @@ async def describe(client: Client, *components: tuple[str, int, str | None], str
     ]
 
 
-async def in_effect(cluster: OneBroker, entity: Mapping[str, str | None], **quotas: float | None) -> None:
+async def in_effect(cluster: OneBroker, entity: Mapping[str, str | None], **quotas: Any) -> None:
     """Sets quotas through a connection of its own, and waits until the broker has heard of it."""
     client = await cluster.connect()
     known = cluster.broker.parts.quota_configs._known

@@ -6,6 +6,7 @@ The answer about one thing may be as large as the thing: a topic's partitions, a
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ async def sizes(client: Client, frame: bytes) -> tuple[int, int]:
 @pytest.mark.parametrize("text", [NAME, None])
 async def test_no_answer_is_many_times_as_large_as_its_request(tmp_path: Path, text: str | None) -> None:
     """All elements name the same, or each names another."""
-    properties = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
+    properties: dict[str, Any] = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
     properties |= {"transaction_state_log_num_partitions": 1, "transaction_state_log_replication_factor": 1}
     properties |= {"transaction_state_log_min_isr": 1, "group_initial_rebalance_delay_ms": 0}
     too_large = []

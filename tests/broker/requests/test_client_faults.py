@@ -37,7 +37,7 @@ async def read_all(client: Client) -> list[bytes | None]:
 
 
 # So that those of the controller are not among the clients' connections.
-OWN_LISTENER_FOR_BROKERS = {
+OWN_LISTENER_FOR_BROKERS: dict[str, Any] = {
     "listeners": "PLAINTEXT://127.0.0.1:0,BROKERS://127.0.0.1:0",
     "listener_security_protocol_map": "PLAINTEXT:PLAINTEXT,BROKERS:PLAINTEXT",
     "inter_broker_listener_name": "BROKERS",

@@ -149,7 +149,7 @@ async def test_what_follows_on_the_connection_does_not_overtake(tmp_path: Path) 
     async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
         client, other = await cluster.connect(), await cluster.connect()
         await client.create_topic("t", cleanup_policy="compact")
-        of_producer = {"producer_id": 7, "producer_epoch": 0}
+        of_producer: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0}
         client.send_raw(frame(1, "t", large(**of_producer, base_sequence=0)))
         small = [Record(b"k", b"v")]
         client.send_raw(frame(2, "t", build_batch(small, **of_producer, base_sequence=LARGE)))

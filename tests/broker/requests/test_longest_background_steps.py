@@ -201,7 +201,7 @@ async def a_follower_appends_transactions(directory: Path, size: int) -> AsyncIt
     """One batch and one marker for each; all become stable with one high watermark."""
     records = b""
     for number in range(size // 2):
-        header = {"producer_id": number, "producer_epoch": 0, "partition_leader_epoch": 1}
+        header: dict[str, Any] = {"producer_id": number, "producer_epoch": 0, "partition_leader_epoch": 1}
         records += batch(2 * number, base_sequence=0, is_transactional=True, **header)
         records += bytes(marker(ControlRecordType.ABORT, number, base_offset=2 * number + 1, partition_leader_epoch=1))
     async with broker_on(directory) as broker:
@@ -498,7 +498,7 @@ async def producers_expire(directory: Path, size: int) -> AsyncIterator[Work]:
 
 async def abort(log: Log, transactions: int) -> None:
     for number in range(transactions):
-        header = {"producer_id": number, "producer_epoch": 0}
+        header: dict[str, Any] = {"producer_id": number, "producer_epoch": 0}
         append(log, base_sequence=0, is_transactional=True, **header)
         log.append_as_leader(
             bytearray(marker(ControlRecordType.ABORT, number)), 0, now_ms=NOW_MS, origin=AppendOrigin.COORDINATOR

@@ -112,7 +112,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 async def test_no_step_grows_with_the_request(tmp_path: Path, small_steps: None) -> None:
     too_long = []
 
-    properties = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
+    properties: dict[str, Any] = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
     properties["zookeeper_session_timeout_ms"] = 60_000  # counting makes steps slow
     async with running(tmp_path, auto_create_topics_enable=False, **properties) as (_, client):
         await client.create_topic(TOPIC)
@@ -128,7 +128,7 @@ async def test_no_step_grows_with_the_request(tmp_path: Path, small_steps: None)
 
 async def test_no_step_grows_with_a_fetch_session(tmp_path: Path, small_steps: None) -> None:
     """Its requests name nothing."""
-    properties = {"offsets_topic_num_partitions": 1, "zookeeper_session_timeout_ms": 60_000}
+    properties: dict[str, Any] = {"offsets_topic_num_partitions": 1, "zookeeper_session_timeout_ms": 60_000}
     async with running(tmp_path, **properties) as (_, client):
         begin = fetch_request((TOPIC, [to_fetch(number) for number in range(ELEMENTS)]), session_epoch=0, max_wait_ms=0)
         begun = await client.request(ApiKey.FETCH, 12, begin)
@@ -143,7 +143,7 @@ async def test_no_step_grows_with_a_fetch_session(tmp_path: Path, small_steps: N
 async def test_no_step_grows_with_the_number_of_new_partitions(tmp_path: Path, small_steps: None) -> None:
     """A request may ask for very many in a few bytes, of one topic or of many together."""
     too_long = []
-    properties = {"offsets_topic_num_partitions": 1, "zookeeper_session_timeout_ms": 60_000}
+    properties: dict[str, Any] = {"offsets_topic_num_partitions": 1, "zookeeper_session_timeout_ms": 60_000}
     async with running(tmp_path, auto_create_topics_enable=False, **properties) as (_, client):
         await client.create_topic(TOPIC)
         growing = CreatePartitionsRequest.CreatePartitionsTopic(name=TOPIC, count=1 + NEW_PARTITIONS, assignments=None)
@@ -194,7 +194,7 @@ async def test_no_step_grows_with_the_length_of_names(tmp_path: Path) -> None:
         if key not in HAND_WRITTEN:
             compile_codecs(key)
     ids = dict.fromkeys(("group_id", "key", "member_id", "group_instance_id"), "x" * LONG_NAME)
-    properties = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
+    properties: dict[str, Any] = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
     properties |= {"transaction_state_log_num_partitions": 1, "transaction_state_log_replication_factor": 1}
     properties |= {"transaction_state_log_min_isr": 1}
     properties["zookeeper_session_timeout_ms"] = 60_000  # counting makes steps slow
@@ -222,7 +222,7 @@ STRUCK = [
 @pytest.mark.long
 async def test_no_step_grows_with_a_request_that_faults_strike(tmp_path: Path, small_steps: None) -> None:
     too_long = []
-    properties = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
+    properties: dict[str, Any] = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
     properties["zookeeper_session_timeout_ms"] = 60_000  # counting makes steps slow
     async with running(tmp_path, auto_create_topics_enable=False, **properties) as (cluster, client):
         await client.create_topic(TOPIC)
@@ -251,7 +251,7 @@ async def test_no_step_grows_with_a_request_that_faults_strike(tmp_path: Path, s
 
 
 async def test_a_client_may_hang_up_at_any_step_of_any_request(tmp_path: Path, small_steps: None) -> None:
-    properties = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
+    properties: dict[str, Any] = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
     async with running(tmp_path, auto_create_topics_enable=False, **properties) as (cluster, client):
         await client.create_topic(TOPIC)
         await find_coordinator(client, "g")

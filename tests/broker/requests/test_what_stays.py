@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def kept_bytes() -> int:
 
 
 async def test_nothing_of_long_names_stays(tmp_path: Path, unlogged: None) -> None:
-    properties = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
+    properties: dict[str, Any] = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
     async with running(tmp_path, auto_create_topics_enable=False, **properties) as (cluster, client):
         await find_coordinator(client)
         other = await cluster.connect()

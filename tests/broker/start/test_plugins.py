@@ -4,6 +4,7 @@ import asyncio
 import re
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from support.paths import ROOT
 CREATE, ALTER = "create.topic.policy.class.name", "alter.config.policy.class.name"
 TOPIC, BROKER = 2, 4
 SET, DELETE = 0, 1
-BOTH = {CREATE: "support.plugins:AtMostThreePartitions", ALTER: "support.plugins:KeepsADay"}
+BOTH: dict[str, Any] = {CREATE: "support.plugins:AtMostThreePartitions", ALTER: "support.plugins:KeepsADay"}
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ def nothing_asked() -> None:
     plugins.may_answer.clear()
 
 
-def with_policies(directory: Path, **properties: object) -> AbstractAsyncContextManager[tuple[OneBroker, Client]]:
+def with_policies(directory: Path, **properties: Any) -> AbstractAsyncContextManager[tuple[OneBroker, Client]]:
     return running(directory, **{key.replace(".", "_"): value for key, value in BOTH.items()}, **properties)
 
 
@@ -165,7 +166,12 @@ async def test_a_policy_that_changes_what_it_is_asked_changes_no_topic(tmp_path:
         topic = messages.request_class(ApiKey.CREATE_TOPICS).CreatableTopic
         config = topic.CreatableTopicConfig(name="retention.ms", value="86400000")
         assignment = topic.CreatableReplicaAssignment(partition_index=0, broker_ids=[0])
-        fields = {"num_partitions": -1, "replication_factor": -1, "assignments": [assignment], "configs": [config]}
+        fields: dict[str, Any] = {
+            "num_partitions": -1,
+            "replication_factor": -1,
+            "assignments": [assignment],
+            "configs": [config],
+        }
         assert await create(client, "changed", **fields) == (ErrorCode.NONE, None)
         metadata = await client.ask(ApiKey.METADATA, topics=None)
         assert [part.replica_nodes for each in metadata.topics for part in each.partitions] == [[0]]
@@ -222,7 +228,7 @@ async def test_the_examples_of_the_documentation_load_and_decide(
     for module, code in re.findall(r"```python\n# The module (\w+)\.\n(.*?)```", document, re.DOTALL):
         (tmp_path / f"{module}.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    properties = {
+    properties: dict[str, Any] = {
         "create_topic_policy_class_name": "cluster_rules:TopicsAreReplicated",
         "alter_config_policy_class_name": "cluster_rules:RecordsStayADay",
         "replica_selector_class": "night_jobs:NightlyJobsReadFromFollowers",

@@ -35,7 +35,7 @@ class Up:
     def __init__(self, directory: Path, *options: str) -> None:
         self.directory = directory
         log = directory.parents[0 if directory.parent.exists() else 1] / f"{directory.name}.out"
-        command = [*KLAMM, "up", "--json", "--dir", directory, "--brokers", "1", *options]
+        command: list[str | Path] = [*KLAMM, "up", "--json", "--dir", directory, "--brokers", "1", *options]
         self.process = ManagedProcess("up", command, log)
 
     def event(self, name: str) -> dict[str, Any]:
@@ -268,7 +268,7 @@ def test_standard_input_and_the_end_by_silence(klamm: Run, monkeypatch: pytest.M
 
 
 def test_records_of_a_pipe_are_sent_as_they_come(cluster: Up, klamm: Run) -> None:
-    command = [*KLAMM, "produce", "--topic", "piped", "--bootstrap-server", cluster.bootstrap]
+    command: list[str | Path] = [*KLAMM, "produce", "--topic", "piped", "--bootstrap-server", cluster.bootstrap]
     klamm("topics", "create", "--topic", "piped")
     producer = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert producer.stdin is not None
@@ -424,7 +424,16 @@ def test_a_signal_ends_consume_with_130(cluster: Up, klamm: Run, tmp_path: Path,
     source = tmp_path / "source"
     source.write_text("seen\n")
     klamm("produce", "--topic", "endless", "--file", str(source))
-    command = [*KLAMM, "consume", "--topic", "endless", "--offset", "earliest", "--bootstrap-server", cluster.bootstrap]
+    command: list[str | Path] = [
+        *KLAMM,
+        "consume",
+        "--topic",
+        "endless",
+        "--offset",
+        "earliest",
+        "--bootstrap-server",
+        cluster.bootstrap,
+    ]
     consumer = ManagedProcess("consume", command, tmp_path / "consume.out")
     try:
         consumer.wait_for("^seen$")
@@ -437,7 +446,14 @@ def test_a_signal_ends_consume_with_130(cluster: Up, klamm: Run, tmp_path: Path,
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_produce_which_says_what_was_delivered(cluster: Up, klamm: Run, number: int) -> None:
     klamm("topics", "create", "--topic", f"signal-{number}")
-    command = [*KLAMM, "produce", "--topic", f"signal-{number}", "--bootstrap-server", cluster.bootstrap]
+    command: list[str | Path] = [
+        *KLAMM,
+        "produce",
+        "--topic",
+        f"signal-{number}",
+        "--bootstrap-server",
+        cluster.bootstrap,
+    ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as producer:
         assert producer.stdin is not None and producer.stderr is not None
         producer.stdin.write(b"1\n2\n")
@@ -456,7 +472,7 @@ def test_a_signal_ends_produce_which_says_what_was_delivered(cluster: Up, klamm:
 
 
 def test_three_brokers_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [*KLAMM, "up", "--json", "--port", "0", "--dir", tmp_path / "data"]
+    command: list[str | Path] = [*KLAMM, "up", "--json", "--port", "0", "--dir", tmp_path / "data"]
     process = ManagedProcess("up", command, tmp_path / "up.out")
     try:
         ready = json.loads(process.wait_for(r'^{"event": "ready".*').group())
@@ -577,7 +593,7 @@ def test_servers_that_die_are_started_again_where_that_is_wanted(up: Callable[..
 
 def test_on_a_terminal_the_status_is_live(tmp_path: Path) -> None:
     terminal, inside = pty.openpty()
-    command = [*KLAMM, "up", "--brokers", "1", "--port", "0", "--dir", str(tmp_path / "data")]
+    command: list[str | Path] = [*KLAMM, "up", "--brokers", "1", "--port", "0", "--dir", str(tmp_path / "data")]
     process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env={**os.environ, "TERM": "xterm"})
     os.close(inside)
     shown = b""
@@ -626,14 +642,14 @@ def test_a_port_in_use_is_told(up: Callable[..., Up], cluster: Up) -> None:
 
 
 def test_a_directory_in_use_is_told(cluster: Up) -> None:
-    command = [*KLAMM, "up", "--brokers", "1", "--port", "0", "--dir", str(cluster.directory)]
+    command: list[str | Path] = [*KLAMM, "up", "--brokers", "1", "--port", "0", "--dir", str(cluster.directory)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == f"klamm: zookeeper: {cluster.directory / 'zookeeper'} is in use by another server\n"
 
 
 def test_plain_words_when_it_is_not_a_terminal(tmp_path: Path) -> None:
-    command = [*KLAMM, "up", "--brokers", "1", "--port", "0", "--dir", tmp_path / "data"]
+    command: list[str | Path] = [*KLAMM, "up", "--brokers", "1", "--port", "0", "--dir", tmp_path / "data"]
     process = ManagedProcess("up", command, tmp_path / "out")
     try:
         process.wait_for(r"^ZooKeeper is ready at 127\.0\.0\.1:\d+ \(pid \d+\)$")
@@ -649,14 +665,22 @@ def test_plain_words_when_it_is_not_a_terminal(tmp_path: Path) -> None:
 
 
 def test_zookeeper_and_a_broker_alone(tmp_path: Path) -> None:
-    command = [*KLAMM, "zookeeper", "--port", "0", "--dir", tmp_path / "zookeeper"]
+    command: list[str | Path] = [*KLAMM, "zookeeper", "--port", "0", "--dir", tmp_path / "zookeeper"]
     zookeeper = ManagedProcess("zookeeper", command, tmp_path / "zookeeper.out")
     broker = None
     try:
         address = zookeeper.wait_for(r"^127\.0\.0\.1:\d+$").group()
         file = tmp_path / "server.properties"
         file.write_text(f"broker.id=5\nzookeeper.connect={address}\nlog.dirs=logs\nlisteners=PLAINTEXT://127.0.0.1:0\n")
-        command = [*KLAMM, "broker", file, "--override", f"log.dirs={tmp_path / 'logs'}", "--override", "odd.key=1"]
+        command = [
+            *KLAMM,
+            "broker",
+            file,
+            "--override",
+            f"log.dirs={tmp_path / 'logs'}",
+            "--override",
+            "odd.key=1",
+        ]
         broker = ManagedProcess("broker", command, tmp_path / "broker.out")
         broker.wait_for("unknown configuration key: odd.key")
         broker.wait_for("broker 5 of cluster .* serves")

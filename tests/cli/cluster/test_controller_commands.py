@@ -336,6 +336,7 @@ def test_status(cluster: Cluster, klamm: Run) -> None:
     where = ("--bootstrap-server", cluster.bootstrap)
     controller = cluster.controller_id()
     lines = klamm("status", *where).splitlines()
+    assert controller is not None
     address = cluster.broker(controller).address
     assert lines[0].startswith(f"Controller: broker {controller} at {address}, epoch ")
     for broker in cluster.brokers:

@@ -23,7 +23,7 @@ class Played:
         self.errors: dict[TopicPartition, str] = {}
         self.elections: list[list[TopicPartition]] = []
         self.slow: dict[TopicPartition, int] = {}
-        self.isr_after = (1, 2, 3)
+        self.isr_after: tuple[int, ...] = (1, 2, 3)
 
     async def look(self, topics: Sequence[str]) -> ClusterView:
         assert list(topics) == ["t"]

@@ -20,9 +20,10 @@ from klamm.cli.reassign.execution import NOT_ALIVE, Outcome
 from klamm.cli.reassign.options import Reached
 from klamm.cli.reassign.running import Reporter, begun_by, read_plan, state_of
 from klamm.cli.reassign.steps import Limits
-from klamm.cli.reassign.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES, ConfigKey
+from klamm.cli.reassign.throttles import ConfigKey
 from klamm.cli.shared import interrupts
 from klamm.cli.shared.options import ClusterOptions
+from klamm.config.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsResponse
 from klamm.protocol.errors import ErrorCode
@@ -102,7 +103,9 @@ class Tool:
         return {number: self.cluster.replicas(self.topic, number) for number in (0, 1)}
 
     def throttles(self) -> dict[ConfigKey, str]:
-        entities = {f"brokers/{broker.id}": BROKER_THROTTLES for broker in self.cluster.brokers if broker.running}
+        entities: dict[str, tuple[str, ...]] = {
+            f"brokers/{broker.id}": BROKER_THROTTLES for broker in self.cluster.brokers if broker.running
+        }
         entities[f"topics/{self.topic}"] = TOPIC_THROTTLES
         keys = [ConfigKey(entity, name) for entity, names in entities.items() for name in names]
         found = ClusterOptions(self.cluster.bootstrap).call(lambda client: BrokerAccess(client).read_configs(keys))

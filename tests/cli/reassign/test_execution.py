@@ -26,13 +26,8 @@ from klamm.cli.reassign.planning.model import Move, Placement, anywhere
 from klamm.cli.reassign.running import run_plan, state_of
 from klamm.cli.reassign.state_file import Record, StateFile
 from klamm.cli.reassign.steps import Limits
-from klamm.cli.reassign.throttles import (
-    FOLLOWER_RATE,
-    FOLLOWER_REPLICAS,
-    LEADER_RATE,
-    LEADER_REPLICAS,
-    ConfigKey,
-)
+from klamm.cli.reassign.throttles import ConfigKey
+from klamm.config.throttles import FOLLOWER_RATE, FOLLOWER_REPLICAS, LEADER_RATE, LEADER_REPLICAS
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
@@ -598,7 +593,11 @@ MEDDLERS: dict[str, Callable[[ReassignedCluster], object]] = {
 
 
 def meddle(cluster: ReassignedCluster, who: str, at: int) -> Callable[[int], None]:
-    return lambda number: MEDDLERS[who](cluster) if number == at else None
+    def on_step(number: int) -> None:
+        if number == at:
+            MEDDLERS[who](cluster)
+
+    return on_step
 
 
 def steps_of_a_whole_run() -> int:

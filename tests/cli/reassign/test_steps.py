@@ -19,11 +19,6 @@ from klamm.cli.reassign.state_file import (
 )
 from klamm.cli.reassign.steps import ClusterMoment, Limits, Standing, Verdict, judge, moved_bytes, next_batch
 from klamm.cli.reassign.throttles import (
-    FOLLOWER_RATE,
-    FOLLOWER_REPLICAS,
-    LEADER_RATE,
-    LEADER_REPLICAS,
-    LOG_DIR_RATE,
     ConfigKey,
     Setting,
     clearing,
@@ -33,6 +28,7 @@ from klamm.cli.reassign.throttles import (
     to_set,
     wanted_configs,
 )
+from klamm.config.throttles import FOLLOWER_RATE, FOLLOWER_REPLICAS, LEADER_RATE, LEADER_REPLICAS, LOG_DIR_RATE
 from klamm.diagnosis.cluster_view import BrokerView, ClusterView, PartitionView
 from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition

@@ -2,7 +2,7 @@
 
 import io
 import json
-from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import typer
@@ -11,20 +11,11 @@ from hypothesis import strategies as st
 
 from klamm.cli.shared import text
 from klamm.cli.shared.text import BadRecord, RecordFormat, parse_record, parse_separator, record_json, split_records
+from klamm.client.consumer import ConsumerRecord
 
 
-@dataclass
-class Record:
-    """The fields of `klamm.client.consumer.ConsumerRecord` that are printed."""
-
-    key: bytes | None = b"k"
-    value: bytes | None = b"v"
-    headers: list[tuple[str, bytes | None]] = field(default_factory=list)
-    topic: str = "t"
-    partition: int = 3
-    offset: int = 7
-    timestamp_ms: int = 1000
-    is_log_append_time: bool = False
+def a_record(**changes: Any) -> ConsumerRecord:
+    return ConsumerRecord("t", 3, 7, 1000, False, b"k", b"v", (), -1)._replace(**changes)
 
 
 @given(st.lists(st.binary(max_size=5)), st.sampled_from([b"\n", b"\0", b"ab", b"aab"]), st.integers(1, 4))
@@ -39,7 +30,7 @@ def test_records_are_split_whatever_the_chunks(parts: list[bytes], separator: by
 
 def test_large_chunks_are_read() -> None:
     sizes = []
-    list(split_records(lambda size: sizes.append(size) or b"", b"\n", 100))  # type: ignore[func-returns-value]
+    list(split_records(lambda size: sizes.append(size) or b"", b"\n", 100))
     assert sizes == [text.READ_SIZE_BYTES]
 
 
@@ -93,16 +84,16 @@ def test_bad_records(line: bytes, key_separator: bytes | None, with_headers: boo
 
 def test_records_are_printed_as_kafkas_console_consumer_does() -> None:
     everything = RecordFormat(key=True, headers=True, offset=True, timestamp=True)
-    assert RecordFormat().format(Record()) == b"v\n"
-    assert everything.format(Record()) == b"CreateTime:1000\tPartition:3\tOffset:7\tNO_HEADERS\tk\tv\n"
+    assert RecordFormat().format(a_record()) == b"v\n"
+    assert everything.format(a_record()) == b"CreateTime:1000\tPartition:3\tOffset:7\tNO_HEADERS\tk\tv\n"
     headers: list[tuple[str, bytes | None]] = [("a", b"1"), ("b", None)]
-    record = Record(key=None, value=None, headers=headers, is_log_append_time=True)
+    record = a_record(key=None, value=None, headers=headers, is_log_append_time=True)
     assert everything.format(record) == b"LogAppendTime:1000\tPartition:3\tOffset:7\ta:1,b:null\tnull\tnull\n"
-    assert RecordFormat(separator=b"\0").format(Record(value=b"a\nb")) == b"a\nb\0"
+    assert RecordFormat(separator=b"\0").format(a_record(value=b"a\nb")) == b"a\nb\0"
 
 
 def test_json_tells_text_from_bytes() -> None:
-    record = Record(key=b"\xff", value="é".encode(), headers=[("h", b"\x00\x80"), ("n", None)])
+    record = a_record(key=b"\xff", value="é".encode(), headers=[("h", b"\x00\x80"), ("n", None)])
     assert json.loads(record_json(record)) == {
         "topic": "t",
         "partition": 3,
@@ -113,4 +104,4 @@ def test_json_tells_text_from_bytes() -> None:
         "value": "é",
         "headers": [{"name": "h", "value_base64": "AIA="}, {"name": "n", "value": None}],
     }
-    assert json.loads(record_json(Record(key=None)))["key"] is None
+    assert json.loads(record_json(a_record(key=None)))["key"] is None

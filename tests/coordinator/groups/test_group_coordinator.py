@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from klamm.coordinator.groups import rebalance
-from klamm.coordinator.groups.group import GroupState, JoinResult
+from klamm.coordinator.groups.group import GroupState, JoinedMember, JoinResult
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import in_one_go
 from support.coordination import RANGE, ROUND_ROBIN, Coordination, G, after, settle
@@ -149,7 +149,9 @@ async def test_a_member_alone() -> None:
         [m] = await c.completing(protocols=[("range", b"topics")])
         assert m.member_id.startswith("c-")
         assert len(m.member_id) == len("c-") + 36
-        assert m == JoinResult(NONE, m.member_id, 1, "consumer", "range", m.member_id, [(m.member_id, None, b"topics")])
+        assert m == JoinResult(
+            NONE, m.member_id, 1, "consumer", "range", m.member_id, [JoinedMember(m.member_id, None, b"topics")]
+        )
         synced = await c.sync(m, {m.member_id: b"all", "nobody": b"x"})
         assert synced == (NONE, "consumer", "range", b"all")
         assert c.group().state is GroupState.STABLE

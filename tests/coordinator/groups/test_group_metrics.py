@@ -5,6 +5,7 @@ import pytest
 from klamm.base.metrics import Metrics
 from klamm.coordinator.groups.group_metrics import register_group_metrics
 from support.coordination import Coordination
+from support.metrics import values
 
 pytestmark = pytest.mark.loop("virtual")
 
@@ -17,7 +18,7 @@ async def test_groups_and_offsets_are_counted() -> None:
     await c.commit(member)
     for group_id in ("e", "f"):
         await c.coordinator.commit_offsets(group_id, -1, "", None, {("t", 0): c.an_offset(1)})
-    assert {metric.name.name: metric.read()[""] for metric in metrics} == {
+    assert {metric.name.name: values(metric)[""] for metric in metrics} == {
         "NumGroups": 3,
         "NumGroupsEmpty": 2,
         "NumGroupsPreparingRebalance": 0,

@@ -1,7 +1,7 @@
 """A group's offsets under transactions: the log's order decides, in whatever order the group hears of it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ class Removal(NamedTuple):
 class Hear(NamedTuple):
     """The group hears of something that has happened before."""
 
-    index: int
+    place: int
 
 
 events = st.one_of(
@@ -70,7 +70,7 @@ class History:
         self.number = 0
 
     def commit(self, commit: Commit) -> None:
-        offsets: dict[PartitionKey, OffsetAndMetadata | None] = {}
+        offsets: dict[PartitionKey, OffsetAndMetadata] = {}
         for partition in commit.partitions:
             self.number += 1
             offsets[partition] = OffsetAndMetadata(self.number, -1, "", 0)
@@ -117,12 +117,12 @@ class History:
 
     def hear(self, hear: Hear) -> None:
         if self.unheard:
-            producer_id, _ = self.unheard[hear.index % len(self.unheard)]
+            producer_id, _ = self.unheard[hear.place % len(self.unheard)]
             first = next(i for i, (one, _) in enumerate(self.unheard) if one == producer_id)
             # What is no marker may come in any order.
-            self.unheard.pop(hear.index % len(self.unheard) if producer_id is None else first)[1]()
+            self.unheard.pop(hear.place % len(self.unheard) if producer_id is None else first)[1]()
 
-    def _write(self, offsets: dict[PartitionKey, OffsetAndMetadata | None], producer_id: int | None) -> None:
+    def _write(self, offsets: Mapping[PartitionKey, OffsetAndMetadata | None], producer_id: int | None) -> None:
         records = [
             (
                 self.end_offset + number,

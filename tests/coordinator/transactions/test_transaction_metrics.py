@@ -7,13 +7,14 @@ from klamm.coordinator.transactions.transaction_metrics import register_transact
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import NO_LEADER
 from support.coordination import after, settle
+from support.metrics import values
 from support.transactions import P0, P1, Transactions
 
 pytestmark = pytest.mark.loop("virtual")
 
 
 def read(metrics: Metrics) -> dict[str, float]:
-    return {metric.name.name: metric.read()[""] for metric in metrics}
+    return {metric.name.name: values(metric)[""] for metric in metrics}
 
 
 async def test_ends_without_a_leader_and_records_that_are_written_again_are_counted() -> None:

@@ -141,7 +141,7 @@ class Broker:
             ResetConnections: self.network.reset,
             HalfOpenConnections: self.network.half_open,
         }
-        tally = Tally(1, _no_turns, lambda _, details: self.struck.append(dict(details)))
+        tally = Tally(1, "no directory", lambda _, details: self.struck.append(dict(details)))
         return tally, installs.get(type(fault), self.network.install)(fault, tally)
 
     async def client(self) -> "Client":
@@ -195,10 +195,6 @@ def on_a_broker(test: Callable[[Broker], Coroutine[Any, Any, None]]) -> Callable
 
 def _fail(error: BaseException) -> None:
     raise error
-
-
-def _no_turns(_: str) -> Any:
-    raise AssertionError("a fault of the network has no turns")
 
 
 def cut_off(client_id: str | None = None, **options: Any) -> CutLinks:

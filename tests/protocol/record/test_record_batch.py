@@ -331,7 +331,7 @@ def test_keys_and_values_come_in_parts():
     batch = build_batch([Record(b"%d" % number, bytes(size)) for number, size in enumerate(sizes)])
     parts = list(decode_keys_and_values(memoryview(batch)[61:], rb.parse_header(batch)))
     assert max(map(len, parts)) < 500
-    assert [(offset, key, len(value)) for part in parts for offset, key, value in part] == [
+    assert [(offset, key, len(value or b"")) for part in parts for offset, key, value in part] == [
         (number, b"%d" % number, size) for number, size in enumerate(sizes)
     ]
 

@@ -29,6 +29,7 @@ from klamm.storage.log.written_ahead import WrittenAhead
 from support.fetch_messages import fetch_response, forgotten_of, wanted_of
 from support.logs import NOW_MS, DiskEnvironment, append, batch, open_log, read_all
 from support.metrics import Values
+from support.replicas import Proposals
 from support.scripted_broker import Asked, ScriptedBroker
 
 pytestmark = pytest.mark.loop("asyncio", "uvloop")
@@ -70,26 +71,28 @@ class Leader(ScriptedBroker):
     asked_class = AskedByFollower
 
 
-class Isr:
-    """Nobody hears of ISR changes here."""
+class NoProposals(Proposals):
+    """A follower has none."""
 
     def submit(self, change):
         raise AssertionError(change)
 
-    def clear_pending(self, topic_partition):
-        pass
+
+class OnItsDisk(Partition):
+    environment: DiskEnvironment
 
 
 def make_partition(topic_partition, config, broker_id, environment=None):
     environment = environment or DiskEnvironment()
-    partition = Partition(
-        *topic_partition,
+    partition = OnItsDisk(
+        topic_partition[0],
+        topic_partition[1],
         broker_id,
         open_log(environment, is_clean=True),
         TopicConfig.from_overrides(config, {}),
         replica_lag_time_max_ms=30_000,
         clock_ms=lambda: 0.0,
-        isr_changes=Isr(),
+        isr_changes=NoProposals(),
         isr_statistics=IsrStatistics(),
         topic_counts=TopicCounts(),
         on_high_watermark=lambda partition: None,
@@ -137,7 +140,8 @@ class Follower:
             if topic_partition not in self.partitions:
                 self.host(topic_partition)
             self.partitions[topic_partition].make_follower(state_of(topic_partition[1], leader_id, epoch))
-            states[topic_partition] = InitialFetchState(leader_id, *(address or self.leader.address), epoch)
+            host, port = address or self.leader.address
+            states[topic_partition] = InitialFetchState(leader_id, host, port, epoch)
         self.manager.remove_fetchers(states)
         self.manager.add_fetchers(states)
 
@@ -1002,7 +1006,7 @@ async def test_adding_a_partition_again_in_the_same_epoch_changes_nothing():
     async with following() as (follower, leader):
         follower.follow(T0)
         asked = await leader.next(ApiKey.FETCH)
-        follower.manager.add_fetchers({T0: InitialFetchState(LEADER, *leader.address, 1)})
+        follower.manager.add_fetchers({T0: InitialFetchState(LEADER, leader.address[0], leader.address[1], 1)})
         asked.answer_fetch([result(T0, records(0, b"a"))])
         assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (1, 1, 1)}
 

@@ -1,6 +1,7 @@
 """The way of ISR proposals to the controller: batched, one request at a time, until they are decided."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ class Controller:
         self.times = []
         self.broker_epoch = 77
         self.failures = []
-        self._answer = None
+        self._answer: Any = None
 
     def manager(self):
         return AlterIsrManager(self.send, 1, lambda: self.broker_epoch, self.failures.append)

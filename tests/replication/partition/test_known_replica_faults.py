@@ -5,6 +5,7 @@ Those of the controller are in tests/controller/test_known_faults.py; docs/kafka
 
 import asyncio
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -46,11 +47,11 @@ async def test_kafka_12686_an_answer_to_a_proposal_of_before_a_leader_and_isr(tm
     async with hosting_broker(tmp_path):
         asked: list[asyncio.Future[object]] = []
 
-        async def ask(_request: object) -> object:
+        async def ask(_request: object) -> Any:
             asked.append(asyncio.get_running_loop().create_future())
             return await asked[-1]
 
-        def answer(epoch: int, isr: list[int], version: int) -> object:
+        def answer(epoch: int, isr: list[int], version: int) -> Any:
             data = AlterIsrResponse.TopicData
             item = data.PartitionData(
                 partition_index=0, error_code=0, leader_id=1, leader_epoch=epoch, isr=isr, current_isr_version=version

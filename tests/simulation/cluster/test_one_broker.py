@@ -149,7 +149,7 @@ async def planted_set(world: World) -> None:
     def pending(unsynced: UnsyncedFiles) -> dict[str, int]:
         return {path: unsynced._versions[path] for path in set(unsynced._versions)}
 
-    UnsyncedFiles.pending = pending
+    UnsyncedFiles.pending = pending  # type: ignore[assignment]  # the planted fault
     await machine_crash(world)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from klamm.controller import partition_state_machine
-from klamm.controller.states import PartitionState
+from klamm.controller.states import VALID_PREVIOUS_PARTITION_STATES, PartitionState
 from klamm.replication.partition.partition import Partition
 from klamm.simulation.cluster.cluster import SimulatedCluster
 from klamm.simulation.judges.invariants import Invariants
@@ -83,7 +83,7 @@ def commits_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def knows_fewer_transitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    fewer = {**partition_state_machine.VALID_PREVIOUS_PARTITION_STATES, PartitionState.ONLINE: (PartitionState.NEW,)}
+    fewer = {**VALID_PREVIOUS_PARTITION_STATES, PartitionState.ONLINE: (PartitionState.NEW,)}
     monkeypatch.setattr(partition_state_machine, "VALID_PREVIOUS_PARTITION_STATES", fewer)
 
 

@@ -1,9 +1,10 @@
 import asyncio
 import gc
+from typing import Any
 
 import pytest
 
-from klamm.simulation.machine.loop import START_S
+from klamm.simulation.machine.loop import START_S, SimulatedLoop
 from klamm.simulation.machine.process import SimulationFailure
 from klamm.simulation.machine.world import World
 
@@ -59,6 +60,7 @@ def test_many_cancelled_timers_are_swept_and_the_others_run():
             timer = loop.call_later(1 + number / 1000, order.append, number)
             if number % 100:
                 timer.cancel()
+        assert isinstance(loop, SimulatedLoop)
         assert len(loop._timers) < 3000
         await asyncio.sleep(10)
         return order
@@ -166,12 +168,13 @@ def test_an_exception_that_nobody_looks_at_fails_the_run():
 
 
 def test_it_fails_the_run_even_when_the_task_is_kept_to_the_end():
+    kept: list[Any] = []
+
     async def scenario():
-        scenario.task = asyncio.create_task(broken())
+        kept.append(asyncio.create_task(broken()))
         await asyncio.sleep(1)
-        scenario.cycle = cycle = [scenario.task]
+        cycle: list[Any] = [kept.pop()]
         cycle.append(cycle)
-        del scenario.task, scenario.cycle
 
     with pytest.raises(SimulationFailure, match="never retrieved"):
         run(scenario())
@@ -192,8 +195,10 @@ def test_a_task_that_everybody_forgets_fails_the_run():
 
 
 def test_tasks_of_the_scenario_must_end_with_it():
+    kept: list[Any] = []
+
     async def scenario():
-        scenario.task = asyncio.create_task(asyncio.sleep(1), name="late")
+        kept.append(asyncio.create_task(asyncio.sleep(1), name="late"))
         await asyncio.sleep(0)
 
     with pytest.raises(SimulationFailure, match="left tasks behind:\nlate: sleep"):
@@ -237,7 +242,9 @@ def test_what_is_not_simulated_is_refused_by_name(leave):
 def test_unnamed_tasks_are_numbered_per_world():
     async def scenario():
         async def name():
-            return asyncio.current_task().get_name()
+            task = asyncio.current_task()
+            assert task is not None
+            return task.get_name()
 
         return await asyncio.gather(name(), name())
 

@@ -1,4 +1,5 @@
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -99,7 +100,9 @@ def test_a_fault_of_a_program_fails_the_run_unless_somebody_awaits_it():
 
 def test_a_cancelled_program():
     async def program():
-        asyncio.current_task().cancel()
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
         await asyncio.sleep(1)
 
     async def scenario(world):
@@ -301,7 +304,8 @@ def test_the_buffers_of_a_stalled_process_are_bounded(seed):
 
         await a.run(write(600_000))
         a.stall()
-        in_kernel = server.transport.outgoing.send_buffer_bytes
+        transport: Any = server.transport
+        in_kernel = transport.outgoing.send_buffer_bytes
         written = 0
         while client.events[-1] != "pause":
             client.transport.write(bytes(5_000))

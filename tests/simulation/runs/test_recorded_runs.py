@@ -3,6 +3,7 @@
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,16 +13,16 @@ from klamm.recording.reader import Recording
 from klamm.recording.state import State
 from klamm.simulation import __main__ as sweep
 from klamm.simulation.cluster.cluster import SimulatedZooKeeper
+from klamm.simulation.cluster.ensemble import EnsembleServer
 from klamm.simulation.machine.process import SimulationFailure
 from klamm.simulation.witnesses.state_checker import StateChecker
-from klamm.zookeeper.server.tree import ZnodeTree
 
 
-def what_zookeeper_has(state: StateChecker) -> State:
+def what_zookeeper_has(state: StateChecker) -> Any:
     """The part of a state that the checker knows."""
-    made = State()
+    made: Any = State()
     made.cluster["controller"] = state.controller_id()
-    made.brokers = dict.fromkeys(state.live_brokers())  # type: ignore[assignment]
+    made.brokers = dict.fromkeys(state.live_brokers())
     made.partitions = {
         (topic, partition): (
             replicas,
@@ -33,10 +34,10 @@ def what_zookeeper_has(state: StateChecker) -> State:
     return made
 
 
-def what_was_recorded(moment: State) -> State:
-    made = State()
+def what_was_recorded(moment: State) -> Any:
+    made: Any = State()
     made.cluster["controller"] = -1 if moment.controller is None else moment.controller
-    made.brokers = dict.fromkeys(sorted(moment.brokers))  # type: ignore[assignment]
+    made.brokers = dict.fromkeys(sorted(moment.brokers))
     made.partitions = {
         key: (
             value.replicas,
@@ -59,8 +60,8 @@ def test_a_recording_of_a_seed_is_what_zookeeper_had_at_each_moment(
     chance = random.Random(1)
     applied = SimulatedZooKeeper._on_transaction
 
-    def looked_at(self: SimulatedZooKeeper, tree: ZnodeTree, zxid: int, transaction: str) -> None:
-        applied(self, tree, zxid, transaction)
+    def looked_at(self: SimulatedZooKeeper, server: EnsembleServer, zxid: int, transaction: str) -> None:
+        applied(self, server, zxid, transaction)
         recorder = self._world.recorder
         if recorder is not None and chance.random() < 0.5:
             known.append((recorder._writer.entries - 1, what_zookeeper_has(self._checker)))

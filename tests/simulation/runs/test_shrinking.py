@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import sys
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,14 @@ SHAPE = RunShape(
     preallocates=True,
     clocks_drift=True,
 )
-SIMPLE = {"brokers": 3, "protocols": ("2.8",), "lagging": (), "small_slices": False, "has_racks": False, "clients": ()}
+SIMPLE: dict[str, Any] = {
+    "brokers": 3,
+    "protocols": ("2.8",),
+    "lagging": (),
+    "small_slices": False,
+    "has_racks": False,
+    "clients": (),
+}
 SCHEDULE = Schedule(7, SHAPE, tuple(Step(2.0, f"action-{number}", number) for number in range(18)))
 
 
@@ -112,16 +120,18 @@ def test_a_real_failure_of_a_mixed_run_is_shrunk(monkeypatch) -> None:
     arguments = sweep._arguments()
     with BY_NAME["acknowledged-before-the-isr"].planted():
         failed = next(found for found in (sweep.run_seed(arguments, seed) for seed in range(20)) if found.schedule)
-        seed = failed.schedule.seed
+        schedule = failed.schedule
+        assert schedule is not None
+        seed = schedule.seed
         least = shrink(
-            failed.schedule,
+            schedule,
             lambda candidate: sweep.run_seed(arguments, seed, candidate).signature == failed.signature,
             50,
         )
         replayed = sweep.run_seed(arguments, seed, Schedule.from_json(least.to_json()))
     assert replayed.signature == failed.signature
-    assert failed.signature.startswith("AssertionError")
-    assert len(least.steps) < len(failed.schedule.steps)
+    assert str(failed.signature).startswith("AssertionError")
+    assert len(least.steps) < len(schedule.steps)
 
 
 def test_a_schedule_survives_its_json() -> None:

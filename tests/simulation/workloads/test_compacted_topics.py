@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ async def moves(world: World) -> None:
 
         for replicas in ([0, 1], [1, 2], [2, 0], [0, 1]):
             await world.node("client").run(move(replicas))
-            await cluster.until(lambda wanted=replicas: is_on(cluster, wanted))
+            await cluster.until(partial(is_on, cluster, replicas))
             # The new follower began at the start of a log that its leader had compacted.
             before = len(compacting.producer.acknowledged)
             for broker_id in replicas:

@@ -123,7 +123,7 @@ async def coordinator_without_zookeeper(world: World) -> None:
         markers = broker.parts.transaction_coordinator.markers
         send = markers._send
 
-        def send_late(*arguments: Any) -> None:
+        def send_late(*arguments: Any, **_: Any) -> None:
             asyncio.get_running_loop().call_later(world.random.uniform(7, 12), send, *arguments)
 
         markers._send = send_late

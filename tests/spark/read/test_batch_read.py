@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 MakeTopic = Callable[..., str]
 
 
-def read(
-    spark: "SparkSession", cluster: Cluster, topic: str, schema: str | None = None, **options: object
-) -> "DataFrame":
+def read(spark: "SparkSession", cluster: Cluster, topic: str, schema: str | None = None, **options: Any) -> "DataFrame":
     reader = spark.read.format("klamm").option("kafka.bootstrap.servers", cluster.bootstrap).option("subscribe", topic)
     if schema is not None:
         reader = reader.schema(schema)
@@ -119,7 +117,7 @@ def test_options_choose_partitions_offsets_and_timestamps(
     name = topic(partitions=3)
     produce(cluster.bootstrap, name, [record for number in range(3) for record in numbered(10, number)])
 
-    def rows(**options: object) -> tuple[list[tuple[int, int]], int]:
+    def rows(**options: Any) -> tuple[list[tuple[int, int]], int]:
         reader = spark.read.format("klamm").schema("partition INT, offset BIGINT")
         frame = reader.option("kafka.bootstrap.servers", cluster.bootstrap).options(**options).load()
         return sorted(map(tuple, frame.collect())), frame.rdd.getNumPartitions()

@@ -68,7 +68,7 @@ def spans(ranges: list[PartitionRange]) -> list[tuple[int, int, int]]:
         ({"maxRecordsPerPartition": 5, "minPartitions": 4}, [10], [(0, 0, 2), (0, 2, 5), (0, 5, 7), (0, 7, 10)]),
     ],
 )
-def test_large_ranges_are_cut(given_: dict[str, int], sizes: list[int], expected: list[tuple[int, int, int]]) -> None:
+def test_large_ranges_are_cut(given_: dict[str, Any], sizes: list[int], expected: list[tuple[int, int, int]]) -> None:
     ranges = [PartitionRange("t", number, 0, size) for number, size in enumerate(sizes)]
     assert spans(split(ranges, options(**given_))) == expected
 
@@ -80,7 +80,7 @@ def test_large_ranges_are_cut(given_: dict[str, int], sizes: list[int], expected
 )
 def test_parts_are_the_whole(ranges: list[tuple[int, int]], minimum: int | None, maximum: int | None) -> None:
     whole = [PartitionRange("t", number, low, low + size) for number, (low, size) in enumerate(ranges)]
-    given_ = {"minPartitions": minimum, "maxRecordsPerPartition": maximum}
+    given_: dict[str, Any] = {"minPartitions": minimum, "maxRecordsPerPartition": maximum}
     parts = split(whole, options(**{name: value for name, value in given_.items() if value is not None}))
     joined: dict[int, list[int]] = {}
     for part in parts:
@@ -148,7 +148,7 @@ def test_tasks_have_every_range_once_and_no_more_than_allowed(
     sizes: list[int], minimum: int | None, maximum: int | None
 ) -> None:
     whole = [PartitionRange("t", number, 5, 5 + size) for number, size in enumerate(sizes)]
-    given_ = {"minPartitions": minimum, "maxRecordsPerPartition": maximum}
+    given_: dict[str, Any] = {"minPartitions": minimum, "maxRecordsPerPartition": maximum}
     chosen = options(**{name: value for name, value in given_.items() if value is not None})
     parts = split(whole, chosen)
     tasks = in_tasks(parts, chosen)
@@ -367,9 +367,11 @@ def test_a_plan_has_everything_and_the_topic_id(cluster: Cluster, filled: str) -
     ],
 )
 def test_where_a_batch_begins_and_ends(
-    cluster: Cluster, filled: str, given_: dict[str, object], expected: list[tuple[int, int, int]]
+    cluster: Cluster, filled: str, given_: dict[str, Any], expected: list[tuple[int, int, int]]
 ) -> None:
-    given_ = {name: {filled: value} if isinstance(value, dict) else value for name, value in given_.items()}
+    given_: dict[str, Any] = {
+        name: {filled: value} if isinstance(value, dict) else value for name, value in given_.items()
+    }
     assert spans(plan_batch(options(cluster.bootstrap, subscribe=filled, **given_))) == expected
 
 
@@ -378,7 +380,11 @@ def test_a_batch_that_begins_behind_the_end_is_a_loss(
     cluster: Cluster, filled: str, caplog: pytest.LogCaptureFixture, isolation: str
 ) -> None:
     """Who keeps offsets himself, and whose topic was replaced, must not believe that there is nothing new."""
-    given_ = {"subscribe": filled, "startingOffsets": {filled: {"0": 3, "1": 6}}, "kafka.isolation.level": isolation}
+    given_: dict[str, Any] = {
+        "subscribe": filled,
+        "startingOffsets": {filled: {"0": 3, "1": 6}},
+        "kafka.isolation.level": isolation,
+    }
     told = f"partition {filled}-1 ends at 5, but is to be read from 6"
     with pytest.raises(DataLoss, match=f"{told}; .*failOnDataLoss=false"):
         plan_batch(options(cluster.bootstrap, **given_))
@@ -400,9 +406,11 @@ def test_a_batch_that_begins_behind_the_end_is_a_loss(
     ],
 )
 def test_a_batch_that_would_end_before_it_begins_is_an_error(
-    cluster: Cluster, filled: str, given_: dict[str, object], told: str
+    cluster: Cluster, filled: str, given_: dict[str, Any], told: str
 ) -> None:
-    given_ = {name: {filled: value} if isinstance(value, dict) else value for name, value in given_.items()}
+    given_: dict[str, Any] = {
+        name: {filled: value} if isinstance(value, dict) else value for name, value in given_.items()
+    }
     with pytest.raises(OptionError, match=re.escape(f"{filled}-1 {told}")):
         plan_batch(options(cluster.bootstrap, subscribe=filled, **given_))
 
@@ -411,7 +419,7 @@ def test_records_before_a_chosen_end_that_were_removed_are_a_loss(
     cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     begins_at(monkeypatch, 5)
-    given_ = {
+    given_: dict[str, Any] = {
         "subscribe": filled,
         "startingOffsets": {filled: {"0": 0, "1": -2}},
         "endingOffsets": {filled: {"0": 10, "1": 4}},

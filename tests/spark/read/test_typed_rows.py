@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -20,9 +20,7 @@ SCHEMA = "offset bigint, value struct<id: bigint, name: string>, _corrupt_record
 RECORDS = [b'{"id": 1, "name": "one", "more": [1, 2]}', None, b'{"id": "x"}', b'{"id": 3', b'{"name": "four"}']
 
 
-def read(
-    spark: "SparkSession", cluster: Cluster, topic: str, schema: str | None = None, **options: object
-) -> "DataFrame":
+def read(spark: "SparkSession", cluster: Cluster, topic: str, schema: str | None = None, **options: Any) -> "DataFrame":
     reader = spark.read.format("klamm").option("kafka.bootstrap.servers", cluster.bootstrap).option("subscribe", topic)
     if schema is not None:
         reader = reader.schema(schema)

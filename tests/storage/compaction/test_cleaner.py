@@ -23,6 +23,7 @@ from support.cleaning import (
     COMPACTED,
     DELETE_RETENTION_MS,
     batches_of,
+    clean_if_dirty,
     clean_log,
     keyed_batch,
     put,
@@ -298,7 +299,7 @@ async def test_a_full_map_ends_the_cleaning_within_a_segment_and_the_next_one_go
         put(log, (b"%d" % i, b"old"), (b"%d" % (i + 1), b"mid"))
     log.roll()
     first_dirty, rounds = 0, []
-    while (result := await clean_log(log, first_dirty, map_bytes=24 * 4)) is not None:
+    while (result := await clean_if_dirty(log, first_dirty, map_bytes=24 * 4)) is not None:
         assert result.new_first_dirty_offset > first_dirty
         first_dirty = result.new_first_dirty_offset
         rounds.append(first_dirty)
@@ -337,7 +338,7 @@ async def test_small_segments_become_one_within_the_limits(environment):
     assert log.segment_base_offsets == [*range(0, 60, 6), 60]
     assert {len(group.source_base_offsets) for group in result.groups} == {3}
     assert len(await values_of(log)) == 31
-    again = await clean_log(log, result.new_first_dirty_offset)
+    again = await clean_if_dirty(log, result.new_first_dirty_offset)
     assert again is None
     assert findings(environment) == []
 

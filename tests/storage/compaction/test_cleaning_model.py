@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import math
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -212,7 +212,7 @@ def test_the_compiled_kernel_is_tested_and_not_replaced():
 
 @pytest.mark.parametrize(("size_bytes", "expected"), [(2_097_151, PlainKernel), (2_097_152, CompiledKernel)])
 def test_no_small_log_loads_numba(size_bytes, expected):
-    job = SimpleNamespace(segments=[SimpleNamespace(size_bytes=2_097_152), SimpleNamespace(size_bytes=size_bytes)])
+    job: Any = SimpleNamespace(segments=[SimpleNamespace(size_bytes=2_097_152), SimpleNamespace(size_bytes=size_bytes)])
     assert kernel_for(job) is expected
 
 

@@ -25,8 +25,8 @@ FOUR = (Segment(0), Segment(10), Segment(20), Segment(30, 70))
 
 
 def a_log(segments=FOUR, *, start=0, limit=30, end=35, **config) -> CompactedLog:
-    config = LogConfig(cleanup_policy=config.pop("policy", ("compact",)), **config)
-    return CompactedLog("t-0", config, start, limit, end, segments)
+    policy = config.pop("policy", ("compact",))
+    return CompactedLog("t-0", LogConfig(cleanup_policy=policy, **config), start, limit, end, segments)
 
 
 @pytest.mark.parametrize(

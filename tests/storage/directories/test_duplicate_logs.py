@@ -1,6 +1,7 @@
 """Partitions with logs in two directories at a start: which one stays, and what is changed on the disks."""
 
 import errno
+from collections.abc import Sequence
 from uuid import UUID
 
 import pytest
@@ -146,7 +147,7 @@ class Disks:
             on_failure=_raise_it,
         )
 
-    async def topic_ids(self, names: list[str]) -> dict[str, UUID | None]:
+    async def topic_ids(self, names: Sequence[str]) -> dict[str, UUID | None]:
         self.asked.append(list(names))
         return {name: self.live[name] for name in names if name in self.live}
 
@@ -185,7 +186,7 @@ def disks() -> Disks:
     return Disks()
 
 
-async def records(log: Log | None) -> list[bytes]:
+async def records(log: Log | None) -> list[bytes | None]:
     assert log is not None
     return [value for _, value in await read_all(log)]
 

@@ -14,6 +14,7 @@ from klamm.storage.directories import directory_checkpoints, future_logs
 from klamm.storage.directories.future_logs import Fate, PreferredDirectories, fates
 from klamm.storage.directories.log_manager import LogManager
 from klamm.storage.log.log_config import LogConfig
+from klamm.storage.segments.checkpoints import write_offset_checkpoint
 from klamm.storage.segments.log_directory import (
     MetaProperties,
     delete_directory_name,
@@ -95,6 +96,7 @@ class Fixture:
     async def copy(self, count=5):
         """A future log in B with so many records."""
         log = self.manager.get("t", 0)
+        assert log is not None
         future = self.manager.create_future(log, B)
         fetched = await log.read(0, 10_000, max_offset=count, minimum_one_batch=False)
         future.append_as_follower(fetched.data)
@@ -292,7 +294,7 @@ async def test_many_promotions_rewrite_the_checkpoints_a_few_times(fixture, monk
     manager = await fixture.start()
     logs = [manager.get_or_create("t", number, UUID(int=42), CONFIG, is_new=True) for number in range(30)]
     written = []
-    write = directory_checkpoints.write_offset_checkpoint
+    write = write_offset_checkpoint
     monkeypatch.setattr(
         directory_checkpoints,
         "write_offset_checkpoint",

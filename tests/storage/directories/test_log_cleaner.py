@@ -3,6 +3,7 @@
 import asyncio
 import errno
 from dataclasses import replace
+from typing import Any
 from unittest.mock import ANY
 
 import pytest
@@ -20,6 +21,7 @@ from klamm.storage.log.log_config import LogConfig
 from klamm.storage.segments.checkpoints import write_offset_checkpoint
 from klamm.storage.segments.log_directory import MetaProperties
 from support.logs import NOW_MS, DiskEnvironment
+from support.metrics import values
 
 pytestmark = pytest.mark.loop("virtual")
 
@@ -101,7 +103,7 @@ async def pairs(log) -> list[str]:
 
         for at, header in iterate_batches(fetched.data):
             for record in decode_records(fetched.data, at, header):
-                found.append(f"{record.offset}:{record.key.decode()}={(record.value or b'').decode()}")
+                found.append(f"{record.offset}:{(record.key or b'').decode()}={(record.value or b'').decode()}")
         position = fetched.next_offset
     return found
 
@@ -299,7 +301,7 @@ async def test_a_log_that_cannot_be_cleaned_is_marked_and_stops_no_other(machine
     assert machine.checkpoint() == [f"good 0 {good.first_dirty_offset}"]
     metrics = Metrics()
     manager.cleaner.register(metrics)
-    read = {metric.name.name: metric.read() for metric in metrics}
+    read = {metric.name.name: values(metric) for metric in metrics}
     assert read["uncleanable-partitions-count"] == {A: 1}
     assert read["uncleanable-bytes"][A] > 0
     assert read["max-dirty-percent"][""] >= 0
@@ -457,12 +459,13 @@ def test_steps_take_as_long_as_the_rate_demands(monkeypatch) -> None:
         return result
 
     monkeypatch.setattr(log_cleaner, "clean", three_steps)
-    steps = clean_at_rate(None, None, 2_000, False)
+    nothing: Any = None
+    steps = clean_at_rate(nothing, nothing, 2_000, False)
     assert [next(steps), next(steps), next(steps)] == [0.5, 0.25, 0.1]
     with pytest.raises(StopIteration) as end:
         next(steps)
     assert end.value.value is result
-    assert next(clean_at_rate(None, None, float("inf"), False)) == 0
+    assert next(clean_at_rate(nothing, nothing, float("inf"), False)) == 0
 
 
 # Four records fill a segment; of each, the last one leaves, and two segments do not fit into one.

@@ -10,13 +10,14 @@ import pytest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record.records import ControlRecordType
 from klamm.simulation.machine.disk import SimulatedFileSystem
-from klamm.simulation.machine.loop import SimulatedLoop
+from klamm.simulation.machine.loop import simulated_loop
 from klamm.simulation.machine.process import Process
 from klamm.storage.directories import directory_checkpoints
 from klamm.storage.directories.directory_loader import DirectoryLoader
 from klamm.storage.directories.log_manager import LogManager, LogManagerSettings
 from klamm.storage.log.log import AppendOrigin
 from klamm.storage.log.log_config import LogConfig
+from klamm.storage.segments.checkpoints import write_offset_checkpoint
 from klamm.storage.segments.log_directory import MetaProperties
 from support.logs import NOW_MS, DiskEnvironment, append, marker, read_all
 
@@ -30,7 +31,7 @@ CONFIG = LogConfig(segment_bytes=1000, index_interval_bytes=150, file_delete_del
 
 def in_virtual_time(scenario):
     """Runs a scenario in which every sleep is over at once."""
-    SimulatedLoop().run_until_complete(scenario)
+    simulated_loop().run_until_complete(scenario)
 
 
 def raise_it(*reasons):
@@ -615,7 +616,7 @@ async def test_many_logs_that_move_their_start_at_once_write_the_checkpoint_twic
     manager = await fixture.loaded(A)
     logs = [fill(manager, partition=number) for number in range(30)]
     written = []
-    write = directory_checkpoints.write_offset_checkpoint
+    write = write_offset_checkpoint
     monkeypatch.setattr(
         directory_checkpoints,
         "write_offset_checkpoint",

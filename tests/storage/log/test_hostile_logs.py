@@ -21,7 +21,7 @@ from klamm.storage.log.producer_state import ProducerState
 from klamm.storage.segments.checkpoints import parse_leader_epoch_checkpoint, parse_offset_checkpoint
 from klamm.storage.segments.log_directory import parse_partition_metadata, read_meta_properties
 from support.hostile_bytes import Hostile, seeds
-from support.logs import DIRECTORY, DiskEnvironment, batch, marker, open_log
+from support.logs import DIRECTORY, DiskEnvironment, ObservedLog, batch, marker, open_log
 
 STEPS = 25
 # A ListOffsets response has room for a timestamp, an offset and an epoch.
@@ -69,7 +69,7 @@ def follower_batches(hostile: Hostile, end: int) -> bytes:
     return data
 
 
-def step(hostile: Hostile, log: Log) -> None:
+def step(hostile: Hostile, log: ObservedLog) -> None:
     chance = hostile.chance
     now_ms = hostile.sometimes(1500, 48)
     start, end = log.log_start_offset, log.log_end_offset
@@ -104,7 +104,7 @@ def step(hostile: Hostile, log: Log) -> None:
     assert not log.failures
 
 
-def reopened(hostile: Hostile, environment: DiskEnvironment, log: Log, *, damage: bool) -> Log | None:
+def reopened(hostile: Hostile, environment: DiskEnvironment, log: Log, *, damage: bool) -> ObservedLog | None:
     """The log after a shutdown or a kill, perhaps with one of its files damaged; None when it is refused."""
     is_clean = hostile.chance.random() < 0.5
     if is_clean:

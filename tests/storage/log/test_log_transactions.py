@@ -51,7 +51,8 @@ async def committed(log, start=None):
             while coming and coming[0][1] <= header.last_offset:
                 aborted.add(coming.pop(0)[0])
             if header.is_control:
-                if decode_end_transaction_marker(fetched.data, position, header).type is ABORT:
+                marker_found = decode_end_transaction_marker(fetched.data, position, header)
+                if marker_found is not None and marker_found.type is ABORT:
                     aborted.discard(header.producer_id)
             elif not (header.is_transactional and header.producer_id in aborted):
                 records = decode_records(fetched.data, position, header)
@@ -206,7 +207,7 @@ def looked_at(log) -> list[int]:
     """The fields of the log's only transaction index that are read from now on."""
     index, found = next(iter(log.segments)).transaction_index, []
 
-    class Looked(type(index._fields)):
+    class Looked(type(index._fields)):  # type: ignore[misc]  # an array, which cannot be patched
         def __getitem__(self, key):
             found.append(key)
             return super().__getitem__(key)

@@ -94,7 +94,8 @@ def test_a_batch_across_the_wrap():
     state = ProducerState()
     state.update(data(0, MAX - 1, count=5), None)
     assert state.entries[1].last_sequence == 2
-    assert state.find_duplicate(data(0, MAX - 1, count=5)).first_sequence == MAX - 1
+    duplicate = state.find_duplicate(data(0, MAX - 1, count=5))
+    assert duplicate is not None and duplicate.first_sequence == MAX - 1
     check(state, data(5, 3), None, CLIENT)
 
 

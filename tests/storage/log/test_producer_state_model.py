@@ -39,7 +39,7 @@ class Batch(NamedTuple):
     """A batch in the log, below `end`. Only a marker has a kind."""
 
     offset: int
-    count: int
+    records: int
     producer_id: int
     epoch: int
     sequence: int
@@ -50,11 +50,11 @@ class Batch(NamedTuple):
 
     @property
     def end(self):
-        return self.offset + self.count
+        return self.offset + self.records
 
     @property
     def last_sequence(self):
-        return (self.sequence + self.count - 1) % 2**31
+        return (self.sequence + self.records - 1) % 2**31
 
 
 class Known(NamedTuple):
@@ -168,7 +168,7 @@ class World:
         expected = self.answer(each) if origin is AppendOrigin.CLIENT else (None, each.offset, each.end - 1)
         try:
             info = self.log.append_as_leader(data, 0, origin=origin, now_ms=each.timestamp_ms)
-            answer = (info.oddity, info.first_offset, info.last_offset)
+            answer: object = (info.oddity, info.first_offset, info.last_offset)
         except KafkaError as error:
             answer = error.code
         assert answer == expected
@@ -200,7 +200,7 @@ class World:
         """One of the last batches of the producer, or one that fits none of them."""
         sent = [each for each in self.of(producer_id) if each.kind is None][-1 - back :]
         if sent:
-            self.send(producer_id, sent[0].epoch, sent[0].sequence, sent[0].count, sent[0].is_transactional)
+            self.send(producer_id, sent[0].epoch, sent[0].sequence, sent[0].records, sent[0].is_transactional)
 
     def near_the_wrap(self, producer_id, count):
         """The batches before it are not in this log: a leader that had lost them accepted it."""

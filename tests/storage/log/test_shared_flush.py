@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.storage.directories.log_manager import LogManager
 from klamm.storage.log import log as log_module
 from klamm.storage.log.log_config import LogConfig
@@ -87,7 +87,7 @@ async def test_a_flush_counts_only_for_those_that_waited_before_it_began():
 
 async def test_a_flush_that_fails_is_tried_again_for_those_that_waited_for_the_next_one():
     flushes = SharedFlush()
-    outcomes = [KafkaError(56, "no"), None]
+    outcomes = [KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no"), None]
 
     async def flush():
         await asyncio.sleep(1)

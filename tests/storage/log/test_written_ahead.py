@@ -50,7 +50,7 @@ def log_file(environment: DiskEnvironment) -> bytes:
     return bytes(environment.file_system.read_file(PATH))
 
 
-async def values(log: Log) -> list[bytes]:
+async def values(log: Log) -> list[bytes | None]:
     return [value for _, value in await read_all(log)]
 
 

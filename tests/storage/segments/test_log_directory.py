@@ -40,7 +40,9 @@ def test_names_survive(topic, partition, unique):
     assert ld.parse_directory_name(name) == (topic, partition, "")
     marked = ld.delete_directory_name(topic, partition, unique)
     assert len(marked) <= 255
-    kept, number, suffix = ld.parse_directory_name(marked)
+    parsed = ld.parse_directory_name(marked)
+    assert parsed is not None
+    kept, number, suffix = parsed
     assert topic.startswith(kept)
     assert (number, suffix) == (partition, "-delete")
 

@@ -1,6 +1,7 @@
 """Verifying a partition's directory, and predicting what opening it would do: agreement with the loader itself."""
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -44,7 +45,7 @@ def contents(file_system) -> dict[str, bytes]:
     return {name: file_system.read_file(f"{PARTITION}/{name}") for name in file_system.list_directory(PARTITION)}
 
 
-def arguments(recovery_point: int, is_clean: bool) -> dict[str, object]:
+def arguments(recovery_point: int, is_clean: bool) -> dict[str, Any]:
     return {"log_start_offset": 0, "recovery_point": recovery_point, "is_clean": is_clean, "now_ms": NOW_MS}
 
 

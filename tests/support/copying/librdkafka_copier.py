@@ -86,7 +86,8 @@ class Copier:
                 self._copy(records)
 
     def _consume(self) -> list[Any]:
-        return self.consumer.consume(self.options.transaction_size, POLL_S)
+        messages: list[Any] = self.consumer.consume(self.options.transaction_size, POLL_S)
+        return messages
 
     @staticmethod
     def _checked(record: Any) -> Any | None:

@@ -5,7 +5,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -168,3 +168,10 @@ def _tagged(tags: int, name_end: str, attribute: str, end: str, type_: str) -> d
     pattern = rf"kafka.(\w+)<type=(.+), name=(.+){name_end}{', (.+)=(.+)' * tags}><>{attribute}"
     labels = {f"${4 + 2 * tag}": f"${5 + 2 * tag}" for tag in range(tags)}
     return _rule(pattern, f"$1_$2_$3{end}", type_) | {"labels": labels}
+
+
+def values(metric: Metric) -> Mapping[str, Any]:
+    """The metric's values by tag. Only metrics that are read in steps have no mapping."""
+    read = metric.read()
+    assert isinstance(read, Mapping)
+    return read

@@ -25,7 +25,7 @@ def clusters(draw: st.DrawFn) -> ClusterModel:
     count = draw(st.integers(2, 8))
     racks = draw(st.one_of(st.none(), st.lists(st.sampled_from("abcd"), min_size=count, max_size=count)))
     log_dirs = DIRECTORIES[: draw(st.integers(0, 3))]
-    brokers = {each: Broker(racks and racks[each], log_dirs) for each in range(count)}
+    brokers = {each: Broker(None if racks is None else racks[each], log_dirs) for each in range(count)}
     partitions = {}
     for number in range(draw(st.integers(1, 30))):
         replicas = draw(st.permutations([*brokers, DEAD]))[: draw(st.integers(1, min(4, count)))]
@@ -123,7 +123,7 @@ def test_the_order_in_which_a_cluster_is_read_does_not_matter(data: st.DataObjec
         made = plan(cluster, goal)
     except ToolError:
         assume(False)
-    mixed = ClusterModel(dict(reversed(cluster.brokers.items())), dict(reversed(cluster.partitions.items())))
+    mixed = ClusterModel(dict(list(cluster.brokers.items())[::-1]), dict(list(cluster.partitions.items())[::-1]))
     assert plan(mixed, goal) == made
 
 
