@@ -342,9 +342,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def _entered(self) -> Iterator[None]:
         collector, hooks = gc.isenabled(), sys.get_asyncgen_hooks()
         gc.disable()
-        # The modules and what earlier worlds have left outlive this world: collections need not walk through them. A
-        # process that has frozen what lasts, as the tests' do, keeps it so.
-        freezes = gc.get_freeze_count() == 0
+        freezes = not _keeps_frozen()
         if freezes:
             gc.collect()
             gc.freeze()
@@ -454,6 +452,20 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                     # Code that is closed in its middle may raise any exception.
                     with suppress(BaseException):
                         cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
+
+
+def _keeps_frozen() -> bool:
+    """Whether this process has frozen what outlives its worlds, as the tests' do: modules, and what earlier worlds have
+    left. Collections need not walk through these. Each world of another process freezes them for its own time.
+
+    A process that has frozen them is asked once: to count them is to walk through them.
+    """
+    global _is_kept_frozen  # noqa: PLW0603  # as the garbage collector, of which there is one in a process
+    _is_kept_frozen = _is_kept_frozen or gc.get_freeze_count() > 0
+    return _is_kept_frozen
+
+
+_is_kept_frozen = False
 
 
 def _has_begun(task_step: Callable[..., object]) -> bool:

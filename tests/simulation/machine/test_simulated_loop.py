@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from klamm.simulation.machine import loop
 from klamm.simulation.machine.loop import START_S, SimulatedLoop
 from klamm.simulation.machine.process import SimulationFailure
 from klamm.simulation.machine.world import World
@@ -260,7 +261,7 @@ def test_the_collector_runs_at_fixed_steps_only():
     assert gc.isenabled()
 
 
-def test_what_the_process_has_frozen_stays_so_and_what_the_loop_freezes_does_not():
+def test_what_the_process_has_frozen_stays_so_and_what_the_loop_freezes_does_not(monkeypatch):
     async def scenario():
         return gc.get_freeze_count() > 0
 
@@ -269,6 +270,7 @@ def test_what_the_process_has_frozen_stays_so_and_what_the_loop_freezes_does_not
     assert run(scenario())
     assert gc.get_freeze_count() > frozen / 2
     gc.unfreeze()
+    monkeypatch.setattr(loop, "_is_kept_frozen", False)
     try:
         assert run(scenario())
         assert gc.get_freeze_count() == 0
