@@ -69,7 +69,7 @@ def offline(cluster: Cluster, topic: str, *arguments: str, code: int = 0) -> str
 def wait_for_checkpoints(cluster: Cluster, topic: str, *brokers: int, offset: int = RECORDS) -> None:
     """Waits until the directories of the brokers say that the records are committed."""
     files = [cluster.broker(broker).data_directory / "replication-offset-checkpoint" for broker in brokers]
-    cluster.until(lambda: all(f"{topic} 0 {offset}\n" in file.read_text() for file in files))
+    cluster.until(lambda: all(file.exists() and f"{topic} 0 {offset}\n" in file.read_text() for file in files))
 
 
 def partition_of(text: str) -> dict[str, Any]:
