@@ -40,7 +40,9 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files(directory: Path) -> list[Path]:
-    return sorted(path.relative_to(directory) for path in directory.rglob("*"))
+    """What is there, without the bytecode that a build may write."""
+    found = (path.relative_to(directory) for path in directory.rglob("*"))
+    return sorted(path for path in found if "__pycache__" not in path.parts)
 
 
 @pytest.fixture(scope="module")

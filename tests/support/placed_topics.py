@@ -27,12 +27,6 @@ def options_of(cluster: Cluster) -> ClientOptions:
     return ClientOptions(tuple((broker.host, broker.port) for broker in cluster.brokers))
 
 
-def leader_of(cluster: Cluster, topic: str, partition: int = 0) -> int:
-    leader = cluster.leader(topic, partition)
-    assert leader is not None, f"{topic}-{partition} has no leader"
-    return leader
-
-
 def create(
     cluster: Cluster, topic: str, assignment: Sequence[Sequence[int]], configs: Mapping[str, str] | None = None
 ) -> None:

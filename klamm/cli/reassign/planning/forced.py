@@ -95,6 +95,9 @@ class ForcedMoves:
                 self._reduce(partition)
                 self._empty(partition)
                 self._increase(partition)
+                # A further replica in its rack may free the rack of one that could not leave before.
+                self._empty(partition)
+                self._refuse_stuck(partition)
         if goal.racks is Racks.IMPROVE and layout.keeps_racks:
             self._improve_racks()
         self.unmovable.sort(key=lambda each: (each.topic, each.partition, -1 if each.broker is None else each.broker))
@@ -164,8 +167,7 @@ class ForcedMoves:
 
     def _empty(self, partition: int) -> None:
         layout = self._layout
-        leaving = [broker for broker in layout.replicas[partition] if self._must_leave(broker)]
-        sources = [broker for broker in leaving if layout.brokers[broker] not in self._goal.replace]
+        sources = [broker for broker in self._stuck(partition) if layout.brokers[broker] not in self._goal.replace]
         moved = self._relocate(partition, sources)
         if len(moved) < len(sources) > 1 and layout.keeps_racks:
             # The lowest brokers may have taken the racks that another replica needs.
@@ -174,11 +176,16 @@ class ForcedMoves:
             moved = self._relocate(partition, sources, spread=True)
         # A replica that has left may have made room in the rack of a new broker.
         self._replace(partition)
-        for source in leaving:
-            if source in layout.replicas[partition]:
-                is_replaced = source not in sources
-                why = self._why_not_replaced if is_replaced else self._why_stuck
-                self._refuse(partition, layout.brokers[source], why(partition, source))
+
+    def _stuck(self, partition: int) -> list[int]:
+        """The brokers that must leave the partition and have not."""
+        return [broker for broker in self._layout.replicas[partition] if self._must_leave(broker)]
+
+    def _refuse_stuck(self, partition: int) -> None:
+        for source in self._stuck(partition):
+            broker = self._layout.brokers[source]
+            why = self._why_not_replaced if broker in self._goal.replace else self._why_stuck
+            self._refuse(partition, broker, why(partition, source))
 
     def _relocate(self, partition: int, sources: Iterable[int], *, spread: bool = False) -> dict[int, int]:
         """The new broker for each replica that could move."""
