@@ -40,7 +40,7 @@ _LENGTH_AT, _MAGIC_AT, _CRC_AT, _MAX_TIMESTAMP_AT = 8, 16, 17, 35
 _SMALLEST_MESSAGE_BYTES = 14
 _FLAGS_AT = 22  # the lower byte of the attributes, which has all that are in use
 
-_LOG_APPEND_TIME_FLAG = 0x08
+LOG_APPEND_TIME_FLAG = 0x08
 CODEC_MASK = 0x07
 TRANSACTIONAL_FLAG = 0x10
 CONTROL_FLAG = 0x20
@@ -95,7 +95,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_log_append_time(self) -> bool:
-        return bool(self.attributes & _LOG_APPEND_TIME_FLAG)
+        return bool(self.attributes & LOG_APPEND_TIME_FLAG)
 
     @property
     def is_transactional(self) -> bool:
@@ -229,15 +229,17 @@ def check_crc(buffer: Buffer, position: int, header: BatchHeader) -> None:
 
 def set_offset_and_epoch(
     buffer: bytearray | memoryview, position: int, header: BatchHeader, base_offset: int, partition_leader_epoch: int
-) -> None:
-    """Writes what a leader assigns into the batch at `position`; the CRC does not cover it."""
-    _OFFSET_LENGTH_EPOCH.pack_into(buffer, position, base_offset, header.batch_length, partition_leader_epoch)
+) -> BatchHeader:
+    """Writes what a leader assigns into the batch at `position`; the CRC does not cover it. Returns the new header."""
+    assigned = base_offset, header.batch_length, partition_leader_epoch
+    _OFFSET_LENGTH_EPOCH.pack_into(buffer, position, *assigned)
+    return BatchHeader._make(assigned + header[3:])
 
 
 def set_log_append_time(buffer: bytearray | memoryview, position: int, header: BatchHeader, timestamp_ms: int) -> None:
     """Makes `timestamp_ms` the time of every record of the batch at `position`, and renews its CRC."""
     _MAX_TIMESTAMP.pack_into(buffer, position + _MAX_TIMESTAMP_AT, timestamp_ms)
-    _CRC_ATTRIBUTES.pack_into(buffer, position + _CRC_AT, 0, header.attributes | _LOG_APPEND_TIME_FLAG)
+    _CRC_ATTRIBUTES.pack_into(buffer, position + _CRC_AT, 0, header.attributes | LOG_APPEND_TIME_FLAG)
     _write_crc(buffer, position, header.size_bytes)
 
 

@@ -21,6 +21,7 @@ from klamm.protocol.primitives import Buffer, in_one_go
 from klamm.protocol.record.compression import CompressionType, decompress
 from klamm.protocol.record.fast_walk import advance_fast
 from klamm.protocol.record.record_batch import (
+    CODEC_MASK,
     HEADER_SIZE_BYTES,
     BatchHeader,
     compressed_batch,
@@ -76,20 +77,6 @@ class LargeBatch(Exception):
         return Inspected(self.config, self.demands, found)
 
 
-def check_size(size_bytes: int, config: LogConfig) -> None:
-    """Raises KafkaError MESSAGE_TOO_LARGE or RECORD_LIST_TOO_LARGE when the topic does not accept that size."""
-    if size_bytes > config.max_message_bytes:
-        raise KafkaError(
-            ErrorCode.MESSAGE_TOO_LARGE,
-            f"the batch has {size_bytes} bytes, max.message.bytes is {config.max_message_bytes}",
-        )
-    if size_bytes > config.segment_bytes:
-        raise KafkaError(
-            ErrorCode.RECORD_LIST_TOO_LARGE,
-            f"the batch has {size_bytes} bytes, segment.bytes is {config.segment_bytes}",
-        )
-
-
 def inspect_at_once(batch: Buffer, header: BatchHeader, demands: Demands, config: LogConfig) -> Inspection | None:
     """As `inspect`; None if that takes too long."""
     if header.record_count > AT_ONCE_STEPS:
@@ -102,14 +89,16 @@ def inspect_at_once(batch: Buffer, header: BatchHeader, demands: Demands, config
         raise
     if demands.codec is not None and len(walk.body) > AT_ONCE_BYTES:
         return None
-    return in_one_go(_found(walk, demands, config)) if _advance(walk, AT_ONCE_STEPS) else None
+    if not _advance(walk, AT_ONCE_STEPS):
+        return None
+    return _found(walk, None if demands.codec is None else in_one_go(_converted(walk, demands.codec, config)))
 
 
 def inspect(batch: bytes, demands: Demands, config: LogConfig) -> Generator[int, None, Inspection]:
     """Inspects, in steps, a batch whose header has been checked.
 
     Raises KafkaError: INVALID_RECORD when the batch cannot be read, because another try would not help;
-    MESSAGE_TOO_LARGE; the errors of `check_size` when the batch becomes too large.
+    MESSAGE_TOO_LARGE; the errors of `LogConfig.check_batch_size` when the batch becomes too large.
     """
     header = parse_header(batch)
     max_bytes = max_decompressed_bytes(header)
@@ -118,12 +107,12 @@ def inspect(batch: bytes, demands: Demands, config: LogConfig) -> Generator[int,
     yield 0
     while not _advance(walk, STEPS_PER_SLICE, advance_fast):
         yield 0
-    return (yield from _found(walk, demands, config))
+    return _found(walk, None if demands.codec is None else (yield from _converted(walk, demands.codec, config)))
 
 
 def _begin(batch: Buffer, header: BatchHeader, demands: Demands, max_bytes: int) -> RecordWalk:
     try:
-        body = decompress(header.codec, memoryview(batch)[HEADER_SIZE_BYTES : header.size_bytes], max_bytes)
+        body = decompress(header.attributes & CODEC_MASK, memoryview(batch)[HEADER_SIZE_BYTES:], max_bytes)
     except KafkaError as error:
         raise _unreadable(error) from None
     return RecordWalk(memoryview(body), header, demands.wanted)
@@ -144,16 +133,20 @@ def _unreadable(error: KafkaError) -> KafkaError:
     return KafkaError(code, error.message)
 
 
-def _found(walk: RecordWalk, demands: Demands, config: LogConfig) -> Generator[int, None, Inspection]:
-    new_batch = None
-    if demands.codec is not None and not walk.refused:
-        new_batch = yield from compressed_batch(walk.header, walk.body, demands.codec)
-        check_size(len(new_batch), config)
+def _converted(walk: RecordWalk, codec: CompressionType, config: LogConfig) -> Generator[int, None, bytearray | None]:
+    if walk.refused:
+        return None
+    batch = yield from compressed_batch(walk.header, walk.body, codec)
+    config.check_batch_size(len(batch))
+    return batch
+
+
+def _found(walk: RecordWalk, batch: bytearray | None) -> Inspection:
     return Inspection(
         walk.max_timestamp_ms,
         walk.is_numbered,
         tuple(walk.refused),
         walk.keyless_count,
         walk.out_of_range_count,
-        new_batch,
+        batch,
     )

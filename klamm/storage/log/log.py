@@ -31,15 +31,9 @@ from klamm.base.slices import Slices, each, in_slices
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import (
-    NO_PRODUCER_ID,
     NO_TIMESTAMP,
-    BatchHeader,
-    parse_header,
     parse_header_of_one,
-    set_log_append_time,
-    set_offset_and_epoch,
 )
-from klamm.protocol.record.records import decode_end_transaction_marker
 from klamm.storage.log.batch_inspection import Inspected
 from klamm.storage.log.follower_batches import Batch, check_batches, first_segment
 from klamm.storage.log.job import CleanedGroup, CleaningJob, LastRecord, SourceSegment
@@ -47,7 +41,7 @@ from klamm.storage.log.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from klamm.storage.log.log_config import LogConfig
 from klamm.storage.log.log_loader import LoadedLog, write_unsynced
 from klamm.storage.log.log_reader import FetchedRecords, LogReader
-from klamm.storage.log.log_validator import demands_on, fulfil, inspect_batch, validate_batch
+from klamm.storage.log.log_validator import demands_on, validate_and_assign_offsets
 from klamm.storage.log.producer_state import AppendOrigin, BatchMetadata, ProducerState
 from klamm.storage.log.retention import RULES, RetainedLog
 from klamm.storage.log.shared_flush import SharedFlush
@@ -350,46 +344,23 @@ class Log:
 
         A batch whose compression differs from compression.type is compressed anew first.
 
-        Raises KafkaError: as `log_validator.validate_batch`, `fulfil` and `ProducerState.check`,
-        KAFKA_STORAGE_ERROR. Raises LargeBatch for a batch that a worker must inspect. Another call with the result
-        appends it then, and checks everything again, because the log may have changed meanwhile.
+        Raises KafkaError: as `validate_and_assign_offsets`, KAFKA_STORAGE_ERROR. Raises LargeBatch for a batch that a
+        worker must inspect. Another call with the result appends it then, and checks everything again, because the log
+        may have changed meanwhile.
         """
         self._check_usable()
-        header = parse_header(records)
-        config = self.config
-        validate_batch(records, header, config, origin, now_ms)
-        marker = decode_end_transaction_marker(records, 0, header) if header.is_control else None
-        if header.producer_id > NO_PRODUCER_ID:
-            if origin is AppendOrigin.CLIENT:
-                duplicate = self._producer_state.find_duplicate(header)
-                if duplicate is not None:
-                    return self._duplicate(duplicate)
-            self._producer_state.check(header, marker, origin, self.log_start_offset)
-        oddity = None
-        demands = demands_on(header, config, origin, now_ms)
-        if demands is not None:
-            if inspected is None or inspected.config is not config:
-                inspected = inspect_batch(records, header, demands, config, origin)
-            records, header = fulfil(inspected, records, header)
-            if inspected.found.batch is not None:
-                oddity = Oddity.CONVERTED
-        max_timestamp, log_append_time_ms = header.max_timestamp, -1
-        if config.uses_log_append_time:
-            max_timestamp = log_append_time_ms = now_ms
-            set_log_append_time(records, 0, header, now_ms)
-        first_offset = self._log_end_offset
-        set_offset_and_epoch(records, 0, header, first_offset, leader_epoch)
-        header = header._replace(
-            base_offset=first_offset, partition_leader_epoch=leader_epoch, max_timestamp=max_timestamp
-        )
+        batch = validate_and_assign_offsets(records, self, leader_epoch, origin, now_ms, inspected)
+        if isinstance(batch, BatchMetadata):
+            return self._duplicate(batch)
+        records, header, marker, is_converted = batch
         self._append(records, (Batch(0, header, marker),), now_ms)
         return AppendInfo(
-            first_offset,
-            header.last_offset,
-            max_timestamp,
-            log_append_time_ms,
+            header.base_offset,
+            self._log_end_offset - 1,
+            header.max_timestamp,
+            now_ms if self.config.uses_log_append_time else -1,
             self._log_start_offset,
-            oddity,
+            Oddity.CONVERTED if is_converted else None,
             len(records),
         )
 
@@ -456,15 +427,17 @@ class Log:
             if header.partition_leader_epoch != self.leader_epochs.latest_epoch and header.partition_leader_epoch >= 0:
                 self.leader_epochs.assign(header.partition_leader_epoch, header.base_offset)
         spare: File | None = None
+        last_offset = last.last_offset
         try:
-            if self._is_sync_due(last.next_offset):
+            if self._is_sync_due(last_offset + 1):
                 # A sync opens one file after another. It must not fail after the append for lack of a descriptor: the
                 # records would be in the log and count as replicated.
                 spare = self._file_system.open(self._segments.active.path)
-            segment = self._segment_for(len(records), first, last, newest.max_timestamp, now_ms)
+            segment = self._segment_for(len(records), first.base_offset, last_offset, newest.max_timestamp, now_ms)
             is_written = self._ahead is not None and self._end_ahead(records, segment)
-            segment.append(records, last.last_offset, newest.max_timestamp, newest.last_offset, is_written=is_written)
-            self._log_end_offset = last.next_offset
+            newest_offset = last_offset if newest is last else newest.last_offset
+            segment.append(records, last_offset, newest.max_timestamp, newest_offset, is_written=is_written)
+            self._log_end_offset = last_offset + 1
             self._update_producer_state(segment, batches)
         except OSError as error:
             raise self._storage_error(error, "appending") from error
@@ -532,7 +505,9 @@ class Log:
         self._check_usable()
         header = header._replace(base_offset=self._log_end_offset)
         try:
-            segment = self._segment_for(len(records), header, header, header.max_timestamp, now_ms)
+            segment = self._segment_for(
+                len(records), header.base_offset, header.last_offset, header.max_timestamp, now_ms
+            )
             ahead = self._ahead = WrittenAhead(segment, records)
         except OSError as error:
             raise self._storage_error(error, "appending") from error
@@ -571,19 +546,19 @@ class Log:
                 raise self.log_directory.fail(error, f"cutting {self.name}") from error
 
     def _segment_for(
-        self, size_bytes: int, first: BatchHeader, last: BatchHeader, max_timestamp: int, now_ms: int
+        self, size_bytes: int, base_offset: int, last_offset: int, max_timestamp: int, now_ms: int
     ) -> LogSegment:
         active = self._segments.active
         if active.should_roll(
             size_bytes,
-            last.last_offset,
+            last_offset,
             max_timestamp,
             now_ms,
             segment_bytes=self.config.max_segment_bytes,
             segment_ms=self.config.max_segment_ms,
             segment_index_bytes=self.config.segment_index_bytes,
         ):
-            return self._roll(first.base_offset, now_ms)
+            return self._roll(base_offset, now_ms)
         return active
 
     # -- segments -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 
 _MAX_LONG = 2**63 - 1
@@ -68,3 +69,16 @@ class LogConfig:
     @cached_property
     def uses_log_append_time(self) -> bool:
         return self.message_timestamp_type == "LogAppendTime"
+
+    def check_batch_size(self, size_bytes: int) -> None:
+        """Raises KafkaError MESSAGE_TOO_LARGE or RECORD_LIST_TOO_LARGE when the topic does not accept that size."""
+        if size_bytes > self.max_message_bytes:
+            raise KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"the batch has {size_bytes} bytes, max.message.bytes is {self.max_message_bytes}",
+            )
+        if size_bytes > self.segment_bytes:
+            raise KafkaError(
+                ErrorCode.RECORD_LIST_TOO_LARGE,
+                f"the batch has {size_bytes} bytes, segment.bytes is {self.segment_bytes}",
+            )

@@ -1,4 +1,7 @@
-"""The checks that a batch must pass before a leader appends it.
+"""The way of a produced batch into a leader's log: from its header to the offsets that it gets.
+
+`validate_and_assign_offsets` takes a batch through once: its size and checksum, its counts and flags, its producer and
+sequence, and what the topic demands of its records. It decides from what it is given, and writes only into the batch.
 
 If the topic's configuration demands nothing of single records, the header is trusted and the records stay opaque; Kafka
 inspects every record even then. Otherwise `batch_inspection` inspects them, and records that the topic does not accept
@@ -8,30 +11,37 @@ Source: kafka.log.LogValidator, kafka.log.Log (analyzeAndValidateRecords).
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer, in_one_go
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import (
+    CODEC_MASK,
+    CONTROL_FLAG,
+    LOG_APPEND_TIME_FLAG,
     NO_PRODUCER_ID,
+    TRANSACTIONAL_FLAG,
     BatchHeader,
     check_crc,
     most_records,
     parse_header,
+    set_log_append_time,
     set_max_timestamp,
+    set_offset_and_epoch,
 )
 from klamm.protocol.record.record_walk import MAX_NAMED_RECORDS, Refusal, RefusedRecord, Wanted
+from klamm.protocol.record.records import EndTransactionMarker, decode_end_transaction_marker
 from klamm.storage.log.batch_inspection import (
     Demands,
     Inspected,
     Inspection,
     LargeBatch,
-    check_size,
     inspect,
     inspect_at_once,
 )
 from klamm.storage.log.log_config import LogConfig
-from klamm.storage.log.producer_state import AppendOrigin
+from klamm.storage.log.producer_state import AppendOrigin, BatchMetadata, ProducerState
 
 _MAX_CODEC = max(CompressionType)
 _NO_LIMIT_MS = 2**63 - 1
@@ -59,42 +69,99 @@ class OffsetsRefused(KafkaError):
         super().__init__(ErrorCode.INVALID_RECORD, message)
 
 
-def validate_batch(records: Buffer, header: BatchHeader, config: LogConfig, origin: AppendOrigin, now_ms: int) -> None:
-    """Checks that `records` is one valid batch. A client's batch is checked more strictly than one that klamm has made.
+class LeaderLog(Protocol):
+    """The log that the batch is for. It is only looked at."""
+
+    config: LogConfig
+
+    @property
+    def log_start_offset(self) -> int: ...
+
+    @property
+    def log_end_offset(self) -> int: ...
+
+    @property
+    def producer_state(self) -> ProducerState: ...
+
+
+class ValidBatch(NamedTuple):
+    """A batch with all that a leader writes into it. Its header says so, except for the timestamp type and the CRC."""
+
+    records: bytearray | memoryview
+    header: BatchHeader
+    marker: EndTransactionMarker | None
+    is_converted: bool
+
+
+def validate_and_assign_offsets(
+    records: bytearray | memoryview,
+    log: LeaderLog,
+    leader_epoch: int,
+    origin: AppendOrigin,
+    now_ms: int,
+    inspected: Inspected | None,
+) -> ValidBatch | BatchMetadata:
+    """Takes a batch all the way from its header to the offsets at the log's end, which are written into `records`.
+    A batch whose compression differs from compression.type is compressed anew. Returns what a duplicate repeats.
 
     Raises KafkaError: MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, CORRUPT_MESSAGE, INVALID_RECORD, INVALID_TIMESTAMP,
-    UNSUPPORTED_COMPRESSION_TYPE.
+    UNSUPPORTED_COMPRESSION_TYPE, and the errors of `ProducerState.check`. Raises LargeBatch for a client's batch that a
+    worker must inspect; then this is called again with what the worker has found.
     """
+    config = log.config
+    header = parse_header(records)
     size_bytes = header.size_bytes
-    check_size(size_bytes, config)
+    config.check_batch_size(size_bytes)
     check_crc(records, 0, header)
     if size_bytes != len(records):
         raise _invalid(f"one batch is allowed for each partition, {len(records) - size_bytes} bytes follow it")
     if origin is AppendOrigin.CLIENT:
-        _validate_client_batch(records, header, config, now_ms)
+        _check_client_batch(header)
+    marker = decode_end_transaction_marker(records, 0, header) if header.attributes & CONTROL_FLAG else None
+    if header.producer_id > NO_PRODUCER_ID:
+        producers = log.producer_state
+        if origin is AppendOrigin.CLIENT:
+            duplicate = producers.find_duplicate(header)
+            if duplicate is not None:
+                return duplicate
+        producers.check(header, marker, origin, log.log_start_offset)
+    is_converted = False
+    demands = demands_on(header, config, origin, now_ms)
+    if demands is not None:
+        if inspected is None or inspected.config is not config:
+            inspected = _inspect(records, header, demands, config, origin)
+        records, header = _fulfil(inspected, records, header)
+        is_converted = inspected.found.batch is not None
+    if config.uses_log_append_time:
+        set_log_append_time(records, 0, header, now_ms)
+        header = header._replace(max_timestamp=now_ms)
+    header = set_offset_and_epoch(records, 0, header, log.log_end_offset, leader_epoch)
+    return ValidBatch(records, header, marker, is_converted)
 
 
-def _validate_client_batch(records: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
+def _check_client_batch(header: BatchHeader) -> None:
+    """A client's batch is checked more strictly than one that klamm has made."""
+    attributes = header.attributes
     if header.base_offset != 0:
         raise OffsetsRefused(f"the base offset is {header.base_offset}, not 0")
     if header.record_count <= 0 or header.record_count != header.last_offset_delta + 1:
         raise OffsetsRefused(f"{header.record_count} records do not fill offsets 0 to {header.last_offset_delta}")
     if header.record_count > most_records(header):
         raise _invalid(f"{header.record_count} records do not fit into {header.size_bytes} bytes")
-    if header.is_control:
+    if attributes & CONTROL_FLAG:
         raise OffsetsRefused("clients may not write control batches")
     if header.producer_id > NO_PRODUCER_ID:
         if header.base_sequence < 0 or header.producer_epoch < 0:
             raise OffsetsRefused(
                 f"sequence {header.base_sequence} of producer epoch {header.producer_epoch} is negative"
             )
-    elif header.is_transactional:
+    elif attributes & TRANSACTIONAL_FLAG:
         raise _invalid("a transactional batch has no producer id")
-    if header.codec > _MAX_CODEC:
+    if attributes & CODEC_MASK > _MAX_CODEC:
         raise KafkaError(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression type {header.codec} is unknown, allowed are 0 to 4"
         )
-    if header.is_log_append_time:
+    if attributes & LOG_APPEND_TIME_FLAG:
         message = "a producer may not set the timestamp type LogAppendTime"
         named = range(min(header.record_count, MAX_NAMED_RECORDS))
         raise RecordsRefused(ErrorCode.INVALID_TIMESTAMP, message, [(index, message) for index in named])
@@ -116,7 +183,7 @@ def demands_on(header: BatchHeader, config: LogConfig, origin: AppendOrigin, now
     return Demands(Wanted(), codec) if codec is not None else None
 
 
-def inspect_batch(
+def _inspect(
     records: Buffer, header: BatchHeader, demands: Demands, config: LogConfig, origin: AppendOrigin
 ) -> Inspected:
     """Looks at each record. Raises LargeBatch for a client's batch that a worker must inspect, and KafkaError."""
@@ -129,12 +196,15 @@ def inspect_batch(
     return Inspected(config, demands, found)
 
 
-def fulfil(
+def _fulfil(
     inspected: Inspected, records: bytearray | memoryview, header: BatchHeader
 ) -> tuple[bytearray | memoryview, BatchHeader]:
-    """The batch as the topic demands it, and its header. Raises RecordsRefused, MESSAGE_TOO_LARGE."""
+    """The batch as the topic demands it, and its header. Raises RecordsRefused, INVALID_RECORD."""
     config, demands, found = inspected
-    _check_inspection(found, demands, config)
+    if found.refused:
+        raise _refused(found, demands, config)
+    if not found.is_numbered:
+        raise _invalid("the records do not number themselves 0, 1, 2 and so on")
     if found.batch is not None:
         records = found.batch
         header = parse_header(records)
@@ -142,14 +212,6 @@ def fulfil(
         set_max_timestamp(records, 0, header, found.max_timestamp_ms)
         header = header._replace(max_timestamp=found.max_timestamp_ms)
     return records, header
-
-
-def _check_inspection(found: Inspection, demands: Demands, config: LogConfig) -> None:
-    """Raises RecordsRefused or KafkaError(INVALID_RECORD) if the records do not meet the demands."""
-    if found.refused:
-        raise _refused(found, demands, config)
-    if not found.is_numbered:
-        raise _invalid("the records do not number themselves 0, 1, 2 and so on")
 
 
 def _refused(found: Inspection, demands: Demands, config: LogConfig) -> RecordsRefused:
