@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, Self
 
-from klamm.storage.segments import offset_index, time_index
+from klamm.storage.segments.search_index import SearchIndex
 
 Cost = Callable[[Mapping[str, Any]], int]
 
@@ -38,9 +38,9 @@ _FILE_SYSTEM_CALLS = (
 )  # fmt: skip
 
 
-def _index_entries(index: offset_index.OffsetIndex | time_index.TimeIndex, entry_size_bytes: int) -> int:
+def _index_entries(index: SearchIndex) -> int:
     path = index.file.path
-    return os.path.getsize(path) // entry_size_bytes * _INDEX_ENTRY if os.path.exists(path) else 0
+    return os.path.getsize(path) // index.ENTRY.size * _INDEX_ENTRY if os.path.exists(path) else 0
 
 
 # The functions that do more than their opcodes, and how much more with these arguments.
@@ -51,15 +51,13 @@ COSTS: dict[str, Cost] = {
     "SystemFile.read": lambda arguments: _DISK_CALL + arguments["size_bytes"] // _COPIED_PER_OPCODE,
     "SystemFile.read_cached": lambda arguments: _DISK_CALL + arguments["size_bytes"] // _COPIED_PER_OPCODE,
     "SystemFile.write": lambda arguments: _DISK_CALL + sum(map(len, arguments["buffers"])) // _COPIED_PER_OPCODE,
-    "OffsetIndex.read_entries": lambda arguments: _index_entries(arguments["self"], offset_index.ENTRY_SIZE_BYTES),
-    "TimeIndex.read_entries": lambda arguments: _index_entries(arguments["self"], time_index.ENTRY_SIZE_BYTES),
+    "SearchIndex.read_entries": lambda arguments: _index_entries(arguments["self"]),
     "_crc": lambda arguments: arguments["size_bytes"] // _CHECKED_PER_OPCODE,
 }
 _FILES_WITH_COSTS = (
     "/klamm/base/environment.py",
     "/klamm/protocol/record/record_batch.py",
-    "/klamm/storage/segments/offset_index.py",
-    "/klamm/storage/segments/time_index.py",
+    "/klamm/storage/segments/search_index.py",
 )
 
 

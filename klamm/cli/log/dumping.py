@@ -28,7 +28,7 @@ from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import NO_SEQUENCE, BatchHeader, advance_sequence, crc_matches
 from klamm.protocol.record.records import Record, decode_end_transaction_marker, decode_records
 from klamm.storage.log.producer_state import snapshot_entries
-from klamm.storage.segments import batch_scan, offset_index, time_index
+from klamm.storage.segments import batch_scan
 from klamm.storage.segments.checkpoints import (
     LEADER_EPOCH_CHECKPOINT,
     parse_leader_epoch_checkpoint,
@@ -41,6 +41,7 @@ from klamm.storage.segments.log_directory import (
     format_topic_id,
     parse_partition_metadata,
 )
+from klamm.storage.segments.offset_index import OffsetIndex
 from klamm.storage.segments.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -48,6 +49,7 @@ from klamm.storage.segments.segment import (
     TIME_INDEX_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
 )
+from klamm.storage.segments.time_index import TimeIndex
 from klamm.storage.segments.transaction_index import TransactionIndex
 from klamm.storage.segments.unsynced_files import UnsyncedFiles
 
@@ -318,7 +320,7 @@ def _decoded(path: str, position: int, record: Record, decode: Decode, printer: 
 
 
 def _dump_offset_index(path: str, wanted: Wanted, printer: _Printer) -> None:
-    entries = offset_index.entries_in_use(READ_ONLY.read_file(path), path, _base_offset(path))
+    entries = OffsetIndex.entries_in_use(READ_ONLY.read_file(path), path, _base_offset(path))
     if not entries:
         printer.line(f"{path} is empty.")
         return
@@ -346,7 +348,7 @@ def _dump_offset_index(path: str, wanted: Wanted, printer: _Printer) -> None:
 
 def _dump_time_index(path: str, wanted: Wanted, printer: _Printer) -> None:
     base_offset = _base_offset(path)
-    entries = time_index.entries_in_use(READ_ONLY.read_file(path), path, base_offset)
+    entries = TimeIndex.entries_in_use(READ_ONLY.read_file(path), path, base_offset)
     if wanted.index_sanity_check:
         printer.line(f"{path} passed sanity check.")
         return

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import typer
@@ -32,6 +33,7 @@ from klamm.processes.errors import (
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey
 from klamm.storage.log.log_config import LogConfig
+from klamm.storage.log.log_loader import load_log
 from klamm.storage.segments.checkpoints import (
     CLEANER_OFFSET_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
@@ -113,10 +115,10 @@ def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *,
                 compacted_to = math.inf if is_compacted else first_dirty_offset
                 log = verify_log(disk, path, compacted_to=compacted_to, on_read=advance)
                 _check_committed(log, directory.checkpoints[HIGH_WATERMARK_CHECKPOINT].get(key, 0))
-                prediction = predict(
-                    disk,
-                    path,
-                    compacted_config if is_compacted else config,
+                load = partial(
+                    load_log,
+                    directory=path,
+                    config=compacted_config if is_compacted else config,
                     log_start_offset=directory.checkpoints[LOG_START_OFFSET_CHECKPOINT].get(key, 0),
                     recovery_point=directory.checkpoints[RECOVERY_POINT_CHECKPOINT].get(key, 0),
                     first_dirty_offset=first_dirty_offset,
@@ -124,6 +126,7 @@ def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *,
                     is_clean=directory.is_clean,
                     now_ms=environment.now_ms(),
                 )
+                prediction = predict(disk, path, load)
             except OSError as error:
                 unverified += 1
                 _tell_unreadable(path, describe_os_error(error), as_json)

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from klamm.base.environment import Buffer, File, FileSystem
 from klamm.protocol.record.record_batch import NO_TIMESTAMP
-from klamm.storage.segments import offset_index, time_index, transaction_index
+from klamm.storage.segments import transaction_index
+from klamm.storage.segments.offset_index import OffsetIndex
+from klamm.storage.segments.search_index import Entry
 from klamm.storage.segments.segment import (
     CLEANED_SUFFIX,
     INDEX_SUFFIX,
@@ -20,7 +22,7 @@ from klamm.storage.segments.segment import (
     TRANSACTION_INDEX_SUFFIX,
     file_name,
 )
-from klamm.storage.segments.time_index import TimeEntry
+from klamm.storage.segments.time_index import TimeIndex
 from klamm.storage.segments.transaction_index import AbortedTransaction
 
 _WRITTEN_AT_ONCE_BYTES = 512 * 1024
@@ -53,12 +55,12 @@ class CleanedSegment:
         self._file_system = file_system
         self._directory = directory
         self._index_interval_bytes = index_interval_bytes
-        self._most_index_entries = segment_index_bytes // offset_index.ENTRY_SIZE_BYTES
-        self._most_time_index_entries = segment_index_bytes // time_index.ENTRY_SIZE_BYTES - 1
+        self._most_index_entries = segment_index_bytes // OffsetIndex.ENTRY.size
+        self._most_time_index_entries = segment_index_bytes // TimeIndex.ENTRY.size - 1
         self._bytes_since_index_entry = 0
         self._index: list[tuple[int, int]] = []
-        self._time_index: list[TimeEntry] = []
-        self._largest: TimeEntry = (NO_TIMESTAMP, base_offset)
+        self._time_index: list[Entry] = []
+        self._largest: Entry = (NO_TIMESTAMP, base_offset)
         self._unwritten: list[Buffer] = []
         self._unwritten_bytes = 0
         self._file: File = file_system.open(self._path(LOG_SUFFIX), create=True)
@@ -84,7 +86,7 @@ class CleanedSegment:
         return self._index_interval_bytes, self._bytes_since_index_entry, self.size_bytes, *self._largest
 
     def append_run(
-        self, batches: memoryview, points: Iterable[IndexPoint], bytes_since_index_entry: int, largest: TimeEntry
+        self, batches: memoryview, points: Iterable[IndexPoint], bytes_since_index_entry: int, largest: Entry
     ) -> None:
         """Adds batches with their index entries, and the later values of `index_state`. The bytes may change later."""
         for point in points:
@@ -111,7 +113,7 @@ class CleanedSegment:
         if len(self._time_index) < self._most_time_index_entries:
             self._add_time_entry((point.largest_timestamp_ms, point.offset_of_largest))
 
-    def _add_time_entry(self, entry: TimeEntry) -> None:
+    def _add_time_entry(self, entry: Entry) -> None:
         last_timestamp_ms = self._time_index[-1][0] if self._time_index else NO_TIMESTAMP
         if entry[0] > last_timestamp_ms:
             self._time_index.append(entry)
@@ -129,8 +131,8 @@ class CleanedSegment:
         self._file.sync()
         self._file.close()
         self._add_time_entry(self._largest)
-        self._write_index(INDEX_SUFFIX, offset_index.pack_entries(self._index, self.base_offset))
-        self._write_index(TIME_INDEX_SUFFIX, time_index.pack_entries(self._time_index, self.base_offset))
+        self._write_index(INDEX_SUFFIX, OffsetIndex.pack_entries(self._index, self.base_offset))
+        self._write_index(TIME_INDEX_SUFFIX, TimeIndex.pack_entries(self._time_index, self.base_offset))
         if self.aborted_transactions:
             self._write_index(TRANSACTION_INDEX_SUFFIX, transaction_index.pack_entries(self.aborted_transactions))
         self._file_system.set_modified_time_ms(self._path(LOG_SUFFIX), modified_ms)

@@ -27,8 +27,8 @@ from klamm.storage.log.producer_state import ProducerState
 from klamm.storage.segments import batch_scan
 from klamm.storage.segments.index_file import CorruptIndexError
 from klamm.storage.segments.log_segments import LogSegments
+from klamm.storage.segments.search_index import Entry
 from klamm.storage.segments.segment import LogSegment
-from klamm.storage.segments.time_index import TimeEntry
 
 # After this many batches the worker thread is free for other work, and the caller may abandon the walk.
 BATCHES_PER_SLICE = 20_000
@@ -43,7 +43,7 @@ class Truncation(NamedTuple):
     segment: LogSegment
     position: int
     end_offset: int
-    largest_timestamp: TimeEntry  # of the segment, below the cut, and its offset
+    largest_timestamp: Entry  # of the segment, below the cut, and its offset
     producer_state: ProducerState
 
 
@@ -148,7 +148,7 @@ def _find_batch(
 
 def _find_largest_timestamp(
     file_system: FileSystem, segment: LogSegment, end: int, end_offset: int
-) -> Generator[Callable[[], Any], Any, TimeEntry]:
+) -> Generator[Callable[[], Any], Any, Entry]:
     largest = segment.time_index.last_entry_below(end_offset)
     position = segment.offset_index.lookup(largest[1])
     while position < end:
@@ -157,7 +157,7 @@ def _find_largest_timestamp(
     return largest
 
 
-def _largest_timestamp(file_system: FileSystem, path: str, position: int, end: int) -> tuple[int, TimeEntry]:
+def _largest_timestamp(file_system: FileSystem, path: str, position: int, end: int) -> tuple[int, Entry]:
     """(the position where this slice ends, the largest timestamp found)."""
     file = file_system.open(path)
     try:

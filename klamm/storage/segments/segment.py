@@ -23,7 +23,8 @@ from klamm.storage.segments.disk_errors import PASSING
 from klamm.storage.segments.index_file import CorruptIndexError, IndexFile
 from klamm.storage.segments.offset_index import OffsetIndex
 from klamm.storage.segments.open_files import OpenFiles
-from klamm.storage.segments.time_index import TimeEntry, TimeIndex
+from klamm.storage.segments.search_index import Entry
+from klamm.storage.segments.time_index import TimeIndex
 from klamm.storage.segments.transaction_index import TransactionIndex
 from klamm.storage.segments.unsynced_files import UnsyncedFiles
 
@@ -469,7 +470,7 @@ class LogSegment:
 
     # -- cutting and rebuilding -----------------------------------------------------------------------------------
 
-    def cut(self, position: int, offset: int, largest_timestamp: TimeEntry) -> None:
+    def cut(self, position: int, offset: int, largest_timestamp: Entry) -> None:
         """Removes everything from the batch at `position` on, so that the segment ends at `offset`.
 
         `largest_timestamp` is that of the batches that stay, with its offset in the time index.

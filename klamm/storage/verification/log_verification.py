@@ -20,13 +20,14 @@ from klamm.protocol.record.record_batch import BatchHeader, check_crc
 from klamm.protocol.record.records import decode_end_transaction_marker
 from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.storage.log.leader_epoch_cache import LeaderEpochCache
-from klamm.storage.log.log_config import LogConfig
-from klamm.storage.log.log_loader import LoadedLog, load_log, segment_file
+from klamm.storage.log.log_loader import LoadedLog, segment_file
 from klamm.storage.log.producer_state import ProducerState
-from klamm.storage.segments import batch_scan, offset_index, time_index
+from klamm.storage.segments import batch_scan
 from klamm.storage.segments.checkpoints import LEADER_EPOCH_CHECKPOINT, parse_leader_epoch_checkpoint
 from klamm.storage.segments.index_file import CorruptIndexError
 from klamm.storage.segments.log_directory import PARTITION_METADATA_FILE, parse_partition_metadata
+from klamm.storage.segments.offset_index import OffsetIndex
+from klamm.storage.segments.search_index import Entry
 from klamm.storage.segments.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -35,6 +36,7 @@ from klamm.storage.segments.segment import (
     TRANSACTION_INDEX_SUFFIX,
     file_name,
 )
+from klamm.storage.segments.time_index import TimeIndex
 from klamm.storage.segments.transaction_index import AbortedTransaction, TransactionIndex
 from klamm.storage.segments.unsynced_files import UnsyncedFiles
 from klamm.storage.verification.overlay import OverlayFileSystem
@@ -218,7 +220,7 @@ class _SegmentCheck:
         self.is_sound = True
         self._is_any_misplaced = False
         self._offsets_by_position: dict[int, int] = {}
-        self._times: deque[time_index.TimeEntry] = deque()
+        self._times: deque[Entry] = deque()
         self._aborted: list[AbortedTransaction] = []
         self.size_bytes = 0
 
@@ -308,13 +310,13 @@ class _SegmentCheck:
         """An index may lack entries: the last ones of an active segment are not written yet."""
         try:
             content, path = self._index(INDEX_SUFFIX)
-            entries = offset_index.entries_in_use(content, path, self._base_offset)
+            entries = OffsetIndex.entries_in_use(content, path, self._base_offset)
             self._offsets_by_position = {position: offset for offset, position in entries}
         except CorruptIndexError as error:
             self._index_found(INDEX_SUFFIX, None, str(error))
         try:
             content, path = self._index(TIME_INDEX_SUFFIX)
-            self._times.extend(time_index.entries_in_use(content, path, self._base_offset))
+            self._times.extend(TimeIndex.entries_in_use(content, path, self._base_offset))
         except CorruptIndexError as error:
             self._index_found(TIME_INDEX_SUFFIX, None, str(error))
 
@@ -380,34 +382,13 @@ def _offsets(names: Sequence[str], suffix: str) -> list[int]:
 # -- what a start would do --------------------------------------------------------------------------------------------
 
 
-def predict(
-    file_system: FileSystem,
-    directory: str,
-    config: LogConfig,
-    *,
-    log_start_offset: int,
-    recovery_point: int,
-    is_clean: bool,
-    now_ms: int,
-    first_dirty_offset: int = 0,
-    high_watermark: int | None = None,
-) -> Prediction:
-    """What `load_log` with these arguments would do. Raises OSError."""
+def predict(file_system: FileSystem, directory: str, load: Callable[[FileSystem], LoadedLog]) -> Prediction:
+    """What `load`, a `load_log` of this directory, would do. Raises OSError."""
     overlay = OverlayFileSystem(file_system)
     loaded: LoadedLog | None = None
     refusal = None
     try:
-        loaded = load_log(
-            overlay,
-            directory,
-            config,
-            log_start_offset=log_start_offset,
-            recovery_point=recovery_point,
-            is_clean=is_clean,
-            now_ms=now_ms,
-            first_dirty_offset=first_dirty_offset,
-            high_watermark=high_watermark,
-        )
+        loaded = load(overlay)
     except KafkaError as error:
         refusal = error.message
     return _prediction(file_system, overlay, directory, loaded, refusal)

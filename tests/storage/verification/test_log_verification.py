@@ -1,17 +1,19 @@
 """Verifying a partition's directory, and predicting what opening it would do: agreement with the loader itself."""
 
 import random
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from klamm.base.environment import FileSystem
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.record.records import ControlRecordType
 from klamm.storage.log.log import AppendOrigin
 from klamm.storage.log.log_config import LogConfig
-from klamm.storage.log.log_loader import load_log
+from klamm.storage.log.log_loader import LoadedLog, load_log
 from klamm.storage.verification.log_verification import predict, verify_log
 from klamm.storage.verification.overlay import OverlayFileSystem
 from support.logs import NOW_MS, DiskEnvironment, append, marker, open_log
@@ -45,8 +47,16 @@ def contents(file_system) -> dict[str, bytes]:
     return {name: file_system.read_file(f"{PARTITION}/{name}") for name in file_system.list_directory(PARTITION)}
 
 
-def arguments(recovery_point: int, is_clean: bool) -> dict[str, Any]:
-    return {"log_start_offset": 0, "recovery_point": recovery_point, "is_clean": is_clean, "now_ms": NOW_MS}
+def loading(recovery_point: int, is_clean: bool) -> Callable[[FileSystem], LoadedLog]:
+    return partial(
+        load_log,
+        directory=PARTITION,
+        config=SMALL,
+        log_start_offset=0,
+        recovery_point=recovery_point,
+        is_clean=is_clean,
+        now_ms=NOW_MS,
+    )
 
 
 def damage(environment: DiskEnvironment, chance: random.Random) -> str:
@@ -87,13 +97,13 @@ def test_a_start_does_what_was_predicted(seed: int, wounds: int, recovery_point:
         damage(environment, chance)
     before = contents(environment.file_system)
 
-    expected = predict(environment.file_system, PARTITION, SMALL, **arguments(recovery_point, is_clean))
+    expected = predict(environment.file_system, PARTITION, loading(recovery_point, is_clean))
     verify_log(environment.file_system, PARTITION)
     assert contents(environment.file_system) == before
 
     refusal, loaded = None, None
     try:
-        loaded = load_log(environment.file_system, PARTITION, SMALL, **arguments(recovery_point, is_clean))
+        loaded = loading(recovery_point, is_clean)(environment.file_system)
     except KafkaError as error:
         refusal = error.message
     after = contents(environment.file_system)
@@ -121,7 +131,7 @@ def test_a_recovery_of_the_whole_log_loses_something_exactly_when_a_segment_is_d
     environment = filled()
     damage(environment, random.Random(seed))
     found = verify_log(environment.file_system, PARTITION).findings
-    expected = predict(environment.file_system, PARTITION, SMALL, **arguments(0, False))
+    expected = predict(environment.file_system, PARTITION, loading(0, False))
     is_damaged = any(finding.file.endswith(".log") for finding in found)
     removed_segments = 7 - sum(name.endswith(".log") for name in environment.file_system.list_directory(PARTITION))
     assert (expected.lost_bytes > 0) == is_damaged or removed_segments

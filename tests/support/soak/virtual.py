@@ -63,8 +63,6 @@ COMPACTED_CONFIGS = {**TOPIC_CONFIGS, "delete.retention.ms": "600000"}
 # What follows the records that are kept and the elections.
 FOLLOW_THE_LOG = (
     "LeaderEpochCache._entries",
-    "OffsetIndex._entries",
-    "TimeIndex._entries",
     "LogSegments._segments",
     "LogSegments._base_offsets",
     "LogSegment()",
