@@ -37,6 +37,7 @@ from klamm.protocol.record.records import Record, build_batch
 from klamm.storage.compaction.cleaner import clean, fastest_kernel
 from klamm.storage.compaction.kept_records import placed_records
 from klamm.storage.directories.log_manager import LogManager
+from klamm.storage.log.cleaning import cleaning_job, swap_cleaned
 from klamm.storage.log.job import CleaningStatistics
 from klamm.storage.log.log import Log
 from klamm.storage.log.log_config import LogConfig
@@ -121,11 +122,13 @@ def clean_with_klamm(directory: Path, options: argparse.Namespace) -> tuple[floa
     async def run(log: Log) -> tuple[float, CleaningStatistics]:
         log.update_high_watermark(log.log_end_offset)
         began = time.perf_counter()
-        job = log.cleaning_job(0, 2**62, delete_retention_ms=86_400_000, map_bytes=MAP_BYTES, map_load_factor=0.9)
+        job = cleaning_job(
+            log._environment, log, 0, 2**62, delete_retention_ms=86_400_000, map_bytes=MAP_BYTES, map_load_factor=0.9
+        )
         assert job is not None
         result = in_one_go(clean(job, SystemEnvironment().file_system, kernel_type))
         for group in result.groups:
-            assert log.swap_cleaned(job, group)
+            assert swap_cleaned(log, job, group)
         return time.perf_counter() - began, result.statistics
 
     return with_log(directory, options.segment_mb * MB, run)

@@ -309,7 +309,8 @@ class LogDirMoves:
             await self._copy(move)
         if not self._is_valid(move) or not _are_equal(partition):
             return False
-        if not move.was_synced or future.recovery_point < current.recovery_point or future.is_truncation_unsynced:
+        is_behind = future.recovery_point < current.recovery_point
+        if not move.was_synced or is_behind or future.durability.is_truncation_unsynced:
             await self._sync(move)
             return False
         if future.durable_log_start_offset < current.durable_log_start_offset:
@@ -379,7 +380,7 @@ class LogDirMoves:
         future.update_log_start_offset(min(current.log_start_offset, future.high_watermark))
         self._quota.record(appended_bytes, self._clock_ms())
         move.failures = 0
-        move.unsynced_bytes += appended_bytes if future.has_unflushed else 0
+        move.unsynced_bytes += appended_bytes if future.durability.has_unflushed else 0
         if appended_bytes < len(fetched.data):
             move.piece_bytes = max(MIN_PIECE_BYTES, appended_bytes)  # Small batches: the rest was read in vain.
         else:

@@ -320,7 +320,7 @@ class ReplicaManager:
         """Appends one batch to a partition that this broker leads. Raises LargeBatch as `Log.append_as_leader`."""
         try:
             target = self.partition(topic, partition)
-            syncs = target.log.syncs_on_loop
+            syncs = target.log.durability.syncs_on_loop
             info = target.append_records_as_leader(
                 records, required_acks, self._environment.now_ms(), origin, inspected
             )
@@ -350,7 +350,7 @@ class ReplicaManager:
             log_start_offset,
             required_offset=end_offset,
             leader_epoch=target.leader_epoch,
-            has_waited_for_disk=target.log.syncs_on_loop > syncs,
+            has_waited_for_disk=target.log.durability.syncs_on_loop > syncs,
         )
 
     @asynccontextmanager

@@ -19,6 +19,7 @@ from klamm.protocol.record.records import decode_records
 from klamm.storage.compaction.cleaner import clean
 from klamm.storage.compaction.compiled_kernel import CompiledKernel
 from klamm.storage.compaction.plain_kernel import PlainKernel
+from klamm.storage.log.cleaning import cleaning_job, swap_cleaned
 from klamm.storage.log.log import Log
 from klamm.storage.log.log_config import LogConfig
 from klamm.storage.log.log_loader import load_log
@@ -108,13 +109,19 @@ def clean_copy(directory: Path, first_dirty_offset: int, kernel_type) -> list[tu
     """Cleans the log there, and returns what remains."""
 
     async def scenario(log: Log) -> list[tuple]:
-        job = log.cleaning_job(
-            first_dirty_offset, 2**62, delete_retention_ms=0, map_bytes=1_000_000, map_load_factor=0.9
+        job = cleaning_job(
+            log._environment,
+            log,
+            first_dirty_offset,
+            2**62,
+            delete_retention_ms=0,
+            map_bytes=1_000_000,
+            map_load_factor=0.9,
         )
         assert job is not None
         result = in_one_go(clean(job, SystemEnvironment().file_system, kernel_type))
         for group in result.groups:
-            assert log.swap_cleaned(job, group)
+            assert swap_cleaned(log, job, group)
         return await contents(log)
 
     return with_log(directory, scenario)

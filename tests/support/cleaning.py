@@ -7,6 +7,7 @@ from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record.record_batch import BatchHeader, iterate_batches
 from klamm.protocol.record.records import Record, build_batch, decode_records
 from klamm.storage.compaction.cleaner import clean
+from klamm.storage.log.cleaning import cleaning_job, swap_cleaned
 from klamm.storage.log.job import CleaningJob, CleaningProgress, CleaningResult
 from klamm.storage.log.log import Log
 from klamm.storage.log.log_config import LogConfig
@@ -82,7 +83,7 @@ async def clean_if_dirty(log: Log, first_dirty_offset: int = 0, **options: Any) 
     job, steps = started
     result = in_one_go(steps)
     for group in result.groups:
-        assert log.swap_cleaned(job, group)
+        assert swap_cleaned(log, job, group)
     return result
 
 
@@ -112,7 +113,9 @@ async def start_if_dirty(
 ) -> tuple[CleaningJob, Generator[CleaningProgress, None, CleaningResult]] | None:
     """(job, its steps), after a flush."""
     await log.flush()
-    job = log.cleaning_job(
+    job = cleaning_job(
+        log._environment,
+        log,
         first_dirty_offset,
         first_uncleanable_offset,
         delete_retention_ms=delete_retention_ms,

@@ -174,7 +174,7 @@ class CoordinatorLog:
         return (
             partition not in self._queued
             and _size_bytes(append.records) <= APPENDED_AT_ONCE_MAX_BYTES
-            and (hosted is None or not hosted.log.would_sync(len(append.records)))
+            and (hosted is None or not hosted.log.durability.would_sync(len(append.records)))
         )
 
     def _queue(self, partition: int, append: _Append) -> None:

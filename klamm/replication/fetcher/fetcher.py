@@ -455,10 +455,11 @@ class ReplicaFetcher:
                 if result.records and fetch.partition.log.must_prepare:
                     unprepared.append((topic_partition, result))
                     continue
-                syncs = fetch.partition.log.syncs_on_loop
+                durability = fetch.partition.log.durability
+                syncs = durability.syncs_on_loop
                 await self._process_partition(topic_partition, fetch, result, out_of_range, diverging)
                 pieces = APPEND_PIECES + len(result.records) // BYTES_PER_PIECE if result.records else 1
-                if fetch.partition.log.syncs_on_loop > syncs:  # flush.messages: the append waited for the disk.
+                if durability.syncs_on_loop > syncs:  # flush.messages: the append waited for the disk.
                     pieces = PARTITIONS_PER_SLICE
                 if processed.is_over(pieces):
                     await asyncio.sleep(0)

@@ -7,7 +7,7 @@ The first dirty offset is the log's entry in cleaner-offset-checkpoint. The firs
 
 | offset                                                 | because                                                  |
 |--------------------------------------------------------|----------------------------------------------------------|
-| `Log.uncleanable_from`                                 | the log may still change there                           |
+| `cleaning.uncleanable_from`                            | the log may still change there                           |
 | the base offset of the last segment that has a batch   | no follower and no copy of the log could reach an end of |
 |                                                        | the log that no batch has                                |
 | of the first dirty segment whose largest timestamp is  | consumers may rely on seeing every record for so long    |

@@ -35,6 +35,7 @@ from klamm.storage.compaction.cleaned_segment import remove_cleaned_files
 from klamm.storage.compaction.cleaner import clean, kernel_for
 from klamm.storage.compaction.plain_kernel import PlainKernel
 from klamm.storage.directories.cleanable_logs import NEVER_MS, Cleanable, CompactedLog, first_dirty, measure
+from klamm.storage.log.cleaning import cleaning_job, swap_cleaned, uncleanable_from
 from klamm.storage.log.job import CleaningJob, CleaningResult, CleaningStatistics
 from klamm.storage.log.log import Log
 
@@ -286,7 +287,9 @@ class LogCleaner:
 
     def _job(self, cleaning: _Cleaning) -> CleaningJob | None:
         settings, range_ = self._settings, cleaning.range
-        return cleaning.log.cleaning_job(
+        return cleaning_job(
+            self._environment,
+            cleaning.log,
             range_.first_dirty_offset,
             range_.end_offset,
             delete_retention_ms=cleaning.log.config.delete_retention_ms,
@@ -299,7 +302,7 @@ class LogCleaner:
         log = cleaning.log
         for group in result.groups:
             await asyncio.sleep(0)
-            if cleaning.is_aborted or not log.swap_cleaned(job, group):
+            if cleaning.is_aborted or not swap_cleaned(log, job, group):
                 return False
         return True
 
@@ -535,7 +538,7 @@ def clean_at_rate(
 
 def _view(log: Log) -> CompactedLog:
     return CompactedLog(
-        log.name, log.config, log.log_start_offset, log.uncleanable_from, log.log_end_offset, list(log.segments)
+        log.name, log.config, log.log_start_offset, uncleanable_from(log), log.log_end_offset, list(log.segments)
     )
 
 

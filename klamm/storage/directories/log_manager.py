@@ -677,11 +677,11 @@ class LogManager:
         """Syncs the writes of a killed process. Otherwise the first append to each log would wait for this."""
         for directory in self._directories:
             await self._sync_together(
-                directory, [log for log in self.logs_in(directory.path) if log.is_truncation_unsynced]
+                directory, [log for log in self.logs_in(directory.path) if log.durability.is_truncation_unsynced]
             )
         async with aclosing(self._each_online()) as logs:
             async for log in logs:
-                if log.is_truncation_unsynced:
+                if log.durability.is_truncation_unsynced:
                     await self._flush(log)
 
     async def _sync_together(self, directory: LogDirectory, logs: Sequence[Log]) -> None:
@@ -692,7 +692,7 @@ class LogManager:
         begun = []
         async for log in each(logs, LOGS_PER_SLICE):
             with suppress(KafkaError):  # The log is closed by now, or its flush raises the error.
-                begun.append((log.directory, log.begin_shared_sync()))
+                begun.append((log.directory, log.durability.begin_shared_sync()))
         try:
             directories = [directory.path, *(path for path, _ in begun)]
             if not await self._environment.run_long(self._file_system.sync_file_system, directories):
@@ -785,7 +785,9 @@ class LogManager:
     async def _flush_dirty(self) -> None:
         async with aclosing(self._each_online()) as logs:
             async for log in logs:
-                if log.has_unflushed and self._environment.now_ms() - log.last_flush_ms >= log.config.flush_ms:
+                durability = log.durability
+                idle_ms = self._environment.now_ms() - durability.last_flush_ms
+                if durability.has_unflushed and idle_ms >= log.config.flush_ms:
                     await self._flush(log)
 
     async def _flush(self, log: Log) -> None:

@@ -1,12 +1,12 @@
 """What goes into a cleaning, and what comes out of it. Plain values, because they pass between processes.
 
 The way of a cleaning:
-1. `Log.cleaning_job` on the broker's loop collects all that the log knows in memory.
+1. `cleaning.cleaning_job` on the broker's loop collects all that the log knows in memory.
 2. `cleaner.clean(job, file_system)` does the long work, off the loop: it only reads the log's files, and writes files
    with the suffix `.cleaned`.
-3. `Log.swap_cleaned(job, group)` on the loop takes the segments of one group out of the log and puts the new one in.
-   Each call takes a few milliseconds; other work may run between two calls. Then `new_first_dirty_offset` is the first
-   dirty offset for the next cleaning.
+3. `cleaning.swap_cleaned(log, job, group)` on the loop takes the segments of one group out of the log and puts the new
+   one in. Each call takes a few milliseconds; other work may run between two calls. Then `new_first_dirty_offset` is
+   the first dirty offset for the next cleaning.
 
 What the caller keeps to:
 - One cleaning at a time for a directory, from the job until its last swap; a cancelled one counts until its work has

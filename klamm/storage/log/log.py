@@ -19,10 +19,10 @@ Source: kafka.log.Log.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
-from typing import NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeGuard
 from uuid import UUID
 
 from klamm.base.environment import Environment, File
@@ -32,11 +32,10 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import (
     NO_TIMESTAMP,
-    parse_header_of_one,
 )
 from klamm.storage.log.batch_inspection import Inspected
+from klamm.storage.log.durability import Durability
 from klamm.storage.log.follower_batches import Batch, check_batches, first_segment
-from klamm.storage.log.job import CleanedGroup, CleaningJob, LastRecord, SourceSegment
 from klamm.storage.log.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from klamm.storage.log.log_config import LogConfig
 from klamm.storage.log.log_loader import LoadedLog, write_unsynced
@@ -44,16 +43,16 @@ from klamm.storage.log.log_reader import FetchedRecords, LogReader
 from klamm.storage.log.log_validator import demands_on, validate_and_assign_offsets
 from klamm.storage.log.producer_state import AppendOrigin, BatchMetadata, ProducerState
 from klamm.storage.log.retention import RULES, RetainedLog
-from klamm.storage.log.shared_flush import SharedFlush
 from klamm.storage.log.swap import begin_swap, end_swap
+from klamm.storage.log.timestamp_lookup import Found
 from klamm.storage.log.truncation import Steps, Truncation, find_truncation, take_at_once, take_off_loop
-from klamm.storage.log.written_ahead import PIECE_BYTES, WrittenAhead
+from klamm.storage.log.written_ahead import WrittenAhead, header_of_large
 from klamm.storage.segments.checkpoints import LEADER_EPOCH_CHECKPOINT, format_leader_epoch_checkpoint
-from klamm.storage.segments.disk_errors import NO_DESCRIPTORS, PASSING, SHORTAGES
+from klamm.storage.segments.disk_errors import SHORTAGES
 from klamm.storage.segments.log_directory import PARTITION_METADATA_FILE, LogDirectory, format_partition_metadata
+from klamm.storage.segments.log_segments import LogSegments
 from klamm.storage.segments.open_files import OpenFiles
-from klamm.storage.segments.segment import CLEANED_SUFFIX, LogSegment
-from klamm.storage.segments.unsynced_files import sync
+from klamm.storage.segments.segment import LogSegment
 
 __all__ = ["AppendInfo", "AppendOrigin", "FetchedRecords", "Log", "LogHost", "Oddity"]
 
@@ -62,10 +61,8 @@ _LOGGER = logging.getLogger(__name__)
 # While more inactive segments than these are to be flushed, appends should wait: a client can begin segments faster
 # than a disk can sync their files, and each takes memory until then.
 MAX_UNFLUSHED_SEGMENTS = 64
-# Index entries of this many segments are written in one slice.
+# The files of this many segments are closed in one slice.
 SEGMENTS_PER_SLICE = 50
-# This many aborted transactions, or segments in which they are looked for, make a slice.
-ABORTED_PER_SLICE = 5_000
 # The files of a segment that is deleted are renamed, in some hundred microseconds.
 DELETED_PER_SLICE = 20
 
@@ -117,17 +114,12 @@ class Log:
     """
 
     # Attributes of the class until a log needs its own, which few do: one more attribute costs each log 700 bytes.
-    # How often the loop has waited for the disk.
-    syncs_on_loop = 0
     # Why the sync before the next append failed: that append fails, too, instead of trying again on the loop.
     _unsynced_because: KafkaError | None = None
-    _damage_told: str | None = None
     # The segment that is being preallocated, and what is set when that has ended.
     _preallocating: LogSegment | None = None
     _preallocated: asyncio.Event | None = None
     _ahead: WrittenAhead | None = None
-    # A producer snapshot to be written: the steps that make it, its offset, and the truncations before it.
-    _snapshot: tuple[Generator[None, None, bytes], int, int] | None = None
 
     def __init__(
         self,
@@ -146,15 +138,12 @@ class Log:
         self.log_directory = log_directory
         self.topic_id = loaded.topic_id
         self.config = config
-        self.recovery_point = loaded.recovery_point
-        self.last_flush_ms = environment.now_ms()
         # The offset up to which the log was compacted; None if it never was.
         self.first_dirty_offset: int | None = None
         self._environment = environment
         self._file_system = environment.file_system
         self._host = host
         self._open_files = open_files
-        self._unsynced = loaded.unsynced
         self._segments = loaded.segments
         for segment in self._segments:
             segment.open_log_files = open_files
@@ -166,16 +155,21 @@ class Log:
         self._log_end_offset = loaded.log_end_offset
         self._high_watermark = loaded.log_start_offset
         self._is_closed = False
-        self._is_abandoned = False
-        # Whether a truncation, perhaps by a process that was killed since, may not be durable. If a machine crash undid
-        # it below newer records, the log would mix two histories, and recovery could not detect that.
-        self.is_truncation_unsynced = not loaded.is_clean
         # Whether `prepare_append` should come before the next append.
         self.must_prepare = False
-        self._flushes: SharedFlush | None = None
         # Tells cleanings whether the records that they have read are still those of the log.
-        self._truncations = 0
+        self.truncations = 0
         self._reader = LogReader(environment, loaded.segments, self)
+        self.durability = Durability(
+            environment,
+            self,
+            loaded.segments,
+            self._reader,
+            loaded.unsynced,
+            host.flush_times_ms,
+            recovery_point=loaded.recovery_point,
+            is_clean=loaded.is_clean,
+        )
         self.leader_epochs = LeaderEpochCache(loaded.leader_epochs, self._write_leader_epochs)
         self._update_must_prepare()
 
@@ -205,7 +199,7 @@ class Log:
         """Whether only a checkpoint tells a restart the log start offset: it is within a segment, or a machine crash
         could bring older segments back."""
         return self._log_start_offset > self._segments.first.base_offset or (
-            self._log_start_offset > 0 and self.directory in self._unsynced
+            self._log_start_offset > 0 and self.directory in self.durability.unsynced
         )
 
     @property
@@ -235,16 +229,16 @@ class Log:
         return len(self._segments)
 
     @property
-    def has_unflushed(self) -> bool:
-        """Whether a machine crash would lose records."""
-        return self.recovery_point < self._log_end_offset
+    def recovery_point(self) -> int:
+        """The offset before which everything is on the disk."""
+        return self.durability.recovery_point
 
     @property
     def segment_base_offsets(self) -> list[int]:
         return self._segments.base_offsets
 
     @property
-    def segments(self) -> Iterable[LogSegment]:
+    def segments(self) -> LogSegments:
         """All segments, from the oldest on; the last is the active one. Read only."""
         return self._segments
 
@@ -255,7 +249,7 @@ class Log:
 
     def directory_renamed(self, directory: str) -> None:
         """The directory has the path `directory` now. Pending reads begin anew, and pending syncs do not count."""
-        self._unsynced.directory_renamed(self.directory, directory)
+        self.durability.unsynced.directory_renamed(self.directory, directory)
         self._snapshots.directory_renamed(directory)
         for segment in self._segments:
             segment.directory_renamed(directory)
@@ -277,7 +271,7 @@ class Log:
         self.update_high_watermark(other.high_watermark)
         self.update_log_start_offset(other.log_start_offset)
         self.first_dirty_offset = other.first_dirty_offset
-        self._unsynced.mark(other.log_directory.path)
+        self.durability.unsynced.mark(other.log_directory.path)
 
     def is_on_active_segment(self, offset: int) -> bool:
         return offset >= self._segments.active.base_offset
@@ -300,7 +294,7 @@ class Log:
             )
         if offset <= self._log_start_offset:
             return False
-        self._check_usable()
+        self.check_usable()
         self._move_start(offset)
         self._host.log_start_moved(self)
         return True
@@ -310,9 +304,9 @@ class Log:
             self.leader_epochs.truncate_from_start(offset)
         except KafkaError:
             # On a full disk the epochs stay as they are, and the next start corrects them: old records can still go.
-            self._check_usable()
+            self.check_usable()
         self._log_start_offset = offset
-        self.recovery_point = max(self.recovery_point, offset)
+        self.durability.start_moved(offset)
 
     def assign_topic_id(self, topic_id: UUID) -> None:
         """Adopts the topic's id if the log has no id. Raises KafkaError(INCONSISTENT_TOPIC_ID)."""
@@ -324,9 +318,9 @@ class Log:
             )
         path = f"{self.directory}/{PARTITION_METADATA_FILE}"
         try:
-            write_unsynced(self._file_system, path, format_partition_metadata(topic_id), self._unsynced)
+            write_unsynced(self._file_system, path, format_partition_metadata(topic_id), self.durability.unsynced)
         except OSError as error:
-            raise self._storage_error(error, "writing partition.metadata") from error
+            raise self.storage_error(error, "writing partition.metadata") from error
         self.topic_id = topic_id
 
     # -- append ---------------------------------------------------------------------------------------------------
@@ -348,7 +342,7 @@ class Log:
         worker must inspect. Another call with the result appends it then, and checks everything again, because the log
         may have changed meanwhile.
         """
-        self._check_usable()
+        self.check_usable()
         batch = validate_and_assign_offsets(records, self, leader_epoch, origin, now_ms, inspected)
         if isinstance(batch, BatchMetadata):
             return self._duplicate(batch)
@@ -372,7 +366,7 @@ class Log:
 
         Raises KafkaError: CORRUPT_MESSAGE; OFFSET_OUT_OF_RANGE when the records do not follow the log's end.
         """
-        self._check_usable()
+        self.check_usable()
         batches = check_batches(records, self._log_end_offset, self.name)
         if not batches:
             end = self._log_end_offset
@@ -404,20 +398,13 @@ class Log:
             0,
         )
 
-    def would_sync(self, records: int) -> bool:
-        """Whether an append of `records` records would wait for a sync of the log."""
-        return self.is_truncation_unsynced or self._is_sync_due(self._log_end_offset + records)
-
-    def _is_sync_due(self, end_offset: int) -> bool:
-        return end_offset - self.recovery_point >= self.config.flush_messages
-
     def _append(self, records: Buffer, batches: Sequence[Batch], now_ms: int) -> None:
-        if self.is_truncation_unsynced:
+        if self.durability.is_truncation_unsynced:
             failed = self._unsynced_because
             if failed is not None:
                 self._unsynced_because = None
                 raise failed
-            self._flush_now(now_ms, may_be_repeated=True)
+            self.durability.flush_now(now_ms, may_be_repeated=True)
         first, last = batches[0].header, batches[-1].header
         newest = first
         for batch in batches:
@@ -429,7 +416,7 @@ class Log:
         spare: File | None = None
         last_offset = last.last_offset
         try:
-            if self._is_sync_due(last_offset + 1):
+            if self.durability.is_sync_due(last_offset + 1):
                 # A sync opens one file after another. It must not fail after the append for lack of a descriptor: the
                 # records would be in the log and count as replicated.
                 spare = self._file_system.open(self._segments.active.path)
@@ -440,12 +427,12 @@ class Log:
             self._log_end_offset = last_offset + 1
             self._update_producer_state(segment, batches)
         except OSError as error:
-            raise self._storage_error(error, "appending") from error
+            raise self.storage_error(error, "appending") from error
         finally:
             if spare is not None:
                 spare.close()
         if spare is not None:
-            self._flush_now(now_ms)
+            self.durability.flush_now(now_ms)
 
     def _update_producer_state(self, segment: LogSegment, batches: Sequence[Batch]) -> None:
         ended = []
@@ -466,16 +453,16 @@ class Log:
             await self._ahead.ended.wait()
         try:
             if self._is_flush_due():
-                await self._join_flush(self._is_flush_due)
+                await self.durability.flush(self._is_flush_due)
             await self._reader.load_large_indexes(self._segments.active)
         except KafkaError as error:
-            if self.is_truncation_unsynced:
+            if self.durability.is_truncation_unsynced:
                 self._unsynced_because = error
         self._update_must_prepare()
 
     def _is_flush_due(self) -> bool:
         unflushed = self._segments.count_from(self.recovery_point) - 1
-        return self.is_truncation_unsynced or unflushed > MAX_UNFLUSHED_SEGMENTS
+        return self.durability.is_truncation_unsynced or unflushed > MAX_UNFLUSHED_SEGMENTS
 
     def _update_must_prepare(self) -> None:
         self.must_prepare = self._ahead is not None or self._is_flush_due() or self._segments.active.is_slow_to_load
@@ -496,13 +483,13 @@ class Log:
         most = config.segment_bytes
         if origin is AppendOrigin.CLIENT:
             most = min(most, config.max_message_bytes)  # The append refuses more.
-        header = parse_header_of_one(records) if PIECE_BYTES < len(records) <= most else None
+        header = header_of_large(records, most)
         if header is None or (inspected is None and demands_on(header, config, origin, now_ms) is not None):
             yield
             return
         while self._ahead is not None:
             await self._ahead.ended.wait()
-        self._check_usable()
+        self.check_usable()
         header = header._replace(base_offset=self._log_end_offset)
         try:
             segment = self._segment_for(
@@ -510,23 +497,17 @@ class Log:
             )
             ahead = self._ahead = WrittenAhead(segment, records)
         except OSError as error:
-            raise self._storage_error(error, "appending") from error
+            raise self.storage_error(error, "appending") from error
         self.must_prepare = True
         try:
-            await self._write_ahead(ahead)
+            try:
+                await ahead.write()
+            except OSError as error:
+                raise self.storage_error(error, "appending") from error
             yield
         finally:  # Also of a task that is cancelled: other appends wait for this.
             if self._ahead is ahead:
                 self._drop_ahead()
-
-    async def _write_ahead(self, ahead: WrittenAhead) -> None:
-        """Returns when all is written, or thrown away already."""
-        try:
-            while self._ahead is ahead and not ahead.is_whole:
-                ahead.write_piece()
-                await asyncio.sleep(0)
-        except OSError as error:
-            raise self._storage_error(error, "appending") from error
 
     def _end_ahead(self, records: Buffer, segment: LogSegment) -> bool:
         """Whether `records` are written ahead in `segment`. If not, what is written ahead is thrown away."""
@@ -565,24 +546,24 @@ class Log:
 
     def roll(self) -> None:
         """Begins a new segment, unless the active segment is empty."""
-        self._check_usable()
+        self.check_usable()
         self._drop_ahead()
         try:
             self._roll(self._log_end_offset, self._environment.now_ms())
         except OSError as error:
-            raise self._storage_error(error, "rolling") from error
+            raise self.storage_error(error, "rolling") from error
 
     def _roll(self, base_offset: int, now_ms: int) -> LogSegment:
         active = self._segments.active
         if active.base_offset == base_offset:
             return active
-        segment = self._new_segment(base_offset, now_ms)
+        segment = self.new_segment(base_offset, now_ms)
         segment.create_files()
         if active is not self._preallocating:
             active.trim()
         active.become_inactive()
         self._producer_state.end_offset = base_offset
-        self._take_snapshot()
+        self._snapshots.take_soon(self._producer_state)
         self._segments.add(segment)
         self._update_must_prepare()
         self._host.log_rolled(self)
@@ -591,27 +572,26 @@ class Log:
         self._snapshots.drop_stray(self._segments.has_base)
         return segment
 
-    def _take_snapshot(self) -> None:
-        """Keeps the producers' state for a snapshot. The next flush writes a large one, unless there is a newer one."""
-        state = self._producer_state
-        if state.is_large:
-            self._snapshot = state.begin_snapshot(), state.end_offset, self._truncations
-        else:
-            self._snapshots.take_if_room(state)
+    async def write_large_snapshot(self) -> None:
+        """Writes the producer snapshot that waits for a flush, if one does. Raises OSError."""
+        truncations = self.truncations
+        is_wanted = lambda: not self._is_closed and self.truncations == truncations  # noqa: E731  # short
+        if await self._snapshots.write_pending(self._environment, is_wanted):
+            self._snapshots.drop_stray(self._segments.has_base)
 
-    async def _write_snapshot(self) -> None:
-        if self._snapshot is None:
-            return
-        steps, offset, truncations = self._snapshot
-        self._snapshot = None
-        is_wanted = lambda: not self._is_closed and self._truncations == truncations  # noqa: E731  # short
-        try:
-            await self._snapshots.take_in_steps(steps, offset, self._environment, is_wanted)
-        except OSError as error:
-            if error.errno not in PASSING:
-                raise
-            _LOGGER.warning("No producer snapshot of %s: %s", self.name, error)
-        self._snapshots.drop_stray(self._segments.has_base)
+    def write_small_snapshot(self) -> None:
+        """Writes a producer snapshot, unless it is large. Raises OSError."""
+        if not self._producer_state.is_large:
+            self._snapshots.take_if_room(self._producer_state)
+
+    @property
+    def preallocating(self) -> LogSegment | None:
+        """The segment that is being preallocated. The recovery point stays before it."""
+        return self._preallocating
+
+    async def preallocation_ended(self) -> None:
+        if self._preallocated is not None:
+            await self._preallocated.wait()
 
     async def preallocate(self) -> None:
         """Reserves the disk space of a whole segment (segment.bytes) for the active segment, off the loop.
@@ -644,22 +624,23 @@ class Log:
                 self._drop_ahead()
                 segment.trim()
         except OSError as error:
-            raise self._storage_error(error, "trimming") from error
+            raise self.storage_error(error, "trimming") from error
         finally:
             segment.unpin()
             self._preallocated.set()
             self._preallocated = None
 
-    def _new_segment(self, base_offset: int, now_ms: int, *, suffix: str = "") -> LogSegment:
+    def new_segment(self, base_offset: int, created_ms: int, *, suffix: str = "") -> LogSegment:
+        """A segment that is not in the log, and whose files need not be there."""
         jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
         segment = LogSegment(
             self._file_system,
             self.directory,
             base_offset,
-            self._unsynced,
+            self.durability.unsynced,
             index_interval_bytes=self.config.index_interval_bytes,
             roll_jitter_ms=self._environment.random.randrange(jitter_ms) if jitter_ms > 0 else 0,
-            created_ms=now_ms,
+            created_ms=created_ms,
             suffix=suffix,
         )
         segment.open_log_files = self._open_files
@@ -685,7 +666,7 @@ class Log:
     def delete_old_segments(self, now_ms: int) -> int:
         """Deletes segments that are past retention (`retention.RULES`), some of the oldest. Returns how many: until it
         is none, there may be more."""
-        self._check_usable()
+        self.check_usable()
         count = 0
         try:
             log = self._retained()
@@ -700,7 +681,7 @@ class Log:
                     count += len(breach.segments)
                     log = self._retained()
         except OSError as error:
-            raise self._storage_error(error, "deleting old segments") from error
+            raise self.storage_error(error, "deleting old segments") from error
         return count
 
     def _retained(self) -> RetainedLog:
@@ -722,115 +703,21 @@ class Log:
         self._remove_segments(oldest)
         self._remove_snapshots(oldest)
 
-    # -- compaction -----------------------------------------------------------------------------------------------
-
-    @property
-    def uncleanable_from(self) -> int:
-        """The base offset of the first segment that no cleaning may touch.
-
-        The segments below it are inactive. Their records are committed and their transactions decided: a truncation
-        could otherwise bring an older value of a key back that is no longer there. They are also on the disk: a machine
-        crash could otherwise lose the newer value and leave none.
-        """
-        limit = min(self._segments.active.base_offset, self.last_stable_offset, self.recovery_point)
-        segment = self._segments.floor(limit)
-        return self._log_start_offset if segment is None else segment.base_offset
-
-    def cleaning_job(
-        self,
-        first_dirty_offset: int,
-        first_uncleanable_offset: int,
-        *,
-        delete_retention_ms: int,
-        map_bytes: int,
-        map_load_factor: float,
-    ) -> CleaningJob | None:
-        """The job of cleaning up to `first_uncleanable_offset`, or up to `uncleanable_from` if that is less. None if
-        nothing is dirty there.
-
-        Tombstones and markers leave segments that were modified `delete_retention_ms` before the last segment that is
-        clean already.
-        """
-        self._check_usable()
-        last = self._segments.floor(min(first_uncleanable_offset, self.uncleanable_from))
-        if last is None or last.base_offset <= first_dirty_offset:
-            return None
-        end_offset = last.base_offset
-        segments = [segment for segment in self._segments if segment.base_offset < end_offset]
-        clean = [segment for segment in segments if segment.base_offset < first_dirty_offset]
-        try:
-            delete_horizon_ms = self._file_system.modified_time_ms(clean[-1].path) - delete_retention_ms if clean else 0
-        except OSError as error:
-            raise self._storage_error(error, "preparing to clean") from error
-        producers = self._producer_state.entries
-        return CleaningJob(
-            log_name=self.name,
-            directory=self.directory,
-            segments=tuple(SourceSegment(segment.base_offset, segment.size_bytes) for segment in segments),
-            first_dirty_offset=first_dirty_offset,
-            first_uncleanable_offset=end_offset,
-            delete_horizon_ms=delete_horizon_ms,
-            last_records=tuple(
-                LastRecord(producer_id, entry.batches[-1].last_offset if entry.batches else -1, entry.producer_epoch)
-                for producer_id, entry in producers.items()
-            ),
-            packed_aborted=tuple(filter(None, (segment.packed_aborted() for segment in self._segments))),
-            segment_bytes=self.config.segment_bytes,
-            segment_index_bytes=self.config.segment_index_bytes,
-            index_interval_bytes=self.config.index_interval_bytes,
-            map_bytes=map_bytes,
-            map_load_factor=map_load_factor,
-            digest_key=self._environment.random.randbytes(16),
-            truncations=self._truncations,
-        )
-
-    def swap_cleaned(self, job: CleaningJob, group: CleanedGroup) -> bool:
-        """Puts a cleaned segment into the place of the segments that it was made from, whose files are deleted later.
-
-        Returns False, and changes nothing, when the job is void: since it began, the log was truncated or moved, or
-        has lost a part of these segments; or when the new segment is not what the cleaning has written.
-        """
-        self._check_usable()
-        if job.directory != self.directory or job.truncations != self._truncations:
-            return False
-        sizes = dict(job.segments)
-        old = [
-            segment
-            for segment in self._segments.starting_with(group.base_offset)
-            if segment.base_offset in group.source_base_offsets and segment.size_bytes == sizes[segment.base_offset]
-        ]
-        cleaned = self._new_segment(group.base_offset, self._environment.now_ms(), suffix=CLEANED_SUFFIX)
-        try:
-            cleaned.open_existing()
-            cleaned.transaction_index.load()
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise self._storage_error(error, "swapping a cleaned segment into") from error
-        try:
-            if not old and group.source_base_offsets[-1] < self._segments.first.base_offset:
-                # Retention has deleted them all. The new files must not stay: see `compaction.swap`.
-                self._host.delete_later(self, cleaned.mark_deleted())
-                return True
-            if len(old) != len(group.source_base_offsets) or self._segments.active in old:
-                return False
-            if cleaned.size_bytes != group.size_bytes:
-                return False
-            self._swap(cleaned, old)
-        except OSError as error:
-            # A half-done swap cannot be undone; the next start finishes it.
-            raise self.log_directory.fail(error, f"swapping a cleaned segment into {self.name}") from error
-        return True
-
-    def _swap(self, cleaned: LogSegment, old: Sequence[LogSegment]) -> None:
-        begin_swap(self._file_system, self.directory, cleaned.base_offset)
+    def replace_segments(self, new: LogSegment, old: Sequence[LogSegment]) -> None:
+        """Puts a cleaned segment into the place of the segments that it was made from (`swap.py`). Raises OSError; then
+        only the next start can finish it."""
+        begin_swap(self._file_system, self.directory, new.base_offset)
         # Pending reads begin anew, because the end of an old segment is not the beginning of the one after it now.
         self._reader.invalidate()
         self._remove_segments(old)
-        end_swap(self._file_system, self.directory, cleaned.base_offset)
-        cleaned.swapped_in()
-        self._segments.add(cleaned)
+        end_swap(self._file_system, self.directory, new.base_offset)
+        new.swapped_in()
+        self._segments.add(new)
         self._remove_snapshots(old[1:])
+
+    def discard(self, segment: LogSegment) -> None:
+        """Deletes the files of a segment that is not in the log later. Raises OSError."""
+        self._host.delete_later(self, segment.mark_deleted())
 
     # -- truncation -----------------------------------------------------------------------------------------------
 
@@ -846,7 +733,7 @@ class Log:
 
         This changes nothing in the log. Raises KafkaError also when the log is damaged below `offset`.
         """
-        self._check_usable()
+        self.check_usable()
         if not self._segments.first.base_offset <= offset < self._log_end_offset:
             return None
         generation = self._reader.generation
@@ -859,7 +746,7 @@ class Log:
             if generation != self._reader.generation:
                 return None
             if isinstance(error, OSError):
-                raise self._storage_error(error, "preparing to truncate") from error
+                raise self.storage_error(error, "preparing to truncate") from error
             raise
 
     def truncate_to(self, offset: int, prepared: Truncation | None = None) -> bool:
@@ -869,7 +756,7 @@ class Log:
         next append waits for the disk, unless a `flush` comes first. `prepared` spares the loop a walk through the log;
         if the log has changed since, it is walked here.
         """
-        self._check_usable()
+        self.check_usable()
         if offset >= self._log_end_offset:
             # A leader epoch without records may begin at the log's end.
             self.leader_epochs.truncate_from_end(self._log_end_offset)
@@ -883,9 +770,9 @@ class Log:
             truncation = prepared if self._is_valid(prepared, offset) else take_at_once(self._find_truncation(offset))
             truncation.segment.open_files()
         except OSError as error:
-            raise self._storage_error(error, "truncating") from error
+            raise self.storage_error(error, "truncating") from error
         end = truncation.end_offset
-        self._truncations += 1
+        self.truncations += 1
         self._reader.invalidate()
         try:
             self._remove_newest_first([segment for segment in self._segments if segment.base_offset > offset])
@@ -922,20 +809,20 @@ class Log:
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Removes all records. The next record gets `offset`."""
-        self._check_usable()
+        self.check_usable()
         self._drop_ahead()
         try:
             # Opened first: its close frees the one descriptor that the new segment needs at a time.
             self._segments.active.file()
         except OSError as error:
             if error.errno in SHORTAGES:
-                raise self._storage_error(error, "truncating") from error
+                raise self.storage_error(error, "truncating") from error
         _LOGGER.info("Truncating %s fully, to start at offset %d", self.name, offset)
-        self._truncations += 1
+        self.truncations += 1
         self._reader.invalidate()
         try:
             self._remove_newest_first(list(self._segments))
-            segment = self._new_segment(offset, self._environment.now_ms())
+            segment = self.new_segment(offset, self._environment.now_ms())
             segment.create_files()
             self._segments.add(segment)
             self._snapshots.delete_after(-1)
@@ -949,16 +836,14 @@ class Log:
         self._log_start_offset = start
         self.checkpointed_start_offset = min(self.checkpointed_start_offset, start)
         self._log_end_offset = end
-        self.recovery_point = min(self.recovery_point, end)
+        self.durability.truncated(end)
         if self.first_dirty_offset is not None:
             self.first_dirty_offset = min(self.first_dirty_offset, self._segments.active.base_offset)
-        self.is_truncation_unsynced = self.must_prepare = True
+        self.must_prepare = True
         self._snapshots.delete_after(end)
         self._producer_state = producer_state
-        if self._snapshot is not None:
-            self._snapshot = None
         if not producer_state.is_empty:
-            self._take_snapshot()
+            self._snapshots.take_soon(self._producer_state)
         self.update_high_watermark(min(self._high_watermark, end))
         self._host.log_truncated(self)
 
@@ -968,197 +853,34 @@ class Log:
 
     # -- read -----------------------------------------------------------------------------------------------------
 
-    async def read(self, offset: int, max_bytes: int, *, max_offset: int, minimum_one_batch: bool) -> FetchedRecords:
-        """Whole batches from the one that holds `offset` on, at most `max_bytes`, all below `max_offset`.
-
-        With `minimum_one_batch` the first batch is returned whatever its size. Raises KafkaError: OFFSET_OUT_OF_RANGE,
-        CORRUPT_MESSAGE.
-        """
-        while True:
-            self._check_usable()
-            if not self._log_start_offset <= offset <= self._log_end_offset:
-                raise KafkaError(
-                    ErrorCode.OFFSET_OUT_OF_RANGE,
-                    f"offset {offset} of {self.name} is not within [{self._log_start_offset}, {self._log_end_offset}]",
-                )
-            if offset >= max_offset:
-                return FetchedRecords(b"", offset)
-            generation = self._reader.generation
-            try:
-                fetched = await self._reader.read(offset, max_bytes, max_offset, minimum_one_batch=minimum_one_batch)
-            except OSError as error:
-                # A segment deleted meanwhile cannot be opened: the offset is now out of range.
-                if generation == self._reader.generation and offset >= self._log_start_offset:
-                    raise self._storage_error(error, "reading") from error
-                continue
-            except KafkaError as error:
-                if generation == self._reader.generation:
-                    self._tell_damage(error)
-                    raise
-                continue
-            if generation == self._reader.generation:
-                return fetched
-
-    def _tell_damage(self, error: KafkaError) -> None:
-        """Clients and followers read the same place again and again."""
-        if error.message != self._damage_told:
-            self._damage_told = error.message
-            _LOGGER.error("Records of %s cannot be read: %s", self.name, error.message)
+    def read(
+        self, offset: int, max_bytes: int, *, max_offset: int, minimum_one_batch: bool
+    ) -> Coroutine[Any, Any, FetchedRecords]:
+        """As `LogReader.read`."""
+        return self._reader.read(offset, max_bytes, max_offset, minimum_one_batch=minimum_one_batch)
 
     def readable_bytes(self, offset: int, max_offset: int) -> int:
-        """About how many bytes a fetch from `offset` can get: at least 1 if any, and very many on an older segment."""
-        return self._reader.readable_bytes(offset, min(max_offset, self._log_end_offset))
+        """As `LogReader.readable_bytes`."""
+        return self._reader.readable_bytes(offset, max_offset)
 
     def aborted_transactions(
         self, fetch_offset: int, upper_offset: int, most: int | None = None
     ) -> Generator[None, None, list[tuple[int, int]] | None]:
-        """(producer id, first offset) of the aborted transactions with records in [fetch_offset, upper_offset); None if
-        there are more than `most`. In steps; if the log is truncated meanwhile, some may be missing."""
-        found: list[tuple[int, int]] = []
-        slices = Slices(ABORTED_PER_SLICE)
-        for segment in self._segments.starting_with(fetch_offset):
-            steps = segment.find_aborted(fetch_offset, upper_offset, found)
-            while True:
-                count = len(found)
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    are_all = end.value
-                    break
-                if most is not None and len(found) > most:
-                    return None
-                if slices.is_over(1 + len(found) - count):
-                    yield
-            if are_all:
-                break
-            if slices.is_over():
-                yield
-        return None if most is not None and len(found) > most else found
+        """As `LogReader.aborted_transactions`."""
+        return self._reader.aborted_transactions(fetch_offset, upper_offset, most)
 
-    async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int, int] | None:
-        """(timestamp, offset, leader epoch) of the first record at or after `timestamp_ms`; None if no record is."""
-        while True:
-            self._check_usable()
-            generation = self._reader.generation
-            try:
-                found = await self._reader.find_timestamp(timestamp_ms, self._log_start_offset)
-            except OSError as error:
-                if generation == self._reader.generation:
-                    raise self._storage_error(error, "reading") from error
-                continue
-            except KafkaError:
-                if generation == self._reader.generation:
-                    raise
-                continue
-            if generation == self._reader.generation:
-                return found
+    def offset_for_timestamp(self, timestamp_ms: int) -> Coroutine[Any, Any, Found | None]:
+        """As `LogReader.offset_for_timestamp`."""
+        return self._reader.offset_for_timestamp(timestamp_ms)
 
-    # -- durability -----------------------------------------------------------------------------------------------
+    # -- life -----------------------------------------------------------------------------------------------------
 
-    async def flush(self) -> None:
-        """Syncs everything appended before this call, and moves the recovery point to its end, or further."""
-        await self._join_flush(None)
+    def flush(self) -> Coroutine[Any, Any, None]:
+        """As `Durability.flush`."""
+        return self.durability.flush()
 
-    async def _join_flush(self, is_needed: Callable[[], bool] | None) -> None:
-        if self._flushes is None:
-            self._flushes = SharedFlush()
-        await self._flushes.join(self._flush, is_needed)
-
-    async def _flush(self) -> None:
-        if self._preallocated is not None:
-            await self._preallocated.wait()  # Until then the recovery point stays before that segment.
-        self._check_usable()
-        # What is appended while the index entries are written has its own entries, which may not be written yet.
-        end, generation = self._log_end_offset, self._reader.generation
-        try:
-            await self._write_snapshot()
-            async for segment in each(self._segments.starting_with(self.recovery_point), SEGMENTS_PER_SLICE):
-                if self._is_abandoned:
-                    return
-                if not segment.is_gone:
-                    segment.write_pending()
-        except OSError as error:
-            if self._is_abandoned:
-                return
-            raise self._storage_error(error, "flushing") from error
-        await self._sync(end, generation)
-
-    def begin_shared_sync(self) -> Callable[[], None]:
-        """Writes what is only in memory. The returned function is to be called after everything that is in the file
-        system by now has been synced; a later `flush` or `close` then has only later writes to sync.
-        """
-        self._check_usable()
-        try:
-            if not self._producer_state.is_large:
-                self._snapshots.take_if_room(self._producer_state)
-            for segment in self._segments.starting_with(self.recovery_point):
-                segment.write_all()
-        except OSError as error:
-            raise self._storage_error(error, "flushing") from error
-        pending = self._unsynced.pending()
-
-        def synced() -> None:
-            if not self._is_abandoned:
-                self._unsynced.settle(pending, [])
-
-        return synced
-
-    async def _sync(self, end: int, generation: int) -> None:
-        """Syncs, and moves the recovery point to `end` unless the log has been truncated since `generation`."""
-        now_ms = self._environment.now_ms()
-        pending = self._unsynced.pending()
-        started_s = self._environment.work_clock_s()
-        try:
-            missing = await self._environment.run_long(sync, self._file_system, pending) if pending else []
-            if self._is_abandoned:
-                return
-            self._unsynced.settle(pending, missing)
-        except OSError as error:
-            if self._is_abandoned:
-                return
-            raise self._sync_error(error) from error
-        self._host.flush_times_ms.update(1000 * (self._environment.work_clock_s() - started_s))
-        if generation == self._reader.generation:
-            self._flushed(end, now_ms)
-
-    def _flush_now(self, now_ms: int, *, may_be_repeated: bool = False) -> None:
-        """As `flush`, but blocks the loop. Unless `may_be_repeated`, every sync error is final.
-
-        If there is no space for index entries, the records are durable all the same and the recovery point stays:
-        recovery would rebuild the indexes.
-        """
-        end = self._log_end_offset
-        try:
-            for segment in self._segments.starting_with(self.recovery_point):
-                segment.write_pending()
-        except OSError as error:
-            if error.errno not in PASSING:
-                raise self._storage_error(error, "flushing") from error
-            end = self.recovery_point
-        self.syncs_on_loop += 1
-        pending = self._unsynced.pending()
-        started_s = self._environment.work_clock_s()
-        try:
-            self._unsynced.settle(pending, sync(self._file_system, pending))
-        except OSError as error:
-            if may_be_repeated:
-                raise self._sync_error(error) from error
-            raise self.log_directory.fail(error, f"syncing {self.name}") from error
-        self._host.flush_times_ms.update(1000 * (self._environment.work_clock_s() - started_s))
-        self._flushed(end, now_ms)
-
-    def _sync_error(self, error: OSError) -> KafkaError:
-        if error.errno in NO_DESCRIPTORS:
-            return self._storage_error(error, "syncing")  # The file could not be opened, so no sync was tried.
-        # After a failed sync the kernel's copy is in an unknown state, so no sync error is ever retried.
-        return self.log_directory.fail(error, f"syncing {self.name}")
-
-    def _flushed(self, end: int, now_ms: int) -> None:
-        if self._preallocating is not None:
-            end = min(end, self._preallocating.base_offset)
-        self.recovery_point = max(self.recovery_point, end)
-        self.last_flush_ms = now_ms
-        self.is_truncation_unsynced = False
+    def synced(self) -> None:
+        """The recovery point may have moved."""
         self._update_must_prepare()
 
     async def release_unused(self) -> None:
@@ -1173,7 +895,7 @@ class Log:
                     segment.release()
             self._update_must_prepare()
         except OSError as error:
-            raise self._storage_error(error, "closing idle files") from error
+            raise self.storage_error(error, "closing idle files") from error
 
     async def remove_expired_producers(self, now_ms: int, expiration_ms: int) -> None:
         """Forgets producers that have been idle for `expiration_ms` (transactional.id.expiration.ms)."""
@@ -1184,7 +906,7 @@ class Log:
         """Writes the producer snapshot, syncs everything and closes all files. Idempotent."""
         if self._is_closed:
             return
-        self._check_usable()
+        self.check_usable()
         self._drop_ahead()
         self._is_closed = True
         self._reader.invalidate()
@@ -1198,13 +920,14 @@ class Log:
             async for segment in each(self._segments, SEGMENTS_PER_SLICE):
                 segment.close()
         except OSError as error:
-            raise self._storage_error(error, "closing") from error
-        await self._sync(self._log_end_offset, self._reader.generation)
+            raise self.storage_error(error, "closing") from error
+        await self.durability.sync(self._log_end_offset, self._reader.generation)
 
     def abandon(self) -> None:
         """Ends all use of the log, which is deleted or whose disk has failed; nothing more is written. The steps of
         `close_abandoned` should follow. Idempotent."""
-        self._is_closed = self._is_abandoned = True
+        self._is_closed = True
+        self.durability.abandon()
         self._reader.invalidate()
         if self._ahead is not None:
             self._ahead.end(is_kept=True)
@@ -1221,17 +944,17 @@ class Log:
 
     # -- common ---------------------------------------------------------------------------------------------------
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
         if self._is_closed or self.log_directory.failure is not None:
             self.log_directory.check_online()
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {self.name} is closed")
 
-    def _storage_error(self, error: OSError, action: str) -> KafkaError:
+    def storage_error(self, error: OSError, action: str) -> KafkaError:
         return self.log_directory.storage_error(error, f"{action} {self.name}")
 
     def _write_leader_epochs(self, entries: Sequence[EpochEntry]) -> None:
         path = f"{self.directory}/{LEADER_EPOCH_CHECKPOINT}"
         try:
-            write_unsynced(self._file_system, path, format_leader_epoch_checkpoint(entries), self._unsynced)
+            write_unsynced(self._file_system, path, format_leader_epoch_checkpoint(entries), self.durability.unsynced)
         except OSError as error:
-            raise self._storage_error(error, "writing leader epochs of") from error
+            raise self.storage_error(error, "writing leader epochs of") from error

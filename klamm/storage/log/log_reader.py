@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from klamm.base.environment import Environment, File
 from klamm.base.slices import Slices, in_slices
 from klamm.base.steps import Steps
-from klamm.protocol.errors import KafkaError, corrupt_message
+from klamm.protocol.errors import ErrorCode, KafkaError, corrupt_message
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, BatchHeader, parse_header
 from klamm.storage.log.timestamp_lookup import Found, TimestampLookup
 from klamm.storage.segments import batch_scan
@@ -32,6 +32,8 @@ _MAX_REMEMBERED = 64
 SEGMENTS_PER_SLICE = 500
 # With the usual index.interval.bytes, one slice is enough: 4 KB hold 67 batches at most.
 HEADERS_PER_SLICE = 500
+# This many aborted transactions, or segments in which they are looked for, make a slice.
+ABORTED_PER_SLICE = 5_000
 # The size reported for records that a long poll need not wait for: more than any min_bytes.
 _PLENTY_BYTES = 2**31 - 1
 
@@ -56,13 +58,23 @@ class ReadLog(Protocol):
     """The log that is read."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
+    def log_start_offset(self) -> int: ...
+
+    @property
     def log_end_offset(self) -> int: ...
+
+    def check_usable(self) -> None: ...
+
+    def storage_error(self, error: OSError, action: str) -> KafkaError: ...
 
 
 class LogReader:
-    """All methods raise OSError, and KafkaError(CORRUPT_MESSAGE) where the log is damaged."""
+    """Methods that touch the disk raise KafkaError: KAFKA_STORAGE_ERROR; CORRUPT_MESSAGE where the log is damaged."""
 
-    __slots__ = ("_environment", "_log", "_lookup", "_remembered", "_segments", "generation")
+    __slots__ = ("_damage_told", "_environment", "_log", "_lookup", "_remembered", "_segments", "generation")
 
     def __init__(self, environment: Environment, segments: LogSegments, log: ReadLog) -> None:
         self._environment = environment
@@ -70,6 +82,7 @@ class LogReader:
         self._log = log
         self._remembered: dict[int, tuple[LogSegment, int]] = {}
         self._lookup: TimestampLookup | None = None
+        self._damage_told: str | None = None
         self.generation = 0
 
     def invalidate(self) -> None:
@@ -88,7 +101,44 @@ class LogReader:
     # -- fetching -------------------------------------------------------------------------------------------------
 
     async def read(self, offset: int, max_bytes: int, max_offset: int, *, minimum_one_batch: bool) -> FetchedRecords:
-        """Reads at most `max_bytes`, or one batch, from one segment, all below `max_offset`."""
+        """Whole batches from the one that holds `offset` on, at most `max_bytes`, all below `max_offset`.
+
+        With `minimum_one_batch` the first batch is returned whatever its size. Raises KafkaError(OFFSET_OUT_OF_RANGE).
+        """
+        log = self._log
+        while True:
+            log.check_usable()
+            if not log.log_start_offset <= offset <= log.log_end_offset:
+                raise KafkaError(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"offset {offset} of {log.name} is not within [{log.log_start_offset}, {log.log_end_offset}]",
+                )
+            if offset >= max_offset:
+                return FetchedRecords(b"", offset)
+            generation = self.generation
+            try:
+                fetched = await self._read(offset, max_bytes, max_offset, minimum_one_batch=minimum_one_batch)
+            except OSError as error:
+                # A segment deleted meanwhile cannot be opened: the offset is now out of range.
+                if generation == self.generation and offset >= log.log_start_offset:
+                    raise log.storage_error(error, "reading") from error
+                continue
+            except KafkaError as error:
+                if generation == self.generation:
+                    self._tell_damage(error)
+                    raise
+                continue
+            if generation == self.generation:
+                return fetched
+
+    def _tell_damage(self, error: KafkaError) -> None:
+        """Clients and followers read the same place again and again."""
+        if error.message != self._damage_told:
+            self._damage_told = error.message
+            _LOGGER.error("Records of %s cannot be read: %s", self._log.name, error.message)
+
+    async def _read(self, offset: int, max_bytes: int, max_offset: int, *, minimum_one_batch: bool) -> FetchedRecords:
+        """Reads from one segment. Raises OSError."""
         active = self._segments.active
         bounds = _Bounds(self.generation, self._log.log_end_offset, active, active.size_bytes)
         start = self._known_position(offset) or await self._locate(offset)
@@ -264,12 +314,30 @@ class LogReader:
         except (CorruptIndexError, OSError):
             pass
 
-    async def find_timestamp(self, timestamp_ms: int, start_offset: int) -> Found | None:
-        """(timestamp, offset, leader epoch) of the first record at or after `start_offset` and `timestamp_ms`."""
+    # -- timestamps -----------------------------------------------------------------------------------------------
+
+    async def offset_for_timestamp(self, timestamp_ms: int) -> Found | None:
+        """(timestamp, offset, leader epoch) of the first record at or after `timestamp_ms`; None if no record is."""
+        log = self._log
         if self._lookup is None:
             self._lookup = TimestampLookup(self._environment)
-        lookup, key = self._lookup, (self.generation, timestamp_ms, start_offset, self._log.log_end_offset)
-        return await lookup.share(key, lambda: self._find_timestamp(lookup, timestamp_ms, start_offset))
+        lookup = self._lookup
+        while True:
+            log.check_usable()
+            generation, start_offset = self.generation, log.log_start_offset
+            find = partial(self._find_timestamp, lookup, timestamp_ms, start_offset)
+            try:
+                found = await lookup.share((generation, timestamp_ms, start_offset, log.log_end_offset), find)
+            except OSError as error:
+                if generation == self.generation:
+                    raise log.storage_error(error, "reading") from error
+                continue
+            except KafkaError:
+                if generation == self.generation:
+                    raise
+                continue
+            if generation == self.generation:
+                return found
 
     async def _find_timestamp(self, lookup: TimestampLookup, timestamp_ms: int, start_offset: int) -> Found | None:
         looked_at = Slices(SEGMENTS_PER_SLICE, asyncio.get_running_loop().time)
@@ -295,10 +363,40 @@ class LogReader:
                 return found
         return None
 
+    # -- transactions ---------------------------------------------------------------------------------------------
+
+    def aborted_transactions(
+        self, fetch_offset: int, upper_offset: int, most: int | None = None
+    ) -> Steps[list[tuple[int, int]] | None]:
+        """(producer id, first offset) of the aborted transactions with records in [fetch_offset, upper_offset); None if
+        there are more than `most`. In steps; if the log is truncated meanwhile, some may be missing."""
+        found: list[tuple[int, int]] = []
+        slices = Slices(ABORTED_PER_SLICE)
+        for segment in self._segments.starting_with(fetch_offset):
+            steps = segment.find_aborted(fetch_offset, upper_offset, found)
+            while True:
+                count = len(found)
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    are_all = end.value
+                    break
+                if most is not None and len(found) > most:
+                    return None
+                if slices.is_over(1 + len(found) - count):
+                    yield
+            if are_all:
+                break
+            if slices.is_over():
+                yield
+        return None if most is not None and len(found) > most else found
+
     # -- estimating -----------------------------------------------------------------------------------------------
 
     def readable_bytes(self, offset: int, max_offset: int) -> int:
-        """About how many bytes are in [offset, max_offset); 0 only if there are none. Never waits for the disk."""
+        """About how many bytes a fetch from `offset` to `max_offset` can get: at least 1 if any, and very many on an
+        older segment. Never waits for the disk."""
+        max_offset = min(max_offset, self._log.log_end_offset)
         if offset >= max_offset:
             return 0
         active = self._segments.active

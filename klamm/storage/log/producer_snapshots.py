@@ -24,7 +24,7 @@ _HALF_WRITTEN_SUFFIX = ".tmp"
 class ProducerSnapshots:
     """The snapshots in a partition's directory. Methods that touch the disk raise OSError."""
 
-    __slots__ = ("_directory", "_distrusted", "_file_system", "_offsets", "_unsynced")
+    __slots__ = ("_directory", "_distrusted", "_file_system", "_offsets", "_pending", "_unsynced")
 
     def __init__(self, file_system: FileSystem, directory: str, unsynced: UnsyncedFiles, offsets: list[int]) -> None:
         self._file_system = file_system
@@ -33,6 +33,8 @@ class ProducerSnapshots:
         self._offsets = sorted(offsets)
         # The offsets of files that are not read, and are deleted soon unless they are written anew.
         self._distrusted: tuple[int, ...] = ()
+        # A large snapshot to be written: the steps that make it, and its offset.
+        self._pending: tuple[Generator[None, None, bytes], int] | None = None
 
     @property
     def offsets(self) -> list[int]:
@@ -92,9 +94,30 @@ class ProducerSnapshots:
         try:
             self.take(state)
         except OSError as error:
-            if error.errno not in PASSING:
-                raise
-            _LOGGER.warning("No producer snapshot in %s: %s", self._directory, error)
+            self._tolerate(error)
+
+    def take_soon(self, state: ProducerState) -> None:
+        """As `take_if_room`; a large state is kept for `write_pending`, unless a newer one or a truncation follows."""
+        if state.is_large:
+            self._pending = state.begin_snapshot(), state.end_offset
+        else:
+            self.take_if_room(state)
+
+    async def write_pending(self, environment: Environment, is_wanted: Callable[[], bool]) -> bool:
+        """Returns whether there was a snapshot to be written."""
+        if self._pending is None:
+            return False
+        (steps, offset), self._pending = self._pending, None
+        try:
+            await self.take_in_steps(steps, offset, environment, is_wanted)
+        except OSError as error:
+            self._tolerate(error)
+        return True
+
+    def _tolerate(self, error: OSError) -> None:
+        if error.errno not in PASSING:
+            raise error
+        _LOGGER.warning("No producer snapshot in %s: %s", self._directory, error)
 
     def load_latest(self, at_most: int) -> ProducerState | None:
         """The state of the latest good snapshot up to offset `at_most`."""
@@ -144,7 +167,8 @@ class ProducerSnapshots:
         return [path + DELETED_SUFFIX]
 
     def delete_after(self, offset: int) -> None:
-        """Removes the snapshots above `offset`."""
+        """Removes the snapshots above `offset`, where the log is cut."""
+        self._pending = None
         for stray in [stray for stray in self._offsets if stray > offset]:
             self.delete(stray)
 

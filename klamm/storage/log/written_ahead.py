@@ -15,11 +15,16 @@ What must stay true:
 import asyncio
 
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES
+from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, BatchHeader, parse_header_of_one
 from klamm.storage.segments.segment import LogSegment
 
 # This many bytes are written in one step.
 PIECE_BYTES = 2 * 1024 * 1024
+
+
+def header_of_large(records: Buffer, most_bytes: int) -> BatchHeader | None:
+    """The header of one batch that should be written ahead; None for what should not."""
+    return parse_header_of_one(records) if PIECE_BYTES < len(records) <= most_bytes else None
 
 
 class WrittenAhead:
@@ -40,6 +45,12 @@ class WrittenAhead:
     @property
     def is_whole(self) -> bool:
         return self.written_bytes == len(self.records)
+
+    async def write(self) -> None:
+        """Returns when all is written, or thrown away already. Raises OSError."""
+        while not self.is_whole and not self.ended.is_set():
+            self.write_piece()
+            await asyncio.sleep(0)
 
     def write_piece(self) -> None:
         """Raises OSError."""

@@ -370,7 +370,7 @@ async def a_log_is_loaded(directory: Path, size: int) -> AsyncIterator[Work]:
     async def load() -> None:
         await broker.start()
         broker.log_manager.start()
-        await until(lambda: not log_of(broker).is_truncation_unsynced)
+        await until(lambda: not log_of(broker).durability.is_truncation_unsynced)
 
     yield load
     await broker.stop()

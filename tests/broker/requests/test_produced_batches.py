@@ -11,7 +11,7 @@ from klamm.protocol.messages import ApiKey, decode_response, encode_request
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import crc_matches, iterate_batches
 from klamm.protocol.record.records import Record, build_batch
-from klamm.storage.log.log import Log
+from klamm.storage.log.durability import Durability
 from support.one_broker import running
 from support.produced_batches import HEADERS, NOT_AUTHORIZED, RECORDS, Case, changed, keyed, send_all, topic_of
 
@@ -105,11 +105,11 @@ async def test_the_first_records_after_an_unclean_start_wait_for_the_disk_off_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced_on_the_loop = []
-    monkeypatch.setattr(Log, "_flush_now", lambda log, now_ms: synced_on_the_loop.append(log.name))
+    monkeypatch.setattr(Durability, "flush_now", lambda *_, **__: synced_on_the_loop.append(True))
     async with running(tmp_path) as (cluster, client):
         await client.create_topic("t", partitions=2)
         for log in cluster.broker.parts.log_manager.logs.values():
-            log.is_truncation_unsynced = log.must_prepare = True
+            log.durability.is_truncation_unsynced = log.must_prepare = True
         for number in range(5):
             batch = build_batch([Record(None, b"%d" % number, cluster.environment.now_ms())])
             body = ProduceRequest.of(None, -1, 10_000, [("t", [(0, batch), (1, bytearray(batch))])])

@@ -23,7 +23,6 @@ from klamm.replication.partition.isr import IsrStatistics
 from klamm.replication.partition.partition import Partition
 from klamm.replication.partition.topic_metrics import TopicCounts
 from klamm.replication.quota import UNLIMITED, ReplicationQuota
-from klamm.storage.log import log as log_module
 from klamm.storage.log import written_ahead
 from klamm.storage.log.written_ahead import WrittenAhead
 from support.fetch_messages import fetch_response, forgotten_of, wanted_of
@@ -558,7 +557,7 @@ async def test_after_a_truncation_the_disk_is_waited_for_off_the_loop():
         follower.follow(T0, T1, epoch=2)
         (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, diverging=(1, 1)), result(T1)])
         asked = await leader.next(ApiKey.FETCH)
-        assert log.is_truncation_unsynced
+        assert log.durability.is_truncation_unsynced
         ends = []
         partition.environment.before_blocking = lambda: ends.append(log.log_end_offset)
         asked.answer_fetch([result(T0, records(1, b"n", epoch=2)), result(T1, records(0, b"x"))])
@@ -933,7 +932,7 @@ async def test_an_answer_for_a_removed_partition_is_dropped():
 
 @pytest.mark.parametrize("is_full", [False, True])
 async def test_a_partition_that_leaves_while_a_large_batch_is_written_gets_nothing(monkeypatch, is_full):
-    for module in (fetcher, log_module, written_ahead):
+    for module in (fetcher, written_ahead):
         monkeypatch.setattr(module, "PIECE_BYTES", 100)
     async with following() as (follower, leader):
         follower.follow(T0, T1)

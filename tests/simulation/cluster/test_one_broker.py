@@ -20,7 +20,7 @@ from klamm.simulation.machine.process import SimulationFailure
 from klamm.simulation.machine.world import World
 from klamm.simulation.workloads.verdict import converge, judge
 from klamm.simulation.workloads.workload import Workload, create_topic
-from klamm.storage.log.log import Log
+from klamm.storage.log.durability import Durability
 from klamm.storage.segments.unsynced_files import UnsyncedFiles
 from support.seeds import seeds
 
@@ -176,7 +176,7 @@ def test_acknowledged_records_are_there_once_and_in_order(
 
 
 def test_a_broker_that_does_not_flush_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Log, "_flush_now", lambda log, now_ms: None)
+    monkeypatch.setattr(Durability, "flush_now", lambda durability, now_ms: None)
     for seed in range(10):
         world = World(seed)
         try:

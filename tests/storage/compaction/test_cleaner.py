@@ -17,6 +17,7 @@ from klamm.storage.compaction.cleaner import clean
 from klamm.storage.compaction.compiled_kernel import CompiledKernel
 from klamm.storage.compaction.offset_map import MapSize
 from klamm.storage.compaction.plain_kernel import PlainKernel
+from klamm.storage.log.cleaning import swap_cleaned, uncleanable_from
 from klamm.storage.log.log import AppendOrigin
 from klamm.storage.verification.log_verification import verify_log
 from support.cleaning import (
@@ -291,7 +292,7 @@ async def test_records_that_a_machine_crash_may_lose_are_not_cleaned(log):
     await log.flush()
     put(log, (b"a", b"2"))
     log.roll()
-    assert log.uncleanable_from == 1
+    assert uncleanable_from(log) == 1
 
 
 async def test_a_full_map_ends_the_cleaning_within_a_segment_and_the_next_one_goes_on(environment, log):
@@ -443,7 +444,7 @@ async def test_a_fetch_that_began_before_the_swap_skips_nothing(environment, log
 
     def swap():
         for group in result.groups:
-            assert log.swap_cleaned(job, group)
+            assert swap_cleaned(log, job, group)
 
     environment.before_blocking = swap
     fetched = await log.read(1, 10_000, max_offset=log.log_end_offset, minimum_one_batch=True)
@@ -463,7 +464,7 @@ async def test_a_new_segment_that_another_process_has_changed_does_not_get_into_
     file = environment.file_system.open(f"{log.directory}/{0:020d}.log.cleaned")
     file.truncate(0)
     file.close()
-    assert [log.swap_cleaned(job, group) for group in result.groups] == [False]
+    assert [swap_cleaned(log, job, group) for group in result.groups] == [False]
     assert await values_of(log) == before
 
 
@@ -475,7 +476,7 @@ async def test_a_truncation_makes_a_cleaning_void(environment, log):
     job, steps = await start_cleaning(log)
     result = in_one_go(steps)
     log.truncate_to(1)
-    assert not log.swap_cleaned(job, result.groups[0])
+    assert not swap_cleaned(log, job, result.groups[0])
     assert await values_of(log) == [(0, b"a", b"1")]
     await log.close()
     assert await values_of(open_log(environment, COMPACTED)) == [(0, b"a", b"1")]
@@ -491,8 +492,8 @@ async def test_a_deleted_segment_makes_the_swap_of_its_group_void(log):
     log.update_log_start_offset(3)
     log.delete_old_segments(NOW_MS)
     assert log.segment_base_offsets == [3, 4, 5, 6]
-    assert log.swap_cleaned(job, result.groups[0])  # nothing is left to be swapped
-    assert not log.swap_cleaned(job, result.groups[1])
+    assert swap_cleaned(log, job, result.groups[0])  # nothing is left to be swapped
+    assert not swap_cleaned(log, job, result.groups[1])
     assert await values_of(log) == [(3, b"3", b"x" * 300), (4, b"4", b"x" * 300), (5, b"5", b"x" * 300)]
 
 
@@ -507,7 +508,7 @@ async def test_no_file_is_removed_on_the_loop_when_segments_leave_the_log(enviro
     monkeypatch.setattr(environment.file_system, "remove", removed.append)
     monkeypatch.setattr(log._host, "delete_later", lambda _, paths: later.extend(paths))
     if how == "cleaned":
-        assert all(log.swap_cleaned(started[0], group) for group in result.groups)
+        assert all(swap_cleaned(log, started[0], group) for group in result.groups)
     else:
         log.update_log_start_offset(6)
         log.delete_old_segments(NOW_MS)
@@ -526,7 +527,7 @@ async def test_what_is_appended_during_a_cleaning_stays(log):
     log.roll()
     put(log, (b"a", b"4"))
     result = in_one_go(steps)
-    assert log.swap_cleaned(job, result.groups[0])
+    assert swap_cleaned(log, job, result.groups[0])
     assert await values_of(log) == [(1, b"a", b"2"), (2, b"a", b"3"), (3, b"a", b"4")]
 
 

@@ -21,6 +21,7 @@ from klamm.protocol.record.records import ControlRecordType
 from klamm.storage.compaction.cleaner import clean, fastest_kernel, kernel_for
 from klamm.storage.compaction.compiled_kernel import CompiledKernel
 from klamm.storage.compaction.plain_kernel import PlainKernel
+from klamm.storage.log.cleaning import cleaning_job, swap_cleaned
 from klamm.storage.log.log import AppendOrigin
 from klamm.storage.verification.log_verification import verify_log
 from support.cleaning import COMPACTED, DELETE_RETENTION_MS, batches_of, put, records_of, values_of
@@ -145,7 +146,7 @@ class Run:
     async def clean(self, map_slots) -> None:
         log, history = self.log, self.history
         await log.flush()
-        job = log.cleaning_job(
+        job = cleaning_job(log._environment, log,
             self.first_dirty, 2**62, delete_retention_ms=DELETE_RETENTION_MS, map_bytes=24 * map_slots,
             map_load_factor=0.9,
         )  # fmt: skip
@@ -157,7 +158,7 @@ class Run:
         end_before, producers_before = log.log_end_offset, (await self.state())[1]
         result = in_one_go(clean(job, self.environment.file_system, self.kernel_type))
         for group in result.groups:
-            assert log.swap_cleaned(job, group)
+            assert swap_cleaned(log, job, group)
         assert result.new_first_dirty_offset > self.first_dirty
         self.first_dirty = result.new_first_dirty_offset
 

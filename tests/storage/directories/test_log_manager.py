@@ -549,7 +549,7 @@ async def test_a_truncation_is_checkpointed_and_made_durable_soon(fixture):
     log.truncate_to(12)
     await asyncio.sleep(0.01)
     assert fixture.text(f"{A}/recovery-point-offset-checkpoint") == "0\n1\nt 0 12\n"
-    assert not log.is_truncation_unsynced
+    assert not log.durability.is_truncation_unsynced
     await manager.stop()
 
 

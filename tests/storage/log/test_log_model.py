@@ -94,7 +94,7 @@ class LogMachine(RuleBasedStateMachine):
         actions = {
             "nothing": lambda: None,
             "append": lambda: [self.append_as_leader([b"m" * 60] * 4, False) for _ in range(4)],
-            "flush": lambda: self.log._flush_now(0),
+            "flush": lambda: self.log.durability.flush_now(0),
             "truncate": lambda: self.truncate(5),
         }
         self.environment.before_blocking = actions[meanwhile]

@@ -87,7 +87,7 @@ async def test_an_append_after_a_sync_that_failed_does_not_sync_on_the_loop(envi
     await log.prepare_append()
     environment.disk.mend()
     with monkeypatch.context() as patched, pytest.raises(KafkaError) as refused:
-        patched.setattr(type(log), "_flush_now", lambda *_, **__: pytest.fail("it syncs on the loop"))
+        patched.setattr(type(log.durability), "flush_now", lambda *_, **__: pytest.fail("it syncs on the loop"))
         append(log, b"refused")
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR
     await log.prepare_append()

@@ -89,7 +89,7 @@ async def test_the_writes_of_a_killed_process_are_synced_at_once(fixture):
     fixture.synced_files.clear()
     await manager._flush_recovered()
     assert [path for path in fixture.synced_files if "/t-" in path] == []
-    assert all(not log.has_unflushed for log in manager.logs.values())
+    assert all(not log.durability.has_unflushed for log in manager.logs.values())
     fixture.crash(lose_unsynced=True)
     await fixture.assert_complete()
 

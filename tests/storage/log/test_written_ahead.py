@@ -7,7 +7,6 @@ import random
 import pytest
 
 from klamm.protocol.errors import KafkaError
-from klamm.storage.log import log as log_module
 from klamm.storage.log import written_ahead
 from klamm.storage.log.log import AppendOrigin, Log
 from klamm.storage.log.log_config import LogConfig
@@ -19,7 +18,6 @@ PATH = f"{DIRECTORY}/t-0/{0:020}.log"
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_module, "PIECE_BYTES", PIECE_BYTES)
     monkeypatch.setattr(written_ahead, "PIECE_BYTES", PIECE_BYTES)
 
 
@@ -112,7 +110,7 @@ async def test_nothing_of_a_batch_that_is_not_appended_stays(environment: DiskEn
         await task
     assert len(log_file(environment)) == size_bytes
     if end != "close":
-        assert not log.must_prepare or log.is_truncation_unsynced
+        assert not log.must_prepare or log.durability.is_truncation_unsynced
         await asyncio.wait_for(log.prepare_append(), 10)
         append(log, b"next")
         assert await values(log) == [b"first", b"next"]
@@ -121,7 +119,7 @@ async def test_nothing_of_a_batch_that_is_not_appended_stays(environment: DiskEn
 async def test_a_batch_that_is_too_large_for_the_topic_is_not_written(environment: DiskEnvironment) -> None:
     log = open_log(environment, LogConfig(max_message_bytes=500))
     async with log.writing_ahead(large(), AppendOrigin.CLIENT):
-        assert (log_file(environment) == b"" and not log.must_prepare) or log.is_truncation_unsynced
+        assert (log_file(environment) == b"" and not log.must_prepare) or log.durability.is_truncation_unsynced
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EMFILE])

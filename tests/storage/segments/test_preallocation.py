@@ -72,7 +72,7 @@ async def test_a_sync_on_the_loop_counts_before_the_segment_is_preallocated() ->
 
     def meanwhile() -> None:
         append(log, b"a")
-        seen.append((log.recovery_point, log.syncs_on_loop))
+        seen.append((log.recovery_point, log.durability.syncs_on_loop))
 
     environment.before_blocking = meanwhile
     await log.preallocate()
@@ -105,7 +105,7 @@ async def test_the_recovery_point_stays_before_a_segment_that_is_being_prealloca
 
     def fill() -> None:
         append(log, b"c" * 800)
-        log._flush_now(0)
+        log.durability.flush_now(0)
         recovery_points.append(log.recovery_point)
 
     environment.before_blocking = fill
