@@ -1,8 +1,17 @@
-"""The log of one partition replica: append, read, roll, truncate, retain, flush.
+"""The log of one partition replica: its offsets, its segments and its producer state, which must agree with each other.
 
-The log's offsets, segments and producer state change here and nowhere else, because they must agree with each other.
-Other modules decide about each change: `log_validator` and `follower_batches` (the appended batches), `truncation` (the
-new end), `retention` (the deleted segments), `log_reader` (the place of a read).
+An append, a roll, a truncation and a deletion each change all three in one step, and nothing else changes them. That is
+why this class is long. What decides about a change, and what only looks at the log, is in modules of its own:
+
+| module                              | what                                                         |
+|-------------------------------------|--------------------------------------------------------------|
+| `log_validator`, `follower_batches` | which batches are appended, and with which offsets           |
+| `written_ahead`                     | the bytes of a large batch, before its append                |
+| `truncation`                        | where the log is cut, and its state there                    |
+| `retention`                         | which segments are deleted                                   |
+| `durability`                        | the syncs, and the recovery point                            |
+| `cleaning`                          | what compaction gets, and how its segments come into the log |
+| `log_reader`                        | reads and lookups                                            |
 
 What must stay true:
 - log start offset <= high watermark <= log end offset; recovery point <= log end offset.
@@ -22,7 +31,7 @@ import logging
 from collections.abc import AsyncIterator, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from klamm.base.environment import Environment, File
@@ -30,9 +39,7 @@ from klamm.base.metrics import Histogram
 from klamm.base.slices import Slices, each, in_slices
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record.record_batch import (
-    NO_TIMESTAMP,
-)
+from klamm.protocol.record.record_batch import NO_TIMESTAMP
 from klamm.storage.log.batch_inspection import Inspected
 from klamm.storage.log.durability import Durability
 from klamm.storage.log.follower_batches import Batch, check_batches, first_segment
@@ -42,10 +49,10 @@ from klamm.storage.log.log_loader import LoadedLog, write_unsynced
 from klamm.storage.log.log_reader import FetchedRecords, LogReader
 from klamm.storage.log.log_validator import demands_on, validate_and_assign_offsets
 from klamm.storage.log.producer_state import AppendOrigin, BatchMetadata, ProducerState
-from klamm.storage.log.retention import RULES, RetainedLog
+from klamm.storage.log.retention import breaches
 from klamm.storage.log.swap import begin_swap, end_swap
 from klamm.storage.log.timestamp_lookup import Found
-from klamm.storage.log.truncation import Steps, Truncation, find_truncation, take_at_once, take_off_loop
+from klamm.storage.log.truncation import Truncation, prepare, take_at_once
 from klamm.storage.log.written_ahead import WrittenAhead, header_of_large
 from klamm.storage.segments.checkpoints import LEADER_EPOCH_CHECKPOINT, format_leader_epoch_checkpoint
 from klamm.storage.segments.disk_errors import SHORTAGES
@@ -147,7 +154,7 @@ class Log:
         self._segments = loaded.segments
         for segment in self._segments:
             segment.open_log_files = open_files
-        self._snapshots = loaded.snapshots
+        self.snapshots = loaded.snapshots
         self._producer_state = loaded.producer_state
         self._log_start_offset = loaded.log_start_offset
         # What log-start-offset-checkpoint says of this log.
@@ -243,6 +250,11 @@ class Log:
         return self._segments
 
     @property
+    def generation(self) -> int:
+        """Another number after each truncation, swap or move, after which what was read before is void."""
+        return self._reader.generation
+
+    @property
     def producer_state(self) -> ProducerState:
         """The state of this partition's idempotent and transactional producers. Read only."""
         return self._producer_state
@@ -250,7 +262,7 @@ class Log:
     def directory_renamed(self, directory: str) -> None:
         """The directory has the path `directory` now. Pending reads begin anew, and pending syncs do not count."""
         self.durability.unsynced.directory_renamed(self.directory, directory)
-        self._snapshots.directory_renamed(directory)
+        self.snapshots.directory_renamed(directory)
         for segment in self._segments:
             segment.directory_renamed(directory)
         self.directory = directory
@@ -563,26 +575,26 @@ class Log:
             active.trim()
         active.become_inactive()
         self._producer_state.end_offset = base_offset
-        self._snapshots.take_soon(self._producer_state)
+        self.snapshots.take_soon(self._producer_state)
         self._segments.add(segment)
         self._update_must_prepare()
         self._host.log_rolled(self)
         self._host.segment_begun(self)
         # Truncations and a clean stop leave snapshots that are no segment's.
-        self._snapshots.drop_stray(self._segments.has_base)
+        self.snapshots.drop_stray(self._segments.has_base)
         return segment
 
     async def write_large_snapshot(self) -> None:
         """Writes the producer snapshot that waits for a flush, if one does. Raises OSError."""
         truncations = self.truncations
         is_wanted = lambda: not self._is_closed and self.truncations == truncations  # noqa: E731  # short
-        if await self._snapshots.write_pending(self._environment, is_wanted):
-            self._snapshots.drop_stray(self._segments.has_base)
+        if await self.snapshots.write_pending(self._environment, is_wanted):
+            self.snapshots.drop_stray(self._segments.has_base)
 
     def write_small_snapshot(self) -> None:
         """Writes a producer snapshot, unless it is large. Raises OSError."""
         if not self._producer_state.is_large:
-            self._snapshots.take_if_room(self._producer_state)
+            self.snapshots.take_if_room(self._producer_state)
 
     @property
     def preallocating(self) -> LogSegment | None:
@@ -659,40 +671,26 @@ class Log:
         """Removes the snapshots at the base offsets of these segments."""
         paths = []
         for segment in segments:
-            paths += self._snapshots.mark_deleted(segment.base_offset)
+            paths += self.snapshots.mark_deleted(segment.base_offset)
         if paths:
             self._host.delete_later(self, paths)
 
     def delete_old_segments(self, now_ms: int) -> int:
-        """Deletes segments that are past retention (`retention.RULES`), some of the oldest. Returns how many: until it
+        """Deletes segments that are past retention (`retention.breaches`), some of the oldest. Returns how many: until it
         is none, there may be more."""
         self.check_usable()
         count = 0
         try:
-            log = self._retained()
-            for rule in RULES:
+            for breach in breaches(self, now_ms, DELETED_PER_SLICE):
+                for line in breach.lines:
+                    _LOGGER.info("[Log partition=%s, dir=%s] %s", self.name, self.log_directory.path, line)
+                self._delete(breach.segments, now_ms)
+                count += len(breach.segments)
                 if count >= DELETED_PER_SLICE:
                     break
-                breach = rule(log, now_ms)
-                if breach is not None:
-                    for line in breach.lines:
-                        _LOGGER.info("[Log partition=%s, dir=%s] %s", self.name, self.log_directory.path, line)
-                    self._delete(breach.segments, now_ms)
-                    count += len(breach.segments)
-                    log = self._retained()
         except OSError as error:
             raise self.storage_error(error, "deleting old segments") from error
         return count
-
-    def _retained(self) -> RetainedLog:
-        return RetainedLog(
-            self._segments,
-            self.config,
-            self._log_start_offset,
-            self._high_watermark,
-            self._log_end_offset,
-            DELETED_PER_SLICE,
-        )
 
     def _delete(self, oldest: Sequence[LogSegment], now_ms: int) -> None:
         if len(oldest) == len(self._segments):
@@ -728,26 +726,9 @@ class Log:
             return None
         return self._segments.base_offsets[-1 - DELETED_PER_SLICE]
 
-    async def prepare_truncation(self, offset: int) -> Truncation | None:
-        """Does the long part of `truncate_to(offset)` off the loop. None if there is none, or the log has changed.
-
-        This changes nothing in the log. Raises KafkaError also when the log is damaged below `offset`.
-        """
-        self.check_usable()
-        if not self._segments.first.base_offset <= offset < self._log_end_offset:
-            return None
-        generation = self._reader.generation
-        try:
-            return await take_off_loop(self._find_truncation(offset), self._environment)
-        except FileNotFoundError:
-            # Retention has deleted the segment that was being read, or the whole log is gone.
-            return None
-        except (OSError, KafkaError) as error:
-            if generation != self._reader.generation:
-                return None
-            if isinstance(error, OSError):
-                raise self.storage_error(error, "preparing to truncate") from error
-            raise
+    def prepare_truncation(self, offset: int) -> Coroutine[Any, Any, Truncation | None]:
+        """Does the long part of `truncate_to(offset)` off the loop, as `truncation.prepare`."""
+        return prepare(self._environment, self, offset)
 
     def truncate_to(self, offset: int, prepared: Truncation | None = None) -> bool:
         """Removes everything from `offset` on. Returns whether there was anything to remove.
@@ -767,7 +748,7 @@ class Log:
         self._drop_ahead()
         _LOGGER.info("Truncating %s to offset %d", self.name, offset)
         try:
-            truncation = prepared if self._is_valid(prepared, offset) else take_at_once(self._find_truncation(offset))
+            truncation = take_at_once(self._file_system, self, offset, prepared)
             truncation.segment.open_files()
         except OSError as error:
             raise self.storage_error(error, "truncating") from error
@@ -784,28 +765,6 @@ class Log:
         # If this write fails, the epochs of removed records stay known until the next truncation or append.
         self.leader_epochs.truncate_from_end(end)
         return True
-
-    def _find_truncation(self, offset: int) -> Steps:
-        return find_truncation(
-            self._file_system,
-            self._segments,
-            self._snapshots,
-            offset,
-            generation=self._reader.generation,
-            log_end_offset=self._log_end_offset,
-            high_watermark=self._high_watermark,
-            has_producers=self._producer_state.has_had_producers,
-        )
-
-    def _is_valid(self, truncation: Truncation | None, offset: int) -> TypeGuard[Truncation]:
-        """Whether `truncation` is for `offset`, and the log has not changed since it was prepared."""
-        return (
-            truncation is not None
-            and truncation.offset == offset
-            and truncation.generation == self._reader.generation
-            and truncation.log_end_offset == self._log_end_offset
-            and not truncation.segment.is_gone
-        )
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Removes all records. The next record gets `offset`."""
@@ -825,7 +784,7 @@ class Log:
             segment = self.new_segment(offset, self._environment.now_ms())
             segment.create_files()
             self._segments.add(segment)
-            self._snapshots.delete_after(-1)
+            self.snapshots.delete_after(-1)
             self._truncated(offset, offset, ProducerState(offset))
         except OSError as error:
             raise self.log_directory.fail(error, f"truncating {self.name}") from error
@@ -840,10 +799,10 @@ class Log:
         if self.first_dirty_offset is not None:
             self.first_dirty_offset = min(self.first_dirty_offset, self._segments.active.base_offset)
         self.must_prepare = True
-        self._snapshots.delete_after(end)
+        self.snapshots.delete_after(end)
         self._producer_state = producer_state
         if not producer_state.is_empty:
-            self._snapshots.take_soon(self._producer_state)
+            self.snapshots.take_soon(self._producer_state)
         self.update_high_watermark(min(self._high_watermark, end))
         self._host.log_truncated(self)
 
@@ -912,11 +871,11 @@ class Log:
         self._reader.invalidate()
         try:
             state = self._producer_state
-            if state.is_large and state.end_offset > self._snapshots.latest_offset:
+            if state.is_large and state.end_offset > self.snapshots.latest_offset:
                 steps = state.begin_snapshot()
-                await self._snapshots.take_in_steps(steps, state.end_offset, self._environment, lambda: True)
+                await self.snapshots.take_in_steps(steps, state.end_offset, self._environment, lambda: True)
             else:
-                self._snapshots.take(state)
+                self.snapshots.take(state)
             async for segment in each(self._segments, SEGMENTS_PER_SLICE):
                 segment.close()
         except OSError as error:

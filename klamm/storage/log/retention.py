@@ -9,24 +9,31 @@ What must stay true:
 Source: kafka.log.Log.deleteOldSegments.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from klamm.storage.log.log_config import LogConfig
 from klamm.storage.segments.log_segments import LogSegments
 from klamm.storage.segments.segment import LogSegment
 
 
-class RetainedLog(NamedTuple):
+class RetainedLog(Protocol):
     """What retention looks at."""
 
-    segments: LogSegments
     config: LogConfig
-    log_start_offset: int
-    high_watermark: int
-    log_end_offset: int
-    limit: int
+
+    @property
+    def segments(self) -> LogSegments: ...
+
+    @property
+    def log_start_offset(self) -> int: ...
+
+    @property
+    def high_watermark(self) -> int: ...
+
+    @property
+    def log_end_offset(self) -> int: ...
 
 
 class Breach(NamedTuple):
@@ -36,16 +43,16 @@ class Breach(NamedTuple):
     lines: Sequence[str]
 
 
-Rule = Callable[[RetainedLog, int], Breach | None]
-"""Gets the log and the time in ms; returns the segments that breach a limit, or None if no segment does."""
+Rule = Callable[[RetainedLog, int, int], Breach | None]
+"""Gets the log, the time in ms and `limit`; returns the segments that breach a rule, or None if no segment does."""
 
 
-def breach_of_time(log: RetainedLog, now_ms: int) -> Breach | None:
+def breach_of_time(log: RetainedLog, now_ms: int, limit: int) -> Breach | None:
     """Records older than retention.ms."""
     retention_ms = log.config.retention_ms
     if retention_ms < 0 or "delete" not in log.config.cleanup_policy:
         return None
-    doomed = _oldest_while(log, lambda segment, _: now_ms - segment.largest_timestamp() > retention_ms)
+    doomed = _oldest_while(log, limit, lambda segment, _: now_ms - segment.largest_timestamp() > retention_ms)
     lines = []
     for segment in doomed:
         has_timestamps = segment.max_timestamp >= 0
@@ -54,7 +61,7 @@ def breach_of_time(log: RetainedLog, now_ms: int) -> Breach | None:
     return Breach(doomed, lines) if doomed else None
 
 
-def breach_of_size(log: RetainedLog, _now_ms: int) -> Breach | None:
+def breach_of_size(log: RetainedLog, _now_ms: int, limit: int) -> Breach | None:
     """More bytes than retention.bytes."""
     retention_bytes = log.config.retention_bytes
     if retention_bytes < 0 or "delete" not in log.config.cleanup_policy:
@@ -71,7 +78,7 @@ def breach_of_size(log: RetainedLog, _now_ms: int) -> Breach | None:
         excess_bytes -= segment.size_bytes
         return True
 
-    doomed, lines = _oldest_while(log, exceeds), []
+    doomed, lines = _oldest_while(log, limit, exceeds), []
     for segment in doomed:
         size_bytes -= segment.size_bytes
         lines.append(
@@ -81,11 +88,11 @@ def breach_of_size(log: RetainedLog, _now_ms: int) -> Breach | None:
     return Breach(doomed, lines) if doomed else None
 
 
-def breach_of_log_start_offset(log: RetainedLog, _now_ms: int) -> Breach | None:
+def breach_of_log_start_offset(log: RetainedLog, _now_ms: int, limit: int) -> Breach | None:
     """Records below the log start offset. The active segment stays."""
     active = log.segments.active
     doomed = _oldest_while(
-        log, lambda segment, upper_bound: upper_bound <= log.log_start_offset and segment is not active
+        log, limit, lambda segment, upper_bound: upper_bound <= log.log_start_offset and segment is not active
     )
     if not doomed:
         return None
@@ -97,10 +104,18 @@ RULES: tuple[Rule, ...] = (breach_of_time, breach_of_size, breach_of_log_start_o
 """In Kafka's order."""
 
 
-def _oldest_while(log: RetainedLog, deletable: Callable[[LogSegment, int], bool]) -> list[LogSegment]:
+def breaches(log: RetainedLog, now_ms: int, limit: int) -> Iterator[Breach]:
+    """The breach of each rule. The caller deletes its segments before it asks for the next one."""
+    for rule in RULES:
+        breach = rule(log, now_ms, limit)
+        if breach is not None:
+            yield breach
+
+
+def _oldest_while(log: RetainedLog, limit: int, deletable: Callable[[LogSegment, int], bool]) -> list[LogSegment]:
     """The oldest segments for which `deletable(segment, the offset after it)` is true, `limit` at most."""
     doomed: list[LogSegment] = []
-    for segment in islice(log.segments, log.limit):
+    for segment in islice(log.segments, limit):
         following = log.segments.following(segment)
         upper_bound = log.log_end_offset if following is None else following.base_offset
         if log.high_watermark < upper_bound or not deletable(segment, upper_bound):

@@ -16,7 +16,7 @@ What must stay true:
 import errno
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from klamm.base.environment import Environment, FileSystem
 from klamm.protocol.errors import KafkaError
@@ -47,45 +47,58 @@ class Truncation(NamedTuple):
     producer_state: ProducerState
 
 
+class TruncatedLog(Protocol):
+    """The log that is to be cut. It is only looked at."""
+
+    snapshots: ProducerSnapshots
+
+    @property
+    def segments(self) -> LogSegments: ...
+
+    @property
+    def log_end_offset(self) -> int: ...
+
+    @property
+    def high_watermark(self) -> int: ...
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def producer_state(self) -> ProducerState: ...
+
+    def check_usable(self) -> None: ...
+
+    def storage_error(self, error: OSError, action: str) -> KafkaError: ...
+
+
 # Yields work that may run off the loop, and is sent the work's result.
 Steps = Generator[Callable[[], Any], Any, Truncation]
 
 
-def find_truncation(
-    file_system: FileSystem,
-    segments: LogSegments,
-    snapshots: ProducerSnapshots,
-    offset: int,
-    *,
-    generation: int,
-    log_end_offset: int,
-    high_watermark: int,
-    has_producers: bool,
-) -> Steps:
-    """Finds how to cut a log at `offset`, which is within the log. Skips the producer state if there are no producers.
+async def prepare(environment: Environment, log: TruncatedLog, offset: int) -> Truncation | None:
+    """Finds how to cut a log at `offset`, off the loop. None if there is no such offset, or the log has changed.
 
-    Raises OSError; KafkaError (CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR) when the log is damaged below the cut.
+    Raises KafkaError also when the log is damaged below `offset`.
     """
-    segment = segments.floor(offset)
-    assert segment is not None
-    yield from _load_indexes(segment)
-    start, size_bytes = segment.offset_index.lookup(offset), segment.size_bytes
-    is_index_right, found = yield partial(_find_batch, file_system, segment.path, start, size_bytes, offset)
-    if not is_index_right:
-        segment.rebuild_indexes()
-    position, end_offset = size_bytes, offset
-    if found is not None:
-        position, end_offset = found[0], min(offset, found[1].base_offset)
-    largest = yield from _find_largest_timestamp(file_system, segment, position, end_offset)
-    state = ProducerState(end_offset)
-    if has_producers:
-        state = yield from _find_producer_state(
-            file_system, segments, snapshots, segment, position, end_offset, high_watermark
-        )
-    return Truncation(offset, generation, log_end_offset, segment, position, end_offset, largest, state)
+    log.check_usable()
+    if not log.segments.first.base_offset <= offset < log.log_end_offset:
+        return None
+    generation = log.generation
+    try:
+        return await _take_off_loop(environment, _find(environment.file_system, log, offset))
+    except FileNotFoundError:
+        # Retention has deleted the segment that was being read, or the whole log is gone.
+        return None
+    except (OSError, KafkaError) as error:
+        if generation != log.generation:
+            return None
+        if isinstance(error, OSError):
+            raise log.storage_error(error, "preparing to truncate") from error
+        raise
 
 
-async def take_off_loop(steps: Steps, environment: Environment) -> Truncation:
+async def _take_off_loop(environment: Environment, steps: Steps) -> Truncation:
     """Does the work of all steps off the loop."""
     try:
         work = next(steps)
@@ -101,8 +114,20 @@ async def take_off_loop(steps: Steps, environment: Environment) -> Truncation:
         return truncation
 
 
-def take_at_once(steps: Steps) -> Truncation:
-    """Does the work of all steps on the loop, without a pause."""
+def take_at_once(
+    file_system: FileSystem, log: TruncatedLog, offset: int, prepared: Truncation | None = None
+) -> Truncation:
+    """`prepared`, if it is for this offset and the log has not changed since. Otherwise does the work of all steps on
+    the loop, without a pause. Raises as `_find`."""
+    if (
+        prepared is not None
+        and prepared.offset == offset
+        and prepared.generation == log.generation
+        and prepared.log_end_offset == log.log_end_offset
+        and not prepared.segment.is_gone
+    ):
+        return prepared
+    steps = _find(file_system, log, offset)
     try:
         work = next(steps)
         while True:
@@ -115,6 +140,32 @@ def take_at_once(steps: Steps) -> Truncation:
     except StopIteration as end:
         truncation: Truncation = end.value
         return truncation
+
+
+def _find(file_system: FileSystem, log: TruncatedLog, offset: int) -> Steps:
+    """Finds how to cut a log at `offset`, which is within the log. Skips the producer state if there are no producers.
+
+    Raises OSError; KafkaError (CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR) when the log is damaged below the cut.
+    """
+    generation, log_end_offset, high_watermark = log.generation, log.log_end_offset, log.high_watermark
+    segments, has_producers = log.segments, log.producer_state.has_had_producers
+    segment = segments.floor(offset)
+    assert segment is not None
+    yield from _load_indexes(segment)
+    start, size_bytes = segment.offset_index.lookup(offset), segment.size_bytes
+    is_index_right, found = yield partial(_find_batch, file_system, segment.path, start, size_bytes, offset)
+    if not is_index_right:
+        segment.rebuild_indexes()
+    position, end_offset = size_bytes, offset
+    if found is not None:
+        position, end_offset = found[0], min(offset, found[1].base_offset)
+    largest = yield from _find_largest_timestamp(file_system, segment, position, end_offset)
+    state = ProducerState(end_offset)
+    if has_producers:
+        state = yield from _find_producer_state(
+            file_system, segments, log.snapshots, segment, position, end_offset, high_watermark
+        )
+    return Truncation(offset, generation, log_end_offset, segment, position, end_offset, largest, state)
 
 
 def _load_indexes(segment: LogSegment) -> Generator[Callable[[], Any], Any, None]:

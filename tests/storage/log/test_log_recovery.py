@@ -566,7 +566,7 @@ async def test_a_recovery_leaves_a_snapshot_that_is_right_as_it_is(environment, 
     monkeypatch.setattr(file_system, "remove", lambda self, path: changed_paths.append(path) or remove(self, path))
     again = open_log(environment, SMALL, recovery_point=0)
     assert f"{again.directory}/{last}" not in changed_paths
-    assert again._snapshots.offsets[-1] == 100
+    assert again.snapshots.offsets[-1] == 100
 
 
 async def test_a_recovery_replaces_a_snapshot_that_is_wrong(environment):

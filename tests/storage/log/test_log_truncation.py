@@ -364,7 +364,7 @@ def test_the_snapshots_of_truncations_go_when_a_segment_is_rolled():
         for i in range(end, end + 30):
             append(log, b"%d" % i, producer_id=7, producer_epoch=0, base_sequence=i)
         log.roll()
-    assert log._snapshots.offsets == [100]
+    assert log.snapshots.offsets == [100]
 
 
 async def state_of(log):
@@ -375,7 +375,7 @@ async def state_of(log):
         (log.log_start_offset, log.log_end_offset, log.high_watermark, log.recovery_point),
         (active.base_offset, active.size_bytes, active.max_timestamp, active.offset_index.entry_count),
         None if entry is None else (entry.last_sequence, entry.producer_epoch),
-        log._snapshots.offsets,
+        log.snapshots.offsets,
         await read_all(log),
     )
 
