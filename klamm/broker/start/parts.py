@@ -77,6 +77,7 @@ from klamm.replication.read_replicas import ReadReplicas
 from klamm.replication.replica_manager import ReplicaManager, log_config
 from klamm.storage.directories.log_cleaner import CleanerSettings
 from klamm.storage.directories.log_manager import LogManager, LogManagerSettings
+from klamm.storage.directories.log_metrics import register_logs
 from klamm.storage.segments.log_directory import MetaProperties
 from klamm.znodes.store import KafkaZooKeeper
 
@@ -360,7 +361,7 @@ class BrokerParts:
         )
         self.throttles.register(metrics, _loop_clock_ms())
         self.quotas.register(metrics)
-        self.log_manager.register(metrics)
+        register_logs(self.log_manager, metrics)
         return MetricsEndpoint(
             self.listeners[self._config.inter_broker_listener_name].host,
             self._config.klamm_metrics_port,

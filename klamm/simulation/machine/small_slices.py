@@ -108,6 +108,7 @@ SMALL = (
     ("klamm.storage.log.producer_state", "PRODUCERS_AT_ONCE", 1),
     ("klamm.storage.directories.log_cleaner", "LOGS_PER_SLICE", 1),
     ("klamm.storage.directories.log_manager", "LOGS_PER_SLICE", 1),
+    ("klamm.storage.directories.shared_sync", "LOGS_PER_SLICE", 1),
     ("klamm.storage.directories.directory_loader", "NAMES_PER_SLICE", 1),
     ("klamm.storage.directories.duplicate_logs", "NAMES_PER_SLICE", 1),
     ("klamm.storage.directories.directory_checkpoints", "OFFSETS_PER_SLICE", 1),

@@ -8,35 +8,38 @@ What must stay true:
 - The clean-shutdown file is written last, and only when every log of its directory was closed without error.
 - A failed directory takes its own logs down and nothing else.
 
+All changes to the set of logs are here, because memory, directories and checkpoints must agree about it.
+
 Source: kafka.log.LogManager.
 """
 
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
-from operator import attrgetter
-from typing import Any, TypeVar
 from uuid import UUID
 
-from klamm.base.environment import Environment, FileSystem
-from klamm.base.metrics import Histogram, MetricName, Metrics
-from klamm.base.slices import Slices, begin, each
-from klamm.base.tasks import OnFailure, start_task
+from klamm.base.environment import Environment
+from klamm.base.metrics import Histogram
+from klamm.base.slices import Slices
+from klamm.base.tasks import OnFailure
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
+from klamm.storage.directories.background import Background
 from klamm.storage.directories.directory_checkpoints import DirectoryCheckpoints
 from klamm.storage.directories.directory_loader import DirectoryLoader, LoadingProgress, WantedLog
 from klamm.storage.directories.duplicate_logs import TopicIds, settle_duplicates
 from klamm.storage.directories.future_logs import PreferredDirectories, finish_promotions, settle
+from klamm.storage.directories.garbage import Garbage
 from klamm.storage.directories.log_cleaner import CleanerSettings, LogCleaner, settle_first_dirty_offset
+from klamm.storage.directories.shared_sync import sync_together
 from klamm.storage.log.log import Log
 from klamm.storage.log.log_config import LogConfig
 from klamm.storage.log.log_loader import LoadedLog, load_log
-from klamm.storage.segments.disk_errors import PASSING, SHORTAGE_BACK_OFF_MS, SHORTAGES
+from klamm.storage.segments.disk_errors import PASSING, SHORTAGE_BACK_OFF_MS
 from klamm.storage.segments.log_directory import (
     LogDirectory,
     MetaProperties,
@@ -48,15 +51,11 @@ from klamm.storage.segments.log_directory import (
 )
 from klamm.storage.segments.open_files import OpenFiles
 
-_T = TypeVar("_T")
-
 _LOGGER = logging.getLogger(__name__)
 _NEVER_MS = 2**63 - 1
 _INITIAL_DELAY_MS = 30_000
 _DEFAULT_FLUSH_CHECK_MS = 1_000
 LOGS_PER_SLICE = 50
-# From this many logs on, one sync of the whole file system pays, although it writes other programs' files too.
-LOGS_PER_SHARED_SYNC = 8
 # This many logs are loaded in one go off the loop: passing one to a thread takes a fifth of the time to load it.
 LOGS_PER_LOADING = 16
 # Several logs are closed at once, because concurrent syncs share the file system's journal.
@@ -100,7 +99,8 @@ class LogManager:
         # May be replaced while the broker runs.
         self.settings = settings or LogManagerSettings()
         self._on_directory_failure = on_directory_failure
-        self._on_failure = on_failure
+        self._background = Background(on_failure)
+        self._garbage = Garbage(environment, self._background)
         self._directories = [
             LogDirectory(environment.file_system, path, self._directory_failed) for path in dict.fromkeys(directories)
         ]
@@ -110,7 +110,9 @@ class LogManager:
         self._future_logs: dict[PartitionKey, Log] = {}
         self.preferred_directories = PreferredDirectories()
         self._checkpoints = {
-            directory.path: DirectoryCheckpoints(environment, directory, (self._logs, self._future_logs), self._spawn)
+            directory.path: DirectoryCheckpoints(
+                environment, directory, (self._logs, self._future_logs), self._background.spawn
+            )
             for directory in self._directories
         }
         self.cleaner = LogCleaner(
@@ -127,16 +129,12 @@ class LogManager:
         # Partitions whose log is in an offline directory, or may be because the directory failed during its creation.
         self._lost: dict[PartitionKey, None] = {}
         self._log_counts = {directory.path: 0 for directory in self._directories}
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        self._timers: dict[asyncio.TimerHandle, None] = {}
-        self._removing = asyncio.Lock()
         # The logs that are being flushed because they have rolled or were truncated, and whether that has happened
         # again since.
         self._rolled: dict[Log, bool] = {}
         self._truncated: dict[Log, bool] = {}
         self._loading: list[LoadingProgress] = []
         self._is_loaded = False
-        self._is_stopping = False
 
     # -- what there is --------------------------------------------------------------------------------------------
 
@@ -220,7 +218,7 @@ class LogManager:
         for loader in opened if all_online else ():
             # An offline directory may have a promoted log under the name of a future log; the garbage would say so.
             for path in loader.garbage:
-                self._remove_tree_later(self._default_config.file_delete_delay_ms, path)
+                self._garbage.remove_tree(self._default_config.file_delete_delay_ms, path)
         for checkpoints in self._checkpoints.values():
             await checkpoints.settle_first_dirty_offsets()
         self._is_loaded = True
@@ -277,55 +275,8 @@ class LogManager:
         high_watermark = loader.high_watermark(key)
         log.update_high_watermark(log.log_start_offset if high_watermark is None else high_watermark)
 
-    def register(self, metrics: Metrics) -> None:
-        """Adds the gauges of the logs, of those that are still to be recovered (KIP-831), of log directories, and of
-        open files."""
-        for name, documentation, read in (
-            ("Size", "Bytes of the log's segments.", attrgetter("size_bytes")),
-            ("LogStartOffset", "The log start offset.", attrgetter("log_start_offset")),
-            ("LogEndOffset", "The log end offset.", attrgetter("log_end_offset")),
-            ("NumLogSegments", "Segments of the log.", attrgetter("segment_count")),
-        ):
-            metrics.tagged_gauges(
-                MetricName("kafka.log", "Log", name),
-                documentation,
-                ("topic", "partition"),
-                functools.partial(self._of_each, read),
-            )
-        metrics.histogram(
-            MetricName("kafka.log", "LogFlushStats", "LogFlushRateAndTimeMs"),
-            "How long syncs of logs took.",
-            self.flush_times_ms,
-        )
-        metrics.gauge(
-            MetricName("kafka.log", "LogManager", "OfflineLogDirectoryCount"),
-            "Log directories that have failed.",
-            lambda: sum(not directory.is_online for directory in self._directories),
-        )
-        metrics.gauges(
-            MetricName("kafka.log", "LogManager", "LogDirectoryOffline"),
-            "1 for a log directory that has failed.",
-            "logDirectory",
-            lambda: {directory.path: int(not directory.is_online) for directory in self._directories},
-        )
-        metrics.gauges(
-            MetricName("kafka.log", "LogManager", "remainingLogsToRecover"),
-            "Logs that are still to be recovered after an unclean shutdown.",
-            "dir",
-            self._remaining_logs_to_recover,
-        )
-        metrics.gauge(
-            MetricName("klamm", "LogManager", "OpenLogFiles"),
-            "Log files that are kept open.",
-            lambda: len(self.open_files),
-        )
-
-    def _of_each(self, read: Callable[[Log], float]) -> Iterator[tuple[tuple[str, ...], float]]:
-        """The value of each log, without future logs."""
-        for log in list(self._logs.values()):
-            yield (log.topic, str(log.partition)), read(log)
-
-    def _remaining_logs_to_recover(self) -> dict[str, int]:
+    def remaining_logs_to_recover(self) -> dict[str, int]:
+        """By log directory; 0 after a clean shutdown."""
         loaders = [progress.loader for progress in self._loading]
         return {loader.directory.path: 0 if loader.is_clean else loader.remaining_logs for loader in loaders}
 
@@ -399,13 +350,7 @@ class LogManager:
 
     def _abandon(self, log: Log) -> None:
         log.abandon()
-        self._begin(log.close_abandoned())
-
-    def _begin(self, steps: Generator[None, None, None]) -> None:
-        """Takes the first step at once, and the others later."""
-        rest = begin(steps)
-        if rest is not None:
-            self._keep(start_task(rest, self._on_failure))
+        self._background.begin(log.close_abandoned())
 
     def _remove_half_created(self, directory: LogDirectory, path: str) -> bool:
         """Returns whether all files are removed, so that the log may be created in another directory."""
@@ -468,7 +413,7 @@ class LogManager:
         self._remove(log)
         self._abandon(log)
         self._checkpoints[directory.path].rewrite_soon()
-        self._remove_tree_later(log.config.file_delete_delay_ms, target)
+        self._garbage.remove_tree(log.config.file_delete_delay_ms, target)
 
     # -- future logs ----------------------------------------------------------------------------------------------
 
@@ -530,7 +475,7 @@ class LogManager:
         self._remove(future)
         self._add(future)
         _LOGGER.info("%s replaces %s", future.directory, source.directory)
-        self._spawn(self._finish_promotion(future, directory, target))
+        self._background.spawn(self._finish_promotion(future, directory, target))
         return future
 
     async def _finish_promotion(self, log: Log, former: LogDirectory, garbage: str) -> None:
@@ -549,14 +494,14 @@ class LogManager:
                 _LOGGER.warning("%s", directory.storage_error(error, f"renaming {log.directory} to {target}"))
                 if error.errno not in PASSING:
                     return
-            if self._is_stopping:
+            if self._background.is_stopping:
                 return  # The next start renames it.
             await asyncio.sleep(SHORTAGE_BACK_OFF_MS / 1000)
         if not await self._sync_directory(directory):  # P4
             return
         for path in (former.path, directory.path):
             self._checkpoints[path].rewrite_soon()
-        self._remove_tree_later(log.config.file_delete_delay_ms, garbage)  # P5
+        self._garbage.remove_tree(log.config.file_delete_delay_ms, garbage)  # P5
 
     async def _sync_directory(self, directory: LogDirectory) -> bool:
         """Syncs the names in a log directory, after a shortage again. False if its disk fails or the broker stops."""
@@ -566,34 +511,18 @@ class LogManager:
                 return True
             except OSError as error:
                 _LOGGER.warning("%s", directory.storage_error(error, f"syncing {directory.path}"))
-            if not directory.is_online or self._is_stopping:
+            if not directory.is_online or self._background.is_stopping:
                 return False
             await asyncio.sleep(SHORTAGE_BACK_OFF_MS / 1000)
 
     # -- what logs ask for (LogHost) ------------------------------------------------------------------------------
 
     def log_rolled(self, log: Log) -> None:
-        self._for_each_burst(self._rolled, log, self._flush)
-
-    def _for_each_burst(
-        self, pending: dict[Log, bool], log: Log, work: Callable[[Log], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Does the work for a log; once more at its end, if this is called again meanwhile."""
-
-        async def run() -> None:
-            while pending[log]:
-                pending[log] = False
-                await work(log)
-            del pending[log]
-
-        is_pending = log in pending
-        pending[log] = True
-        if not is_pending:
-            self._spawn(run())
+        self._background.in_bursts(self._rolled, log, self._flush)
 
     def segment_begun(self, log: Log) -> None:
         if log.config.preallocate:
-            self._spawn(self._preallocate(log))
+            self._background.spawn(self._preallocate(log))
 
     async def _preallocate(self, log: Log) -> None:
         try:
@@ -603,7 +532,7 @@ class LogManager:
 
     def log_truncated(self, log: Log) -> None:
         self.cleaner.abort(log)
-        self._for_each_burst(self._truncated, log, self._settle_truncation)
+        self._background.in_bursts(self._truncated, log, self._settle_truncation)
 
     async def _settle_truncation(self, log: Log) -> None:
         await self._checkpoints[log.log_directory.path].truncated(log)
@@ -621,38 +550,7 @@ class LogManager:
         names = [path.rpartition("/")[2] for path in paths]
         # The log's directory may have another name by then.
         garbage = lambda: [f"{log.directory}/{name}" for name in names]  # noqa: E731  # short
-        self._remove_later(log.config.file_delete_delay_ms, _remove_files, garbage)
-
-    def _remove_tree_later(self, delay_ms: int, path: str) -> None:
-        self._remove_later(delay_ms, lambda file_system, path: file_system.remove_tree(path), lambda: path)
-
-    def _remove_later(self, delay_ms: int, remove: Callable[[FileSystem, _T], None], garbage: Callable[[], _T]) -> None:
-        """Removes garbage after a delay. Garbage left when the broker stops is removed when it starts again."""
-
-        async def run() -> None:
-            try:
-                # One after another: a deletion that takes long must not take all threads of long work.
-                async with self._removing:
-                    await self._environment.run_long(remove, self._file_system, garbage())
-            except OSError as error:
-                if error.errno in SHORTAGES:
-                    self._after(SHORTAGE_BACK_OFF_MS, run)
-                else:
-                    _LOGGER.warning("Garbage stays until the next start: %s", error)
-
-        self._after(delay_ms, run)
-
-    def _after(self, delay_ms: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Does `work` after `delay_ms`, unless the broker stops before."""
-        if self._is_stopping:
-            return
-
-        def fire() -> None:
-            del self._timers[timer]
-            self._spawn(work())
-
-        timer = asyncio.get_running_loop().call_later(delay_ms / 1000, fire)
-        self._timers[timer] = None
+        self._garbage.remove_files(log.config.file_delete_delay_ms, garbage)
 
     # -- from time to time ----------------------------------------------------------------------------------------
 
@@ -667,8 +565,8 @@ class LogManager:
             (settings.log_start_offset_checkpoint_ms, self.checkpoint_log_start_offsets),
             (settings.producer_expiration_check_ms, self._expire_producers),
         ):
-            self._after(min(interval_ms, _INITIAL_DELAY_MS), functools.partial(self._repeat, interval_ms, action))
-        self._spawn(self._flush_recovered())
+            self._background.repeat(min(interval_ms, _INITIAL_DELAY_MS), interval_ms, action)
+        self._background.spawn(self._flush_recovered())
         for checkpoints in self._checkpoints.values():
             checkpoints.forget_strangers()
         self.cleaner.start()
@@ -676,50 +574,18 @@ class LogManager:
     async def _flush_recovered(self) -> None:
         """Syncs the writes of a killed process. Otherwise the first append to each log would wait for this."""
         for directory in self._directories:
-            await self._sync_together(
-                directory, [log for log in self.logs_in(directory.path) if log.durability.is_truncation_unsynced]
-            )
+            unsynced = [log for log in self.logs_in(directory.path) if log.durability.is_truncation_unsynced]
+            await sync_together(self._environment, directory, unsynced)
         async with aclosing(self._each_online()) as logs:
             async for log in logs:
                 if log.durability.is_truncation_unsynced:
                     await self._flush(log)
 
-    async def _sync_together(self, directory: LogDirectory, logs: Sequence[Log]) -> None:
-        """Syncs many logs of a directory with one sync of the file system, if it can do that. Otherwise, and after a
-        shortage, the next flush of each log syncs it: its files one by one, each with a wait for the device."""
-        if len(logs) < LOGS_PER_SHARED_SYNC or not directory.is_online:
-            return
-        begun = []
-        async for log in each(logs, LOGS_PER_SLICE):
-            with suppress(KafkaError):  # The log is closed by now, or its flush raises the error.
-                begun.append((log.directory, log.durability.begin_shared_sync()))
-        try:
-            directories = [directory.path, *(path for path, _ in begun)]
-            if not await self._environment.run_long(self._file_system.sync_file_system, directories):
-                return
-        except FileNotFoundError:
-            return  # A log was deleted or has moved.
-        except OSError as error:
-            if error.errno not in SHORTAGES:
-                # As of a file: a sync that has failed is never tried again.
-                directory.fail(error, f"syncing {directory.path}")
-            return
-        async for _, synced in each(begun, LOGS_PER_SLICE):
-            synced()
-
-    async def _repeat(self, interval_ms: int, action: Callable[[], Awaitable[None]]) -> None:
-        await action()
-        self._after(interval_ms, functools.partial(self._repeat, interval_ms, action))
-
     async def stop(self) -> None:
         """Closes all logs in order and writes the clean-shutdown files. A directory with errors gets none."""
-        self._is_stopping = True
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
+        self._background.begin_stop()
         await self.cleaner.stop()
-        # Not cancelled: their work off the loop would continue and collide with the shutdown.
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.stopped()
         for directory in self._directories:
             await self._stop_directory(directory)
 
@@ -727,7 +593,7 @@ class LogManager:
         try:
             # Before all logs are loaded the directory may be another broker's, and its checkpoints know more logs.
             if directory.is_online and self._is_loaded:
-                await self._sync_together(directory, self.logs_in(directory.path))
+                await sync_together(self._environment, directory, self.logs_in(directory.path))
                 logs = iter(self.logs_in(directory.path))
 
                 async def close_some() -> None:
@@ -823,7 +689,7 @@ class LogManager:
     def _directory_failed(self, path: str, error: OSError) -> None:
         """Called from within the failing operation, so the logs are closed only after it has ended."""
         _LOGGER.error("Log directory %s goes offline: %s", path, error)
-        asyncio.get_running_loop().call_soon(lambda: self._begin(self._close_failed(path, error)))
+        asyncio.get_running_loop().call_soon(lambda: self._background.begin(self._close_failed(path, error)))
 
     def _close_failed(self, path: str, error: OSError) -> Generator[None, None, None]:
         closed = Slices()
@@ -840,22 +706,3 @@ class LogManager:
             if closed.is_over():
                 yield
         self._on_directory_failure(path, error)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._is_stopping:
-            work.close()
-            return
-        self._keep(start_task(work, self._on_failure))
-
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        """`stop` waits for the task."""
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
-
-
-def _remove_files(file_system: FileSystem, paths: list[str]) -> None:
-    for path in paths:
-        try:
-            file_system.remove(path)
-        except FileNotFoundError:
-            continue

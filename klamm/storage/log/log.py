@@ -676,8 +676,8 @@ class Log:
             self._host.delete_later(self, paths)
 
     def delete_old_segments(self, now_ms: int) -> int:
-        """Deletes segments that are past retention (`retention.breaches`), some of the oldest. Returns how many: until it
-        is none, there may be more."""
+        """Deletes segments that are past retention (`retention.breaches`), some of the oldest. Returns how many: until
+        it is none, there may be more."""
         self.check_usable()
         count = 0
         try:

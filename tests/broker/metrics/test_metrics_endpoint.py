@@ -21,6 +21,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.net import http
 from klamm.net.framing import FIRST_ALLOCATION_BYTES
 from klamm.replication.metrics.replica_metrics import register_replica_metrics
+from klamm.storage.directories.log_metrics import register_logs
 from support.group_wire import commit, committed, find_coordinator
 from support.one_broker import OneBroker, batch, running
 from support.replicas import hosting_broker, state
@@ -189,7 +190,7 @@ async def test_the_values_of_many_partitions_are_read_and_written_in_steps(tmp_p
         await broker.tell(*(state(number) for number in range(600)))
         metrics = Metrics()
         register_replica_metrics(metrics, broker.manager)
-        broker.log_manager.register(metrics)
+        register_logs(broker.log_manager, metrics)
         steps = render(metrics)
         assert next(steps) is None
         # Not a line is written while the partitions are counted.

@@ -9,6 +9,7 @@ from klamm.base.metrics import Metrics
 from klamm.protocol.errors import ErrorCode
 from klamm.replication.metrics.replica_metrics import register_replica_metrics
 from klamm.replication.ports import WrittenIsr
+from klamm.storage.directories.log_metrics import register_logs
 from support.metrics import Values
 from support.replicas import Broker, scenario, state
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.loop("virtual")
 def values(broker: Broker) -> Values:
     metrics = Metrics()
     register_replica_metrics(metrics, broker.manager)
-    broker.log_manager.register(metrics)
+    register_logs(broker.log_manager, metrics)
     return Values.of(metrics)
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from klamm.simulation.machine.disk import SimulatedFile, SimulatedFileSystem
 from klamm.simulation.machine.process import Process
-from klamm.storage.directories.log_manager import LOGS_PER_SHARED_SYNC, LogManager
+from klamm.storage.directories.log_manager import LogManager
+from klamm.storage.directories.shared_sync import LOGS_PER_SHARED_SYNC
 from klamm.storage.log.log_config import LogConfig
 from klamm.storage.segments.log_directory import MetaProperties
 from support.logs import DiskEnvironment, append, read_all
