@@ -61,7 +61,7 @@ def log_of(cluster: OneBroker) -> Any:
 
 def is_clean(cluster: OneBroker) -> bool:
     log = log_of(cluster)
-    return log.first_dirty_offset == log.segment_base_offsets[-1]
+    return log.first_dirty_offset == log.segments.base_offsets[-1]
 
 
 async def cleaned(cluster: OneBroker, client: Client) -> list[tuple[int, bytes, bytes]]:

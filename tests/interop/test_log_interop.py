@@ -186,7 +186,7 @@ def test_kafkas_dump_tool_reads_our_directories(kafka_jars: Path, tmp_path: Path
     async def write(manager: LogManager):
         log = manager.get_or_create("t", 0, uuid.uuid4(), CONFIG)
         written = fill(log, 200)
-        assert len(log.segment_base_offsets) > 3
+        assert len(log.segments.base_offsets) > 3
         return written, log.log_end_offset, dict(log.producer_state.entries), aborted_in(log, 0, 10**6)
 
     written, end, producers, aborted = run_with_logs(tmp_path, MetaProperties("c", 1), write)
@@ -289,7 +289,7 @@ def test_kafka_and_klamm_open_each_others_directories(own_kafka: RealKafka, real
     async def read_and_add(manager: LogManager):
         log = manager.get("t", 0)
         assert log is not None
-        assert len(log.segment_base_offsets) > 2
+        assert len(log.segments.base_offsets) > 2
         log.update_high_watermark(log.log_end_offset)
         assert await read_data(log, committed=False) == expected["read_uncommitted"]
         assert await read_data(log, committed=True) == expected["read_committed"]

@@ -2,7 +2,6 @@
 
 | module | what it decides or does |
 |---|---|
-| `job` | what goes into a cleaning, and what comes out of it: plain values, for another process |
 | `cleaner` | the cleaning itself: reads the dirty part into an offset map, then writes every segment anew |
 | `grouping` | which segments become one |
 | `offset_map` | the last offset of each key, in bounded memory |
@@ -12,10 +11,10 @@
 | `batch_reader` | reads a segment in windows of whole batches |
 | `plain_kernel`, `compiled_kernel` | the loops over records: in Python, and compiled for the worker process |
 | `compiled_checksum` | CRC-32C for the compiled loops |
-| `swap` | the renames that put a new segment into the place of the old ones |
 
-The log puts the finished segments into the place of the old ones (`Log.swap_cleaned`), and the loader finishes what a
-death has interrupted (`log_loader`).
+`storage/log` has what the log does for it: `job` is what goes into a cleaning and comes out of it, `cleaning` puts the
+finished segments into the place of the old ones, `swap` has the renames, and `log_loader` finishes what a death has
+interrupted.
 
 Source: kafka.log.LogCleaner, SkimpyOffsetMap, org.apache.kafka.common.record.MemoryRecords (filterTo).
 """

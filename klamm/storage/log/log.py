@@ -241,10 +241,6 @@ class Log:
         return self.durability.recovery_point
 
     @property
-    def segment_base_offsets(self) -> list[int]:
-        return self._segments.base_offsets
-
-    @property
     def segments(self) -> LogSegments:
         """All segments, from the oldest on; the last is the active one. Read only."""
         return self._segments
@@ -284,9 +280,6 @@ class Log:
         self.update_log_start_offset(other.log_start_offset)
         self.first_dirty_offset = other.first_dirty_offset
         self.durability.unsynced.mark(other.log_directory.path)
-
-    def is_on_active_segment(self, offset: int) -> bool:
-        return offset >= self._segments.active.base_offset
 
     def update_high_watermark(self, offset: int) -> int:
         """Moves the high watermark to `offset`, or as near as the log allows. Returns the high watermark."""

@@ -126,14 +126,6 @@ def whole_batches(
         position += header.size_bytes
 
 
-def read_batch(read: Read, position: int, header: BatchHeader) -> bytearray:
-    """The whole batch."""
-    data = read(position, header.size_bytes)
-    if len(data) != header.size_bytes:
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the batch at position {position} is cut")
-    return data
-
-
 def next_candidate(
     read: Read, position: int, end: int, timestamp_ms: int, start_offset: int, max_batches: int
 ) -> tuple[int, BatchHeader | None]:

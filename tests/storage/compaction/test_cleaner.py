@@ -333,10 +333,10 @@ async def test_small_segments_become_one_within_the_limits(environment):
     for i in range(30):
         put(log, (b"key", b"x" * 100), (b"%d" % i, b"y" * 100))
         log.roll()
-    assert len(log.segment_base_offsets) == 31
+    assert len(log.segments.base_offsets) == 31
     result = await clean_log(log)
     # 283 bytes each; three fit into segment.bytes.
-    assert log.segment_base_offsets == [*range(0, 60, 6), 60]
+    assert log.segments.base_offsets == [*range(0, 60, 6), 60]
     assert {len(group.source_base_offsets) for group in result.groups} == {3}
     assert len(await values_of(log)) == 31
     again = await clean_if_dirty(log, result.new_first_dirty_offset)
@@ -354,7 +354,7 @@ async def test_a_segment_that_loses_all_its_records_is_passed_over_by_readers(en
     log.roll()
     log.config = dataclasses.replace(COMPACTED, segment_bytes=500)
     await clean_log(log)
-    assert log.segment_base_offsets == [0, 1, 2, 4]
+    assert log.segments.base_offsets == [0, 1, 2, 4]
     fetched = await log.read(0, 10_000, max_offset=log.log_end_offset, minimum_one_batch=True)
     assert fetched.next_offset > 2
     assert await values_of(log) == [(2, b"a", b"2"), (3, b"b", b"3")]
@@ -450,7 +450,7 @@ async def test_a_fetch_that_began_before_the_swap_skips_nothing(environment, log
     fetched = await log.read(1, 10_000, max_offset=log.log_end_offset, minimum_one_batch=True)
     assert environment.before_blocking is None
     assert [offset for offset, _ in records_in(fetched.data)] == [2]
-    assert fetched.next_offset == log.segment_base_offsets[1] == 4
+    assert fetched.next_offset == log.segments.base_offsets[1] == 4
     assert [offset for offset, _, _ in await values_of(log)] == [*range(0, 24, 2), 23]
 
 
@@ -491,7 +491,7 @@ async def test_a_deleted_segment_makes_the_swap_of_its_group_void(log):
     assert [group.source_base_offsets for group in result.groups] == [(0, 1), (2, 3), (4, 5)]
     log.update_log_start_offset(3)
     log.delete_old_segments(NOW_MS)
-    assert log.segment_base_offsets == [3, 4, 5, 6]
+    assert log.segments.base_offsets == [3, 4, 5, 6]
     assert swap_cleaned(log, job, result.groups[0])  # nothing is left to be swapped
     assert not swap_cleaned(log, job, result.groups[1])
     assert await values_of(log) == [(3, b"3", b"x" * 300), (4, b"4", b"x" * 300), (5, b"5", b"x" * 300)]

@@ -117,7 +117,7 @@ async def test_a_dirty_log_is_cleaned_and_its_first_dirty_offset_checkpointed(ma
     log = make(manager)
     await fill(log)
     assert machine.checkpoint() == []
-    active = log.segment_base_offsets[-1]
+    active = log.segments.base_offsets[-1]
     await a_round()
     found = await pairs(log)
     assert found[-3:] == ["9:a=3", "10:b=3", "11:c=3"]
@@ -156,8 +156,8 @@ async def test_the_dirtiest_log_comes_first_and_logs_below_their_ratio_never(mac
     clean, dirty, never = make(manager, "clean"), make(manager, "dirty"), make(manager, "never", config=half)
     await fill(clean, times=12)
     await fill(never, times=12)
-    clean.first_dirty_offset = clean.segment_base_offsets[-3]
-    never.first_dirty_offset = never.segment_base_offsets[-3]
+    clean.first_dirty_offset = clean.segments.base_offsets[-3]
+    never.first_dirty_offset = never.segments.base_offsets[-3]
     await fill(dirty)
     plain = make(manager, "plain", config=LogConfig(segment_bytes=300))
     await fill(plain)
@@ -182,7 +182,7 @@ async def test_a_checkpoint_beyond_the_log_is_reset_with_a_warning_before_the_lo
     assert machine.checkpoint() == ["t 0 0"]
     manager.start()
     await a_round()
-    assert machine.checkpoint() == [f"t 0 {log.segment_base_offsets[-1]}"]
+    assert machine.checkpoint() == [f"t 0 {log.segments.base_offsets[-1]}"]
     await manager.stop()
 
 
@@ -196,7 +196,7 @@ async def test_a_truncation_lowers_the_checkpoint_to_the_start_of_the_segment_th
     await asyncio.sleep(0.1)
     assert machine.checkpoint() == [f"t 0 {first_dirty}"]
     log.truncate_to(first_dirty - 2)
-    assert log.first_dirty_offset == log.segment_base_offsets[-1] < first_dirty
+    assert log.first_dirty_offset == log.segments.base_offsets[-1] < first_dirty
     await asyncio.sleep(0.1)
     assert machine.checkpoint() == [f"t 0 {log.first_dirty_offset}"]
     await manager.stop()
@@ -479,7 +479,7 @@ async def killed_with_gaps_between_segments(machine, manager) -> list[str]:
     log.roll()
     await a_round()
     found = await pairs(log)
-    assert log.segment_base_offsets[:3] == [0, 4, 8]
+    assert log.segments.base_offsets[:3] == [0, 4, 8]
     assert [pair.split(":")[0] for pair in found[:4]] == ["0", "1", "2", "4"]
     await manager.cleaner.stop()
     machine.kill()
@@ -521,10 +521,10 @@ async def test_a_log_for_which_the_disk_has_no_room_keeps_no_other_log_from_bein
     machine.environment.disk.fail("write", "*/large-0/*.cleaned", errno.ENOSPC, times=None)
     await a_round()
     assert (large.first_dirty_offset, machine.failed) == (None, [])
-    assert small.first_dirty_offset == small.segment_base_offsets[-1]
+    assert small.first_dirty_offset == small.segments.base_offsets[-1]
     machine.environment.disk.mend()
     await a_round()
-    assert large.first_dirty_offset == large.segment_base_offsets[-1]
+    assert large.first_dirty_offset == large.segments.base_offsets[-1]
     await manager.stop()
 
 
@@ -536,7 +536,7 @@ async def test_a_vanished_file_of_a_cleaning_does_not_take_the_log_directory_off
     await a_round()
     await a_round()
     assert (machine.failed, manager.cleaner.uncleanable) == ([], [])
-    assert log.first_dirty_offset == log.segment_base_offsets[-1]
+    assert log.first_dirty_offset == log.segments.base_offsets[-1]
     await manager.stop()
 
 

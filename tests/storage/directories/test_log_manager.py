@@ -520,7 +520,7 @@ async def test_the_periodic_work(fixture):
     await asyncio.sleep(0.05)
     assert log.recovery_point == 20
     log.update_high_watermark(20)
-    rolled = len(log.segment_base_offsets)
+    rolled = len(log.segments.base_offsets)
     assert rolled > 3
     for _ in range(2):
         # The first one rolls, and is flushed because of it; the second waits for flush.ms.
@@ -530,13 +530,13 @@ async def test_the_periodic_work(fixture):
     fixture.environment.clock_ms = NOW_MS + 111
     await asyncio.sleep(0.05)
     assert log.recovery_point == 22
-    assert 1 < len(log.segment_base_offsets) < rolled
-    assert log.log_start_offset == log.segment_base_offsets[0]
+    assert 1 < len(log.segments.base_offsets) < rolled
+    assert log.log_start_offset == log.segments.base_offsets[0]
     assert 5 in log.producer_state.entries
     fixture.environment.clock_ms = NOW_MS + 2000
     await asyncio.sleep(0.05)
     assert not log.producer_state.entries
-    assert log.log_start_offset == log.segment_base_offsets[0] > 10
+    assert log.log_start_offset == log.segments.base_offsets[0] > 10
     assert fixture.text(f"{A}/recovery-point-offset-checkpoint") == "0\n1\nt 0 22\n"
     await manager.stop()
 
@@ -570,11 +570,11 @@ async def test_what_follows_a_truncation_below_the_log_start_survives(fixture):
 async def test_a_log_start_offset_is_on_disk_soon(fixture):
     manager = await fixture.loaded(A)
     log, other = fill(manager, count=9), fill(manager, partition=1, count=9)
-    segments = log.segment_base_offsets
+    segments = log.segments.base_offsets
     log.update_log_start_offset(4)
     assert (log.log_start_offset, log.durable_log_start_offset) == (4, 0)
     await asyncio.gather(manager.settle_log_start(log), manager.settle_log_start(log))
-    assert (log.durable_log_start_offset, log.segment_base_offsets) == (4, segments)
+    assert (log.durable_log_start_offset, log.segments.base_offsets) == (4, segments)
     other.update_log_start_offset(2)
     fixture.kill()
     again = await fixture.loaded(A)
@@ -590,7 +590,7 @@ def test_deleted_records_stay_deleted_when_the_machine_dies_after_their_segments
         manager = await fixture.loaded(A)
         log = fill(manager, count=60)
         await log.flush()
-        start = log.segment_base_offsets[2]
+        start = log.segments.base_offsets[2]
         log.update_log_start_offset(start)
         await manager.settle_log_start(log)
         assert log.durable_log_start_offset == start
@@ -634,7 +634,7 @@ async def test_many_logs_that_move_their_start_at_once_write_the_checkpoint_twic
 async def test_a_full_disk_lets_go_of_old_records(fixture):
     manager = await fixture.loaded(A)
     log = fill(manager, count=60)
-    assert len(log.segment_base_offsets) > 2
+    assert len(log.segments.base_offsets) > 2
     fixture.disk.fail("write", "*checkpoint*", errno.ENOSPC, times=None)
     assert log.update_log_start_offset(50)
     assert log.delete_old_segments(NOW_MS) > 0

@@ -322,17 +322,17 @@ async def test_a_follower_splits_what_does_not_fit_into_one_segment(environment)
     sent = b"".join(bytes(batch(b"x" * 20, base_offset=i)) for i in range(10))
     append_all(log, sent)
     assert log.log_end_offset == 10
-    assert len(log.segment_base_offsets) == 5
+    assert len(log.segments.base_offsets) == 5
     assert await read_all(log) == [(i, b"x" * 20) for i in range(10)]
     # A batch that is larger than a segment has been accepted by the leader already.
     log.append_as_follower(batch(b"x" * 500, base_offset=10))
-    assert log.segment_base_offsets[-1] == 10
+    assert log.segments.base_offsets[-1] == 10
 
 
 async def test_offsets_too_far_apart_for_one_segment(log):
     log.append_as_follower(batch(b"a", base_offset=0))
     append_all(log, batch(b"b", base_offset=2**31) + batch(b"c", base_offset=2**33))
-    assert log.segment_base_offsets == [0, 2**31, 2**33]
+    assert log.segments.base_offsets == [0, 2**31, 2**33]
     assert await read_all(log) == [(0, b"a"), (2**31, b"b"), (2**33, b"c")]
 
 
@@ -343,9 +343,9 @@ def test_rolling_by_size_and_by_time(environment):
     log = open_log(environment, LogConfig(segment_bytes=300, segment_ms=1000))
     for _ in range(6):
         append(log, b"x" * 20, timestamp_ms=NOW_MS)
-    assert log.segment_base_offsets == [0, 3]
+    assert log.segments.base_offsets == [0, 3]
     append(log, b"late", timestamp_ms=NOW_MS + 1001)
-    assert log.segment_base_offsets == [0, 3, 6]
+    assert log.segments.base_offsets == [0, 3, 6]
     names = environment.file_system.list_directory(f"{DIRECTORY}/t-0")
     assert f"{3:020d}.snapshot" in names
     for base in (0, 3, 6):
@@ -356,7 +356,7 @@ async def test_rolling_when_the_index_is_full(environment):
     log = open_log(environment, LogConfig(segment_index_bytes=24, index_interval_bytes=0))
     for i in range(8):
         append(log, b"x", timestamp_ms=NOW_MS + i)
-    assert len(log.segment_base_offsets) > 2
+    assert len(log.segments.base_offsets) > 2
     assert [offset for offset, _ in await read_all(log)] == list(range(8))
 
 
@@ -364,9 +364,9 @@ def test_rolling_without_timestamps_goes_by_the_clock(environment):
     log = open_log(environment, LogConfig(segment_ms=1000))
     append(log, b"a", timestamp_ms=-1)
     append(log, b"b", timestamp_ms=-1, now_ms=NOW_MS + 1000)
-    assert log.segment_base_offsets == [0]
+    assert log.segments.base_offsets == [0]
     append(log, b"c", timestamp_ms=-1, now_ms=NOW_MS + 1001)
-    assert log.segment_base_offsets == [0, 2]
+    assert log.segments.base_offsets == [0, 2]
 
 
 # Failing disks
@@ -483,10 +483,10 @@ def test_a_segment_is_closed_at_roll_bytes_but_a_batch_may_be_as_large_as_segmen
     log = open_log(environment, LogConfig(segment_bytes=10_000, roll_bytes=500))
     append(log, b"x" * 300)
     append(log, b"x" * 300)
-    assert log.segment_base_offsets == [0, 1]
+    assert log.segments.base_offsets == [0, 1]
     append(log, b"x" * 5_000)
     append(log, b"y")
-    assert log.segment_base_offsets == [0, 1, 2, 3]
+    assert log.segments.base_offsets == [0, 1, 2, 3]
 
 
 def test_max_compaction_lag_ms_closes_a_segment_of_a_compacted_log_only():
@@ -495,4 +495,4 @@ def test_max_compaction_lag_ms_closes_a_segment_of_a_compacted_log_only():
         for timestamp_ms in (NOW_MS, NOW_MS + 11):
             record = Record(b"key", b"value", timestamp_ms)
             log.append_as_leader(build_batch([record]), 0, now_ms=NOW_MS)
-        assert log.segment_base_offsets == offsets
+        assert log.segments.base_offsets == offsets

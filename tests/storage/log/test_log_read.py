@@ -31,7 +31,7 @@ def log(environment):
     for i in range(100):
         append(log, b"%d" % (2 * i), b"%d" % (2 * i + 1), timestamp_ms=NOW_MS + i, leader_epoch=i // 40)
     log.update_high_watermark(200)
-    assert len(log.segment_base_offsets) > 5
+    assert len(log.segments.base_offsets) > 5
     return log
 
 
@@ -102,9 +102,7 @@ async def test_readable_bytes(log):
     assert log.readable_bytes(10, 10) == 0
     assert log.readable_bytes(199, FOREVER) >= 1
     assert log.readable_bytes(0, FOREVER) > 1_000_000
-    last = log.segment_base_offsets[-1]
-    assert log.is_on_active_segment(last)
-    assert not log.is_on_active_segment(last - 1)
+    last = log.segments.base_offsets[-1]
     fetched = await read(log, last, 1)
     append(log, b"more")
     exact = sum([len((await read(log, offset, 1)).data) for offset in (*range(fetched.next_offset, 200, 2), 200)])
@@ -312,7 +310,7 @@ async def test_idle_segments_give_back_their_memory_and_are_read_again(log):
 @pytest.mark.parametrize("number", [0, 3, -1], ids=["first", "a middle", "active"])
 async def test_damage_beneath_an_open_segment_is_an_error_of_its_records_only(environment, log, caplog, damage, number):
     """As Kafka answers. The disk is sound, so that its other logs must not suffer."""
-    base = log.segment_base_offsets[number]
+    base = log.segments.base_offsets[number]
     file = environment.file_system.open(f"/data/t-0/{base:020d}.log")
     size = file.size()
     position, header = list(iterate_batches(file.read(0, size)))[1]
@@ -337,7 +335,7 @@ async def test_damage_beneath_an_open_segment_is_an_error_of_its_records_only(en
                 assert error.code is ErrorCode.CORRUPT_MESSAGE
                 refused_offsets.append(offset)
     assert header.base_offset in refused_offsets
-    end = min((each for each in log.segment_base_offsets if each > base), default=200)
+    end = min((each for each in log.segments.base_offsets if each > base), default=200)
     assert all(base <= offset < end for offset in refused_offsets)
     assert f"Records of {log.name} cannot be read: " in caplog.text
     assert append(log, b"more").first_offset == 200
@@ -347,7 +345,7 @@ async def test_damage_beneath_an_open_segment_is_an_error_of_its_records_only(en
 @pytest.mark.parametrize("damage", ["missing", "cut", "descending", "nonsense"])
 async def test_damaged_indexes_are_no_obstacle(environment, log, suffix, damage):
     await log.close()
-    for base in log.segment_base_offsets:
+    for base in log.segments.base_offsets:
         path = f"/data/t-0/{base:020d}{suffix}"
         file = environment.file_system.open(path)
         size = file.size()
@@ -374,6 +372,6 @@ async def test_an_index_that_points_between_batches_is_no_obstacle(environment, 
     file.write(4, (150).to_bytes(4))
     log = open_log(environment, SMALL, is_clean=True)
     monkeypatch.setattr(disk, "COLD_CHANCE", cold_chance)
-    first_end = log.segment_base_offsets[1]
+    first_end = log.segments.base_offsets[1]
     for offset in range(first_end):
         assert records_in((await read(log, offset, 1)).data)[0][0] == offset - offset % 2

@@ -60,7 +60,7 @@ async def state_of(log):
         "epochs": list(log.leader_epochs.entries),
         "producers": producers,
         "aborted": aborted_in(log, log.log_start_offset, log.log_end_offset),
-        "segments": log.segment_base_offsets,
+        "segments": log.segments.base_offsets,
         "timestamps": [await log.offset_for_timestamp(NOW_MS + i) for i in range(0, 110, 3)],
     }
 
@@ -151,7 +151,7 @@ async def test_a_torn_tail_is_cut(environment, cut):
     log = open_log(environment, SMALL)
     fill(log)
     everything = await read_all(log)
-    file = log_file(environment, log.segment_base_offsets[-1])
+    file = log_file(environment, log.segments.base_offsets[-1])
     file.truncate(file.size() - cut)
     again = open_log(environment, SMALL)
     assert again.log_end_offset in (98, 99)
@@ -168,7 +168,7 @@ def test_a_changed_byte_cuts_the_log_before_its_batch(data):
     log = open_log(environment, SMALL)
     fill(log, 60)
     everything = asyncio.run(read_all(log))
-    bases = log.segment_base_offsets
+    bases = log.segments.base_offsets
     base = data.draw(st.sampled_from(bases))
     file = log_file(environment, base)
     position = data.draw(st.integers(0, file.size() - 1))
@@ -208,7 +208,7 @@ async def test_garbage_after_the_last_batch(environment):
     fill(log, 10)
     before = await state_of(log)
     for garbage in (b"\0" * 10, b"\0" * 500, bytes(range(256)) * 8, batch(b"repeated", base_offset=3)):
-        file = log_file(environment, log.segment_base_offsets[-1])
+        file = log_file(environment, log.segments.base_offsets[-1])
         file.write(file.size(), garbage)
         assert await state_of(open_log(environment, SMALL)) == before
 
@@ -216,12 +216,12 @@ async def test_garbage_after_the_last_batch(environment):
 async def test_segments_after_damage_are_dropped(environment):
     log = open_log(environment, SMALL)
     fill(log)
-    second = log.segment_base_offsets[1]
+    second = log.segments.base_offsets[1]
     file = log_file(environment, second)
     file.write(30, b"?")
     again = open_log(environment, SMALL)
     assert again.log_end_offset == second
-    assert again.segment_base_offsets == [0, second]
+    assert again.segments.base_offsets == [0, second]
     assert len(await read_all(again)) == second
 
 
@@ -245,7 +245,7 @@ def cut_last_batch(environment, base_offset, last_batch):
 async def test_a_hole_between_segments_ends_the_log(environment):
     log = open_log(environment, SMALL)
     fill(log)
-    first = log.segment_base_offsets[1]
+    first = log.segments.base_offsets[1]
     cut_last_batch(environment, 0, await last_batch_of(log, first))
     assert open_log(environment, SMALL).log_end_offset == first - 1
 
@@ -253,7 +253,7 @@ async def test_a_hole_between_segments_ends_the_log(environment):
 async def test_a_gap_between_segments_is_none_below_the_first_dirty_offset(environment):
     log = open_log(environment, SMALL)
     fill(log)
-    first, second = log.segment_base_offsets[1:3]
+    first, second = log.segments.base_offsets[1:3]
     cut_last_batch(environment, 0, await last_batch_of(log, first))
     assert open_log(environment, SMALL, first_dirty_offset=second).log_end_offset == 100
 
@@ -263,7 +263,7 @@ async def test_a_gap_between_segments_stays_in_a_log_that_shows_elsewhere_that_i
     log = open_log(environment, LogConfig(segment_bytes=300))
     for offset in offsets:
         log.append_as_follower(batch(b"x" * 20, base_offset=offset))
-    assert len(log.segment_base_offsets) > 2
+    assert len(log.segments.base_offsets) > 2
     again = open_log(environment, LogConfig(segment_bytes=300))
     assert [offset for offset, _ in await read_all(again)] == list(offsets)
 
@@ -276,7 +276,7 @@ async def test_a_gap_between_segments_stays_in_a_log_that_has_lost_records_withi
     log.append_as_follower(one_of_four)
     for offset in (4, 9):
         log.append_as_follower(batch(b"x" * 60, base_offset=offset))
-    assert log.segment_base_offsets == [0, 9]
+    assert log.segments.base_offsets == [0, 9]
     assert open_log(environment, log.config).log_end_offset == 10
 
 
@@ -295,7 +295,7 @@ async def test_a_log_that_was_compacted_once_may_have_a_hole_before_its_unsynced
     for offset in (0, 5, 6, 20, 30):
         log.append_as_follower(batch(b"x" * 20, base_offset=offset))
     log.append_as_follower(batch(b"y" * 120, base_offset=40))
-    assert log.segment_base_offsets[-1] == 40
+    assert log.segments.base_offsets[-1] == 40
     again = open_log(environment, LogConfig(segment_bytes=200), recovery_point=40)
     assert [offset for offset, _ in await read_all(again)] == [0, 5, 6, 20, 30, 40]
 
@@ -305,7 +305,7 @@ async def test_a_small_segment_may_begin_with_a_hole(environment):
     log.append_as_follower(batch(b"x", base_offset=37))
     log.roll()
     log.append_as_follower(batch(b"y", base_offset=38))
-    assert log.segment_base_offsets == [0, 38]
+    assert log.segments.base_offsets == [0, 38]
     again = open_log(environment, log.config, recovery_point=38)
     assert await read_all(again) == [(37, b"x"), (38, b"y")]
 
@@ -323,7 +323,7 @@ async def test_a_start_needs_no_room_on_the_disk(environment):
 async def test_segments_that_a_crash_brought_back_are_dropped(environment):
     log = open_log(environment, SMALL)
     fill(log)
-    stale = log.segment_base_offsets[1]
+    stale = log.segments.base_offsets[1]
     content = environment.file_system.read_file(f"{PARTITION}/{stale:020d}.log")
     log.truncate_to(3)
     log.config = LogConfig()
@@ -347,7 +347,7 @@ def test_the_log_start_offset_is_kept_and_wins_over_an_earlier_end(environment):
     assert (again.log_start_offset, again.log_end_offset) == (42, 100)
     assert again.leader_epochs.earliest == (1, 42)
     beyond = open_log(environment, SMALL, log_start_offset=1000)
-    assert (beyond.log_start_offset, beyond.log_end_offset, beyond.segment_base_offsets) == (1000, 1000, [1000])
+    assert (beyond.log_start_offset, beyond.log_end_offset, beyond.segments.base_offsets) == (1000, 1000, [1000])
     assert append(beyond, b"x").first_offset == 1000
 
 
@@ -443,7 +443,7 @@ async def test_only_snapshots_of_segments_and_the_latest_are_kept(environment):
     environment.file_system.replace_file(f"{PARTITION}/{500:020d}.snapshot", ProducerState(500).to_snapshot())
     open_log(environment, SMALL, is_clean=True)
     names = [n for n in environment.file_system.list_directory(PARTITION) if n.endswith(".snapshot")]
-    assert [int(name[:20]) for name in names] == [*log.segment_base_offsets[1:], 100]
+    assert [int(name[:20]) for name in names] == [*log.segments.base_offsets[1:], 100]
 
 
 # Temporary files
@@ -483,7 +483,7 @@ async def test_an_interrupted_swap_is_finished(environment):
     log = open_log(environment, config)
     for i in range(12):
         log.append_as_follower(batch(b"x" * 60, base_offset=i))
-    bases = log.segment_base_offsets
+    bases = log.segments.base_offsets
     assert len(bases) >= 4
     await log.close()
     # Segments 1 and 2 were compacted into one.
@@ -495,7 +495,7 @@ async def test_an_interrupted_swap_is_finished(environment):
         if stage == 1:
             environment.file_system.remove(f"{PARTITION}/{first:020d}.index")
         again = open_log(environment, config, is_clean=True)
-        assert again.segment_base_offsets == [0, first, *bases[3:]]
+        assert again.segments.base_offsets == [0, first, *bases[3:]]
         records = await read_all(again)
         assert (first, b"old") in records
         assert (last, b"kept") in records
@@ -508,7 +508,7 @@ async def test_zero_filled_indexes_of_kafka_are_made_anew(environment):
     fill(log)
     before = await state_of(log)
     await log.close()
-    for base in log.segment_base_offsets:
+    for base in log.segments.base_offsets:
         for kind, entry in ((".index", 8), (".timeindex", 12)):
             path = f"{PARTITION}/{base:020d}{kind}"
             content = environment.file_system.read_file(path)

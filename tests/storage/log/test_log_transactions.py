@@ -71,7 +71,7 @@ async def closed_and_opened(environment, log):
 
 async def killed_and_opened(environment, log):
     # The recovery point is the base of the last segment: what is before it was flushed as it was rolled.
-    point = log.segment_base_offsets[-1]
+    point = log.segments.base_offsets[-1]
     return open_log(environment, SMALL, recovery_point=point, high_watermark=log.high_watermark)
 
 

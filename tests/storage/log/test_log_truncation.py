@@ -142,17 +142,17 @@ def retained(log, now_ms=NOW_MS, **config):
 
 
 async def test_retention_by_time(log):
-    bases = log.segment_base_offsets
+    bases = log.segments.base_offsets
     config = {"retention_ms": 1000}
     assert retained(log, NOW_MS + 1000, **config) == 0
     # A segment goes when its newest record is too old.
     last_of_second = NOW_MS + bases[2] - 1
     assert retained(log, last_of_second + 1000, **config) == 1
     assert retained(log, last_of_second + 1001, **config) == 1
-    assert (log.log_start_offset, log.segment_base_offsets) == (bases[2], bases[2:])
+    assert (log.log_start_offset, log.segments.base_offsets) == (bases[2], bases[2:])
     assert await read_all(log) == ALL[bases[2] :]
     assert retained(log, NOW_MS + 10_000, **config) == len(bases) - 2
-    assert (log.log_start_offset, log.log_end_offset, log.segment_base_offsets) == (100, 100, [100])
+    assert (log.log_start_offset, log.log_end_offset, log.segments.base_offsets) == (100, 100, [100])
     assert retained(log, NOW_MS + 20_000, **config) == 0
     assert append(log, b"x").first_offset == 100
 
@@ -165,7 +165,7 @@ def test_retention_by_size(log):
 
 
 def test_retention_stops_at_the_high_watermark(log):
-    bases = log.segment_base_offsets
+    bases = log.segments.base_offsets
     log.update_high_watermark(bases[2] - 1)
     assert retained(log, NOW_MS + 10**6, retention_ms=1) == 1
     assert log.log_start_offset == bases[1]
@@ -182,10 +182,10 @@ def test_retention_of_records_without_timestamps_goes_by_the_file(environment):
 async def test_compacted_logs_lose_only_what_lies_before_the_log_start_offset(log):
     config = {"retention_ms": 1, "retention_bytes": 1, "cleanup_policy": ("compact",)}
     assert retained(log, NOW_MS + 10**6, **config) == 0
-    bases = log.segment_base_offsets
+    bases = log.segments.base_offsets
     log.update_log_start_offset(bases[2] + 1)
     assert retained(log, **config) == 2
-    assert log.segment_base_offsets == bases[2:]
+    assert log.segments.base_offsets == bases[2:]
     assert await read_all(log) == ALL[bases[2] + 1 :]
 
 
@@ -195,7 +195,7 @@ def test_what_retention_deletes_is_logged_with_the_reason_in_the_words_of_kafka(
     names = [f"LogSegment(baseOffset={each.base_offset}, size={each.size_bytes})" for each in (first, second, third)]
     assert retained(log, NOW_MS + second.base_offset + 1000, retention_ms=1000) == 1
     assert retained(log, retention_bytes=size - first.size_bytes - second.size_bytes) == 1
-    log.update_log_start_offset(log.segment_base_offsets[1])
+    log.update_log_start_offset(log.segments.base_offsets[1])
     assert retained(log) == 1
     elsewhere = DiskEnvironment()
     untimed = open_log(elsewhere, SMALL)
@@ -280,7 +280,7 @@ def test_a_roll_that_finds_no_room_changes_nothing(environment, log):
     assert not log.failures
     append(log, b"x")
     log.roll()
-    assert log.segment_base_offsets[-1] == 101
+    assert log.segments.base_offsets[-1] == 101
 
 
 def test_topic_ids(environment, log):
@@ -317,7 +317,7 @@ async def test_a_truncation_that_was_killed_halfway_leaves_no_hole(files):
     for i in range(100):
         append(log, b"%d" % i)
     await log.flush()
-    assert len(log.segment_base_offsets) > 7
+    assert len(log.segments.base_offsets) > 7
     rename = environment.file_system.rename
     renamed = []
 

@@ -327,7 +327,7 @@ class World:
     def adopt(self):
         """The log has loaded its producers: each has what some of its batches say, and the model goes on with that."""
         if self.lacks_snapshots:
-            self.forget(self.log.segment_base_offsets[0])
+            self.forget(self.log.segments.base_offsets[0])
         entries = {producer_id: said_of(entry) for producer_id, entry in self.log.producer_state.entries.items()}
         everybody = {each.producer_id for each in self.batches} - {-1}
         assert entries.keys() <= everybody

@@ -100,7 +100,7 @@ async def test_the_recovery_point_stays_before_a_segment_that_is_being_prealloca
     log = open_log(environment, CONFIG)
     append(log, b"a" * 800)
     append(log, b"b" * 100)
-    assert log.segment_base_offsets == [0, 1]
+    assert log.segments.base_offsets == [0, 1]
     recovery_points = []
 
     def fill() -> None:
