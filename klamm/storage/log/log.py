@@ -45,7 +45,7 @@ from klamm.storage.log.durability import Durability
 from klamm.storage.log.follower_batches import Batch, check_batches, first_segment
 from klamm.storage.log.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from klamm.storage.log.log_config import LogConfig
-from klamm.storage.log.log_loader import LoadedLog, write_unsynced
+from klamm.storage.log.log_loader import LoadedLog
 from klamm.storage.log.log_reader import FetchedRecords, LogReader
 from klamm.storage.log.log_validator import demands_on, validate_and_assign_offsets
 from klamm.storage.log.producer_state import AppendOrigin, BatchMetadata, ProducerState
@@ -60,6 +60,7 @@ from klamm.storage.segments.log_directory import PARTITION_METADATA_FILE, LogDir
 from klamm.storage.segments.log_segments import LogSegments
 from klamm.storage.segments.open_files import OpenFiles
 from klamm.storage.segments.segment import LogSegment
+from klamm.storage.segments.unsynced_files import replace_unsynced
 
 __all__ = ["AppendInfo", "AppendOrigin", "FetchedRecords", "Log", "LogHost", "Oddity"]
 
@@ -323,7 +324,7 @@ class Log:
             )
         path = f"{self.directory}/{PARTITION_METADATA_FILE}"
         try:
-            write_unsynced(self._file_system, path, format_partition_metadata(topic_id), self.durability.unsynced)
+            replace_unsynced(self._file_system, path, format_partition_metadata(topic_id), self.durability.unsynced)
         except OSError as error:
             raise self.storage_error(error, "writing partition.metadata") from error
         self.topic_id = topic_id
@@ -907,6 +908,6 @@ class Log:
     def _write_leader_epochs(self, entries: Sequence[EpochEntry]) -> None:
         path = f"{self.directory}/{LEADER_EPOCH_CHECKPOINT}"
         try:
-            write_unsynced(self._file_system, path, format_leader_epoch_checkpoint(entries), self.durability.unsynced)
+            replace_unsynced(self._file_system, path, format_leader_epoch_checkpoint(entries), self.durability.unsynced)
         except OSError as error:
             raise self.storage_error(error, "writing leader epochs of") from error

@@ -49,11 +49,10 @@ from klamm.storage.segments.segment import (
     LogSegment,
     file_name,
 )
-from klamm.storage.segments.unsynced_files import UnsyncedFiles
+from klamm.storage.segments.unsynced_files import HALF_WRITTEN_SUFFIX, UnsyncedFiles, replace_unsynced
 
 _LOGGER = logging.getLogger(__name__)
-_HALF_WRITTEN_SUFFIX = ".tmp"
-_TEMPORARY_SUFFIXES = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, _HALF_WRITTEN_SUFFIX)
+_TEMPORARY_SUFFIXES = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, HALF_WRITTEN_SUFFIX)
 _MAX_BASE_OFFSET = 2**63 - 2
 # A replay may be on the loop.
 _REPLAY_WINDOW_BYTES = 64 * 1024
@@ -106,22 +105,6 @@ def load_log(
         if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
             raise
         raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{directory} is damaged: {error.message}") from error
-
-
-def write_unsynced(file_system: FileSystem, path: str, content: bytes, unsynced: UnsyncedFiles) -> None:
-    """Replaces a small file atomically. A process crash does not undo this; it is durable after the next sync."""
-    temporary = path + _HALF_WRITTEN_SUFFIX
-    file = file_system.open(temporary, create=True)
-    try:
-        file.truncate(0)
-        file.write(0, content)
-    finally:
-        file.close()
-    file_system.rename(temporary, path)
-    # A killed process may have left the temporary file; the loader then marks it with all other files.
-    unsynced.forget(temporary)
-    unsynced.mark(path)
-    unsynced.mark(path.rpartition("/")[0])
 
 
 class _Loader:
@@ -210,7 +193,7 @@ class _Loader:
         """Removes .deleted, .cleaned and .tmp files. Completes interrupted swaps (`compaction.swap`)."""
         names = self._list()
         for name in names:
-            if name.endswith((DELETED_SUFFIX, _HALF_WRITTEN_SUFFIX)):
+            if name.endswith((DELETED_SUFFIX, HALF_WRITTEN_SUFFIX)):
                 self._remove_if_exists(name)
         cleaned = [name for name in names if name.endswith(CLEANED_SUFFIX)]
         swaps = [name for name in names if name.endswith(SWAP_SUFFIX)]
@@ -535,7 +518,7 @@ class _Loader:
 
     def _write_leader_epochs(self, entries: Sequence[EpochEntry]) -> None:
         path = self._path(LEADER_EPOCH_CHECKPOINT)
-        write_unsynced(self._file_system, path, format_leader_epoch_checkpoint(entries), self._unsynced)
+        replace_unsynced(self._file_system, path, format_leader_epoch_checkpoint(entries), self._unsynced)
 
 
 def replay_batches(file: File, position: int, end: int, state: ProducerState, *, max_batches: int | None = None) -> int:

@@ -15,10 +15,9 @@ from klamm.protocol.errors import KafkaError
 from klamm.storage.log.producer_state import ProducerState
 from klamm.storage.segments.disk_errors import PASSING
 from klamm.storage.segments.segment import DELETED_SUFFIX, SNAPSHOT_SUFFIX, file_name
-from klamm.storage.segments.unsynced_files import UnsyncedFiles
+from klamm.storage.segments.unsynced_files import HALF_WRITTEN_SUFFIX, UnsyncedFiles, write_unsynced
 
 _LOGGER = logging.getLogger(__name__)
-_HALF_WRITTEN_SUFFIX = ".tmp"
 
 
 class ProducerSnapshots:
@@ -55,7 +54,7 @@ class ProducerSnapshots:
             return
         path, content = self._path(state.end_offset), state.to_snapshot()
         if not self._has_already(state.end_offset, path, content):
-            _write(self._file_system, path, content)
+            write_unsynced(self._file_system, path, content)
             self._unsynced.mark(path)
             self._unsynced.mark(self._directory)
         self._offsets.append(state.end_offset)
@@ -74,11 +73,13 @@ class ProducerSnapshots:
         the end, there is no snapshot."""
         content = await in_slices(steps)
         try:
-            await environment.run_long(_write, self._file_system, self._path(offset) + _HALF_WRITTEN_SUFFIX, content)
+            await environment.run_long(
+                write_unsynced, self._file_system, self._path(offset) + HALF_WRITTEN_SUFFIX, content
+            )
             # The directory may have another name by now.
             path = self._path(offset)
             if is_wanted() and offset > self.latest_offset:
-                self._file_system.rename(path + _HALF_WRITTEN_SUFFIX, path)
+                self._file_system.rename(path + HALF_WRITTEN_SUFFIX, path)
                 self._unsynced.mark(path)
                 self._unsynced.mark(self._directory)
                 self._offsets.append(offset)
@@ -87,7 +88,7 @@ class ProducerSnapshots:
             return  # The log was deleted, or has moved, while this was being written.
         finally:
             with suppress(OSError):
-                self._file_system.remove(self._path(offset) + _HALF_WRITTEN_SUFFIX)
+                self._file_system.remove(self._path(offset) + HALF_WRITTEN_SUFFIX)
 
     def take_if_room(self, state: ProducerState) -> None:
         """As `take`, but tolerates a full disk: a snapshot of an open log only saves work."""
@@ -199,12 +200,3 @@ class ProducerSnapshots:
 
     def _path(self, offset: int) -> str:
         return f"{self._directory}/{file_name(offset, SNAPSHOT_SUFFIX)}"
-
-
-def _write(file_system: FileSystem, path: str, content: bytes) -> None:
-    file = file_system.open(path, create=True)
-    try:
-        file.truncate(0)
-        file.write(0, content)
-    finally:
-        file.close()

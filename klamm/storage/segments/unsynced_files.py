@@ -7,6 +7,9 @@ flushes cannot take credit for each other's work.
 
 from klamm.base.environment import FileSystem
 
+# Of a file that is renamed once it is whole.
+HALF_WRITTEN_SUFFIX = ".tmp"
+
 
 class UnsyncedFiles:
     """Paths of files and directories with unsynced changes, each with the number of its latest change."""
@@ -73,3 +76,24 @@ def sync(file_system: FileSystem, pending: dict[str, int]) -> list[str]:
         finally:
             file.close()
     return missing
+
+
+def replace_unsynced(file_system: FileSystem, path: str, content: bytes, unsynced: UnsyncedFiles) -> None:
+    """Replaces a small file atomically. A process crash does not undo this; it is durable after the next sync."""
+    temporary = path + HALF_WRITTEN_SUFFIX
+    write_unsynced(file_system, temporary, content)
+    file_system.rename(temporary, path)
+    # A killed process may have left the temporary file; the loader then marks it with all other files.
+    unsynced.forget(temporary)
+    unsynced.mark(path)
+    unsynced.mark(path.rpartition("/")[0])
+
+
+def write_unsynced(file_system: FileSystem, path: str, content: bytes) -> None:
+    """Gives a file this content. May run off the loop."""
+    file = file_system.open(path, create=True)
+    try:
+        file.truncate(0)
+        file.write(0, content)
+    finally:
+        file.close()
