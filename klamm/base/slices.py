@@ -9,8 +9,8 @@ by the loop's clock.
 | a coroutine that does the same with each of many items      | `async for piece in slices(items)`, or one by one  |
 |                                                             | `async for item in each(items)`                    |
 | the same, where each slice waits for ZooKeeper              | `await for_slices(items, work)`                    |
-| a coroutine whose items weigh differently, or nested loops  | `Slices`: `if it.is_over(): await asyncio.sleep(0)` |
-| a generator, taken by `in_slices`, `begin` or in `Turns`    | `Slices`: `if it.is_over(): yield`                 |
+| a coroutine whose items weigh differently, or nested loops  | `Slices`: `if it.spend(): await asyncio.sleep(0)`  |
+| a generator, taken by `in_slices`, `begin` or in `Turns`    | `Slices`: `if it.spend(): yield`                   |
 
 The simulator makes all slices as small as they can be (`klamm.simulation.machine.small_slices`); the names of their
 sizes end with SLICE.
@@ -43,8 +43,8 @@ class Slices:
         self._clock_s = clock_s
         self._end_s = None if clock_s is None else clock_s() + SLICE_MS / 1000
 
-    def is_over(self, pieces: int = 1) -> bool:
-        """Counts `pieces` more; returns whether the slice is over. If so, the next slice begins."""
+    def spend(self, pieces: int = 1) -> bool:
+        """Takes `pieces` from the slice; returns whether it is used up. If so, the next slice begins."""
         self._left -= pieces
         if self._left > 0 and (self._clock_s is None or not self._is_late(self._clock_s())):
             return False
@@ -141,7 +141,7 @@ def mapped(make: Callable[[T], R], items: Iterable[T], slices: Slices | None = N
     made = []
     for item in items:
         made.append(make(item))
-        if slices.is_over():
+        if slices.spend():
             yield
     return made
 

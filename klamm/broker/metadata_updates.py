@@ -118,7 +118,7 @@ class MetadataUpdates:
                 self._topic_configs.forget(topic)
             self._topic_admin.metadata_changed(topic)
             self._leader_elections.metadata_changed(topic)
-            if told.is_over():
+            if told.spend():
                 yield
 
     def new_session(self) -> None:
@@ -193,7 +193,7 @@ class MetadataUpdates:
                 partitions += [(topic, number) for number in known.outdated_partitions(topic, assignment)]
             else:
                 del topics[topic]  # The controller has sent news of the topic meanwhile.
-            if looked_at.is_over():
+            if looked_at.spend():
                 yield
         if partitions:
             changed = dict.fromkeys(topic for topic, _ in partitions)
@@ -213,7 +213,7 @@ class MetadataUpdates:
                 )
                 if is_another and partition.leader_epoch == leader_epoch:
                     self._replica_manager.leave(partition)
-                if looked_at.is_over():
+                if looked_at.spend():
                     yield
 
 
@@ -223,7 +223,7 @@ def _with_leader_epochs(partitions: Sequence[Partition]) -> Steps[dict[str, list
     looked_at = Slices(TOPICS_PER_SLICE)
     for partition in partitions:
         found.setdefault(partition.topic, []).append((partition, partition.leader_epoch))
-        if looked_at.is_over():
+        if looked_at.spend():
             yield
     return found
 

@@ -630,7 +630,7 @@ def _topics_metadata(
         if topic.name is None:
             continue  # In the requested versions every topic has a name.
         described[topic.name] = _topic_metadata(topic, known.get(topic.name))
-        if slices.is_over(len(topic.partitions)):
+        if slices.spend(len(topic.partitions)):
             yield
     return described
 

@@ -213,7 +213,7 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
     refused = []
     looked_at = Slices(CHEAP_SLICE)
     for topic_errors in event.response.topics:
-        if looked_at.is_over(len(topic_errors.partitions)):
+        if looked_at.spend(len(topic_errors.partitions)):
             await asyncio.sleep(0)
         topic = topic_errors.topic
         if topic_errors.topic_id is not None:

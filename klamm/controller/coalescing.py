@@ -68,7 +68,7 @@ def coalesce(requests: Sequence[QueuedRequest]) -> Steps[list[QueuedRequest]]:
             for start in range(0, len(topic.partitions), CHEAP_SLICE):
                 states = topic.partitions[start : start + CHEAP_SLICE]
                 take(topic, states)
-                if looked_at.is_over(len(states)):
+                if looked_at.spend(len(states)):
                     yield
     return left.requests()
 

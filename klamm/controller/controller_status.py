@@ -284,7 +284,7 @@ def _deletion(context: ControllerContext, topic: str) -> Steps[dict[str, Any] | 
                 started.add(broker_id)
             if is_ineligible and not absence:
                 absence = _absences(context, partition, (broker_id,))
-        if taken.is_over():
+        if taken.spend():
             yield
     is_started = context.is_topic_deletion_in_progress(topic)
     if started:

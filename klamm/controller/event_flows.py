@@ -144,7 +144,7 @@ async def _stop_replica_response_received(
                 is_deleted = event.response.error_code == code == ErrorCode.NONE
                 replica = (topic.topic, state.partition), event.sender.broker_id
                 (deleted if is_deleted else failed).append(replica)
-            if looked_at.is_over():
+            if looked_at.spend():
                 await asyncio.sleep(0)
     await parts.deletions.fail_replica_deletion(failed)
     if deleted:

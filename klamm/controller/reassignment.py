@@ -226,7 +226,7 @@ async def _refusals_of_size(context: ControllerContext, reassignments: Reassignm
             assignment = context.partition_full_replica_assignment(key)
             before += assignment_bytes(key[1], *assignment)
             after += assignment_bytes(key[1], *reassignments.get(key, assignment))
-            if looked_at.is_over():
+            if looked_at.spend():
                 await asyncio.sleep(0)
         if after > max(before, store.MAX_REASSIGNED_ZNODE_BYTES):
             error = KafkaError(

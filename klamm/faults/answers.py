@@ -459,7 +459,7 @@ def _names_item(request: Request[Any], selects: Selects) -> Steps[bool]:
     for topic, number in (yield from _fetched(request)):
         if selects(topic, number):
             return True
-        if slices.is_over():
+        if slices.spend():
             yield
     return False
 
@@ -490,7 +490,7 @@ def _without(partitions: Sequence[PartitionKey], forgotten: Collection[Partition
     for key in partitions:
         if key not in forgotten:
             left.append(key)
-        if slices.is_over():
+        if slices.spend():
             yield
     return left
 
@@ -515,7 +515,7 @@ class _FailingReads:
                 failing[index] = strike
             if strike is None or strike.fault.after:
                 served.append((topic, want))
-            if slices.is_over():
+            if slices.spend():
                 await asyncio.sleep(0)
         # A partition with an error ends the wait, as in Kafka.
         results = iter(await self._manager.fetch(served, max_wait_ms=0 if failing else max_wait_ms, **options))
@@ -527,7 +527,7 @@ class _FailingReads:
             if strike is not None:
                 result = PartitionData(partition_index=want.partition, error_code=strike.error.code)
             answers.append(result)
-            if slices.is_over():
+            if slices.spend():
                 await asyncio.sleep(0)
         return answers
 

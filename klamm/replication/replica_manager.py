@@ -253,12 +253,12 @@ class ReplicaManager:
             if partition is not None:
                 for broker_id in broker_ids:
                     partition.broker_died(broker_id)
-            if looked_at.is_over():
+            if looked_at.spend():
                 yield
         for key in self.delete_records_purgatory.watched_keys():
             # The low watermark no longer waits for a dead broker.
             self.delete_records_purgatory.check(key)
-            if looked_at.is_over():
+            if looked_at.spend():
                 yield
 
     async def alter_replica_log_dirs(self, directories: Mapping[PartitionKey, str]) -> dict[PartitionKey, ErrorCode]:
@@ -277,7 +277,7 @@ class ReplicaManager:
             except KafkaError as error:
                 codes[key] = error.code
                 refused.append((key, error))
-            if slices.is_over():
+            if slices.spend():
                 yield
         if refused:
             (topic, number), first = refused[0]
@@ -525,7 +525,7 @@ class ReplicaManager:
         if not delayed.look(LOOK_SLICE):
             return False
         slices = Slices(PARTITIONS_PER_SLICE, self._loop.time)
-        while not slices.is_over(LOOK_SLICE):
+        while not slices.spend(LOOK_SLICE):
             if not delayed.look(LOOK_SLICE):
                 return False
         return True
@@ -563,7 +563,7 @@ class ReplicaManager:
             if readable.is_throttled:
                 self._leader_quota.record(size_bytes, self._clock_ms())
             read_bytes += size_bytes
-            if read.is_over():
+            if read.spend():
                 await asyncio.sleep(0)
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -647,14 +647,14 @@ def _look(
 ) -> Steps[None]:
     yield
     while delayed.look(LOOK_SLICE):
-        if slices.is_over(LOOK_SLICE):
+        if slices.spend(LOOK_SLICE):
             yield
     if watch is not None and not delayed.is_ready():
         while not delayed.is_ready() and (keys := delayed.next_keys(PARTITIONS_PER_SLICE)):
             watch.add(keys)
             yield
         while not delayed.is_ready() and delayed.look_again(changed, LOOK_SLICE):
-            if slices.is_over(LOOK_SLICE):
+            if slices.spend(LOOK_SLICE):
                 yield
 
 

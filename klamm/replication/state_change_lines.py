@@ -320,7 +320,7 @@ class UpdateMetadataLines(_RequestLines):
             else:
                 text = f"Cached leader info {update_metadata_text(topic.topic, state)} for {name} {source}"
                 self._batch.add(TRACE, text)
-            if slices.is_over():
+            if slices.spend():
                 yield
 
 

@@ -130,7 +130,7 @@ class StateChanges:
                 partition = hosted.get((name, state.partition))
                 if partition is not None:
                     ended += self._end_if_over(partition, topic_id, state)
-                    if slices.is_over():
+                    if slices.spend():
                         await asyncio.sleep(0)
         if ended:
             _log.info(
@@ -212,7 +212,7 @@ class StateChanges:
                 if codes[key] is ErrorCode.NONE:
                     changes = leading if state.leader == self._broker_id else following
                     changes.append((key, topic.topic_id, state))
-                if slices.is_over():
+                if slices.spend():
                     await asyncio.sleep(0)
         await self._make_leaders(leading, codes, lines)
         await self._make_followers(following, codes, request, lines)
@@ -232,7 +232,7 @@ class StateChanges:
                 if self._is_new_here((topic.topic, state.partition), topic.topic_id):
                     new.append(topic.topic)
                     break
-                if slices.is_over():
+                if slices.spend():
                     await asyncio.sleep(0)
         if new:
             await self._topic_configs.load(new)
@@ -316,7 +316,7 @@ class StateChanges:
                     lines.led_already(key, state)
             if lines.traces:
                 lines.leads(key)
-            if slices.is_over():
+            if slices.spend():
                 await asyncio.sleep(0)
 
     async def _make_followers(
@@ -357,7 +357,7 @@ class StateChanges:
                 if self._is_stopping:
                     lines.does_not_fetch(key, state.leader)
                 lines.follows(key, state.leader)
-            if slices.is_over():
+            if slices.spend():
                 self._fetch(to_fetch)
                 to_fetch = {}
                 await asyncio.sleep(0)
@@ -407,7 +407,7 @@ class StateChanges:
             if lines.traces:
                 lines.stopping(key, leader_epoch, delete)
             codes[key] = self._stop(key, leader_epoch, delete, lines)
-            if slices.is_over():
+            if slices.spend():
                 await asyncio.sleep(0)
         return ErrorCode.NONE, codes
 
@@ -454,7 +454,7 @@ class StateChanges:
             slices = _slices()
             for key in self._hosted.waiting_for_space:
                 reopened += self._hosted.reopen(key)
-                if slices.is_over():
+                if slices.spend():
                     await asyncio.sleep(0)
             if reopened:
                 _log.info("%d partitions can be hosted now that there is space for them", reopened)
@@ -473,7 +473,7 @@ class StateChanges:
                 self._followers.remove_fetchers([key])
                 self._log_dir_moves.remove([key])
                 self._hosted.mark_offline(key)
-            if slices.is_over():
+            if slices.spend():
                 yield
 
 
@@ -499,7 +499,7 @@ def _response(
             (state.partition, codes.get((topic.topic, state.partition), code)) for state in topic.partitions
         ]
         answers.append(LeaderAndIsrTopicErrors(topic.topic, topic.topic_id, errors))
-        if slices.is_over(1 + len(errors)):
+        if slices.spend(1 + len(errors)):
             yield
     return LeaderAndIsrResponse(code, answers)
 

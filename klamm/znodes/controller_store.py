@@ -260,7 +260,7 @@ class ControllerStore(KafkaZooKeeper):
             for topic, assignment in found.items():
                 data = _reassigned(assignment, changes[topic]).encode()
                 writes.append(SetData(topics.topic_path(topic), data, assignment.zk_version))
-                if encoded.is_over(len(assignment.partitions)):
+                if encoded.spend(len(assignment.partitions)):
                     await asyncio.sleep(0)
             results = await batches.write(self.client, writes, guard)
             pending = []

@@ -378,7 +378,7 @@ class KafkaZooKeeper:
                 else:
                     malformed[topic] = str(error)
                 continue
-            if decoded.is_over(len(assignment.partitions)):
+            if decoded.spend(len(assignment.partitions)):
                 await asyncio.sleep(0)
         return assignments
 

@@ -49,23 +49,23 @@ async def test_work_that_is_cancelled_or_fails_gives_its_turn_to_the_next() -> N
 
 def test_a_slice_is_over_after_so_many_pieces() -> None:
     slices = Slices(3)
-    assert [slices.is_over() for _ in range(6)] == [False, False, True] * 2
-    assert slices.is_over(5)
+    assert [slices.spend() for _ in range(6)] == [False, False, True] * 2
+    assert slices.spend(5)
 
 
 def test_a_slice_is_over_when_its_pieces_take_long() -> None:
     now_ms = 0.0
     slices = Slices(100, lambda: now_ms / 1000)
-    assert not slices.is_over()
+    assert not slices.spend()
     now_ms += SLICE_MS
-    assert slices.is_over()
+    assert slices.spend()
     # Others have the loop for long; that is no part of the next slice.
     now_ms += 1000
-    assert not slices.is_over()
+    assert not slices.spend()
     now_ms += SLICE_MS - 1
-    assert not slices.is_over()
+    assert not slices.spend()
     now_ms += 1
-    assert slices.is_over()
+    assert slices.spend()
 
 
 async def test_others_have_a_turn_after_each_slice() -> None:

@@ -331,7 +331,7 @@ class CoordinatorLog:
                     body = b"" if header.is_control else await self._decompress(fetched.data, position, header)
                     for batch in _log_batches(fetched.data, position, header, body):
                         yield batch
-                        if slices.is_over():
+                        if slices.spend():
                             await asyncio.sleep(0)
                 offset = fetched.next_offset
         except KafkaError as error:

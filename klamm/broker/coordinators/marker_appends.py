@@ -60,7 +60,7 @@ class MarkerAppends:
         return [await self._append(marker, slices) for marker in markers]
 
     async def _append(self, marker: TransactionMarker, slices: Slices) -> "asyncio.Future[Codes]":
-        if slices.is_over():
+        if slices.spend():
             await asyncio.sleep(0)
         following = _Following(marker, self._group_coordinator, self._on_failure)
         kind = ControlRecordType.COMMIT if marker.committed else ControlRecordType.ABORT
@@ -75,7 +75,7 @@ class MarkerAppends:
             if unprepared:
                 await asyncio.gather(*(log.prepare_append() for log in unprepared))
             for topic, number in piece:
-                if slices.is_over():
+                if slices.spend():
                     await asyncio.sleep(0)
                 # The log writes the offset into the batch, which then belongs to the log.
                 result = self._replica_manager.append_records(

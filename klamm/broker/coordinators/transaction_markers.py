@@ -171,7 +171,7 @@ async def _codes(response: WriteTxnMarkersResponse) -> Mapping[int, Codes]:
         for topic in result.topics:
             for partition in topic.partitions:
                 codes[topic.name, partition.partition_index] = ErrorCode(partition.error_code)
-                if slices.is_over():
+                if slices.spend():
                     await asyncio.sleep(0)
     return found
 

@@ -43,11 +43,11 @@ def _directories(request: Request[AlterReplicaLogDirsRequest]) -> Steps[dict[Par
         for topic in directory.topics:
             for number in topic.partitions:
                 directories[topic.name, number] = directory.path
-                if slices.is_over():
+                if slices.spend():
                     yield
-            if slices.is_over():
+            if slices.spend():
                 yield
-        if slices.is_over():
+        if slices.spend():
             yield
     return directories
 

@@ -28,9 +28,9 @@ def named_partitions(topics: Iterable[tuple[str, Iterable[Named]]]) -> Steps[lis
     for topic, partitions in topics:
         for partition in partitions:
             named.append((topic, partition))
-            if slices.is_over():
+            if slices.spend():
                 yield
-        if slices.is_over():
+        if slices.spend():
             yield
     return named
 
@@ -46,9 +46,9 @@ def by_partition(
         answers.append(_topic(response, name, answered))
         for partition in partitions:
             answered.append(answer(name, partition))
-            if slices.is_over():
+            if slices.spend():
                 yield
-        if slices.is_over():
+        if slices.spend():
             yield
     return answers
 
@@ -69,7 +69,7 @@ def by_topic(
             partitions = answered[name] = []
             topics.append(_topic(response, name, partitions))
         partitions.append(answer)
-        if slices.is_over():
+        if slices.spend():
             yield
     return topics
 
@@ -101,8 +101,8 @@ def sorted_out(
                 refused[topic, number] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
                 accepted[topic, number] = accept(partition)
-            if slices.is_over():
+            if slices.spend():
                 yield
-        if slices.is_over():
+        if slices.spend():
             yield
     return refused, accepted

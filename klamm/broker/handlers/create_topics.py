@@ -59,7 +59,7 @@ async def handle(request: Request[CreateTopicsRequest]) -> AnswerOnly[CreateTopi
             ready = await services.topic_admin.wait_until_created(created, body.timeout_ms)
         slices = Slices(TOPICS_PER_SLICE)
         for one in ready:
-            if slices.is_over():
+            if slices.spend():
                 await asyncio.sleep(0)
             answers[one.name] = _failed(one.name, one.error) if one.error else _created(request, one)
         return CreateTopicsResponse(topics=[answers[name] for name in names])

@@ -31,7 +31,7 @@ async def handle(request: Request[DeleteGroupsRequest]) -> DeleteGroupsResponse:
     for name in names:
         if request.allows(name):
             allowed.append(name)
-        if slices.is_over(1 + len(name) // CHARACTERS_PER_PIECE):
+        if slices.spend(1 + len(name) // CHARACTERS_PER_PIECE):
             codes |= request.services.group_coordinator.delete_groups(allowed)
             allowed = []
             await asyncio.sleep(0)

@@ -46,7 +46,7 @@ async def handle(request: Request[DeleteRecordsRequest]) -> AnswerOnly[DeleteRec
             first.required_offset = max(first.required_offset, result.required_offset)
             result = first
         results.append(result)
-        if slices.is_over():
+        if slices.spend():
             await asyncio.sleep(0)
 
     async def answer() -> DeleteRecordsResponse:

@@ -63,7 +63,7 @@ def _results(
     results: list[Result] = []
     slices = Slices(RESOURCES_PER_SLICE)
     for resource in resources.values():
-        if slices.is_over():
+        if slices.spend():
             yield
         try:
             if (

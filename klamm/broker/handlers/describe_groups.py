@@ -35,7 +35,7 @@ def handle(request: Request[DescribeGroupsRequest]) -> Steps[DescribeGroupsRespo
     slices = Slices(GROUPS_PER_SLICE)
     for group_id in dict.fromkeys(request.body.groups):
         groups.append((yield from _describe(request, group_id, slices)))
-        if slices.is_over(1 + len(group_id) // CHARACTERS_PER_PIECE):
+        if slices.spend(1 + len(group_id) // CHARACTERS_PER_PIECE):
             yield
     return DescribeGroupsResponse(groups=groups)
 
@@ -58,7 +58,7 @@ def _describe(request: Request[DescribeGroupsRequest], group_id: str, slices: Sl
                 member_assignment=member.assignment,
             )
         )
-        if slices.is_over(1 + (len(member.metadata) + len(member.assignment)) // BYTES_PER_PIECE):
+        if slices.spend(1 + (len(member.metadata) + len(member.assignment)) // BYTES_PER_PIECE):
             yield
     wants_operations = request.body.include_authorized_operations
     return Group(

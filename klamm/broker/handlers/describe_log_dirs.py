@@ -47,7 +47,7 @@ def handle(request: Request[DescribeLogDirsRequest]) -> Steps[DescribeLogDirsRes
     for directory in manager.directories:
         topics: dict[str, list[Partition]] = {}
         for log in manager.logs_in(directory.path) if directory.is_online else ():
-            if slices.is_over():
+            if slices.spend():
                 yield
             if selected is None or (log.topic, log.partition) in selected:
                 topics.setdefault(log.topic, []).append(_partition(request, log))

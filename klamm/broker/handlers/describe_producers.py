@@ -39,7 +39,7 @@ def handle(request: Request[DescribeProducersRequest]) -> Steps[DescribeProducer
         partitions = topics.setdefault(topic.name, {})
         allowed = request.allows(topic.name)
         for number in topic.partition_indexes:
-            if slices.is_over():
+            if slices.spend():
                 yield
             if number in partitions:
                 continue

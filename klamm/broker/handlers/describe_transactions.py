@@ -43,7 +43,7 @@ def handle(request: Request[DescribeTransactionsRequest]) -> Steps[DescribeTrans
     for name in request.body.transactional_ids:
         if name not in transactions:
             transactions[name] = yield from _describe(request, name, looked_at)
-        if described.is_over(1 + len(name) // CHARACTERS_PER_PIECE):
+        if described.spend(1 + len(name) // CHARACTERS_PER_PIECE):
             yield
     return DescribeTransactionsResponse(transaction_states=list(transactions.values()))
 
@@ -60,7 +60,7 @@ def _describe(request: Request[DescribeTransactionsRequest], name: str, slices: 
         answer = topics[topic]
         if answer is not None:
             answer.partitions.append(number)
-        if slices.is_over():
+        if slices.spend():
             yield
     return _transaction(name, found, [topic for topic in topics.values() if topic is not None])
 

@@ -89,7 +89,7 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
             if name not in topics:
                 topics[name] = FetchableTopic(topic=name, partitions=[])
             topics[name].partitions.append(result)
-        if slices.is_over():
+        if slices.spend():
             await asyncio.sleep(0)
     return FetchResponse(session_id=exchange.session_id, responses=list(topics.values()))
 
@@ -114,7 +114,7 @@ def _begin(request: Request[FetchRequest], is_follower: bool) -> Steps[FetchExch
     slices = Slices(PARTITIONS_PER_SLICE)
     for topic in body.topics:
         wanted += [(topic.topic, want) for want in topic.partitions]
-        if slices.is_over(1 + len(topic.partitions)):
+        if slices.spend(1 + len(topic.partitions)):
             yield
     forgotten = yield from named_partitions((topic.topic, topic.partitions) for topic in body.forgotten_topics_data)
     sessions = request.services.fetch_sessions
@@ -138,13 +138,13 @@ def _refused_topics(
     for topic in topics:
         if not request.allows(topic):
             refused[topic] = request.denied
-        if slices.is_over():
+        if slices.spend():
             yield
     if request.version < FIRST_VERSION_WITH_ZSTD:
         for topic, want in wanted:
             if topic not in refused and _is_zstd(request, topic, want.partition):
                 refused[topic] = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
-            if slices.is_over():
+            if slices.spend():
                 yield
     return refused
 

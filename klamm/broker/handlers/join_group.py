@@ -54,7 +54,7 @@ def _response(request: Request[JoinGroupRequest], result: JoinResult) -> Steps[J
     slices = Slices(MEMBERS_PER_SLICE)
     for member_id, group_instance_id, metadata in result.members:
         members.append(Member(member_id=member_id, group_instance_id=group_instance_id, metadata=metadata))
-        if slices.is_over(1 + len(metadata) // BYTES_PER_PIECE):
+        if slices.spend(1 + len(metadata) // BYTES_PER_PIECE):
             yield
     protocol_name = result.protocol_name
     if protocol_name is None and request.version < FIRST_VERSION_WITHOUT_PROTOCOL:

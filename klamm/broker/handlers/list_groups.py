@@ -25,6 +25,6 @@ def handle(request: Request[ListGroupsRequest]) -> Steps[ListGroupsResponse]:
             listed.append(
                 Group(group_id=group.group_id, protocol_type=group.protocol_type or "", group_state=group.state)
             )
-        if slices.is_over():
+        if slices.spend():
             yield
     return ListGroupsResponse(error_code=code, groups=listed)

@@ -148,7 +148,7 @@ def _topics(
     topics: list[Topic] = []
     slices = Slices(PARTITIONS_PER_SLICE)
     for name, code in codes.items():
-        if slices.is_over():
+        if slices.spend():
             yield
         known = snapshot.topics.get(name)
         if known is None:
@@ -157,7 +157,7 @@ def _topics(
         partitions = []
         for number, partition in known.items():
             partitions.append(_partition(request, snapshot, number, partition))
-            if slices.is_over():
+            if slices.spend():
                 yield
         topics.append(_known(request, snapshot, name, partitions))
     return topics

@@ -77,7 +77,7 @@ def handle(request: Request[ProduceRequest]) -> object:
             if result.has_waited_for_disk:
                 request.connection.end_slice()
                 break
-            if slices is not None and slices.is_over():
+            if slices is not None and slices.spend():
                 break
     except LargeBatch:
         pass
@@ -148,7 +148,7 @@ async def _append_with_pauses(
         async for piece in pieces(batches, CHECKS_PER_SLICE):
             await asyncio.gather(*(log.prepare_append() for log in replica_manager.unprepared_logs(piece)))
         for topic, number, records in batches[len(appended) :]:
-            if slices.is_over():
+            if slices.spend():
                 await asyncio.sleep(0)
             # Others that waited with this request may have appended first.
             for log in replica_manager.unprepared_logs([(topic, number, records)]):

@@ -29,7 +29,7 @@ def error_response(request: Request[WriteTxnMarkersRequest], error: KafkaError) 
     slices = Slices(CHEAP_SLICE)
     for marker in request.body.markers:
         failed.append(dict.fromkeys((yield from _partitions(marker)), error.code))
-        if slices.is_over():
+        if slices.spend():
             yield
     return (yield from _response(request.body, failed))
 
@@ -69,7 +69,7 @@ def _response(body: WriteTxnMarkersRequest, results: Sequence[Codes]) -> Steps[W
     slices = Slices(CHEAP_SLICE)
     for marker, codes in zip(body.markers, results, strict=True):
         by_producer.setdefault(marker.producer_id, {}).update(codes)
-        if slices.is_over(1 + len(codes)):
+        if slices.spend(1 + len(codes)):
             yield
     answers = []
     for producer_id, codes in by_producer.items():

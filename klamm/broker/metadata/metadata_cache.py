@@ -128,7 +128,7 @@ class MetadataCache:
         slices = Slices(PARTITIONS_PER_SLICE)
         for changes in request.topics:
             topic = changes.topic
-            if slices.is_over(len(changes.partitions)):
+            if slices.spend(len(changes.partitions)):
                 yield
             merged = dict(topics.get(topic, {}))
             if changes.topic_id is not None and ids.get(topic) not in (None, changes.topic_id):

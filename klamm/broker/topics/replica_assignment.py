@@ -84,7 +84,7 @@ def assign_replicas_in_steps(
             if racks is None or _brings_a_rack(candidate, replicas, racks):
                 replicas.append(candidate)
         assignment[partition] = replicas
-        if slices.is_over(1 + step):
+        if slices.spend(1 + step):
             yield
     return assignment
 

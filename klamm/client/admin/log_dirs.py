@@ -93,7 +93,7 @@ def _replicas(result: DescribeLogDirsResponse.DescribeLogDirsResult) -> Steps[di
             replicas[TopicPartition(topic.name, each.partition_index)] = ReplicaInfo(
                 each.partition_size, each.offset_lag, each.is_future_key
             )
-        if taken.is_over(len(topic.partitions)):
+        if taken.spend(len(topic.partitions)):
             yield
     return replicas
 

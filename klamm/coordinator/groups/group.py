@@ -266,7 +266,7 @@ class Group:
         group.protocol_name = protocol_name
         for member in members:
             group.add(member)
-            if slices.is_over():
+            if slices.spend():
                 yield
         if leader_id in group.members:
             group.leader_id = leader_id
@@ -508,7 +508,7 @@ class Group:
         for one, metadata, assignment in shown:
             texts = one.member_id, one.group_instance_id, one.client_id, one.client_host
             members.append(MemberSummary(*texts, metadata, assignment))
-            if slices.is_over():
+            if slices.spend():
                 yield
         return summary
 

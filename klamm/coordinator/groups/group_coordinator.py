@@ -464,9 +464,9 @@ class GroupCoordinator:
         for group in self._manager.groups():
             for topic, partition in group.partitions:
                 found.setdefault(topic, {})[partition] = None
-                if slices.is_over():
+                if slices.spend():
                     yield
-            if slices.is_over():
+            if slices.spend():
                 yield
         return found
 
@@ -481,7 +481,7 @@ class GroupCoordinator:
         for group in self._manager.groups():
             for piece in pieces(each_deleted if len(each_deleted) <= group.offset_count else group.partitions):
                 self._delete(group, piece, deleted)
-                if slices.is_over(1 + len(piece)):
+                if slices.spend(1 + len(piece)):
                     yield
 
     def _delete(self, group: Group, partitions: Sequence[PartitionKey], deleted: Mapping[PartitionKey, object]) -> None:

@@ -74,7 +74,7 @@ async def latest_records(batches: AsyncIterator[LogBatch]) -> Records:
                 key, record = ended.popitem()
                 if batch.is_committed and (key not in found.latest or found.latest[key][0] < record[0]):
                     found.latest[key] = record
-                if slices.is_over():
+                if slices.spend():
                     await asyncio.sleep(0)
             continue
         counting = (
@@ -86,7 +86,7 @@ async def latest_records(batches: AsyncIterator[LogBatch]) -> Records:
             if key.startswith(_OLDEST_OFFSET_KEY):
                 key = _OFFSET_KEY + key[2:]
             counting[key] = record
-        if slices.is_over(len(batch.records)):
+        if slices.spend(len(batch.records)):
             await asyncio.sleep(0)
     return found
 
@@ -99,7 +99,7 @@ def build_groups(partition: int, records: Records, now_ms: int) -> Generator[Non
     reader = OffsetKeyReader()
     for producer_id, written in (*records.pending.items(), (NO_PRODUCER_ID, records.latest)):
         while written:
-            if slices.is_over():
+            if slices.spend():
                 yield
             # Records are freed as they are decoded: freeing a million at once would hold the loop.
             key, (record_offset, _, value) = written.popitem()
@@ -129,7 +129,7 @@ def _read_groups(partition: int, latest: LatestRecords, slices: Slices) -> Gener
     groups: dict[str, Group] = {}
     unknown_versions: dict[int, None] = {}
     for key, (record_offset, _, value) in latest.items():
-        if slices.is_over():
+        if slices.spend():
             yield
         if value is None or key.startswith(_OFFSET_KEY):
             continue

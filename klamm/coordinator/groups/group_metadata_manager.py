@@ -235,7 +235,7 @@ class GroupMetadataManager:
             if self._has_legal_size(offset):
                 prepared.accepted[partition] = offset
                 prepared.records.append((offset_commit_key(group_id, partition), offset_commit_value(offset)))
-            if slices.is_over():
+            if slices.spend():
                 yield
         return prepared
 
@@ -336,9 +336,9 @@ class GroupMetadataManager:
                 self._note_transaction(partition, group, producer_id)
                 for commit in ended:
                     group.end_transactional_commit(commit, is_committed)
-                    if slices.is_over(1 + len(commit.offsets)):
+                    if slices.spend(1 + len(commit.offsets)):
                         yield
-            if slices.is_over():
+            if slices.spend():
                 yield
 
     def _note_transaction(self, partition: int, group: Group, producer_id: int) -> None:
@@ -391,7 +391,7 @@ class GroupMetadataManager:
         slices = Slices(GROUPS_PER_SLICE)
         for group in groups:
             yield from on_unloaded(group)
-            if slices.is_over():
+            if slices.spend():
                 yield
         if groups:
             _log.info("unloaded %d groups of %s", len(groups), _name(partition))
@@ -409,7 +409,7 @@ class GroupMetadataManager:
                 for producer_id in group.open_producer_ids:
                     self._note_transaction(partition, group, producer_id)
                 await in_slices(on_loaded(group))
-                if told.is_over():
+                if told.spend():
                     await asyncio.sleep(0)
             while partition in self._deleted or partition in self._ended:
                 await in_slices(self._end_transactions(partition, self._ended.pop(partition, [])))
@@ -425,7 +425,7 @@ class GroupMetadataManager:
         for group in groups:
             for piece in pieces(group.partitions):
                 self.cleanup([group], lambda _: [one for one in piece if one in deleted])  # noqa: B023  # called at once
-                if slices.is_over(1 + len(piece)):
+                if slices.spend(1 + len(piece)):
                     yield
 
     def _belongs_elsewhere(self, group_id: str, partition: int) -> bool:

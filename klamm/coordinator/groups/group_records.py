@@ -142,7 +142,7 @@ def group_metadata_steps(group: Group, assignments: Mapping[str, bytes]) -> Step
             _bytes(member.metadata(protocol_name)),
             _bytes(assignments[member_id]),
         )
-        if slices.is_over():
+        if slices.spend():
             yield
     return b"".join(parts)
 
@@ -288,7 +288,7 @@ def _read_group_value(group_id: str, data: bytes) -> Steps[Group]:
     for _ in range(count):
         member, position = _read_member(data, position, version, protocol_type, protocol or "")
         members.append(member)
-        if slices.is_over():
+        if slices.spend():
             yield
     if len({member.member_id for member in members}) < count:
         raise InvalidFrame("a member that is there twice", position)

@@ -55,7 +55,7 @@ def expire(groups: Groups, now_ms: int, retention_ms: int) -> Generator[None, No
                 [group],
                 lambda group: group.expired_offsets(piece, now_ms, retention_ms, subscribed),  # noqa: B023  # called at once
             )
-            if slices.is_over(1 + len(piece)):
+            if slices.spend(1 + len(piece)):
                 yield
     return removed
 
@@ -68,7 +68,7 @@ def _subscribed(
     if group.keeps_subscribed:
         for piece in pieces(partitions):
             topics |= dict.fromkeys(topic for topic, _ in group.expired_offsets(piece, now_ms, retention_ms))
-            if slices.is_over(1 + len(piece)):
+            if slices.spend(1 + len(piece)):
                 yield
     return (yield from group.subscribed_among(topics)) if topics else ()
 

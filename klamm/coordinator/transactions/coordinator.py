@@ -321,7 +321,7 @@ class TransactionCoordinator:
                 ):
                     producer_id = known.producer.producer_id
                     listing.transactions.append(ListedTransaction(transactional_id, producer_id, name))
-                if slices.is_over():
+                if slices.spend():
                     yield
         return listing
 

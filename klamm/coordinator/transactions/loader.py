@@ -63,7 +63,7 @@ def decode(partition: int, latest: LatestRecords, belongs_here: Callable[[str], 
     unknown_keys = 0
     slices = Slices(RECORDS_PER_SLICE)
     while latest:
-        if slices.is_over():
+        if slices.spend():
             yield
         # Records are freed as they are decoded: freeing a million at once would hold the loop.
         key, (offset, value) = latest.popitem()

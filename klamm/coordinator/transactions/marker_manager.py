@@ -197,7 +197,7 @@ class TransactionMarkerManager:
         slices = Slices()
         for (ending, partitions), errors in zip(parts, results, strict=True):
             self._answered(ending, partitions, leader, errors)
-            if slices.is_over():
+            if slices.spend():
                 await asyncio.sleep(0)
 
     async def _look_for_deleted(self, parts: Sequence[_Part]) -> None:
@@ -236,7 +236,7 @@ class TransactionMarkerManager:
         looked_at = Slices(PARTITIONS_PER_SLICE)
         for retry in list(self._retries):
             for partition in retry.partitions:
-                if looked_at.is_over():
+                if looked_at.spend():
                     yield
                 if self._sender.leader(partition) != retry.leader:
                     if retry in self._retries:

@@ -322,7 +322,7 @@ class TransactionStateManager:
             # A prepared transaction changes only after its markers, so it is the same as when it was loaded.
             if metadata.state.is_prepared:
                 self._on_prepared(owned, transactional_id, metadata)
-            if slices.is_over():
+            if slices.spend():
                 await asyncio.sleep(0)
                 if owned.is_over:
                     return

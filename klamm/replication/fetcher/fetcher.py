@@ -326,7 +326,7 @@ class ReplicaFetcher:
                     self._throttled[topic_partition] = fetch
                 else:
                     self._hold(topic_partition, fetch)
-            if looked_at.is_over():
+            if looked_at.spend():
                 await asyncio.sleep(0)
 
     def _ask(self, topic_partition: PartitionKey, fetch: PartitionFetch, max_bytes: int) -> None:
@@ -460,7 +460,7 @@ class ReplicaFetcher:
                 pieces = APPEND_PIECES + len(result.records) // BYTES_PER_PIECE if result.records else 1
                 if fetch.partition.log.syncs_on_loop > syncs:  # flush.messages: the append waited for the disk.
                     pieces = PARTITIONS_PER_SLICE
-                if processed.is_over(pieces):
+                if processed.spend(pieces):
                     await asyncio.sleep(0)
         if unprepared:
             await self._process_prepared(unprepared, out_of_range, diverging)
@@ -610,7 +610,7 @@ class ReplicaFetcher:
                 await self._truncate_to(topic_partition, fetch, log.high_watermark)
             else:
                 asked[topic_partition] = fetch
-            if looked_at.is_over():
+            if looked_at.spend():
                 await asyncio.sleep(0)
         if asked:
             await self._truncate_to_epoch_ends(asked)

@@ -106,7 +106,7 @@ class ReplicaFetcherManager:
         for fetcher in list(self._fetchers.values()):
             for _, lag in fetcher.lags():
                 max_lag = max(max_lag, lag)
-                if looked_at.is_over():
+                if looked_at.spend():
                     yield
         self._max_lag = max_lag
 

@@ -34,7 +34,7 @@ class _Counts:
                 under_min_isr += partition.is_under_min_isr
                 at_min_isr += partition.is_at_min_isr
                 reassigning += partition.is_reassigning
-            if slices.is_over():
+            if slices.spend():
                 yield
         self.leaders, self.under_replicated, self.reassigning = leaders, under_replicated, reassigning
         self.under_min_isr, self.at_min_isr = under_min_isr, at_min_isr

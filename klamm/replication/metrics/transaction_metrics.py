@@ -41,7 +41,7 @@ def register_open_transaction_metrics(
         since_ms, count, looked_at = now_ms() - max_timeout_ms - LATE_AFTER_MS, 0, Slices()
         for partition in list(partitions.values()):
             count += partition.log.producer_state.has_idle_transaction(since_ms)
-            if looked_at.is_over():
+            if looked_at.spend():
                 yield
         late_count = count
 

@@ -211,12 +211,12 @@ class TopicStatistics:
         total = read(self.others)
         for counts in all_counts:
             total += read(counts)
-            if slices.is_over():
+            if slices.spend():
                 yield None
         yield ("",), total
         if shown is not _Of.BROKER_ONLY:
             for topic, counts in zip(names, all_counts, strict=True):
-                if slices.is_over():
+                if slices.spend():
                     yield None
                 if read(counts) or (shown is _Of.USED_TOPICS and counts.is_used):
                     yield (topic,), read(counts)

@@ -369,7 +369,7 @@ class LogCleaner:
                     chosen is None or found.range.dirty_ratio > chosen.range.dirty_ratio
                 ):
                     chosen = found
-            if looked_at.is_over():
+            if looked_at.spend():
                 await asyncio.sleep(0)
         self._max_dirty_ratio = max_dirty_ratio
         cleaner.max_compaction_delay_ms = max_delay_ms
@@ -398,7 +398,7 @@ class LogCleaner:
                     segment.largest_timestamp()
                 if has_max_lag:
                     _ = segment.first_timestamp
-                if looked_at.is_over():
+                if looked_at.spend():
                     await asyncio.sleep(0)
 
     def _measure(self, key: PartitionKey) -> _Cleaning | None:

@@ -760,7 +760,7 @@ class LogManager:
                 log = logs.get(key)
                 if log is not None and log.log_directory.is_online:
                     yield log
-                if looked_at.is_over():
+                if looked_at.spend():
                     await asyncio.sleep(0)
 
     async def _apply_retention(self) -> None:
@@ -835,7 +835,7 @@ class LogManager:
             self._remove(log)
             log.abandon()
             yield from log.close_abandoned()
-            if closed.is_over():
+            if closed.spend():
                 yield
         self._on_directory_failure(path, error)
 

@@ -1052,11 +1052,11 @@ class Log:
                     break
                 if most is not None and len(found) > most:
                     return None
-                if slices.is_over(1 + len(found) - count):
+                if slices.spend(1 + len(found) - count):
                     yield
             if are_all:
                 break
-            if slices.is_over():
+            if slices.spend():
                 yield
         return None if most is not None and len(found) > most else found
 
@@ -1241,7 +1241,7 @@ class Log:
         for segment in list(self._segments):
             segment.is_gone = True
             segment.close_handles()
-            if closed.is_over():
+            if closed.spend():
                 yield
 
     # -- common ---------------------------------------------------------------------------------------------------

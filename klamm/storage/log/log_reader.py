@@ -274,7 +274,7 @@ class LogReader:
     async def _find_timestamp(self, lookup: TimestampLookup, timestamp_ms: int, start_offset: int) -> Found | None:
         looked_at = Slices(SEGMENTS_PER_SLICE, asyncio.get_running_loop().time)
         for segment in await lookup.late_enough(self._segments, timestamp_ms, start_offset):
-            if looked_at.is_over():
+            if looked_at.spend():
                 await asyncio.sleep(0)
             if segment.is_gone or (largest := segment.largest_timestamp()) < timestamp_ms:
                 continue
@@ -328,6 +328,6 @@ def _whole_batches_from(data: bytearray, at: int, available_bytes: int) -> Steps
             return at, header.base_offset
         at += header.size_bytes
         next_offset = header.next_offset
-        if looked_at.is_over():
+        if looked_at.spend():
             yield
     return at, next_offset

@@ -319,7 +319,7 @@ class ProducerState:
             if is_idle and self._entries.get(producer_id) is entry:
                 del self._entries[producer_id]
                 self._has_expired = True
-            if looked_at.is_over():
+            if looked_at.spend():
                 yield
 
     def _find_first_unstable(self) -> None:
@@ -407,7 +407,7 @@ def _snapshot(entries: Collection[tuple[int, ProducerEntry]], has_expired: bool)
         parts.append(
             pack(producer_id, epoch, sequence, offset, delta, timestamp_ms, entry.coordinator_epoch, first_offset)
         )
-        if slices.is_over():
+        if slices.spend():
             yield
     body = struct.pack(">i", len(parts)) + b"".join(parts)
     return struct.pack(">hI", _SNAPSHOT_VERSION, crc32c(body)) + body

@@ -93,7 +93,7 @@ class TimestampLookup:
                 before = maxima[-1] if maxima else NO_TIMESTAMP
                 # A segment that has gone meanwhile is read no more, and the next lookup begins anew.
                 maxima.append(before if segment.is_gone else max(before, segment.largest_timestamp()))
-                if looked_at.is_over():
+                if looked_at.spend():
                     await asyncio.sleep(0)
             return [first, *rest[bisect_left(maxima, timestamp_ms, 0, len(closed)) :]]
 

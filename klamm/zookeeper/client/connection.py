@@ -235,7 +235,7 @@ class Connection(asyncio.Protocol):
         slices = Slices()
         while self._frames and not self._reason:
             yield from self._handle(self._frames.popleft())
-            if slices.is_over():
+            if slices.spend():
                 yield
 
     def _handle(self, frame: bytes) -> Steps[None]:

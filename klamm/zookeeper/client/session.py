@@ -355,7 +355,7 @@ class Session:
             call = self._waiting.popleft()
             if not call.future.done():
                 connection.send(call)
-            if slices.is_over():
+            if slices.spend():
                 yield
                 if connection is not self._connection:
                     return
@@ -416,7 +416,7 @@ def _fail(calls: Iterable[Call], error: Callable[[str], ZooKeeperError]) -> Step
     slices = Slices()
     for call in calls:
         call.fail(error(call.path))
-        if slices.is_over():
+        if slices.spend():
             yield
 
 

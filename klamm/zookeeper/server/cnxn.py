@@ -168,7 +168,7 @@ class ServerCnxn(asyncio.Protocol):
                     self._server.execute(self, self.session, *jute.decode_request(frame))
             except JuteError as error:
                 self.refuse(frame, error)
-            if slices.is_over():
+            if slices.spend():
                 self._loop.call_soon(self.execute)
                 break
         if self._transport is not None and not self._closing and self._reading == bool(self._frames):

@@ -118,7 +118,7 @@ def _txn_steps(txn: Txn) -> Steps[bytes]:
     slices = Slices()
     for one in txn.txns:
         parts.append(_ENCODE[type(one)](one))
-        if slices.is_over(len(one.acl) if isinstance(one, CreateTxn) else 1):
+        if slices.spend(len(one.acl) if isinstance(one, CreateTxn) else 1):
             yield
     return b"".join(parts)
 

@@ -145,7 +145,7 @@ class Requests:
         slices = Slices()
         for event in (yield from self._watches.set_again(request, self._tree, connection)):
             self._send(connection, encode_event(event))
-            if slices.is_over():
+            if slices.spend():
                 yield
 
     def _check_watches(self, connection: ServerCnxn, caller: Caller, request: messages.CheckWatches) -> None:

@@ -351,7 +351,7 @@ class ZooKeeperServer:
             txn = self._tree.prepare_delete_container(path)
             if txn is not None:
                 self._commit(txn)
-            if slices.is_over():
+            if slices.spend():
                 yield OpenTo.EVERYTHING
 
     def _figures(self) -> four_letter_words.Figures:

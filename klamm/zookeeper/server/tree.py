@@ -395,7 +395,7 @@ class ZnodeTree:
                 raise MultiFailed(codes) from error
             draft.note(txn)
             txns.append(txn)
-            if slices.is_over(len(txn.acl) if isinstance(txn, CreateTxn) else 1):
+            if slices.spend(len(txn.acl) if isinstance(txn, CreateTxn) else 1):
                 yield
         return MultiTxn(tuple(txns))
 
@@ -426,7 +426,7 @@ class ZnodeTree:
         slices = Slices()
         for change in txn.txns if isinstance(txn, MultiTxn) else (txn,):
             stats.append(_APPLY[type(change)](self, change, zxid, time_ms, events))
-            if slices.is_over():
+            if slices.spend():
                 yield
         return Applied(stats, events)
 
@@ -475,7 +475,7 @@ class ZnodeTree:
         slices = Slices()
         for path in list(self._ephemerals.get(txn.session_id, ())):
             self._delete(path, zxid, events)
-            if slices.is_over():
+            if slices.spend():
                 yield
 
     def _insert(self, path: str, node: _Node) -> None:
