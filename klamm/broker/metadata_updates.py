@@ -42,7 +42,7 @@ from klamm.replication.partition.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import TopicAssignment
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
 # The number of topics, or partitions, that are checked before others have the loop.
 TOPICS_PER_SLICE = 1000

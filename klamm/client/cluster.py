@@ -41,7 +41,7 @@ from klamm.net.framing import ReceiveBuffer
 from klamm.net.sasl import authenticator
 from klamm.net.tls import client_context
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import PARTITIONS_PER_STEP, Steps
 

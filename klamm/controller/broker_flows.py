@@ -24,7 +24,7 @@ from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments, resume_reassignments
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.topic_ids import take_up_topic_id_answers
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.fields import ZnodeError
 

@@ -47,7 +47,7 @@ from klamm.controller.events import (
     ZkPreferredReplicaElection,
 )
 from klamm.controller.parts import ControllerParts
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 Flow = Callable[[Any], Awaitable[object]]
 """Processes one event. Raises ControllerMoved, ZooKeeperError and ZnodeError."""

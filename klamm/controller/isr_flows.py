@@ -17,11 +17,11 @@ from klamm.controller.reassignment import complete_reassignments
 from klamm.controller.state_change_log import NO_REPLICA
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr
-from klamm.zookeeper.errors import BadVersion, NoNode, ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import BadVersion, NoNode, ZooKeeperError
 
 Topic = AlterIsrResponse.TopicData
 Partition = Topic.PartitionData

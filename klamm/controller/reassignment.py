@@ -33,7 +33,7 @@ from klamm.controller.reassignment_steps import (
     refusal_of_loss,
     unknown_partition,
 )
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes import store
 from klamm.znodes.fields import INT32_MAX

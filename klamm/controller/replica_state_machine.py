@@ -45,7 +45,7 @@ from klamm.controller.turns import Turns
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr
-from klamm.zookeeper.errors import BadVersion, ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import BadVersion, ZooKeeperError
 
 logger = logging.getLogger(__name__)
 

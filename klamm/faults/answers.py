@@ -60,7 +60,7 @@ from klamm.net.exchange import AnswerOnly, InvalidRequest
 from klamm.net.server_connection import ServerConnection
 from klamm.processes.readiness import CLIENT_ID
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import FINAL_EPOCH, INITIAL_EPOCH, PartitionKey

@@ -13,7 +13,7 @@ from typing import Any
 
 from klamm.base.slices import CHEAP_SLICE, Slices
 from klamm.protocol.apis import KEYS
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import NO_LEADER

@@ -28,7 +28,7 @@ from klamm.net.framing import FrameReader, ReceiveBuffer
 from klamm.net.tls import NO_TLS, explain
 from klamm.protocol.apis.api_versions import ApiVersionsRequest
 from klamm.protocol.apis.sasl_handshake import SaslHandshakeRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import (
     ADVERTISED_MAX,
     ADVERTISED_MIN,

@@ -29,7 +29,7 @@ from klamm.config.topic import TopicConfig
 from klamm.net.response_memory import ResponseMemory
 from klamm.plugins.replica_selection import ClientMetadata
 from klamm.protocol.apis.fetch import AbortedTransaction, FetchPartition, PartitionData
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
 from klamm.protocol.primitives import Steps
 from klamm.protocol.stop_replica import StopReplicaRequest

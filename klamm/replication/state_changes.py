@@ -37,7 +37,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from klamm.base.slices import SLICE, Slices, in_slices
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import (
     LeaderAndIsrPartitionState,
     LeaderAndIsrRequest,

@@ -23,7 +23,7 @@ from klamm.znodes.fields import INT32_MAX, ZnodeError
 from klamm.znodes.store import PARTITIONS_PER_SLICE, KafkaZooKeeper, LiveBroker, decode_state, notice
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.client import retrying
-from klamm.zookeeper.errors import (
+from klamm.zookeeper.keeper_exceptions import (
     BadVersion,
     ConnectionLoss,
     NodeExists,

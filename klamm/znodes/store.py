@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from klamm.base.slices import Slices, for_slices
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.brokers import BrokerRegistration
@@ -31,7 +31,14 @@ from klamm.znodes.fields import INT32_MAX, ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, Replicas, TopicAssignment
 from klamm.zookeeper.client import ZooKeeperClient, retrying
 from klamm.zookeeper.client.watches import Watch
-from klamm.zookeeper.errors import BadArguments, BadVersion, ConnectionLoss, NodeExists, NoNode, ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import (
+    BadArguments,
+    BadVersion,
+    ConnectionLoss,
+    NodeExists,
+    NoNode,
+    ZooKeeperError,
+)
 from klamm.zookeeper.messages import (
     OPEN_ACL,
     Check,

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from klamm.base.slices import CHEAP_SLICE, Slices
 from klamm.base.steps import Steps, in_one_go
-from klamm.zookeeper.errors import JuteError
+from klamm.zookeeper.keeper_exceptions import JuteError
 from klamm.zookeeper.messages import (
     OPEN_ACL,
     Acl,

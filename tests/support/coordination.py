@@ -12,7 +12,7 @@ from klamm.coordinator.groups.group import Group, GroupState, JoinResult, Member
 from klamm.coordinator.groups.group_coordinator import GroupCoordinator
 from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.groups.group_records import GroupKey, read_group_value, read_key
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.primitives import in_one_go
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.machine.loop import simulated_loop

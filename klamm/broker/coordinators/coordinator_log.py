@@ -32,7 +32,7 @@ from klamm.base.slices import Slices
 from klamm.base.tasks import OnFailure
 from klamm.config.broker import BrokerConfig
 from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch, TransactionalProducer
-from klamm.protocol.errors import ErrorCode, KafkaError, corrupt_message
+from klamm.protocol.error_codes import ErrorCode, KafkaError, corrupt_message
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import CompressionType, decompress
 from klamm.protocol.record.record_batch import (

@@ -21,7 +21,7 @@ from klamm.base.tasks import OnFailure, start_task
 from klamm.config.broker import BrokerConfig
 from klamm.coordinator.groups.group_coordinator import GroupCoordinator
 from klamm.coordinator.transactions.ports import TransactionMarker
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.record.records import ControlRecordType, EndTransactionMarker, build_end_transaction_marker
 from klamm.protocol.vocabulary import ACKS_ALL, GROUP_METADATA_TOPIC_NAME, PartitionKey
 from klamm.replication.replica_manager import ProduceResult, ReplicaManager

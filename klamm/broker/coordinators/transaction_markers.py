@@ -19,7 +19,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.coordinator.transactions.ports import TransactionMarker
 from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, Connector
 from klamm.protocol.apis.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey

@@ -9,7 +9,7 @@ from klamm.broker.handlers.altered_resources import alter_each, response_of
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.alter_configs import AlterConfigsRequest, AlterConfigsResponse
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
 

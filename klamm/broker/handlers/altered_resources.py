@@ -9,7 +9,7 @@ from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error, outcome
 from klamm.broker.requests.registry import Request
 from klamm.protocol.apis.alter_configs import AlterConfigsResponse
 from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfigsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType
 
 # Kafka knows about 250 configs of a broker. It has no such limit, so one request can keep it busy for long.

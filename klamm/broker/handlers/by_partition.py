@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from klamm.base.slices import CHEAP_SLICE, Slices
 from klamm.broker.requests.registry import Request
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.primitives import Steps
 from klamm.protocol.schema import Struct
 from klamm.protocol.vocabulary import PartitionKey

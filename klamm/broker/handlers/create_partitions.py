@@ -13,7 +13,7 @@ from klamm.broker.requests.security import Operation
 from klamm.broker.topics.topic_admin import NewPartitions
 from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 

@@ -16,7 +16,7 @@ from klamm.broker.topics.topic_admin import CreatedTopic, NewTopic
 from klamm.config.describe import describe_topic
 from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.create_topics import CreateTopicsRequest, CreateTopicsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 

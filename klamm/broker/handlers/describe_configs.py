@@ -14,7 +14,7 @@ from klamm.broker.topics.topic_admin import validate_topic_name
 from klamm.config.describe import DescribedConfig, describe_broker, describe_default_broker, describe_topic
 from klamm.config.topic import TopicConfig
 from klamm.protocol.apis.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
 from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
 

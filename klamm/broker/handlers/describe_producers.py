@@ -10,7 +10,7 @@ from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.describe_producers import DescribeProducersRequest, DescribeProducersResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 from klamm.storage.log.producer_state import ProducerEntry

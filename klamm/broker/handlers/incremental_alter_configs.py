@@ -12,7 +12,7 @@ from klamm.protocol.apis.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, ResourceType
 

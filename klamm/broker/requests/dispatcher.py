@@ -29,7 +29,7 @@ from klamm.net.exchange import Answer, AnswerOnly, Exchange, InvalidRequest, Res
 from klamm.net.server_connection import ServerConnection
 from klamm.protocol import messages
 from klamm.protocol.apis.api_versions import ApiVersionsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, InvalidFrame, UnencodableMessage
 from klamm.protocol.primitives import Buffer, Steps
 

@@ -25,7 +25,7 @@ from klamm.base.metrics import MetricName, Metrics
 from klamm.base.slices import Slices, mapped
 from klamm.protocol import messages
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Steps
 from klamm.protocol.schema import Size
 from klamm.protocol.vocabulary import (

@@ -10,7 +10,7 @@ from klamm.client.fan_out import brokers, by_topic, error_of, fan_out, of_broker
 from klamm.net.client import Connection
 from klamm.protocol.apis.alter_replica_log_dirs import AlterReplicaLogDirsRequest
 from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import TopicPartition

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from klamm.base.slices import Slices
 from klamm.coordinator.groups.transactional_offsets import PendingCommit, TransactionalOffsets
 from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, subscribed_among
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.primitives import Steps, in_one_go
 from klamm.protocol.vocabulary import PartitionKey
 

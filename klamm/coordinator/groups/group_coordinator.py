@@ -61,7 +61,7 @@ from klamm.coordinator.groups.offset_expiration import OFFSETS_PER_SLICE, pieces
 from klamm.coordinator.groups.rebalance import Rebalances
 from klamm.coordinator.ports import TransactionalProducer
 from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
 

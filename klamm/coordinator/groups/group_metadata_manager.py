@@ -52,7 +52,7 @@ from klamm.coordinator.groups.group_records import (
 )
 from klamm.coordinator.groups.offset_expiration import OFFSETS_PER_SLICE, expire_every, pieces
 from klamm.coordinator.ports import Appended, CoordinatorLog, KeyAndValue, TransactionalProducer
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, UNKNOWN_OFFSET, PartitionKey
 

@@ -42,7 +42,7 @@ from klamm.coordinator.groups.group import (
 )
 from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.groups.sessions import Sessions
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.primitives import Steps
 
 _log = logging.getLogger(__name__)

@@ -47,7 +47,7 @@ from klamm.coordinator.transactions.transaction import (
     init_producer,
     producer_error,
 )
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Steps
 from klamm.protocol.record.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP
 from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey

@@ -48,7 +48,7 @@ from klamm.coordinator.transactions.ports import MarkerSender, TransactionMarker
 from klamm.coordinator.transactions.state_manager import OwnedPartition
 from klamm.coordinator.transactions.states import TransactionState
 from klamm.coordinator.transactions.transaction import TransactionMetadata, complete
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 

@@ -48,7 +48,7 @@ from klamm.coordinator.transactions.loader import LoadedTransactions, load_trans
 from klamm.coordinator.transactions.records import transaction_key, transaction_value
 from klamm.coordinator.transactions.states import VALID_PREVIOUS_STATES
 from klamm.coordinator.transactions.transaction import NO_PARTITIONS, Partitions, TransactionMetadata
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.vocabulary import TRANSACTION_STATE_TOPIC_NAME, UNKNOWN_OFFSET, PartitionKey
 
 LOAD_RETRY_BACKOFF_MS = 500

@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from klamm.base.metrics import MetricName, Metrics
 from klamm.base.slices import CHEAP_SLICE, Slices
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.storage.log.log_validator import OffsetsRefused, RecordsRefused
 
 

@@ -34,7 +34,7 @@ from contextlib import suppress
 from functools import cache
 
 from klamm.base.environment import FileSystem
-from klamm.protocol.errors import corrupt_message
+from klamm.protocol.error_codes import corrupt_message
 from klamm.protocol.record.compression import CompressionType, decompress, decompress_into
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, BatchHeader
 from klamm.protocol.record.records import decode_end_transaction_marker

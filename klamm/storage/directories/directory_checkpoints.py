@@ -15,7 +15,7 @@ from typing import Any
 
 from klamm.base.environment import Environment
 from klamm.base.slices import slices
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.storage.log.log import Log
 from klamm.storage.segments.checkpoints import (

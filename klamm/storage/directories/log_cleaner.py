@@ -29,7 +29,7 @@ from klamm.base.environment import Environment, FileSystem, WorkerFailed
 from klamm.base.metrics import MetricName, Metrics
 from klamm.base.slices import Slices
 from klamm.base.tasks import OnFailure, start_task
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.storage.compaction.cleaned_segment import remove_cleaned_files
 from klamm.storage.compaction.cleaner import clean, kernel_for

@@ -26,7 +26,7 @@ from klamm.base.environment import Environment, FileSystem
 from klamm.base.metrics import Histogram, MetricName, Metrics
 from klamm.base.slices import Slices, begin, each
 from klamm.base.tasks import OnFailure, start_task
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.storage.directories.directory_checkpoints import DirectoryCheckpoints
 from klamm.storage.directories.directory_loader import DirectoryLoader, LoadingProgress, WantedLog

@@ -28,7 +28,7 @@ from uuid import UUID
 from klamm.base.environment import Environment, File
 from klamm.base.metrics import Histogram
 from klamm.base.slices import Slices, each, in_slices
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import (
     NO_PRODUCER_ID,

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from klamm.base.environment import Environment, File
 from klamm.base.slices import Slices, in_slices
 from klamm.base.steps import Steps
-from klamm.protocol.errors import KafkaError, corrupt_message
+from klamm.protocol.error_codes import KafkaError, corrupt_message
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, BatchHeader, parse_header
 from klamm.storage.log.timestamp_lookup import Found, TimestampLookup
 from klamm.storage.segments import batch_scan

@@ -9,7 +9,7 @@ Source: kafka.log.LogValidator, kafka.log.Log (analyzeAndValidateRecords).
 
 from collections.abc import Sequence
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer, in_one_go
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import (

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from klamm.base.environment import Environment, FileSystem
 from klamm.base.slices import in_slices
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.storage.log.producer_state import ProducerState
 from klamm.storage.segments.disk_errors import PASSING
 from klamm.storage.segments.segment import DELETED_SUFFIX, SNAPSHOT_SUFFIX, file_name

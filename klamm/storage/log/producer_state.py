@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from klamm.base.checksum import crc32c
 from klamm.base.slices import CHEAP_SLICE, Slices
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader, advance_sequence
 from klamm.protocol.record.records import ControlRecordType, EndTransactionMarker

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from klamm.base.environment import Environment, File, WorkerFailed
 from klamm.base.slices import Slices
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import decompress
 from klamm.protocol.record.fast_walk import advance_fast

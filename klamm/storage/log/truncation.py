@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from klamm.base.environment import Environment, FileSystem
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.record_batch import BatchHeader
 from klamm.storage.log.log_loader import replay_batches
 from klamm.storage.log.producer_snapshots import ProducerSnapshots

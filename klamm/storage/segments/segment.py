@@ -16,7 +16,7 @@ import errno
 from collections.abc import Callable, Generator, Iterator
 
 from klamm.base.environment import Buffer, File, FileSystem
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, NO_TIMESTAMP, BatchHeader, parse_header
 from klamm.storage.segments import batch_scan
 from klamm.storage.segments.disk_errors import PASSING

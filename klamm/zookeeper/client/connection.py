@@ -25,8 +25,8 @@ from klamm.base.slices import Slices
 from klamm.base.steps import Steps
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.client.watches import Watch
-from klamm.zookeeper.errors import JuteError, ZooKeeperError, ZooKeeperErrorCode, error_for
 from klamm.zookeeper.framing import FrameSplitter
+from klamm.zookeeper.keeper_exceptions import JuteError, ZooKeeperError, ZooKeeperErrorCode, error_for
 from klamm.zookeeper.messages import ConnectRequest, ConnectResponse, OpCode, WatcherEvent
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024

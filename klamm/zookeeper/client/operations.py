@@ -19,7 +19,14 @@ from klamm.base.steps import Steps
 from klamm.zookeeper import messages
 from klamm.zookeeper.client.session import Session, no_result
 from klamm.zookeeper.client.watches import Watch
-from klamm.zookeeper.errors import ConnectionLoss, NodeExists, NoNode, NotEmpty, ZooKeeperErrorCode, error_for
+from klamm.zookeeper.keeper_exceptions import (
+    ConnectionLoss,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    ZooKeeperErrorCode,
+    error_for,
+)
 from klamm.zookeeper.messages import OPEN_ACL, Acl, CreateMode, MultiOperation, MultiResult, OpCode, Stat
 
 T = TypeVar("T")

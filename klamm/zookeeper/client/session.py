@@ -37,7 +37,8 @@ from klamm.zookeeper import jute, messages
 from klamm.zookeeper.client.connect_string import parse_connect_string
 from klamm.zookeeper.client.connection import Call, Connection
 from klamm.zookeeper.client.watches import Watch, WatchKind, WatchTable
-from klamm.zookeeper.errors import (
+from klamm.zookeeper.framing import LENGTH_BYTES, MAX_REQUEST_BYTES
+from klamm.zookeeper.keeper_exceptions import (
     AuthFailed,
     BadArguments,
     ClientClosed,
@@ -48,7 +49,6 @@ from klamm.zookeeper.errors import (
     ZooKeeperError,
     ZooKeeperErrorCode,
 )
-from klamm.zookeeper.framing import LENGTH_BYTES, MAX_REQUEST_BYTES
 from klamm.zookeeper.messages import ConnectRequest, ConnectResponse, OpCode, WatcherEvent
 
 logger = logging.getLogger(__name__)

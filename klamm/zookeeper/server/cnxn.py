@@ -16,8 +16,8 @@ from typing import Any, Protocol, cast
 
 from klamm.base.slices import Slices
 from klamm.zookeeper import jute, messages
-from klamm.zookeeper.errors import JuteError
 from klamm.zookeeper.framing import MAX_REQUEST_BYTES, FrameSplitter
+from klamm.zookeeper.keeper_exceptions import JuteError
 from klamm.zookeeper.messages import OpCode
 from klamm.zookeeper.server.access_control import Identity
 from klamm.zookeeper.server.four_letter_words import is_four_letter_word

@@ -16,7 +16,7 @@ from klamm.base.environment import Environment
 from klamm.base.slices import Slices
 from klamm.base.steps import Steps, in_one_go
 from klamm.zookeeper import jute, messages
-from klamm.zookeeper.errors import JuteError
+from klamm.zookeeper.keeper_exceptions import JuteError
 from klamm.zookeeper.messages import OpCode
 from klamm.zookeeper.server import four_letter_words
 from klamm.zookeeper.server.access_control import Caller

@@ -11,7 +11,7 @@ import pytest
 from klamm.base.environment import SystemEnvironment, WorkerFailed
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record import record_batch as rb

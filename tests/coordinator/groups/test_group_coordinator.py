@@ -9,7 +9,7 @@ import pytest
 
 from klamm.coordinator.groups import rebalance
 from klamm.coordinator.groups.group import GroupState, JoinedMember, JoinResult
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.primitives import in_one_go
 from support.coordination import RANGE, ROUND_ROBIN, Coordination, G, after, settle
 

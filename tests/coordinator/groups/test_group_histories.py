@@ -18,7 +18,7 @@ from klamm.coordinator.groups import group_coordinator
 from klamm.coordinator.groups.group import MEMBER_OVERHEAD_BYTES, Group, GroupState, JoinResult
 from klamm.coordinator.groups.group_records import offset_commit_key, read_offset_value
 from klamm.coordinator.ports import TransactionalProducer
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record.record_batch import NO_PRODUCER_ID
 from klamm.simulation.machine.small_slices import small_slices

@@ -17,7 +17,7 @@ from klamm.coordinator.groups.group_records import (
     offset_commit_value,
     read_group_value,
 )
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import in_one_go
 from support.coordinator_logs import MemoryCoordinatorLog, OffsetsSettings
 

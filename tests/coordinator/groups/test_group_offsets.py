@@ -8,7 +8,7 @@ import pytest
 
 from klamm.coordinator.groups.group import GroupState, OffsetAndMetadata
 from klamm.coordinator.groups.group_records import GroupKey, OffsetKey
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.primitives import in_one_go
 from support.coordination import Coordination, G, after, settle
 
