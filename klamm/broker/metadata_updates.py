@@ -28,14 +28,13 @@ from enum import IntEnum
 from typing import NamedTuple
 from uuid import UUID
 
-from klamm.base.slices import Slices, in_slices, slices
+from klamm.base.slices import Slices, Steps, in_slices, slices
 from klamm.base.tasks import OnFailure, start_task
 from klamm.broker.configs.topics import TopicConfigs
 from klamm.broker.metadata.leader_elections import LeaderElections
 from klamm.broker.metadata.metadata_cache import MetadataCache, MetadataSnapshot
 from klamm.broker.topics.topic_admin import TopicAdmin
 from klamm.coordinator.groups.group_coordinator import GroupCoordinator
-from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.partition.partition import Partition

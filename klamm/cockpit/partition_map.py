@@ -31,10 +31,9 @@ from copy import copy
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from klamm.base.slices import Slices
+from klamm.base.slices import Slices, Steps
 from klamm.diagnosis.cluster_view import PartitionView
 from klamm.diagnosis.partition_health import is_unavailable, is_under_replicated
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from klamm.base.slices import CHEAP_SLICE, Slices
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps
 from klamm.controller.states import PartitionState, ReplicaState
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.store import LiveBroker

@@ -15,7 +15,6 @@ What must stay true:
   slice still hold in the next.
 """
 
-import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -222,12 +221,10 @@ async def _refusals_of_size(context: ControllerContext, reassignments: Reassignm
     looked_at = Slices(SLICE)
     for topic, partitions in topics.items():
         before = after = ENVELOPE_BYTES
-        for key in context.partitions_for_topic(topic):
+        async for key in each(context.partitions_for_topic(topic), looked_at):
             assignment = context.partition_full_replica_assignment(key)
             before += assignment_bytes(key[1], *assignment)
             after += assignment_bytes(key[1], *reassignments.get(key, assignment))
-            if looked_at.spend():
-                await asyncio.sleep(0)
         if after > max(before, store.MAX_REASSIGNED_ZNODE_BYTES):
             error = KafkaError(
                 ErrorCode.INVALID_REQUEST,

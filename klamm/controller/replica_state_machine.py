@@ -112,7 +112,7 @@ class ReplicaStateMachine:
         `fenced` are partitions that got a new leader epoch after their replicas went offline.
         """
         groups: dict[int, dict[PartitionKey, None]] = {}
-        async for piece in slices(tuple(replicas), CHEAP_SLICE):
+        async for piece in slices(replicas, CHEAP_SLICE):
             for partition, broker_id in piece:
                 groups.setdefault(broker_id, {})[partition] = None
         await self._handle_state_changes({key: list(partitions) for key, partitions in groups.items()}, target, fenced)

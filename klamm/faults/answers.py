@@ -34,7 +34,7 @@ from hashlib import blake2b
 from types import CoroutineType, GeneratorType
 from typing import Any
 
-from klamm.base.slices import CHEAP_SLICE, Slices, begin, in_slices
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps, begin, each, in_slices
 from klamm.broker.handlers.by_partition import named_partitions
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.broker.requests.api import Api, CountedApi
@@ -62,7 +62,6 @@ from klamm.processes.readiness import CLIENT_ID
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import FINAL_EPOCH, INITIAL_EPOCH, PartitionKey
 from klamm.replication.replica_manager import ReplicaManager, Wanted
 
@@ -508,27 +507,22 @@ class _FailingReads:
     async def fetch(self, wanted: Sequence[Wanted], *, max_wait_ms: int, **options: Any) -> list[PartitionData]:
         served: list[Wanted] = []
         failing: dict[int, _Strike] = {}
-        slices = Slices(CHEAP_SLICE)
-        for index, (topic, want) in enumerate(wanted):
+        async for index, (topic, want) in each(enumerate(wanted), CHEAP_SLICE):
             strike = next((one for one in self._strikes if one.selects(topic, want.partition)), None)
             if strike is not None:
                 failing[index] = strike
             if strike is None or strike.fault.after:
                 served.append((topic, want))
-            if slices.spend():
-                await asyncio.sleep(0)
         # A partition with an error ends the wait, as in Kafka.
         results = iter(await self._manager.fetch(served, max_wait_ms=0 if failing else max_wait_ms, **options))
         answers = []
-        for index, (_, want) in enumerate(wanted):
+        async for index, (_, want) in each(enumerate(wanted), CHEAP_SLICE):
             strike = failing.get(index)
             if strike is None or strike.fault.after:
                 result = next(results)
             if strike is not None:
                 result = PartitionData(partition_index=want.partition, error_code=strike.error.code)
             answers.append(result)
-            if slices.spend():
-                await asyncio.sleep(0)
         return answers
 
 

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from klamm.base.slices import CHEAP_SLICE, Slices
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps
 from klamm.protocol.apis import KEYS
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import NO_LEADER
 
 Selects = Callable[[str, int | None], bool]

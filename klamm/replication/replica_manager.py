@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from klamm.base.environment import Environment, WorkerFailed
 from klamm.base.purgatory import Purgatory, Watch
-from klamm.base.slices import SLICE, Slices, begin, each, in_slices, slices
+from klamm.base.slices import SLICE, Slices, Steps, begin, each, in_slices, slices
 from klamm.base.tasks import OnFailure, start_task
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
@@ -31,7 +31,6 @@ from klamm.plugins.replica_selection import ClientMetadata
 from klamm.protocol.apis.fetch import AbortedTransaction, FetchPartition, PartitionData
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
-from klamm.protocol.primitives import Steps
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, UNKNOWN_OFFSET, PartitionKey
@@ -546,7 +545,7 @@ class ReplicaManager:
         results = delayed.results
         read_bytes = 0
         read = Slices(PARTITIONS_PER_SLICE, self._loop.time)
-        for index in sorted(delayed.readable):
+        async for index in each(sorted(delayed.readable), read):
             want = wanted[index][1]
             limit_bytes = min(want.partition_max_bytes, max(0, max_bytes - read_bytes))
             readable = delayed.readable[index]
@@ -563,8 +562,6 @@ class ReplicaManager:
             if readable.is_throttled:
                 self._leader_quota.record(size_bytes, self._clock_ms())
             read_bytes += size_bytes
-            if read.spend():
-                await asyncio.sleep(0)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -610,7 +607,7 @@ class ReplicaManager:
         self._reopening = None
 
     async def _shrink_isrs(self) -> None:
-        async for piece in slices(list(self._hosted.all)):
+        async for piece in slices(self._hosted.all):
             for key in piece:
                 partition = self._hosted.get(key)
                 if partition is not None:

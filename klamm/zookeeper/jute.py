@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import NamedTuple
 
-from klamm.base.slices import CHEAP_SLICE, Slices
-from klamm.base.steps import Steps, in_one_go
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps, in_one_go
 from klamm.zookeeper.keeper_exceptions import JuteError
 from klamm.zookeeper.messages import (
     OPEN_ACL,

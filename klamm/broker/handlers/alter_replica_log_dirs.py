@@ -7,13 +7,12 @@ broker. The present directory of a replica ends its move.
 
 from collections.abc import Mapping
 
-from klamm.base.slices import Slices, in_slices
+from klamm.base.slices import Slices, Steps, in_slices
 from klamm.broker.handlers.by_partition import by_topic
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.alter_replica_log_dirs import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
 
 TopicResult = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult

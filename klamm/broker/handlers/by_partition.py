@@ -8,10 +8,9 @@ What must stay true:
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from klamm.base.slices import CHEAP_SLICE, Slices
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps
 from klamm.broker.requests.registry import Request
 from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.primitives import Steps
 from klamm.protocol.schema import Struct
 from klamm.protocol.vocabulary import PartitionKey
 

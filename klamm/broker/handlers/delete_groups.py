@@ -2,12 +2,11 @@
 
 import asyncio
 
-from klamm.base.slices import Slices, in_slices, mapped
+from klamm.base.slices import Slices, Steps, in_slices, mapped
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
 Result = DeleteGroupsResponse.DeletableGroupResult

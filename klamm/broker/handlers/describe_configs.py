@@ -6,7 +6,7 @@ describes the default of the cluster (an empty name).
 
 from collections.abc import Mapping, Sequence
 
-from klamm.base.slices import Slices, each, mapped
+from klamm.base.slices import Slices, Steps, each, mapped
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error, outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
@@ -15,7 +15,7 @@ from klamm.config.describe import DescribedConfig, describe_broker, describe_def
 from klamm.config.topic import TopicConfig
 from klamm.protocol.apis.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
+from klamm.protocol.primitives import MAX_STRING_BYTES
 from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
 
 Result = DescribeConfigsResponse.DescribeConfigsResult

@@ -4,12 +4,11 @@ A group that does not exist is Dead. From version 3 on a client may ask for its 
 that is named more than once is described once: its members may be much larger than its name in the request.
 """
 
-from klamm.base.slices import Slices, mapped
+from klamm.base.slices import Slices, Steps, mapped
 from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
 Group = DescribeGroupsResponse.DescribedGroup

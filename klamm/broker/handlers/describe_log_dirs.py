@@ -3,13 +3,12 @@
 will replace the one in another directory; its lag is how many offsets it is behind that one.
 """
 
-from klamm.base.slices import Slices
+from klamm.base.slices import Slices, Steps
 from klamm.broker.handlers.by_partition import named_partitions
 from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import UNKNOWN_OFFSET, ResourceType
 from klamm.replication.partition.partition import Partition as HostedPartition
 from klamm.storage.log.log import Log

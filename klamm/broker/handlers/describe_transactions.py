@@ -5,13 +5,12 @@ marker, as far as the client may describe their topics. An id that is named more
 transaction may be much larger than its name in the request.
 """
 
-from klamm.base.slices import CHEAP_SLICE, Slices, mapped
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps, mapped
 from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions.coordinator import TransactionDescription
 from klamm.protocol.apis.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
 from klamm.protocol.error_codes import KafkaError
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
 Transaction = DescribeTransactionsResponse.TransactionState

@@ -12,10 +12,9 @@ follower's high watermark (KIP-392). With `replica.selector.class` the leader na
 should read from, and reads nothing for it.
 """
 
-import asyncio
 from collections.abc import Sequence
 
-from klamm.base.slices import Slices, each, in_slices
+from klamm.base.slices import Slices, Steps, each, in_slices, slices
 from klamm.broker.handlers.by_partition import by_partition, named_partitions
 from klamm.broker.requests.fetch_session import FetchExchange
 from klamm.broker.requests.registry import Request, handler
@@ -23,7 +22,6 @@ from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.plugins.replica_selection import ClientMetadata
 from klamm.protocol.apis.fetch import FetchableTopic, FetchPartition, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, ResourceType
 from klamm.replication.replica_manager import ABORTED_TRANSACTION_BYTES, PARTITIONS_PER_SLICE, Wanted
@@ -80,17 +78,15 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
     request.connection.has_read(sum(sizes) + ABORTED_TRANSACTION_BYTES * sum(aborted))
     allowed = iter(results)
     topics: dict[str, FetchableTopic] = {}
-    slices = Slices(PARTITIONS_PER_SLICE)
-    for name, want in exchange.wanted:
-        result = _failed(want, refused[name]) if name in refused else next(allowed)
-        if result.records:
-            services.replica_manager.records_sent(name, want.partition, len(result.records), body.replica_id)
-        if exchange.must_answer(name, result):
-            if name not in topics:
-                topics[name] = FetchableTopic(topic=name, partitions=[])
-            topics[name].partitions.append(result)
-        if slices.spend():
-            await asyncio.sleep(0)
+    async for piece in slices(exchange.wanted, PARTITIONS_PER_SLICE):
+        for name, want in piece:
+            result = _failed(want, refused[name]) if name in refused else next(allowed)
+            if result.records:
+                services.replica_manager.records_sent(name, want.partition, len(result.records), body.replica_id)
+            if exchange.must_answer(name, result):
+                if name not in topics:
+                    topics[name] = FetchableTopic(topic=name, partitions=[])
+                topics[name].partitions.append(result)
     return FetchResponse(session_id=exchange.session_id, responses=list(topics.values()))
 
 

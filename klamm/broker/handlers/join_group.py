@@ -5,13 +5,12 @@ to the largest rebalance timeout of the members. From version 4 on a member firs
 (KIP-394); from 5 on it may be a static one (KIP-345).
 """
 
-from klamm.base.slices import Slices, in_slices, mapped
+from klamm.base.slices import Slices, Steps, in_slices, mapped
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.groups.group import NO_MEMBER_ID, JoinResult
 from klamm.protocol.apis.join_group import JoinGroupRequest, JoinGroupResponse
 from klamm.protocol.error_codes import KafkaError
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
 Member = JoinGroupResponse.JoinGroupResponseMember

@@ -3,11 +3,10 @@
 A client that may not describe the cluster gets only the groups that it may describe.
 """
 
-from klamm.base.slices import Slices
+from klamm.base.slices import Slices, Steps
 from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.protocol.apis.list_groups import ListGroupsRequest, ListGroupsResponse
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
 Group = ListGroupsResponse.ListedGroup

@@ -7,7 +7,7 @@ marker for those that have failed.
 
 from collections.abc import Sequence
 
-from klamm.base.slices import CHEAP_SLICE, Slices, each, in_slices
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps, each, in_slices
 from klamm.broker.coordinators.marker_appends import Codes
 from klamm.broker.handlers.by_partition import by_topic, named_partitions
 from klamm.broker.requests.registry import Request, handler
@@ -16,7 +16,6 @@ from klamm.coordinator.transactions.ports import TransactionMarker
 from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
 
 Result = WriteTxnMarkersResponse.WritableTxnMarkerResult

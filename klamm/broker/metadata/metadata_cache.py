@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from klamm.base.slices import Slices
+from klamm.base.slices import Slices, Steps, in_one_go
 from klamm.config.listeners import SECURITY_PROTOCOLS
-from klamm.protocol.primitives import Steps, in_one_go
 from klamm.protocol.update_metadata import (
     LEADER_DURING_DELETE,
     UpdateMetadataBroker,

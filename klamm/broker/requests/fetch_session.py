@@ -22,11 +22,10 @@ from dataclasses import dataclass, field
 
 from klamm.base.environment import Random
 from klamm.base.metrics import MetricName, Metrics
-from klamm.base.slices import Slices, mapped
+from klamm.base.slices import Slices, Steps, mapped
 from klamm.protocol import messages
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
 from klamm.protocol.schema import Size
 from klamm.protocol.vocabulary import (
     FINAL_EPOCH,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from klamm.base.slices import Slices, in_slices
+from klamm.base.slices import Slices, Steps, in_slices
 from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.fan_out import brokers, by_topic, error_of, fan_out, of_brokers
 from klamm.net.client import Connection
@@ -12,7 +12,6 @@ from klamm.protocol.apis.alter_replica_log_dirs import AlterReplicaLogDirsReques
 from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import TopicPartition
 
 # The version of DescribeLogDirs with the size of the disk (KIP-827).

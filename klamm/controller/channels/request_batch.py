@@ -15,8 +15,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from klamm.base.slices import CHEAP_SLICE, Slices, in_slices, mapped
-from klamm.base.steps import Steps
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps, in_slices, mapped
 from klamm.config.broker import BrokerConfig
 from klamm.config.listeners import SECURITY_PROTOCOLS
 from klamm.controller.context import ControllerContext, ReplicaAssignment

@@ -24,11 +24,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from klamm.base.slices import Slices
+from klamm.base.slices import Slices, Steps, in_one_go
 from klamm.coordinator.groups.transactional_offsets import PendingCommit, TransactionalOffsets
 from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, subscribed_among
 from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.primitives import Steps, in_one_go
 from klamm.protocol.vocabulary import PartitionKey
 
 NO_GENERATION = -1

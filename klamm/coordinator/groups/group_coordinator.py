@@ -28,7 +28,7 @@ from functools import partial
 from typing import TypeVar
 
 from klamm.base.environment import Environment
-from klamm.base.slices import Slices, in_slices
+from klamm.base.slices import Slices, Steps, in_slices
 from klamm.base.tasks import OnFailure
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.groups.admission import (
@@ -62,7 +62,6 @@ from klamm.coordinator.groups.rebalance import Rebalances
 from klamm.coordinator.ports import TransactionalProducer
 from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
 
 Result = TypeVar("Result")

@@ -38,7 +38,7 @@ from contextlib import aclosing
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from klamm.base.slices import Slices, begin, in_slices
+from klamm.base.slices import Slices, Steps, begin, each, in_slices
 from klamm.base.tasks import OnFailure, start_task
 from klamm.coordinator.election_epochs import ElectionEpochs
 from klamm.coordinator.groups.group import Group, GroupState, OffsetAndMetadata
@@ -53,7 +53,7 @@ from klamm.coordinator.groups.group_records import (
 from klamm.coordinator.groups.offset_expiration import OFFSETS_PER_SLICE, expire_every, pieces
 from klamm.coordinator.ports import Appended, CoordinatorLog, KeyAndValue, TransactionalProducer
 from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
-from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
+from klamm.protocol.primitives import MAX_STRING_BYTES
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, UNKNOWN_OFFSET, PartitionKey
 
 LOAD_RETRY_BACKOFF_MS = 500
@@ -401,16 +401,13 @@ class GroupMetadataManager:
         loaded = await self._read(partition)
         if loaded is not None:
             groups = self._groups[partition] = {}
-            told = Slices(GROUPS_PER_SLICE)
-            for group_id, group in loaded.items():
+            async for group_id, group in each(loaded.items(), GROUPS_PER_SLICE):
                 if self._belongs_elsewhere(group_id, partition):
                     continue
                 groups[group_id] = group
                 for producer_id in group.open_producer_ids:
                     self._note_transaction(partition, group, producer_id)
                 await in_slices(on_loaded(group))
-                if told.spend():
-                    await asyncio.sleep(0)
             while partition in self._deleted or partition in self._ended:
                 await in_slices(self._end_transactions(partition, self._ended.pop(partition, [])))
                 if deleted := self._deleted.pop(partition, {}):

@@ -25,7 +25,7 @@ from typing import Any
 
 from klamm.base.purgatory import DelayedOperation, Purgatory
 from klamm.base.repeated_lines import RepeatedLines
-from klamm.base.slices import Slices, begin
+from klamm.base.slices import Slices, Steps, begin
 from klamm.base.tasks import OnFailure, start_task
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.groups.group import (
@@ -43,7 +43,6 @@ from klamm.coordinator.groups.group import (
 from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.groups.sessions import Sessions
 from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.primitives import Steps
 
 _log = logging.getLogger(__name__)
 

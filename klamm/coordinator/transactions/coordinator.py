@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from klamm.base.environment import Environment
-from klamm.base.slices import Slices, each
+from klamm.base.slices import Slices, Steps, each
 from klamm.base.tasks import OnFailure, start_task
 from klamm.coordinator.ports import CoordinatorLog
 from klamm.coordinator.transactions.marker_manager import TransactionMarkerManager
@@ -48,7 +48,6 @@ from klamm.coordinator.transactions.transaction import (
     producer_error,
 )
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
 from klamm.protocol.record.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP
 from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
 

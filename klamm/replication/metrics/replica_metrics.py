@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from klamm.base.metrics import MetricName, Metrics
-from klamm.base.slices import Slices
-from klamm.protocol.primitives import Steps
+from klamm.base.slices import Slices, Steps
 from klamm.replication.partition.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager
 

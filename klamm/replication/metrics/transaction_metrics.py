@@ -10,8 +10,7 @@ Source: kafka.cluster.Partition; for PartitionsWithLateTransactionsCount kafka.s
 from collections.abc import Callable, Iterator, Mapping
 
 from klamm.base.metrics import MetricName, Metrics
-from klamm.base.slices import Slices
-from klamm.protocol.primitives import Steps
+from klamm.base.slices import Slices, Steps
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.partition.partition import Partition
 

@@ -123,7 +123,7 @@ class DirectoryCheckpoints:
         if written is not None:
             self._written_starts = written
             self._starts_written = number
-            async for piece in slices(list(written.items()), OFFSETS_PER_SLICE):
+            async for piece in slices(written.items(), OFFSETS_PER_SLICE):
                 for key, start_offset in piece:
                     for log in self._logs_here(key):
                         # The log may have been truncated since.
@@ -231,7 +231,7 @@ class DirectoryCheckpoints:
         """The entries of a checkpoint of this directory. A change of a log meanwhile requests another checkpoint."""
         offsets = {}
         for logs in self._logs:
-            async for piece in slices(list(logs), OFFSETS_PER_SLICE):
+            async for piece in slices(logs, OFFSETS_PER_SLICE):
                 for key in piece:
                     for log in self._logs_here(key):
                         offset = offset_of(log)

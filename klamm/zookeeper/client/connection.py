@@ -21,8 +21,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol, cast
 
-from klamm.base.slices import Slices
-from klamm.base.steps import Steps
+from klamm.base.slices import Slices, Steps
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.client.watches import Watch
 from klamm.zookeeper.framing import FrameSplitter

@@ -31,8 +31,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from klamm.base.environment import Environment
-from klamm.base.slices import Slices, begin
-from klamm.base.steps import Steps
+from klamm.base.slices import Slices, Steps, begin
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.client.connect_string import parse_connect_string
 from klamm.zookeeper.client.connection import Call, Connection

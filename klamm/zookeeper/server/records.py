@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
-from klamm.base.slices import Slices
-from klamm.base.steps import Steps, in_one_go
+from klamm.base.slices import Slices, Steps, in_one_go
 from klamm.zookeeper.messages import OPEN_ACL, Acl
 from klamm.zookeeper.server.blocks import CorruptDataError
 from klamm.zookeeper.server.transactions import (

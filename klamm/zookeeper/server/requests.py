@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Final
 
-from klamm.base.slices import Slices, mapped
-from klamm.base.steps import Steps, in_one_go
+from klamm.base.slices import Slices, Steps, in_one_go, mapped
 from klamm.zookeeper import jute, keeper_exceptions, messages
 from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 from klamm.zookeeper.messages import CreateMode, KeeperState, MultiResult, OpCode, Stat, WatcherEvent, WatcherType

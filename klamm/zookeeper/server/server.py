@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from klamm.base.environment import Environment
-from klamm.base.slices import Slices
-from klamm.base.steps import Steps, in_one_go
+from klamm.base.slices import Slices, Steps, in_one_go
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.keeper_exceptions import JuteError
 from klamm.zookeeper.messages import OpCode

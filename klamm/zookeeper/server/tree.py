@@ -22,8 +22,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from klamm.base.slices import Slices
-from klamm.base.steps import Steps, in_one_go
+from klamm.base.slices import Slices, Steps, in_one_go
 from klamm.zookeeper import keeper_exceptions, messages
 from klamm.zookeeper.keeper_exceptions import ZooKeeperError, ZooKeeperErrorCode
 from klamm.zookeeper.messages import (

@@ -12,8 +12,7 @@ Source: WatchManager and DataTree.setWatches of ZooKeeper 3.5.9.
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
-from klamm.base.slices import Slices
-from klamm.base.steps import Steps, in_one_go
+from klamm.base.slices import Slices, Steps, in_one_go
 from klamm.zookeeper import messages
 from klamm.zookeeper.messages import EventType, WatcherType
 from klamm.zookeeper.server.tree import Event, ZnodeTree, parent_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from klamm.base.purgatory import DelayedOperation
-from klamm.base.steps import in_one_go
+from klamm.base.slices import in_one_go
 from klamm.broker.configs.handlers import ConfigHandlers
 from klamm.broker.requests.services import Services
 from klamm.client.admin.reassignments import alter_partition_reassignments

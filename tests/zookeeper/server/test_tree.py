@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.base.steps import in_one_go
+from klamm.base.slices import in_one_go
 from klamm.zookeeper import keeper_exceptions, messages
 from klamm.zookeeper.keeper_exceptions import ZooKeeperError, ZooKeeperErrorCode
 from klamm.zookeeper.messages import OPEN_ACL, READ_ACL, Acl, CreateMode, EventType, OpCode, WatcherType
